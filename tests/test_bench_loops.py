@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import against_trl, loops_in_turn, mindspeed_own_grpo
+from benchmarks import against_trl, loops_in_turn, mindspeed_own_grpo, update_at_real_size
 from benchmarks.mindspeed_step_against_grpo import iterations
 from coca_mindspeed.upstream.manifest import load_manifests
 
@@ -58,9 +58,12 @@ def test_ways_run_in_turn_and_the_least_of_each_is_shown(tmp_path):
 
 
 def test_figures_come_from_a_process_of_their_own():
+    """At a size that is none; the update is called by hand, in both of its ways."""
     sizes = ("--responses=2", "--tokens=24", "--vocabulary=500")
-    found = loops_in_turn.in_a_process("benchmarks.update_at_real_size", *sizes, "--json")
-    assert found["seconds"] > 0
+    whole = loops_in_turn.in_a_process("benchmarks.update_at_real_size", *sizes, "--json")
+    adapters = update_at_real_size.measure(2, 24, 500, 4300, lora=2)
+    assert whole["seconds"] > 0
+    assert 0 < adapters["objective/grad_norm"] < whole["objective/grad_norm"]
 
 
 def test_a_way_beside_trls_tells_of_its_steps_behind_the_warm_up(capsys, monkeypatch):
@@ -78,23 +81,6 @@ def test_a_way_beside_trls_tells_of_its_steps_behind_the_warm_up(capsys, monkeyp
     assert figures.keys() == {"step", "peak, GiB"}
     assert figures["step"] == 2.0
     assert 0.05 < figures["peak, GiB"] < 24
-
-
-def test_ways_beside_trls_are_asked_for_one_by_one(tmp_path, monkeypatch, capsys):
-    asked = []
-
-    def alone(module, *options):
-        asked.append((module, *options))
-        return {"step": 1.0 if options[-1] == "--way=ours" else 3.0}
-
-    monkeypatch.setattr(against_trl, "in_a_process", alone)
-    output = tmp_path / "it.json"
-    parser = against_trl.options("it", ("ours", "TRL"), steps=4, output=output)
-    against_trl.compare("the.module", ("ours", "TRL"), parser.parse_args(["--rounds=2", "--threads=1"]), "model")
-    one = ("the.module", "--steps=4", "--threads=1", "model")
-    assert asked == [(*one, "--way=ours"), (*one, "--way=TRL")] * 2
-    assert "| step | 1.000 | 3.000 | 0.33 |" in capsys.readouterr().out
-    assert json.loads(output.read_text())["least"]["TRL"] == {"step": 3.0}
 
 
 def test_processor_time_is_of_the_timed_steps_but_the_last():

@@ -43,15 +43,7 @@ def engine(slots: int, kv_tokens: int = 1000, block_size: int = 1) -> Engine:
         (2, 1000, [(10, 1)], [1.5], 0, 10, 0.0),
     ],
 )
-def test_rollouts_computed_by_hand(
-    slots: int,
-    kv_tokens: int,
-    requests: list[tuple[int, int]],
-    finished: list[float],
-    preemptions: int,
-    prefilled: int,
-    sequence_seconds: float,
-) -> None:
+def test_rollouts_computed_by_hand(slots, kv_tokens, requests, finished, preemptions, prefilled, sequence_seconds):
     run = simulate_engine([Request(*request) for request in requests], engine(slots, kv_tokens), COSTS)
     assert run.finished == pytest.approx(finished)
     assert run.seconds == pytest.approx(max(finished))
@@ -84,12 +76,8 @@ def test_tail_starts_after_nine_tenths_of_the_responses() -> None:
     costs = Costs(decode=((1, 1.0),), prefill=0.0, prefill_token=0.0)
     rollout = simulate_rollout([[Request(1, 11) for _ in range(9)] + [Request(1, 41)]], engine(10), costs)
     assert rollout.tail_share == pytest.approx(0.75)
-
-
-def test_the_slowest_engine_ends_the_rollout() -> None:
-    rollout = simulate_rollout([[Request(10, 3)], [Request(10, 9)]], engine(1), COSTS)
-    assert [run.seconds for run in rollout.runs] == [3.5, 9.5]
-    assert rollout.seconds == 9.5
+    slowest = simulate_rollout([[Request(10, 3)], [Request(10, 9)]], engine(1), COSTS)
+    assert ([run.seconds for run in slowest.runs], slowest.seconds) == ([3.5, 9.5], 9.5)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +100,7 @@ def test_a_request_larger_than_the_kv_cache_is_refused(request_: Request) -> Non
     assert simulate_engine([request_], engine(1, kv_tokens=101), COSTS).generated == request_.length
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_jumps_over_equal_steps_change_nothing(seed: int) -> None:
     rng = random.Random(seed)
     costs = Costs(((1, 1.0), (3, 2.0), (8, 2.5)), cached_token=0.01, prefill=0.5, prefill_token=0.1)
@@ -143,15 +131,8 @@ def test_jumps_over_equal_steps_change_nothing(seed: int) -> None:
 
 def test_the_real_loop_generates_the_tokens_of_transformers() -> None:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=97,
-    )
-    model = LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 97}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).eval()
     rng = random.Random(0)
     shapes = [(rng.randint(3, 6), rng.randint(2, 12)) for _ in range(8)]
     prompts = [[rng.randrange(1, 97) for _ in range(prompt)] for prompt, _ in shapes]
@@ -160,16 +141,9 @@ def test_the_real_loop_generates_the_tokens_of_transformers() -> None:
     assert run_stepwise([Request(*shape) for shape in shapes], own, batch.prefill, batch.decode, batch.release) > 0
     assert batch.rows == []
     for prompt, (_, length), tokens in zip(prompts, shapes, batch.tokens, strict=True):
-        ids = torch.tensor([prompt])
-        expected = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            min_new_tokens=length,
-            max_new_tokens=length,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
+        ids, lengths = torch.tensor([prompt]), {"min_new_tokens": length, "max_new_tokens": length}
+        greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **lengths, **greedy)
         assert tokens == expected[0].tolist()
 
 

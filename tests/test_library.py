@@ -111,14 +111,10 @@ def test_every_method_gives_a_loss_with_a_gradient(method):
     torch.testing.assert_close(log_probs.grad, -found.advantages / 3)
 
 
-def test_ids_beyond_the_tokenizers_vocabulary_and_tokens_added_later_are_known():
+def test_ids_beyond_the_tokenizers_vocabulary_are_known():
     ids, lengths = batch()
     ids[3, 2] = len(qwen_like()) + 50
-    found = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4)
-    assert found.advantages.shape == ids.shape
-    # A smaller batch than the one that the table was made for.
-    again = coca_advantages(*batch(), CORRECT, qwen_like(), 4)
-    assert again.confidences.tolist()[:3] == [0.5, 1.0, 0.9]
+    assert coca_advantages(ids, lengths, CORRECT, qwen_like(), 4).advantages.shape == ids.shape
 
 
 @pytest.mark.parametrize(
@@ -169,19 +165,11 @@ def test_the_loop_of_the_page_learns():
     optimizer = torch.optim.Adam([logits], lr=0.2)
     model = type("Model", (), {"config": type("Config", (), {"vocab_size": len(tokenizer)})})
     shown = []
-    exec(  # noqa: S102 - the page's own code
-        code,
-        {
-            "tokenizer": tokenizer,
-            "model": model,
-            "batches": [(["4 or 7?"] * 8, ["4"] * 8)] * 40,
-            "sample": sample,
-            "log_probs": log_probs,
-            "is_right": lambda answer, gold: answer.startswith(gold) and "7" not in answer,
-            "optimizer": optimizer,
-            "print": lambda *values: shown.append(values),
-        },
-    )
+    names = {"tokenizer": tokenizer, "model": model, "optimizer": optimizer, "sample": sample, "log_probs": log_probs}
+    names["batches"] = [(["4 or 7?"] * 8, ["4"] * 8)] * 40
+    names["is_right"] = lambda answer, gold: answer.startswith(gold) and "7" not in answer
+    names["print"] = lambda *values: shown.append(values)
+    exec(code, names)  # noqa: S102 - the page's own code
     (first_accuracy, first_ece, _), (accuracy, ece, _) = shown[0], shown[-1]
     assert first_accuracy < 0.75 < 0.9 < accuracy
     assert ece < 0.15 < first_ece

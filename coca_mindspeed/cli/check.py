@@ -20,16 +20,19 @@ from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError
 from coca_mindspeed.mindspeed.checks import explained_layout_problems
-from coca_mindspeed.mindspeed.cost import (
+from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
+from coca_mindspeed.mindspeed.plan import (
     MOST_NODES,
+    TOKENS_PER_RESPONSE,
+    TOKENS_PER_SECOND,
+    ClusterPlan,
     fastest_layout,
-    host_gib,
+    iteration_seconds,
     layout_overrides,
     layouts_for_budget,
-    run_time,
+    make_plan,
+    run_days,
 )
-from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes
-from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
@@ -246,16 +249,16 @@ def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argpars
             continue
         for nodes in range(1, layout.nodes):
             fewer = resolved.vary("nodes", nodes)
-            if (run_time(fewer, iterations).days or 0) <= days:
+            if run_days(fewer, iterations) <= days:
                 for problem in explained_layout_problems(fewer):
                     print_text(f"{_nodes(nodes)} would be enough, but: {problem}")
         shape = f"TP {layout.tp} x PP {layout.pp}, rollout TP {layout.rollout_tp}"
-        print_text(f"{_nodes(layout.nodes)}, {shape}: about {run_time(layout, iterations).days:.1f} days; overrides:")
+        print_text(f"{_nodes(layout.nodes)}, {shape}: about {run_days(layout, iterations):.1f} days; overrides:")
         print_text(f"    {' '.join(changes) or 'none'}")
         return
     fastest, fix = fastest_layout(resolved), ""
     if fastest is not None:
-        least = math.ceil(100 * (run_time(fastest, iterations).days or 0)) / 100
+        least = math.ceil(100 * run_days(fastest, iterations)) / 100
         fix = (
             f"nearest that works: --budget {least:g}, by {' '.join(layout_overrides(resolved, fastest)) or 'this run'}"
         )
@@ -324,10 +327,9 @@ def _layout_rows(plan: ClusterPlan, config: RunConfig) -> list[tuple[str, str]]:
 
 def _time(plan: ClusterPlan, config: RunConfig) -> str:
     stages = len(config.method.training_method.stages)
-    estimate = run_time(plan.resolved, None if plan.iterations is None else plan.iterations * stages)
-    days = "" if estimate.days is None else f", {estimate.days:.1f} days"
-    rates = f"{estimate.tokens_per_response:g} tokens a response and {estimate.tokens_per_second:g} tokens/s per NPU"
-    return f"about {estimate.iteration_seconds:.0f} s an iteration{days}; at {rates}"
+    days = "" if plan.iterations is None else f", {run_days(plan.resolved, plan.iterations * stages):.1f} days"
+    rates = f"{TOKENS_PER_RESPONSE:g} tokens a response and {TOKENS_PER_SECOND:g} tokens/s per NPU"
+    return f"about {iteration_seconds(plan.resolved):.0f} s an iteration{days}; at {rates}"
 
 
 def _slots(plan: ClusterPlan) -> str:

@@ -8,8 +8,7 @@ from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.checks import show_value
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.mindspeed.doctor import examine_machine
-from coca_mindspeed.mindspeed.machine import Machine
-from coca_mindspeed.mindspeed.start.releases import STACKS
+from coca_mindspeed.mindspeed.machine import STACKS, Machine
 from coca_mindspeed.utils.console import print_text
 
 

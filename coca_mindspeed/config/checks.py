@@ -4,7 +4,7 @@ A check is a function of its subject (a run, a resolved configuration) that yiel
 conditions, one line each: ``code, key, whether it holds, the expected value, how to fix it``.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -114,20 +114,21 @@ def validation_problems(error: ValidationError, section: str = "") -> list[Probl
             inner, separator, reason = message.partition(": ")
             if separator and inner.replace(".", "").replace("_", "").isalnum():
                 parts, message = [*parts, inner], reason
-                value = _lookup(value, inner)
+                value = value_of(value, inner)
         key = ".".join(part for part in parts if part)
         problems.append(Problem(found["type"], key, value, f"{message[:1].lower()}{message[1:]}"))
     return problems
 
 
-def _lookup(values: Any, key: str) -> Any:
+def value_of(values: Any, key: str, default: Any = None) -> Any:
+    """The value of a dotted key in nested mappings and lists, or ``default`` if it or a section above it is absent."""
     for part in key.split("."):
-        if isinstance(values, dict):
-            values = values.get(part)
+        if isinstance(values, Mapping) and part in values:
+            values = values[part]
         elif isinstance(values, list) and part.isdecimal() and int(part) < len(values):
             values = values[int(part)]
         else:
-            return None
+            return default
     return values
 
 

@@ -1,8 +1,9 @@
 """Hydra composition, and errors that name file, key, value and the nearest valid name."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,10 @@ OmegaConf.register_new_resolver("is_set", lambda value: value is not None, repla
 
 @dataclass(frozen=True)
 class ComposedConfig:
-    """A run's configuration, and where each of its keys came from.
-
-    Attributes:
-        run: validated.
-        name: the run's name or the path of its YAML file.
-        sources: the YAML files in the order of composition (later ones win).
-    """
+    """A run's configuration, and its name or path."""
 
     run: RunConfig
     name: str
-    sources: tuple[Path, ...]
 
     def to_yaml(self) -> str:
         """The resolved configuration, defaults included."""
@@ -71,15 +65,11 @@ def ready_made_runs() -> list[str]:
 
 
 def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
-    """Compose and validate a run.
+    """Compose and validate a run: a ready-made one (``demo``), or the path of a YAML file that may name our groups.
 
-    Args:
-        name: a ready-made run (``demo``), or the path of a YAML file of your own, which may name our groups in its
-            ``defaults``.
-        overrides: Hydra's ``key=value``; ``method=joint`` chooses from a group, ``rollout.prompts=64`` sets a key.
+    ``overrides`` are Hydra's: ``method=joint`` chooses from a group, ``rollout.prompts=64`` sets a key.
 
-    Raises:
-        ConfigError: the name is unknown, the YAML cannot be composed, or a value is not valid.
+    Raises ConfigError if the name is unknown, the YAML cannot be composed, or a value is not valid.
     """
     path = Path(name).expanduser()
     ours = config_directory()
@@ -96,19 +86,16 @@ def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
     file = directory / f"{stem}.yaml"
     _parse_yaml(file)
     hydra_overrides = [hydra_override(override, (directory, ours)) for override in overrides]
-    sources: tuple[Path, ...] = ()
+    sources = partial(_sources, directory, stem, hydra_overrides)
     try:
-        composed, defaults = _compose(directory, stem, hydra_overrides)
-        sources = tuple(
-            found for default in defaults for root in (directory, ours) if (found := root / f"{default}.yaml").is_file()
-        )
+        composed = _compose(directory, stem, hydra_overrides)
         try:
             values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         except InterpolationResolutionError:
             # If one of our sections holds a value of the wrong type, the error names its key, not the interpolation.
             own = {str(key): composed[key] for key in composed if key != "mindspeed_rl"}
             own = {k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in own.items()}
-            validate_run(own, sources or (file,), overrides)
+            validate_run(own, sources, overrides)
             raise
     except MissingMandatoryValue as error:
         key = error.full_key
@@ -120,27 +107,37 @@ def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
         raise ConfigError(f"{file}: cannot be composed: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected a mapping of keys, found {type(values).__name__}")
-    return ComposedConfig(
-        validate_run({str(k): v for k, v in values.items()}, sources or (file,), overrides), name, sources
-    )
+    return ComposedConfig(validate_run({str(k): v for k, v in values.items()}, sources, overrides), name)
 
 
-def _compose(directory: Path, stem: str, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """Compose a file with overrides; also the files of its groups, without suffix, later ones winning."""
-    search = [] if directory == config_directory() else [f"hydra.searchpath=['file://{_escaped(config_directory())}']"]
+def _compose(directory: Path, stem: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose a file with overrides."""
     with initialize_config_dir(str(directory), version_base="1.3"):
-        composed = compose(stem, overrides=[*search, *overrides])
-        loader = GlobalHydra.instance().config_loader()
-        defaults = loader.compute_defaults_list(stem, [*search, *overrides], RunMode.RUN).defaults
+        composed = compose(stem, overrides=[*_search_path(directory), *overrides])
     _add_defaults(composed)
     _expand_home(composed)
-    return composed, [default.config_path for default in defaults if default.config_path is not None]
+    return composed
+
+
+def _sources(directory: Path, stem: str, overrides: Sequence[str]) -> list[Path]:
+    """The YAML files of a run in the order of composition; later ones win."""
+    with initialize_config_dir(str(directory), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        listed = loader.compute_defaults_list(stem, [*_search_path(directory), *overrides], RunMode.RUN).defaults
+    names = [f"{default.config_path}.yaml" for default in listed if default.config_path is not None]
+    return [root / name for name in names for root in (directory, config_directory()) if (root / name).is_file()]
+
+
+def _search_path(directory: Path) -> list[str]:
+    ours = config_directory()
+    escaped = str(ours).replace("'", "\\'")
+    return [] if directory == ours else [f"hydra.searchpath=['file://{escaped}']"]
 
 
 def _composes(directory: Path, stem: str) -> bool:
     """Whether the file composes by itself, with or without keys that still need a value."""
     try:
-        OmegaConf.to_container(_compose(directory, stem, ())[0], resolve=True, throw_on_missing=True)
+        OmegaConf.to_container(_compose(directory, stem, ()), resolve=True, throw_on_missing=True)
     except MissingMandatoryValue:
         return True
     except (HydraException, OmegaConfBaseException, YAMLError):
@@ -148,15 +145,12 @@ def _composes(directory: Path, stem: str) -> bool:
     return True
 
 
-def _escaped(path: Path) -> str:
-    return str(path).replace("'", "\\'")
+def validate_run(
+    values: dict[str, Any], sources: Callable[[], Sequence[Path]], overrides: Sequence[str] = ()
+) -> RunConfig:
+    """Check a mapping that was composed of the files ``sources()`` against the schema.
 
-
-def validate_run(values: dict[str, Any], sources: Sequence[Path] = (), overrides: Sequence[str] = ()) -> RunConfig:
-    """Check a composed mapping against the schema.
-
-    Raises:
-        ConfigError: every problem, a line each, with its file (or override), key, value and nearest valid name.
+    Raises ConfigError with every problem, a line each, with its file (or override), key, value and nearest valid name.
     """
     try:
         return RunConfig.model_validate(values)
@@ -167,7 +161,8 @@ def validate_run(values: dict[str, Any], sources: Sequence[Path] = (), overrides
             else problem
             for problem in validation_problems(error)
         ]
-        origins = [_origin(problem.key, sources, overrides) for problem in problems]
+        files = sources()
+        origins = [_origin(problem.key, files, overrides) for problem in problems]
         kind = UsageError if all(origin.startswith("override ") for origin in origins) else ConfigError
         lines = [f"{origin}: {problem}" for origin, problem in zip(origins, problems, strict=True)]
         raise kind("\n".join(lines), problems) from error
@@ -180,8 +175,10 @@ def _add_defaults(composed: DictConfig) -> None:
             if section not in composed:
                 composed[section] = defaults
             elif isinstance(defaults, dict) and OmegaConf.is_dict(composed[section]):
-                for key in defaults.keys() - composed[section].keys():
-                    composed[section][key] = defaults[key]
+                present = composed[section].keys()  # `in` would be false for a key whose value is still missing
+                for key in defaults:
+                    if key not in present:
+                        composed[section][key] = defaults[key]
 
 
 def _expand_home(composed: DictConfig) -> None:
@@ -214,7 +211,7 @@ def _origin(key: str, sources: Sequence[Path], overrides: Sequence[str]) -> str:
         for source in reversed(sources):
             if _sets(source, parts[:depth]):
                 return str(source)
-    return str(sources[-1]) if sources else "configuration"
+    return str(sources[-1])
 
 
 def _sets(source: Path, parts: Sequence[str]) -> bool:

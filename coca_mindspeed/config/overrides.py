@@ -38,16 +38,11 @@ _KEY = re.compile(r"(?P<prefix>\+\+|\+|~|)(?P<key>[^=]*)(?P<equals>=?)(?P<value>
 
 
 def hydra_override(override: str, roots: Sequence[Path]) -> str:
-    """An override in Hydra's grammar that means what the user typed.
+    """An override in Hydra's grammar that means what the user typed; ``roots`` hold the groups' files.
 
     ``key=value`` sets a key whether or not a YAML file mentions it: the schema, not Hydra, knows the keys.
 
-    Args:
-        override: ``key=value``, with Hydra's ``+``, ``++`` or ``~`` before it or not.
-        roots: directories in which the groups' files are.
-
-    Raises:
-        UsageError: it has no value, chooses what is not there, or cannot be read.
+    Raises UsageError if it has no value, chooses what is not there, or cannot be read.
     """
     match = _KEY.fullmatch(override)
     assert match is not None  # it matches anything
@@ -74,12 +69,7 @@ def hydra_override(override: str, roots: Sequence[Path]) -> str:
 
 
 def unknown_key(section: str, name: str) -> str:
-    """Why a key that the schema does not have is refused: its replacement, or the nearest known key.
-
-    Args:
-        section: its section, ``""`` for the top level.
-        name: the key.
-    """
+    """Why a key of a section (``""``: the top level) is refused: its replacement, or the nearest known key."""
     if (removed := REMOVED_KEYS.get(f"{section}.{name}")) is not None:
         return f"unknown key since it was removed: {removed[1]}"
     layout = (key for short, key in _LAYOUT_KEYS.items() if name.lower() in (short, key.rpartition(".")[2]))

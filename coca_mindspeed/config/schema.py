@@ -8,7 +8,7 @@ import datetime
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 from coca_mindspeed.algorithm.parsing import ResponseParser
@@ -16,13 +16,7 @@ from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_m
 from coca_mindspeed.errors import nearest
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
-PATH_KEYS = (
-    "model.path",
-    "model.megatron_path",
-    "data.train",
-    "data.evaluate",
-    "warm_up.records",
-)
+PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
 #: What the local engine calls its devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
 #: Fewer questions with a success rate than this say nothing about others.
@@ -32,6 +26,20 @@ _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators 
 
 # transformers gives these a value in every template, so that a variable of the same name would have no effect.
 _RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception")
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a free-form section, of which the schema knows only that numbers have to be finite."""
+    waiting: list[tuple[str, Any]] = [("", values)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{place}: should be a finite number, found {value}")
+        if isinstance(value, dict):
+            waiting += [(f"{place}.{name}".lstrip("."), inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{place}.{index}", inner) for index, inner in enumerate(value)]
+    return values
 
 
 def template_variables(values: dict[str, Any]) -> dict[str, Any]:
@@ -50,6 +58,11 @@ def template_day(value: str | None) -> str | None:
     except ValueError:
         raise ValueError(f"expected a date, YYYY-MM-DD, found {value!r}") from None
     return value
+
+
+FreeForm = Annotated[dict[str, Any], AfterValidator(_finite)]
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(template_variables)]
+Day = Annotated[str | None, AfterValidator(template_day)]
 
 
 class Section(BaseModel):
@@ -96,9 +109,7 @@ class ModelConfig(Section):
         None, min_length=1, description="Hugging Face directory of a causal LM; null: the built-in tiny model"
     )
     megatron_path: str | None = Field(
-        None,
-        min_length=1,
-        description="Ascend: Megatron weights for the run's TP and PP (launch/convert_weights.sh)",
+        None, min_length=1, description="Ascend: Megatron weights for the run's TP and PP (launch/convert_weights.sh)"
     )
     architecture: ArchitectureConfig | None = Field(
         None, description="Ascend: shape of the model; the local engine reads it from path"
@@ -110,33 +121,18 @@ class ModelConfig(Section):
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
     trust_remote_code: bool = Field(False, description="run Python code found in the model's directory")
-    chat_template_kwargs: dict[str, Any] = Field(
+    chat_template_kwargs: TemplateVariables = Field(
         default_factory=dict,
         description="variables of the chat template, for example {enable_thinking: false}; saved with the model",
     )
-    prompt_date: str | None = Field(
-        None,
-        description="YYYY-MM-DD for a chat template with today's date; null: day of the start (refused on Ascend)",
+    prompt_date: Day = Field(
+        None, description="YYYY-MM-DD for a chat template with today's date; null: day of the start (refused on Ascend)"
     )
     allow_open_thinking: bool = Field(
-        False,
-        description="accept a chat template whose prompt ends inside an open <think>",
+        False, description="accept a chat template whose prompt ends inside an open <think>"
     )
     lora: LoraConfig = LoraConfig()
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _template_variables(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return template_variables(values)
-
-    @model_validator(mode="after")
-    def _a_day(self) -> "ModelConfig":
-        try:
-            template_day(self.prompt_date)
-        except ValueError as error:
-            raise ValueError(f"prompt_date: {error}") from error
-        return self
 
     @model_validator(mode="after")
     def _flash_attention_computes_in_bfloat16(self) -> "ModelConfig":
@@ -154,9 +150,7 @@ class WarmUpConfig(Section):
     """
 
     records: str | None = Field(
-        None,
-        min_length=1,
-        description="separate records (JSON Lines) for the warm-up of model.path; null: no warm-up",
+        None, min_length=1, description="separate records (JSON Lines) for the warm-up of model.path; null: no warm-up"
     )
     steps: int = Field(700, ge=1, description="updates")
     batch: int = Field(128, ge=1, description="responses in an update")
@@ -170,9 +164,7 @@ class ConfidenceStartConfig(Section):
     """SFT of the confidences on sampled success rates, after the warm-up; not in the paper (docs/training.md)."""
 
     questions: int = Field(
-        0,
-        ge=0,
-        description="training questions, rollout.group_size samples of each; at least 10; 0: off",
+        0, ge=0, description="training questions, rollout.group_size samples of each; at least 10; 0: off"
     )
     steps: int = Field(100, ge=1, description="updates")
     batch: int = Field(32, ge=1, description="responses in an update")
@@ -201,10 +193,7 @@ class MethodConfig(Section):
         "false: the paper's form",
     )
     entropy_bonus: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="coca, local engine: weight of the confidence segment's entropy in its reward",
+        0.0, ge=0, le=1, description="coca, local engine: weight of the confidence segment's entropy in its reward"
     )
     max_confidence_tokens: int = Field(
         16, ge=1, description="tokens that the reward of an invalid confidence applies to"
@@ -251,17 +240,11 @@ class DataConfig(Section):
     )
     rows: int | None = Field(None, ge=1, description="number of training records, if the file is not on this machine")
     grader: str = Field("auto", description="grader; docs/grading.md")
-    grader_options: dict[str, Any] = Field(default_factory=dict, description="options of the grader; docs/grading.md")
+    grader_options: FreeForm = Field(default_factory=dict, description="options of the grader; docs/grading.md")
     require_evaluated: bool = Field(
-        True,
-        description="training gives no reward to an unevaluated mathematical answer; docs/grading.md",
+        True, description="training gives no reward to an unevaluated mathematical answer; docs/grading.md"
     )
     seed: int = Field(0, ge=0, le=_LARGEST_SEED, description="seed of the built-in questions")
-
-    @field_validator("grader_options")
-    @classmethod
-    def _finite_options(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return _finite(values)
 
     @model_validator(mode="after")
     def _files_for_records(self) -> "DataConfig":
@@ -273,20 +256,6 @@ class DataConfig(Section):
                     f"{key}: would not be read, because name is 'arithmetic', the embedded data; set name to 'records'"
                 )
         return self
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a free-form section, of which the schema knows only that numbers have to be finite."""
-    waiting: list[tuple[str, Any]] = [("", values)]
-    while waiting:
-        place, value = waiting.pop()
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{place}: should be a finite number, found {value}")
-        if isinstance(value, dict):
-            waiting += [(f"{place}.{name}".lstrip("."), inner) for name, inner in value.items()]
-        elif isinstance(value, list):
-            waiting += [(f"{place}.{index}", inner) for index, inner in enumerate(value)]
-    return values
 
 
 class RolloutConfig(Section):
@@ -309,8 +278,7 @@ class OptimizerConfig(Section):
     """AdamW, its schedule and gradient clipping."""
 
     name: Literal["adamw", "adamw_8bit"] = Field(
-        "adamw",
-        description="adamw_8bit: 8-bit moments, by bitsandbytes (the extra adamw-8bit); docs/training.md",
+        "adamw", description="adamw_8bit: 8-bit moments, by bitsandbytes (the extra adamw-8bit); docs/training.md"
     )
     lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -354,9 +322,7 @@ class TrainerConfig(Section):
     epochs: int = Field(1, ge=1, description="passes over a step's responses")
     microbatch_prompts: int | None = Field(None, ge=1, description="prompts in one backward pass; null: a minibatch")
     microbatch_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="tokens in one backward pass with prompts and padding, instead of microbatch_prompts",
+        None, ge=1, description="tokens in one backward pass with prompts and padding, instead of microbatch_prompts"
     )
     share_prompts: bool = Field(True, description="compute each prompt once per group in the update")
     device: str = Field("auto", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:N, npu or npu:N")
@@ -427,12 +393,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     hardware: HardwareConfig = HardwareConfig()
-    mindspeed_rl: dict[str, Any] = Field(default_factory=dict, description="keys of MindSpeed-RL, passed unchanged")
-
-    @field_validator("mindspeed_rl")
-    @classmethod
-    def _finite_options(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return _finite(values)
+    mindspeed_rl: FreeForm = Field(default_factory=dict, description="keys of MindSpeed-RL, passed unchanged")
 
     @model_validator(mode="after")
     def _warm_up_of_a_model(self) -> "RunConfig":

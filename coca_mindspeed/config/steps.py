@@ -11,8 +11,7 @@ from coca_mindspeed.utils.text_formats import numbered_lines
 def steps_of_epochs(epochs: float, rows: int, prompts: int) -> int:
     """Whole steps of ``prompts`` questions in ``epochs`` passes over ``rows``; what is left over is not trained on.
 
-    Raises:
-        ConfigError: not even one.
+    Raises ConfigError if there is not even one.
     """
     steps = int(epochs * rows / prompts)
     if steps < 1:
@@ -31,11 +30,7 @@ def with_steps(config: RunConfig, rows: int) -> RunConfig:
 
 
 def training_rows(config: DataConfig) -> tuple[int | None, str]:
-    """``(rows, where the number is from)``: of the embedded data, of the file, or as ``data.rows`` expects.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """``(rows, where the number is from)``: of the embedded data, of the file, or as ``data.rows`` expects."""
     if config.name == "arithmetic":
         return config.train_size, "data.train_size"
     path = Path(str(config.train))

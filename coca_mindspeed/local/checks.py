@@ -30,8 +30,8 @@ from coca_mindspeed.local.model_files import (
 )
 from coca_mindspeed.local.policy import has_bfloat16
 from coca_mindspeed.local.progress import StepProgress
-from coca_mindspeed.utils.cgroup import memory_limit
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.limits import memory_limit
 
 _CHUNK = 1000  # prompts checked at a time; small enough to show progress
 _CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]

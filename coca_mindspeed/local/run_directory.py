@@ -316,7 +316,7 @@ def _saved(found: FoundRun) -> RunConfig:
         values = read_yaml(path)
     except (OSError, YamlError) as error:
         raise ConfigError(f"{path}: the configuration of the run to resume cannot be read: {error}") from error
-    return validate_run(_without_removed_keys(values), (path,))
+    return validate_run(_without_removed_keys(values), lambda: (path,))
 
 
 def _without_removed_keys(values: Any) -> Any:

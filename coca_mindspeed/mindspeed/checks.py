@@ -134,9 +134,8 @@ def _dispatch_sizes(r: ResolvedConfig) -> Iterator[Condition]:
                 yield "dispatch-groups", name, size % r.group == 0, f"must hold whole groups of {r.group}"
     if r.update_dispatch is not None:
         # BaseTrainingEngine.update would make a smaller minibatch of the rest of every dispatch.
-        minibatch = r.mini_batch * r.group // r.dp
-        whole = not minibatch or (r.update_dispatch > 0 and r.update_dispatch % minibatch == 0)
-        reason = f"must be a multiple of a rank's minibatch of {minibatch} responses"
+        whole = not r.rank_minibatch or (r.update_dispatch > 0 and r.update_dispatch % r.rank_minibatch == 0)
+        reason = f"must be a multiple of a rank's minibatch of {r.rank_minibatch} responses"
         yield "dispatch-minibatch", "update_dispatch", whole, reason
         # ActorHybridWorkerBase.update takes one dispatch of each rank's share and no more.
         all_at_once = not r.guarantee_order or r.update_dispatch == r.rank_responses
@@ -233,14 +232,7 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
 def run_problems(
     run: RunConfig, resolved: ResolvedConfig, memory: MemoryEstimate | None, file_values: Callable[[], dict[str, Any]]
 ) -> list[Problem]:
-    """Find all problems of a cluster run.
-
-    Args:
-        run: the run.
-        resolved: its resolved configuration.
-        memory: its memory estimate; None: not checked.
-        file_values: makes the configuration that the driver reads.
-    """
+    """Find all problems of a cluster run; ``file_values`` makes the configuration that the driver reads."""
     checks: tuple[Check[RunConfig], ...] = (
         *CHECKS,
         as_check(_run_conditions),

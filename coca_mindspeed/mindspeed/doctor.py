@@ -17,16 +17,23 @@ from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.mindspeed.checks import layout_problems
-from coca_mindspeed.mindspeed.cost import host_gib
-from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_version
-from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes
+from coca_mindspeed.mindspeed.machine import (
+    CONVERTER,
+    STACKS,
+    UNPINNED,
+    Machine,
+    SoftwareStack,
+    git_commit,
+    is_version,
+    megatron_version,
+)
+from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER, try_verifier
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.driver import HOMES
-from coca_mindspeed.mindspeed.start.prompt_template import try_template
-from coca_mindspeed.mindspeed.start.releases import CONVERTER, STACKS, UNPINNED, SoftwareStack, is_version
+from coca_mindspeed.mindspeed.start.inputs import try_template
 from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout
 from coca_mindspeed.upstream.manifest import ManifestError, matching_manifest
@@ -63,11 +70,8 @@ def examine_machine(
 ) -> list[Finding]:
     """Examine a machine for a run; without one, examine the requirements of every run.
 
-    Args:
-        machine: the machine.
-        run: the run, or None; on the CPU shim, no item of an NPU is examined.
-        release: of MindSpeed-RL; None: that of ``MINDSPEED_RL_HOME``, or 2.3.0 if that is unknown.
-        output: output directory of the run; None: below ``runs``.
+    ``release`` None is that of ``MINDSPEED_RL_HOME``, or 2.3.0 if that is unknown; ``output`` None is below ``runs``.
+    No item of an NPU is examined for the CPU shim.
     """
     checkout, found_release = _mindspeed_rl(machine)
     stack = STACKS[release or found_release or "2.3.0"]
@@ -85,22 +89,20 @@ def _cann(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
     new = driver is not None and _numbers(driver) >= _numbers(stack.driver)
     fix = "install Ascend-hdk-*-npu-driver, then the firmware"
     yield _item("driver", "NPU driver", driver, new, f"{stack.driver} or newer", fix)
-    cann, atb = machine.cann_version(), machine.environment.get("ATB_HOME_PATH")
-    for code, key, found, ok, wanted, install, scripts in (
-        (
-            "cann",
-            "CANN",
-            cann,
-            cann and is_version(cann, stack.cann),
-            stack.cann,
-            f"CANN {stack.cann} toolkit, kernels",
-            ("cann/set_env.sh", "ascend-toolkit/set_env.sh"),
-        ),
-        ("atb", "ATB (NNAL)", atb, atb, "ATB_HOME_PATH set", "Ascend-cann-nnal", ("nnal/atb/set_env.sh",)),
-    ):
-        script = machine.installed(*scripts) if found is None or code == "atb" else None
-        fix = f"install {install}; source its set_env.sh (the launch scripts do)"
-        yield _item(code, key, found, ok, wanted, fix if script is None else f"{_SCRIPTS} source {script}")
+    cann = machine.cann_version()
+    scripts = ("cann/set_env.sh", "ascend-toolkit/set_env.sh") if cann is None else ()
+    fix = _sourced(machine, f"CANN {stack.cann} toolkit, kernels", *scripts)
+    yield _item("cann", "CANN", cann, cann and is_version(cann, stack.cann), stack.cann, fix)
+    atb = machine.environment.get("ATB_HOME_PATH")
+    fix = _sourced(machine, "Ascend-cann-nnal", "nnal/atb/set_env.sh")
+    yield _item("atb", "ATB (NNAL)", atb, atb, "ATB_HOME_PATH set", fix)
+
+
+def _sourced(machine: Machine, package: str, *scripts: str) -> str:
+    """How to install a package of Ascend, or that the launch scripts source its script, if one is there."""
+    if (script := machine.installed(*scripts)) is not None:
+        return f"{_SCRIPTS} source {script}"
+    return f"install {package}; source its set_env.sh (the launch scripts do)"
 
 
 def _packages(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
@@ -369,9 +371,6 @@ def too_long(
     """Ids and tokens of records whose prompt, chat template included, has more than ``limit`` tokens.
 
     The tokenizer in ``model`` is loaded only if a prompt has enough bytes to be too long.
-
-    Raises:
-        DataError: the file does not hold records, or the directory no tokenizer.
     """
     counter: PromptCounter | None = None
     found = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse
+from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, value_of
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.verifiers import check_names
@@ -40,9 +40,7 @@ class HookConfig:
         section, _, name = key.partition(".")
         if section == "coca":
             return attrgetter(name)(self.settings)
-        if not name:
-            return self.config.get(section)
-        value = self.section(section).get(name)
+        value = value_of(self.config, key)
         return _NUMBERS.get(name) if value is None and section == "rl_config" else value
 
     def actor_key(self, name: str) -> str:
@@ -149,14 +147,9 @@ _CONDITIONS = (_hooks, _groups, _workers, _cpu_shim, _columns)
 
 
 def check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
-    """Refuse values of MindSpeed-RL's keys that the hooks do not support.
+    """Raise ``ConfigError`` with all values of MindSpeed-RL's keys that the hooks do not support.
 
-    Args:
-        config: MindSpeed-RL's, without the section ``coca``.
-        settings: the section ``coca``.
-
-    Raises:
-        ConfigError: with all problems.
+    ``config`` is MindSpeed-RL's without the section ``coca``, ``settings`` that section.
     """
     subject = HookConfig(config, settings)
     checks = [as_check(conditions, HookConfig.get) for conditions in _CONDITIONS]

@@ -22,7 +22,7 @@ class MemoryEstimate:
         training: parts during the update, on the pipeline stage that needs most.
         rollout: parts during sampling; ``KV cache`` is the rest of vLLM's share.
         limit_gib: of an NPU, without the reserve.
-        longest_responses: how many sequences of ``max_model_len`` tokens the KV cache of a rollout engine holds.
+        longest_responses: sequences of ``max_model_len`` tokens in the KV cache of a rollout engine.
     """
 
     training: tuple[Part, ...]
@@ -124,3 +124,18 @@ def _rollout(resolved: ResolvedConfig, training: tuple[Part, ...]) -> tuple[Part
         Part("outside of torch", outside, "hardware.reserved_gib, which vLLM-Ascend takes off its share"),
         Part("KV cache", share - weights - batch - sampling - outside, "the rest of gpu_memory_utilization x memory"),
     )
+
+
+def host_gib(resolved: ResolvedConfig) -> float:
+    """GiB of one node's host memory that a run fills before Ray's object store and the data.
+
+    While responses are sampled, the weights and the optimizer's state of training wait in host memory; each rank also
+    keeps the copy of vLLM's weights that is loaded at every wake-up.
+    """
+    parameters = model_parameters(resolved)
+    shards = resolved.dp * resolved.cp if resolved.distributed_optimizer else 1
+    of_a_rank = parameters / (resolved.tp * resolved.pp)
+    per_rank = BF16 * parameters / resolved.rollout_tp
+    per_rank += BF16 * of_a_rank if resolved.offload_param else 0
+    per_rank += 3 * FP32 * of_a_rank / shards if resolved.offload_optimizer else 0
+    return per_rank * resolved.npus / resolved.nodes / GIB

@@ -42,8 +42,7 @@ def hook_lines(hook: Hook, module: str) -> list[str]:
 def export_patch(manifest: Manifest, root: Path) -> str:
     """A unified diff without context for the checkout in ``root``, which must be the manifest's release.
 
-    Raises:
-        ManifestError: a definition stands where no line can be inserted behind it.
+    Raises ManifestError if a definition stands where no line can be inserted behind it.
     """
     blocks: defaultdict[str, list[str]] = defaultdict(list)
     for hook in filter(is_patchable, manifest.hooks):
@@ -63,8 +62,7 @@ def export_patch(manifest: Manifest, root: Path) -> str:
 def patched_hooks(manifest: Manifest, root: Path) -> set[Hook]:
     """The hooks that the checkout in ``root`` contains as a patch: all that a patch can contain, or none.
 
-    Raises:
-        ManifestError: the checkout holds a part of a patch, or one of another version.
+    Raises ManifestError if it holds a part of a patch, or one of another version.
     """
     hooks = [hook for hook in manifest.hooks if is_patchable(hook)]
     texts: dict[str, str] = {}

@@ -1,7 +1,12 @@
-"""Static plan of a cluster run: layout, iterations, memory, problems."""
+"""Static plan of a cluster run: layout, iterations, time, memory, problems.
 
+The time is an estimate that was not measured on an NPU.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from coca_mindspeed.config.checks import Problem
@@ -10,18 +15,26 @@ from coca_mindspeed.config.steps import steps_of_epochs, training_rows
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
-from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
+from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
+
+#: Tokens of prompts and responses that an NPU trains on in a second, all stages together.  MindSpeed-RL 2.3.0 publishes
+#: (docs/algorithms/grpo.md) 220 for a card of an Atlas A3, which is two NPUs: Qwen2.5-7B, 32 prompts x 8 responses,
+#: 2,048 + 2,048 tokens; the figure for 32B is the same.
+TOKENS_PER_SECOND = 110.0
+#: Mean tokens of a prompt with its response, where no earlier run says it.
+TOKENS_PER_RESPONSE = 750.0
+MOST_NODES = 64  #: that are tried for a budget
+_LAYOUT = ("nodes", "tp", "pp", "rollout_tp")
+_SECONDS_PER_DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """The plan of a run; ``memory`` is None on the CPU shim and if the layout has problems.
 
-    Attributes:
-        rows: training questions; None if unknown.
-        rows_from: origin of that number.
-        iterations: of each stage; None if the number of questions is unknown.
+    ``rows`` is the number of training questions, ``rows_from`` its origin, ``iterations`` that of each stage; None if
+    unknown.
     """
 
     resolved: ResolvedConfig
@@ -35,9 +48,7 @@ class ClusterPlan:
 def make_plan(run: RunConfig) -> ClusterPlan:
     """Plan a run for Ascend.
 
-    Raises:
-        ConfigError: the run is not for a cluster, or a key has a value of the wrong type.
-        DataError: the training file exists and cannot be read.
+    Raises ConfigError if it is for no cluster or a key has the wrong type, DataError for an unreadable training file.
     """
     resolved = resolve_config(run)
     fits_layout = run.hardware.platform == "npu" and not any(layout_problems(resolved))
@@ -54,3 +65,48 @@ def make_plan(run: RunConfig) -> ClusterPlan:
     # The number of iterations is unknown to the hooks' conditions; any number does.
     values = partial(mindspeed_values, run, replace(plan, iterations=iterations or 1), StageFiles(Path("runs")))
     return replace(plan, problems=(*problems, *run_problems(run, resolved, memory, values)))
+
+
+def iteration_seconds(resolved: ResolvedConfig) -> float:
+    """Estimate the time of an iteration, in proportion to its tokens and against the number of its NPUs."""
+    return resolved.responses * TOKENS_PER_RESPONSE / (resolved.npus * TOKENS_PER_SECOND)
+
+
+def run_days(resolved: ResolvedConfig, iterations: int) -> float:
+    """Estimate the days of a run; ``iterations`` of all stages together."""
+    return iterations * iteration_seconds(resolved) / _SECONDS_PER_DAY
+
+
+def layouts_for_budget(resolved: ResolvedConfig, iterations: int, budget_days: float) -> Iterator[ResolvedConfig]:
+    """Layouts that run the same batch within a number of days: fewest nodes first, then fewest changes."""
+    for nodes in range(1, MOST_NODES + 1):
+        if run_days(resolved.vary("nodes", nodes), iterations) <= budget_days:
+            yield from _layouts(resolved, nodes)
+
+
+def fastest_layout(resolved: ResolvedConfig) -> ResolvedConfig | None:
+    """The layout with most nodes that runs the same batch; None if none does."""
+    return next((layout for nodes in range(MOST_NODES, 0, -1) for layout in _layouts(resolved, nodes)), None)
+
+
+def _layouts(resolved: ResolvedConfig, nodes: int) -> list[ResolvedConfig]:
+    """Values of TP, PP and rollout TP that work on a number of nodes."""
+    scaled, found = resolved.vary("nodes", nodes), []
+    if scaled.prompts % nodes:
+        return []
+    inside = [size for size in range(1, scaled.npus // nodes + 1) if scaled.npus // nodes % size == 0]
+    stages = [pp for pp in inside if scaled.layers % pp == 0]
+    follows = resolved.fills_npus and resolved.max_sequences == resolved.responses // resolved.rollout_dp
+    for tp, pp, rollout_tp in product(inside, stages, inside):
+        layout = replace(scaled, tp=tp, pp=pp, rollout_tp=rollout_tp)
+        if follows and layout.fills_npus:  # as the interpolation of max_num_seqs in configs/hardware/ascend.yaml
+            layout = replace(layout, max_sequences=layout.responses // layout.rollout_dp)
+        if not layout_problems(layout) and estimate_memory(layout).fits:
+            found.append(layout)
+    return sorted(found, key=lambda layout: (len(layout_overrides(resolved, layout)), layout.model_parallel, layout.tp))
+
+
+def layout_overrides(resolved: ResolvedConfig, layout: ResolvedConfig) -> list[str]:
+    """Overrides ``key=value`` of nodes, TP, PP and rollout TP that turn a run into ``layout``."""
+    changed = (name for name in _LAYOUT if getattr(layout, name) != getattr(resolved, name))
+    return [f"{KEYS[name]}={getattr(layout, name)}" for name in changed]

@@ -143,16 +143,6 @@ class ResolvedConfig:
         return self.responses // self.dp
 
     @property
-    def rollout_rank_responses(self) -> int:
-        """Responses per rollout engine and iteration."""
-        return self.responses // self.rollout_dp
-
-    @property
-    def node_responses(self) -> int:
-        """Responses that each node grades."""
-        return self.responses // self.nodes
-
-    @property
     def rank_minibatch(self) -> int:
         """Responses of a data-parallel rank in one update."""
         return self.mini_batch * self.group // self.dp
@@ -211,8 +201,7 @@ _TYPES: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 def resolve_config(run: RunConfig) -> ResolvedConfig:
     """Read the resolved configuration of a run for Ascend.
 
-    Raises:
-        ConfigError: the run is not for a cluster, or keys of MindSpeed-RL have values of the wrong type.
+    Raises ConfigError if it is not for a cluster, or keys of MindSpeed-RL have values of the wrong type.
     """
     theirs, platform = run.mindspeed_rl, run.hardware.platform
     if platform == "local" or not theirs.get("actor_config"):

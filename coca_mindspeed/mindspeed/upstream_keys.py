@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.checks import Problem
+from coca_mindspeed.config.checks import Problem, value_of
 from coca_mindspeed.errors import ConfigError, nearest
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER
 
@@ -70,9 +70,7 @@ class UpstreamKeys:
     def _content(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, str]]]:
         models = set()
         for section, known in self.sections.items():
-            content: Any = values
-            for part in section.split("."):
-                content = content.get(part) if isinstance(content, Mapping) else None
+            content = value_of(values, section)
             if isinstance(content, Mapping):
                 yield section, content, known
                 if _CLASSES.get(section, ("",))[0] == "megatron_config" and "model" in content:
@@ -84,11 +82,7 @@ class UpstreamKeys:
 
 
 def read_upstream_keys(root: Path) -> UpstreamKeys:
-    """The keys that the MindSpeed-RL below ``root`` knows.
-
-    Raises:
-        ConfigError: there is no config class where it should be.
-    """
+    """The keys of the MindSpeed-RL below ``root``; raises ``ConfigError`` if it lacks a config class."""
     sections: dict[str, dict[str, str]] = {}
     for section, (module, name) in _CLASSES.items():
         path = root / "mindspeed_rl" / "config_cls" / f"{module}.py"
@@ -102,11 +96,7 @@ def read_upstream_keys(root: Path) -> UpstreamKeys:
 
 
 def known_keys(environment: Mapping[str, str] = os.environ) -> UpstreamKeys:
-    """The keys of the MindSpeed-RL named by ``MINDSPEED_RL_HOME``; if it is not set, those of both releases.
-
-    Raises:
-        ConfigError: it is not a MindSpeed-RL.
-    """
+    """The keys of the MindSpeed-RL named by ``MINDSPEED_RL_HOME``; if it is not set, those of both releases."""
     value = environment.get("MINDSPEED_RL_HOME", "")
     return read_upstream_keys(Path(value)) if value else shipped_keys()
 
@@ -218,12 +208,7 @@ _VERIFIER = ("verifier_parallel", "verifier_timeout", "verifier_weight")
 
 
 def ignored_keys(config: Mapping[str, Any], *, reference: bool) -> Iterator[Problem]:
-    """A problem for each key that has no effect.
-
-    Args:
-        config: MindSpeed-RL's sections.
-        reference: whether there is a KL term.
-    """
+    """A problem for each key of ``rl_config`` that has no effect; ``reference``: whether there is a KL term."""
     rl, reasons = config.get("rl_config") or {}, dict(_IGNORED)
     if not reference:
         reasons |= dict.fromkeys(_REFERENCE, "there is no reference model (rl_config.init_kl_coef is 0)")

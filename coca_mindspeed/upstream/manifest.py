@@ -9,20 +9,15 @@ import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pydantic.dataclasses
+from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
+
+from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.upstream.fingerprint import TargetError, fingerprint
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
-
-#: ``replace``: another object in its place.  ``wrap``: a function around the original.  ``subclass``: a class derived
-#: from the original.  ``register``: an entry of a registry.  ``use``: unchanged, and only verified.
-KINDS = ("replace", "wrap", "subclass", "register", "use")
-PROCESSES = ("driver", "worker", "both")
-PLATFORMS = ("npu", "host")
-ROLLOUTS = ("vllm", "transformers")
-_REQUIRED = ("target", "kind", "process", "reason", "sha256")
-_OPTIONAL = ("replacement", "key", "platform", "rollout")
 
 #: The package whose definitions a manifest lists, and what people call it.
 PROGRAMS = {"mindspeed_rl": "MindSpeed-RL", "verl": "verl", "vllm": "vLLM", "vllm_ascend": "vLLM-Ascend"}
@@ -32,30 +27,43 @@ class ManifestError(CocaError):
     """A manifest cannot be used, or an installation matches none."""
 
 
-@dataclass(frozen=True, slots=True)
+_FIELDS = ConfigDict(extra="forbid", str_strip_whitespace=True, coerce_numbers_to_str=True)
+
+
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, config=_FIELDS)
 class Hook:
     """A definition of an upstream that this project changes or relies on.
 
     Attributes:
         target: ``package.module:Name`` or ``package.module:Class.method``.
+        kind: ``replace``: another object in its place.  ``wrap``: a function around the original.  ``subclass``: a
+            class derived from the original.  ``register``: an entry of a registry.  ``use``: only verified.
         process: ``driver`` (the training loop), ``worker`` (every other Ray process) or ``both``.
         sha256: of the normalised source.
         replacement: ``package.module:Name`` of ours; put in place for ``replace`` and ``register``, called with the
             original for ``wrap`` and ``subclass``.
         key: the registry's key, for ``register``.
-        platform: only on this platform; None for both.
-        rollout: only with this rollout engine; None for both.
+        platform: only on this platform; None: on both.
+        rollout: only with this rollout engine; None: with both.
     """
 
     target: str
-    kind: str
-    process: str
+    kind: Literal["replace", "wrap", "subclass", "register", "use"]
+    process: Literal["driver", "worker", "both"]
     reason: str
     sha256: str
     replacement: str | None = None
     key: str | None = None
-    platform: str | None = None
-    rollout: str | None = None
+    platform: Literal["npu", "host"] | None = None
+    rollout: Literal["vllm", "transformers"] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Hook":
+        if self.acts != (self.replacement is not None):
+            raise ValueError(f"replacement: a hook of kind {self.kind} {'needs one' if self.acts else 'has none'}")
+        if (self.kind == "register") != (self.key is not None):
+            raise ValueError("key: belongs to hooks of kind register, and only to those")
+        return self
 
     @property
     def acts(self) -> bool:
@@ -110,26 +118,10 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def _hook(entry: Any, where: str) -> Hook:
-    if not isinstance(entry, dict):
-        raise ManifestError(f"{where}: expected a mapping, found {entry!r}")
-    if missing := [name for name in _REQUIRED if name not in entry]:
-        raise ManifestError(f"{where}: {missing[0]!r} is missing")
-    if unknown := sorted(set(entry) - {*_REQUIRED, *_OPTIONAL}):
-        raise ManifestError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join((*_REQUIRED, *_OPTIONAL))}")
-    hook = Hook(**{name: str(value).strip() for name, value in entry.items()})
-    choices = [("kind", hook.kind, KINDS), ("process", hook.process, PROCESSES)]
-    if hook.platform is not None:
-        choices.append(("platform", hook.platform, PLATFORMS))
-    if hook.rollout is not None:
-        choices.append(("rollout", hook.rollout, ROLLOUTS))
-    for name, value, known in choices:
-        if value not in known:
-            raise ManifestError(f"{where}: {name} should be one of {', '.join(known)}, found {value!r}")
-    if hook.acts != (hook.replacement is not None):
-        raise ManifestError(f"{where}: a hook of kind {hook.kind} {'needs' if hook.acts else 'has no'} replacement")
-    if (hook.kind == "register") != (hook.key is not None):
-        raise ManifestError(f"{where}: 'key' belongs to hooks of kind register, and only to those")
-    return hook
+    try:
+        return TypeAdapter(Hook).validate_python(entry)
+    except ValidationError as error:
+        raise ManifestError("\n".join(f"{where}: {problem}" for problem in validation_problems(error))) from error
 
 
 def load_manifests(directory: Path | None = None, package: str = "mindspeed_rl") -> list[Manifest]:

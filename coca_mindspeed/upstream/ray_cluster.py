@@ -18,12 +18,9 @@ def wait_for_cluster(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Join the cluster of ``RAY_ADDRESS`` and return once ``count()`` reaches ``wanted``.
+    """Join the cluster of ``RAY_ADDRESS`` and return once ``count()`` reaches ``wanted`` things (``what``).
 
-    ``what`` names the counted things in the message.
-
-    Raises:
-        TrainingError: fewer than ``wanted`` after ``timeout`` seconds.
+    Raises TrainingError for fewer than ``wanted`` after ``timeout`` seconds.
     """
     end = clock() + timeout
     while (found := count() if _has_joined(ray) else 0) < wanted:

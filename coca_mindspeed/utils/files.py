@@ -138,10 +138,8 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_json_lines(path: Path, *, surrogates: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number from 1, object)`` for each line that is not blank.
 
-    ``surrogates`` allows lone surrogates, which our own files may hold as escapes.
-
-    Raises:
-        DataError: the file cannot be read, or a line is too long, not UTF-8 or not a JSON object.
+    ``surrogates`` allows lone surrogates, which our own files may hold as escapes.  Raises DataError if the file cannot
+    be read, or a line is too long, not UTF-8 or not a JSON object.
     """
     try:
         with path.open("rb") as file:

@@ -25,9 +25,8 @@ class JsonLimitError(JsonError):
 def parse_json(text: str, *, surrogates: bool = False) -> Any:
     """Parse a JSON text; ``surrogates`` allows lone surrogates, which UTF-8 cannot encode.
 
-    Raises:
-        JsonError: it is broken, nested more than :data:`DEEPEST` levels deep, or holds an integer of more than 4300
-            digits or a lone surrogate.
+    Raises JsonError if it is broken, nested more than :data:`DEEPEST` levels deep, or holds an integer of more than
+    4300 digits or a lone surrogate.
     """
     try:
         value = json.loads(text)
@@ -88,9 +87,8 @@ class YamlError(ValueError):
 def read_yaml(path: Path) -> Any:
     """Return the value of a file's only document; None if it is empty.
 
-    Raises:
-        OSError: it cannot be read.
-        YamlError: it is not UTF-8, broken, nested too deeply, or holds an invalid number or date.
+    Raises OSError if it cannot be read; YamlError if it is not UTF-8, broken, nested too deeply, or holds an invalid
+    number or date.
     """
     return parse_yaml(path.read_bytes())
 

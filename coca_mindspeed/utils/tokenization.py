@@ -33,16 +33,11 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 def token_text(tokenizer: Any, vocabulary_size: int) -> TokenText:
-    """Return the bytes of each id of a fast Hugging Face tokenizer.
+    """Return the bytes of each id of a ``PreTrainedTokenizerFast``.
 
-    Special tokens have no text, unless the confidence tags were added as such.
-
-    Args:
-        tokenizer: a ``PreTrainedTokenizerFast``.
-        vocabulary_size: rows of the model's output layer, often padded; an id that only the model knows has no text.
-
-    Raises:
-        ConfigError: the tokenizer is slow, or its decoder has no bytes per token.
+    Special tokens have no text, unless the confidence tags were added as such; nor has an id that only the model knows,
+    whose output layer often has more rows (``vocabulary_size``).  Raises ConfigError if the tokenizer is slow, or its
+    decoder has no bytes per token.
     """
     from coca_mindspeed.algorithm.boundary import TokenText  # imports torch
 

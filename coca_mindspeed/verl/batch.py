@@ -31,9 +31,7 @@ def find_groups(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], size: in
     """Find the complete groups, of ``size`` responses, among the rows with these keys and tags.
 
     Rows whose tag ``is_padding`` is set are left out; of ``expected`` prompts, one without any response is broken.
-
-    Raises:
-        TrainingError: a malformed key, a second turn, a repeated sample, or too many prompts or responses.
+    Raises TrainingError for a malformed key, a second turn, a repeated sample, or too many prompts or responses.
     """
     groups: dict[str, dict[int, int]] = {}
     for row, (key, tag) in enumerate(zip(keys, tags, strict=True)):
@@ -121,10 +119,8 @@ def score_step(
     """Compute the advantages of a batch of verl's, of whole groups among P ``prompts`` of G responses (``group``).
 
     ``keys``, ``tags`` and ``rows`` are of its rows, the last as :meth:`.ScoringQueue.score` reports them;
-    ``response_lengths`` is int ``[rows]`` on the CPU.
-
-    Raises:
-        TrainingError: more groups are broken than the settings allow, or no answer could be graded.
+    ``response_lengths`` is int ``[rows]`` on the CPU.  Raises TrainingError if more groups are broken than the settings
+    allow, or no answer could be graded.
     """
     groups = find_groups(keys, tags, group, prompts)
     check_broken(groups.broken, settings.broken_groups, prompts, "groups")
@@ -167,11 +163,7 @@ def _confidences(stated: Sequence[float | None]) -> Tensor:
 
 
 def validation_predictions(reports: Mapping[str, Sequence[Any]]) -> list[Prediction]:
-    """Predictions of a validation from the lists that verl makes of the reward manager's reports.
-
-    Raises:
-        TrainingError: another reward manager scored the responses.
-    """
+    """Predictions of a validation from the lists that verl makes of the reward manager's reports."""
     _checked(reports, "validation")
     return [Prediction(**row) for row in reports["prediction"]]
 

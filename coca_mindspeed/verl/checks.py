@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, show_value
+from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, show_value, value_of
 from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.verl.settings import NAME, VerlSettings
 
@@ -18,20 +18,10 @@ from coca_mindspeed.verl.settings import NAME, VerlSettings
 NEVER_CUTS = 1e9
 LOSS_AGG_MODES = {"sum": "seq-mean-token-sum", "token_mean": "token-mean", "segment_mean": "seq-mean-token-sum"}
 
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_MEGATRON = f"{_ACTOR}.megatron"
-_TOKENS = f"{_ACTOR}.ppo_max_token_len_per_gpu"
-_MINI_BATCH = f"{_ACTOR}.ppo_mini_batch_size"
-
-
-def value_of(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    """The value of a dotted key, or ``default`` if it or a section above it is absent."""
-    value: Any = config
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return default
-        value = value[part]
-    return value
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MEGATRON = f"{ACTOR}.megatron"
+TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
+MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 
 
 class Requirement(NamedTuple):
@@ -95,26 +85,26 @@ _REQUIRED = (
     ("data", "data.truncation", "error", "error", "a prompt is never truncated"),
     ("data", "data.custom_cls.path", None, None, _TRAINED),
     ("data", "data.prompt_key", "prompt", "prompt", "coca-mindspeed data export verl writes the prompt there"),
-    ("groups", f"{_ROLLOUT}.over_sample_rate", 0, 0, _WHOLE),
-    ("sampling", f"{_ROLLOUT}.do_sample", True, True, _POLICY),
-    ("sampling", f"{_ROLLOUT}.top_k", -1, -1, _POLICY),
-    ("sampling", f"{_ROLLOUT}.top_p", 1, 1, _POLICY),
-    ("sampling", f"{_ROLLOUT}.ignore_eos", False, False, "a response ends at its end of sequence"),
-    ("sampling", f"{_ROLLOUT}.multi_turn.enable", False, False, _ONE_TURN),
-    ("sampling", f"{_ROLLOUT}.agent.default_agent_loop", "single_turn_agent", "single_turn_agent", _ONE_TURN),
-    ("evaluation", f"{_ROLLOUT}.val_kwargs.do_sample", False, True, _EVALUATED),
-    ("evaluation", f"{_ROLLOUT}.val_kwargs.temperature", 0, 1, _EVALUATED),
-    ("evaluation", f"{_ROLLOUT}.val_kwargs.top_k", -1, -1, _EVALUATED),
-    ("evaluation", f"{_ROLLOUT}.val_kwargs.top_p", 1.0, 1, _EVALUATED),
-    ("evaluation", f"{_ROLLOUT}.val_kwargs.n", 1, 1, _EVALUATED),
+    ("groups", f"{ROLLOUT}.over_sample_rate", 0, 0, _WHOLE),
+    ("sampling", f"{ROLLOUT}.do_sample", True, True, _POLICY),
+    ("sampling", f"{ROLLOUT}.top_k", -1, -1, _POLICY),
+    ("sampling", f"{ROLLOUT}.top_p", 1, 1, _POLICY),
+    ("sampling", f"{ROLLOUT}.ignore_eos", False, False, "a response ends at its end of sequence"),
+    ("sampling", f"{ROLLOUT}.multi_turn.enable", False, False, _ONE_TURN),
+    ("sampling", f"{ROLLOUT}.agent.default_agent_loop", "single_turn_agent", "single_turn_agent", _ONE_TURN),
+    ("evaluation", f"{ROLLOUT}.val_kwargs.do_sample", False, True, _EVALUATED),
+    ("evaluation", f"{ROLLOUT}.val_kwargs.temperature", 0, 1, _EVALUATED),
+    ("evaluation", f"{ROLLOUT}.val_kwargs.top_k", -1, -1, _EVALUATED),
+    ("evaluation", f"{ROLLOUT}.val_kwargs.top_p", 1.0, 1, _EVALUATED),
+    ("evaluation", f"{ROLLOUT}.val_kwargs.n", 1, 1, _EVALUATED),
     ("objective", "algorithm.use_kl_in_reward", False, False, _NO_KL),
-    ("objective", f"{_ACTOR}.use_kl_loss", False, False, _NO_KL),
-    ("objective", f"{_ACTOR}.entropy_coeff", 0, 0, "the objective has no entropy term"),
-    ("objective", f"{_ACTOR}.loss_scale_factor", None, None, "it multiplies the gradient"),
-    ("objective", f"{_ACTOR}.policy_loss.loss_mode", "vanilla", "vanilla", "the objective is the clipped ratio's"),
-    ("objective", f"{_ACTOR}.strategy", "fsdp", ("fsdp2", "fsdp", "megatron"), "the plugin is untested with others"),
-    ("objective", f"{_MEGATRON}.context_parallel_size", 1, 1, _NO_CP),
-    ("objective", f"{_MEGATRON}.dynamic_context_parallel", False, False, _NO_CP),
+    ("objective", f"{ACTOR}.use_kl_loss", False, False, _NO_KL),
+    ("objective", f"{ACTOR}.entropy_coeff", 0, 0, "the objective has no entropy term"),
+    ("objective", f"{ACTOR}.loss_scale_factor", None, None, "it multiplies the gradient"),
+    ("objective", f"{ACTOR}.policy_loss.loss_mode", "vanilla", "vanilla", "the objective is the clipped ratio's"),
+    ("objective", f"{ACTOR}.strategy", "fsdp", ("fsdp2", "fsdp", "megatron"), "the plugin is untested with others"),
+    ("objective", f"{MEGATRON}.context_parallel_size", 1, 1, _NO_CP),
+    ("objective", f"{MEGATRON}.dynamic_context_parallel", False, False, _NO_CP),
     ("objective", "critic.enable", None, (None, False), "advantages come from groups, not from a critic"),
     ("objective", "trainer.critic_warmup", 0, 0, "there is no critic, and the actor would not be trained"),
     ("objective", "algorithm.rollout_correction.rollout_is", None, None, "importance weights change the objective"),
@@ -128,35 +118,66 @@ def requirements(settings: VerlSettings) -> Iterator[Requirement]:
     yield from (Requirement(*row) for row in _REQUIRED)
     method, code = settings.method, "objective"
     mode, reason = LOSS_AGG_MODES[method.loss_aggregation], f"coca.method.loss_aggregation={method.loss_aggregation}"
-    yield Requirement(code, f"{_ACTOR}.loss_agg_mode", "token-mean", mode, reason)
+    yield Requirement(code, f"{ACTOR}.loss_agg_mode", "token-mean", mode, reason)
     for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
-        yield Requirement(code, f"{_ACTOR}.{name}", 0.2, method.clip, f"coca.method.clip is {method.clip}")
+        yield Requirement(code, f"{ACTOR}.{name}", 0.2, method.clip, f"coca.method.clip is {method.clip}")
     reason = "verl's second clip, of large ratios with a negative advantage, changes the objective"
-    key, wanted = f"{_ACTOR}.clip_ratio_c", f"{NEVER_CUTS:g} or more (1e30)"
+    key, wanted = f"{ACTOR}.clip_ratio_c", f"{NEVER_CUTS:g} or more (1e30)"
     yield Requirement(code, key, 3.0, wanted, reason, lambda found: _is_number(found) and found >= NEVER_CUTS)
 
 
 def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Problem]:
     """All problems of a resolved verl configuration in plain containers, whose section ``coca`` is ``settings``."""
-    run = _VerlRun(config, settings)
+    run = VerlRun(config, settings)
     found = []
     for each in requirements(settings):
         if not each.accepts(value := value_of(config, each.key, each.default)):
             found.append(Problem(each.code, each.key, value, each.expected))
-    conditions = [as_check(each, _VerlRun.value) for each in (_method, _batches)]
+    conditions = [as_check(each, VerlRun.value) for each in (_method, _batches)]
     return [*found, *find_problems(run, (_counts,), (*conditions, _stages))]
 
 
-class _VerlRun(NamedTuple):
+class VerlRun(NamedTuple):
+    """A resolved verl configuration in plain containers, whose section ``coca`` is ``settings``."""
+
     config: Mapping[str, Any]
     settings: VerlSettings
 
     def value(self, key: str) -> Any:
-        return value_of(self.config, key, _COUNTS.get(key))
+        """The value of a dotted key, or verl's default."""
+        return value_of(self.config, key, _DEFAULTS.get(key))
 
     @property
     def dynamic(self) -> bool:
-        return bool(self.value(f"{_ACTOR}.use_dynamic_bsz"))
+        return bool(self.value(f"{ACTOR}.use_dynamic_bsz"))
+
+    @property
+    def megatron(self) -> bool:
+        """Whether verl trains with Megatron-Core instead of FSDP."""
+        return bool(self.value(f"{ACTOR}.strategy") == "megatron")
+
+    @property
+    def devices(self) -> int:
+        return int(self.value("trainer.n_gpus_per_node") * self.value("trainer.nnodes"))
+
+    @property
+    def devices_of_a_rank(self) -> tuple[str, int]:
+        """The key and number of devices of one data-parallel rank: TP x PP, or FSDP's sequence parallel size."""
+        if self.megatron:
+            key = f"{MEGATRON}.tensor_model_parallel_size"
+            return key, self.value(key) * self.value(f"{MEGATRON}.pipeline_model_parallel_size")
+        key = f"{ACTOR}.ulysses_sequence_parallel_size"
+        return key, max(self.value(key), self.value(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"))
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks."""
+        return self.devices // self.devices_of_a_rank[1]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(self.value("data.max_prompt_length") + self.value("data.max_response_length"))
 
 
 #: Counts used below, with verl's defaults; None: may be absent.
@@ -164,87 +185,68 @@ _COUNTS = {
     "data.train_batch_size": 1024,
     "data.max_prompt_length": 512,
     "data.max_response_length": 512,
-    _MINI_BATCH: 256,
-    _TOKENS: 16384,
-    f"{_ACTOR}.ulysses_sequence_parallel_size": 1,
-    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
-    f"{_MEGATRON}.tensor_model_parallel_size": 1,
-    f"{_MEGATRON}.pipeline_model_parallel_size": 1,
-    f"{_ROLLOUT}.n": 1,
-    f"{_ROLLOUT}.tensor_model_parallel_size": 2,
+    MINI_BATCH: 256,
+    TOKENS: 16384,
+    f"{ACTOR}.ulysses_sequence_parallel_size": 1,
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
+    f"{MEGATRON}.tensor_model_parallel_size": 1,
+    f"{MEGATRON}.pipeline_model_parallel_size": 1,
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.tensor_model_parallel_size": 2,
     "trainer.n_gpus_per_node": 8,
     "trainer.nnodes": 1,
     "trainer.total_epochs": 30,
     "trainer.total_training_steps": None,
 }
+_DEFAULTS = {**_COUNTS, f"{ACTOR}.strategy": "fsdp", f"{ACTOR}.ppo_epochs": 1, f"{ROLLOUT}.gpu_memory_utilization": 0.5}
 
 
-def _counts(run: _VerlRun) -> Iterator[Problem]:
+def _counts(run: VerlRun) -> Iterator[Problem]:
     for key, default in _COUNTS.items():
         found = run.value(key)
-        unused = (found is None and default is None) or (key == _TOKENS and not run.dynamic)
+        unused = (found is None and default is None) or (key == TOKENS and not run.dynamic)
         if not unused and (type(found) is not int or found < 1):
             yield Problem("count", key, found, "must be a whole number of 1 or more")
 
 
-def _batches(run: _VerlRun) -> Iterator[Condition]:
+def _batches(run: VerlRun) -> Iterator[Condition]:
     """Conditions on batch sizes; each one is needed by those after it."""
     value = run.value
-    prompts, mini, group = value("data.train_batch_size"), value(_MINI_BATCH), value(f"{_ROLLOUT}.n")
-    yield "group-size", f"{_ROLLOUT}.n", group >= 2, "must be 2 or more: a success rate needs a group"
+    prompts, mini, group = value("data.train_batch_size"), value(MINI_BATCH), value(f"{ROLLOUT}.n")
+    yield "group-size", f"{ROLLOUT}.n", group >= 2, "must be 2 or more: a success rate needs a group"
     # verl would fill the last mini-batch up with rows of its own, and the mean would count them.
-    yield "mini-batch", _MINI_BATCH, prompts % mini == 0, f"must divide data.train_batch_size {prompts}"
-    devices = value("trainer.n_gpus_per_node") * value("trainer.nnodes")
-    key, size = devices_of_a_rank(run.config)
-    product = f"TP x PP = {size} " if uses_megatron(run.config) else ""
+    yield "mini-batch", MINI_BATCH, prompts % mini == 0, f"must divide data.train_batch_size {prompts}"
+    devices, (key, size) = run.devices, run.devices_of_a_rank
+    product = f"TP x PP = {size} " if run.megatron else ""
     yield "devices", key, devices % size == 0, f"{product}must divide the {devices} devices"
-    tensor = f"{_ROLLOUT}.tensor_model_parallel_size"
+    tensor = f"{ROLLOUT}.tensor_model_parallel_size"
     yield "devices", tensor, devices % value(tensor) == 0, f"must divide the {devices} devices"
     if devices % size:
         return
-    ranks = devices // size
+    ranks = run.ranks
     shared = f"of {group} responses must divide among {ranks} data-parallel ranks"
-    yield "mini-batch", _MINI_BATCH, mini * group % ranks == 0, shared
+    yield "mini-batch", MINI_BATCH, mini * group % ranks == 0, shared
     if mini * group % ranks or group < 2:
         return
     if run.dynamic:
-        sequence = 1 if uses_megatron(run.config) else size
-        longest = value("data.max_prompt_length") + value("data.max_response_length")
-        reason = f"times {sequence} devices must hold the longest sequence, {longest} tokens"
-        yield "packing", _TOKENS, value(_TOKENS) * sequence >= longest, reason
-    sizes = [(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", run.dynamic, mini)]
-    dynamic = value_of(run.config, f"{_ROLLOUT}.log_prob_use_dynamic_bsz", run.dynamic)
-    sizes.append((f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", dynamic, prompts))
+        sequence = 1 if run.megatron else size
+        reason = f"times {sequence} devices must hold the longest sequence, {run.longest} tokens"
+        yield "packing", TOKENS, value(TOKENS) * sequence >= run.longest, reason
+    sizes = [(f"{ACTOR}.ppo_micro_batch_size_per_gpu", run.dynamic, mini)]
+    dynamic = value_of(run.config, f"{ROLLOUT}.log_prob_use_dynamic_bsz", run.dynamic)
+    sizes.append((f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", dynamic, prompts))
     for key, unused, questions in sizes:
         rows, micro = questions * group // ranks, value(key)
-        fix = f"or set {_ACTOR}.use_dynamic_bsz=true"
+        fix = f"or set {ACTOR}.use_dynamic_bsz=true"
         yield "micro-batch", key, unused or (micro and rows % micro == 0), f"must divide a rank's {rows} rows", fix
 
 
-def uses_megatron(config: Mapping[str, Any]) -> bool:
-    """Whether verl trains with Megatron-Core instead of FSDP."""
-    return bool(value_of(config, f"{_ACTOR}.strategy", "fsdp") == "megatron")
-
-
-def devices_of_a_rank(config: Mapping[str, Any]) -> tuple[str, int]:
-    """The key and number of devices of one data-parallel rank: TP x PP, or FSDP's sequence parallel size."""
-
-    def count(key: str) -> int:
-        return int(value_of(config, key, _COUNTS[key]))
-
-    if uses_megatron(config):
-        key = f"{_MEGATRON}.tensor_model_parallel_size"
-        return key, count(key) * count(f"{_MEGATRON}.pipeline_model_parallel_size")
-    key = f"{_ACTOR}.ulysses_sequence_parallel_size"
-    return key, max(count(key), count(f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"))
-
-
-def _method(run: _VerlRun) -> Iterator[Condition]:
+def _method(run: VerlRun) -> Iterator[Condition]:
     bonus = run.settings.method.entropy_bonus
     yield "entropy-bonus", "coca.method.entropy_bonus", not bonus, "must be 0: only the local engine has it"
 
 
-def _stages(run: _VerlRun) -> Iterator[Problem]:
+def _stages(run: VerlRun) -> Iterator[Problem]:
     stages = len(run.settings.method.training_method.stages)
     key = "trainer.total_training_steps"
     if run.value(key) is None:
@@ -274,10 +276,8 @@ def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, re
     """Compare with what is written beside the checkpoints, and write it for the next time.
 
     ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
-    is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.
-
-    Raises:
-        ConfigError: the checkpoints are those of another method, or of other choices.
+    is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.  Raises
+    ConfigError for checkpoints of another method, or of other choices.
     """
     ours: dict[str, Any] = settings.method.model_dump(mode="json")
     if len(settings.method.training_method.stages) > 1:

@@ -17,19 +17,28 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from coca_mindspeed.config import model_size
 from coca_mindspeed.config.checks import Problem
 from coca_mindspeed.config.compose import config_directory
-from coca_mindspeed.config.model_size import BF16, FP32, GIB, Part, kv_bytes_per_token, model_parameters
+from coca_mindspeed.config.model_size import (
+    BF16,
+    FP32,
+    GIB,
+    Part,
+    kv_bytes_per_token,
+    layer_parameters,
+    model_parameters,
+)
 from coca_mindspeed.config.schema import ArchitectureConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
-from coca_mindspeed.verl.checks import devices_of_a_rank, uses_megatron, value_of
+from coca_mindspeed.verl.checks import ACTOR, MEGATRON, MINI_BATCH, ROLLOUT, TOKENS, VerlRun
 from coca_mindspeed.verl.settings import VerlSettings
 
 #: The file that verl's own configuration starts from, by its name in ``defaults``.
 VERLS_OWN = "ppo_trainer"
 _BASE = "coca_base"
+_MICROBATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+_TENSOR, _PIPELINE = (f"{MEGATRON}.{kind}_model_parallel_size" for kind in ("tensor", "pipeline"))
 
 
 def ready_made_verl_runs() -> list[str]:
@@ -50,8 +59,7 @@ def find_verl_run(name: str) -> Path | None:
 def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Compose a run with Hydra's overrides into plain containers, interpolations resolved.
 
-    Raises:
-        ConfigError: it cannot be composed; UsageError if there are overrides.
+    Raises ConfigError if it cannot be composed; UsageError if there are overrides.
     """
     verl = _verls_directory()
     try:
@@ -112,9 +120,6 @@ def _defaults(file: Path) -> list[str]:
     return [name for name in defaults if isinstance(name, str)] if isinstance(defaults, list) else []
 
 
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-
-
 @dataclass(frozen=True, slots=True)
 class RunLayout:
     """A run's plan: labels and values, and a device's memory.
@@ -132,26 +137,30 @@ class RunLayout:
 
 def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
     """Plan a run in which :func:`~coca_mindspeed.verl.checks.verl_problems` finds no problem."""
-    numbers = _Numbers.of(config)
+    run, share_key = VerlRun(config, settings), f"{ROLLOUT}.gpu_memory_utilization"
     shape = None if settings.device.model is None else model_shape(settings.device.model)
-    limit = settings.device.memory_gib
-    training: tuple[Part, ...] = ()
-    rollout: tuple[Part, ...] = ()
-    if shape is not None:
-        training, weights = _training(numbers, shape), BF16 * model_parameters(shape) / numbers.tensor
-        rest = numbers.share * limit * GIB - weights
-        rollout = (
-            Part("rollout weights", weights, "2 bytes x parameters / tensor parallel size"),
-            Part("KV cache", rest, "the rest of gpu_memory_utilization x memory"),
-        )
+    limit, share = settings.device.memory_gib, run.value(share_key)
+    tensor = run.value(f"{ROLLOUT}.tensor_model_parallel_size")
+    rows = _rows(run, tensor)
+    if shape is None:
+        return RunLayout(tuple(rows), (), (), limit, ())
+    training, weights = _training(run, shape), BF16 * model_parameters(shape) / tensor
+    cache, sequence = share * limit * GIB - weights, kv_bytes_per_token(shape, tensor) * run.longest
+    rollout = (
+        Part("rollout weights", weights, "2 bytes x parameters / tensor parallel size"),
+        Part("KV cache", cache, "the rest of gpu_memory_utilization x memory"),
+    )
+    rows.insert(2, ("model", f"{model_parameters(shape) / 1e9:.2f} billion parameters, {shape.layers} layers"))
+    held = max(0.0, cache / sequence)
+    rows.append(("KV cache", f"holds about {held:.0f} of the longest sequences an engine and device"))
     problems = []
     if (needed := sum(part.gib for part in training)) > limit:
         reason = f"an update needs about {needed:.0f} GiB of each device"
         problems.append(Problem("memory-update", "coca.device.memory_gib", limit, reason))
-    if shape is not None and rollout[-1].bytes <= kv_bytes_per_token(shape, numbers.tensor) * numbers.longest:
-        reason = f"the KV cache must hold one sequence of {numbers.longest} tokens"
-        problems.append(Problem("memory-kv-cache", f"{_ROLLOUT}.gpu_memory_utilization", numbers.share, reason))
-    return RunLayout(_rows(numbers, shape, settings, rollout), training, rollout, limit, tuple(problems))
+    if cache <= sequence:
+        reason = f"the KV cache must hold one sequence of {run.longest} tokens"
+        problems.append(Problem("memory-kv-cache", share_key, share, reason))
+    return RunLayout(tuple(rows), training, rollout, limit, tuple(problems))
 
 
 def model_shape(name: str) -> ArchitectureConfig:
@@ -165,103 +174,57 @@ def model_shape(name: str) -> ArchitectureConfig:
     return ArchitectureConfig.model_validate(model["architecture"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    nodes: int
-    devices: int
-    ranks: int
-    megatron: tuple[int, int] | None
-    prompts: int
-    group: int
-    mini: int
-    epochs: int
-    longest: int
-    new_tokens: int
-    update_tokens: int | None
-    microbatch: int | None
-    tensor: int
-    share: float
-    steps: str
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "_Numbers":
-        nodes = value_of(config, "trainer.nnodes", 1)
-        dynamic = value_of(config, f"{_ACTOR}.use_dynamic_bsz", False)
-        new_tokens = value_of(config, "data.max_response_length", 512)
-        steps = value_of(config, "trainer.total_training_steps", None)
-        devices = nodes * value_of(config, "trainer.n_gpus_per_node", 8)
-        megatron = f"{_ACTOR}.megatron"
-        tensor = value_of(config, f"{megatron}.tensor_model_parallel_size", 1)
-        pipeline = value_of(config, f"{megatron}.pipeline_model_parallel_size", 1)
-        return cls(
-            nodes=nodes,
-            devices=devices,
-            ranks=devices // devices_of_a_rank(config)[1],
-            megatron=(tensor, pipeline) if uses_megatron(config) else None,
-            prompts=value_of(config, "data.train_batch_size", 1024),
-            group=value_of(config, f"{_ROLLOUT}.n", 1),
-            mini=value_of(config, f"{_ACTOR}.ppo_mini_batch_size", 256),
-            epochs=value_of(config, f"{_ACTOR}.ppo_epochs", 1),
-            longest=value_of(config, "data.max_prompt_length", 512) + new_tokens,
-            new_tokens=new_tokens,
-            update_tokens=value_of(config, f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) if dynamic else None,
-            microbatch=None if dynamic else value_of(config, f"{_ACTOR}.ppo_micro_batch_size_per_gpu", None),
-            tensor=value_of(config, f"{_ROLLOUT}.tensor_model_parallel_size", 2),
-            share=value_of(config, f"{_ROLLOUT}.gpu_memory_utilization", 0.5),
-            steps=f"{steps} steps" if steps else f"epochs: {value_of(config, 'trainer.total_epochs', 30)}",
-        )
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the largest microbatch on a device."""
-        shared = 1 if self.megatron else self.devices // self.ranks
-        return self.update_tokens or (self.microbatch or 1) * self.longest // shared
+def _microbatch_tokens(run: VerlRun) -> int:
+    """Tokens of the largest microbatch on a device."""
+    if run.dynamic:
+        return int(run.value(TOKENS))
+    shared = 1 if run.megatron else run.devices_of_a_rank[1]
+    return (run.value(_MICROBATCH) or 1) * run.longest // shared
 
 
-def _rows(
-    numbers: _Numbers, shape: ArchitectureConfig | None, settings: VerlSettings, rollout: tuple[Part, ...]
-) -> tuple[tuple[str, str], ...]:
-    responses = numbers.prompts * numbers.group
-    stages = settings.method.training_method.stages
-    engine = f"FSDP over {numbers.ranks} ranks"
-    if numbers.megatron:
-        engine = f"Megatron, TP {numbers.megatron[0]}, PP {numbers.megatron[1]}, DP {numbers.ranks}"
-    rows = [
-        ("method", f"{settings.method.name}, loss aggregation {settings.method.loss_aggregation}"),
-        ("devices", f"{numbers.devices} on {numbers.nodes} node{'s' * (numbers.nodes > 1)}"),
-        ("training", f"{engine}, {responses // numbers.ranks} responses of a step on each rank"),
-        ("rollout", f"{numbers.devices // numbers.tensor} engines of tensor parallel size {numbers.tensor}"),
-        ("a step", f"{numbers.prompts} questions x {numbers.group} responses = {responses}"),
-        ("updates a step", f"{numbers.prompts // numbers.mini * numbers.epochs} of {numbers.mini} questions"),
-        ("microbatches", f"up to {numbers.tokens} tokens" if numbers.update_tokens else f"of {numbers.microbatch}"),
-        ("tokens", f"{numbers.longest} a sequence at most; {responses * numbers.new_tokens:,} new ones a step"),
-        ("length", numbers.steps + (f", shared by {' and '.join(stages)}" if len(stages) > 1 else "")),
+def _rows(run: VerlRun, tensor: int) -> list[tuple[str, str]]:
+    value, devices, nodes = run.value, run.devices, run.value("trainer.nnodes")
+    method = run.settings.method
+    prompts, group, mini = value("data.train_batch_size"), value(f"{ROLLOUT}.n"), value(MINI_BATCH)
+    responses, stages = prompts * group, method.training_method.stages
+    engine = f"FSDP over {run.ranks} ranks"
+    if run.megatron:
+        engine = f"Megatron, TP {value(_TENSOR)}, PP {value(_PIPELINE)}, DP {run.ranks}"
+    microbatches = f"up to {_microbatch_tokens(run)} tokens" if run.dynamic else f"of {value(_MICROBATCH)}"
+    new_tokens = responses * value("data.max_response_length")
+    steps = value("trainer.total_training_steps")
+    length = f"{steps} steps" if steps else f"epochs: {value('trainer.total_epochs')}"
+    return [
+        ("method", f"{method.name}, loss aggregation {method.loss_aggregation}"),
+        ("devices", f"{devices} on {nodes} node{'s' * (nodes > 1)}"),
+        ("training", f"{engine}, {responses // run.ranks} responses of a step on each rank"),
+        ("rollout", f"{devices // tensor} engines of tensor parallel size {tensor}"),
+        ("a step", f"{prompts} questions x {group} responses = {responses}"),
+        ("updates a step", f"{prompts // mini * value(f'{ACTOR}.ppo_epochs')} of {mini} questions"),
+        ("microbatches", microbatches),
+        ("tokens", f"{run.longest} a sequence at most; {new_tokens:,} new ones a step"),
+        ("length", length + (f", shared by {' and '.join(stages)}" if len(stages) > 1 else "")),
     ]
-    if shape is not None:
-        rows.insert(2, ("model", f"{model_parameters(shape) / 1e9:.2f} billion parameters, {shape.layers} layers"))
-        held = rollout[-1].bytes / (kv_bytes_per_token(shape, numbers.tensor) * numbers.longest)
-        rows.append(("KV cache", f"holds about {max(0.0, held):.0f} of the longest sequences an engine and device"))
-    return tuple(rows)
 
 
-def _training(numbers: _Numbers, shape: ArchitectureConfig) -> tuple[Part, ...]:
-    parameters = model_parameters(shape)
-    gathered = max(model_size.layer_parameters(shape), shape.vocab * shape.hidden)
-    kept = BF16 * numbers.tokens * (shape.hidden * shape.layers + 4 * shape.hidden + 3 * shape.ffn)
-    logits = numbers.tokens * shape.vocab * (2 * BF16 + 2 * FP32)
-    if numbers.megatron:
-        tensor, pipeline = numbers.megatron
+def _training(run: VerlRun, shape: ArchitectureConfig) -> tuple[Part, ...]:
+    parameters, tokens = model_parameters(shape), _microbatch_tokens(run)
+    gathered = max(layer_parameters(shape), shape.vocab * shape.hidden)
+    kept = BF16 * tokens * (shape.hidden * shape.layers + 4 * shape.hidden + 3 * shape.ffn)
+    logits = tokens * shape.vocab * (2 * BF16 + 2 * FP32)
+    if run.megatron:
+        tensor, pipeline = run.value(_TENSOR), run.value(_PIPELINE)
         held = (BF16 + FP32) * parameters / (tensor * pipeline)
         # A pipeline stage has 1/PP of the layers, and the activations of PP microbatches at once.
         return (
             Part("weights, gradients", held, "6 bytes x parameters / (TP x PP)"),
-            Part("optimizer state", 3 * FP32 * parameters / numbers.devices, "12 bytes x parameters / devices"),
-            Part("activations", kept / tensor, f"{numbers.tokens} tokens / TP, recomputed layer by layer"),
+            Part("optimizer state", 3 * FP32 * parameters / run.devices, "12 bytes x parameters / devices"),
+            Part("activations", kept / tensor, f"{tokens} tokens / TP, recomputed layer by layer"),
             Part("logits", logits / tensor, "12 bytes x tokens x vocabulary / TP"),
         )
     return (
-        Part("training state", 4 * FP32 * parameters / numbers.devices, "16 bytes x parameters / devices"),
+        Part("training state", 4 * FP32 * parameters / run.devices, "16 bytes x parameters / devices"),
         Part("gathered weights", 2 * BF16 * gathered, "the largest layer or embedding, and the next one's"),
-        Part("activations", kept, f"{numbers.tokens} tokens, recomputed layer by layer"),
+        Part("activations", kept, f"{tokens} tokens, recomputed layer by layer"),
         Part("logits", logits, "12 bytes x tokens x vocabulary"),
     )

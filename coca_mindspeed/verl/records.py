@@ -43,9 +43,6 @@ def export_for_verl(records: Path, output: Path, system_prompt: str | None, over
     """Write a file of prepared records for verl, completely or not at all; return its number of rows.
 
     The name of ``output`` ends in .jsonl, by which verl recognises the format.
-
-    Raises:
-        DataError: a line is no record, there is none, or the output exists.
     """
     if output.suffix != ".jsonl":
         raise ConfigError(f"{output}: expected a file whose name ends in .jsonl; verl reads others as other formats")
@@ -67,9 +64,6 @@ def check_rows(
 
     ``what`` is ``data.train_files`` or ``data.val_files``; a file made for another ``system_prompt`` is refused.
     ``max_tokens`` is ``data.max_prompt_length``; verl silently cuts a longer prompt.
-
-    Raises:
-        DataError: a row carries no record, another prompt, or one that is too long.
     """
     records = []
     for number, row in enumerate(rows, start=1):

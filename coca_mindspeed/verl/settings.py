@@ -25,9 +25,7 @@ class VerlSettings(ScoringSettings):
     """The section ``coca``."""
 
     broken_groups: int = Field(
-        0,
-        ge=0,
-        description="allowed incomplete groups per step (and questions per validation); more end the run",
+        0, ge=0, description="allowed incomplete groups per step (and questions per validation); more end the run"
     )
     samples_interval: int = Field(10, ge=0, description="steps between sample dumps; 0: none")
     samples_prompts: int = Field(4, ge=1, description="questions per dump, with all responses")
@@ -44,11 +42,7 @@ class VerlSettings(ScoringSettings):
 
 
 def verl_settings(config: Mapping[str, Any]) -> VerlSettings:
-    """Read the section ``coca`` of a whole verl configuration in plain containers.
-
-    Raises:
-        ConfigError: one line for each problem, with key and value.
-    """
+    """Read the section ``coca`` of a whole verl configuration; raises ``ConfigError`` with a line for each problem."""
     section = config.get(NAME)
     if not isinstance(section, Mapping):
         raise ConfigError(

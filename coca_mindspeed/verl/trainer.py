@@ -60,12 +60,7 @@ class SegmentTrainer(PPOTrainerSync):
     """The trainer; its methods override verl's."""
 
     def __init__(self, config: Any) -> None:
-        """Check the configuration and verl's release before anything is loaded.
-
-        Raises:
-            ConfigError: naming every wrong key.
-            ManifestError: a definition of this verl differs from every known release.
-        """
+        """Check the configuration and verl's release before anything is loaded."""
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self._settings = verl_settings(plain)
         refuse(verl_problems(plain, self._settings), "verl would not train by the method:")

@@ -119,7 +119,7 @@ def _train(place: Workplace, job: Job) -> list[Prediction]:
     config = job_config(place.plan, job, place.output)
     start = _start(place, job, config, config.method.training_method.confidence_position)
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
-    composed = ComposedConfig(config, place.plan.settings[job.setting].run, ())
+    composed = ComposedConfig(config, place.plan.settings[job.setting].run)
     directory = job.directory(place.output) / "run"
     with LocalRun(composed, directory, resume=True, show_progress=place.show_progress) as local:
         trainer = local.trainer(local.execute(local.train))

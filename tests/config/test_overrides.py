@@ -9,42 +9,15 @@ import pytest
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.schema import PATH_KEYS
 from coca_mindspeed.errors import ConfigError, UsageError
+from tests.tables import read_table
 
-AWKWARD = [
-    "ünïcödé/模型",
-    "a=b",
-    "a,b",
-    "a b",
-    " a ",
-    "[a]",
-    "[a",
-    "{a}",
-    "a}",
-    "(a)",
-    "it's",
-    'say "x"',
-    "back\\slash",
-    "ends\\",
-    "'half",
-    "a:b",
-    "a#b",
-    "@x",
-    "*",
-    "123",
-    "1e3",
-    "true",
-    "-x",
-    "range(1,3)",
-    "choice(a)",
-    "$x",
-    "100%",
-    "a\\'b",
-    "a\tb",
-    "café 数学/[v2] a=b; c/model",
-]
+AWKWARD = (
+    """ünïcödé/模型|a=b|a,b|a b| a |[a]|[a|{a}|a}|(a)|it's|say "x"|back\\slash|ends\\|'half|a:b|a#b|@x|*|123|1e3|true"""
+)
+AWKWARD += """|-x|range(1,3)|choice(a)|$x|100%|a\\'b|a\tb|café 数学/[v2] a=b; c/model"""
 
 
-@pytest.mark.parametrize("value", AWKWARD)
+@pytest.mark.parametrize("value", AWKWARD.split("|"))
 def test_plain_text_needs_no_quotes(value):
     """And under ``mindspeed_rl``, where a key may hold anything, what Hydra cannot read is a text."""
     typed = ["model.path", "++data.train", "logging.wandb"]
@@ -60,7 +33,6 @@ def test_plain_text_needs_no_quotes(value):
     [("'a b'", "a b"), ('"a,b"', "a,b"), (r"'it\'s'", "it's"), ("null", None), ("'null'", "null"), ("", "")],
 )
 def test_quotes_and_null_mean_what_they_do_in_hydra(typed, value):
-    assert compose_run("demo", [f"logging.wandb={typed}"]).run.logging.wandb == value
     assert compose_run("demo", [f"++logging.wandb={typed}"]).run.logging.wandb == value
 
 
@@ -82,40 +54,21 @@ def test_the_home_directory_is_expanded_wherever_a_path_is_named(tmp_path, monke
     assert (mine.model.path, mine.logging.wandb) == (f"{tmp_path}/m", "~/no path")
 
 
-@pytest.mark.parametrize("folder", ["with blank", "数学", "a=b,c", "[x]", "it's"])
-def test_configuration_files_lie_anywhere(tmp_path, folder):
-    (tmp_path / folder).mkdir()
-    (tmp_path / folder / "my run.yaml").write_text("defaults: [demo, _self_]\nseed: 5\n")
-    assert compose_run(str(tmp_path / folder / "my run.yaml")).run.seed == 5
+def test_configuration_files_lie_anywhere(tmp_path):
+    file = tmp_path / "with blank" / "数学" / "a=b,c" / "[x] it's" / "my run.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("defaults: [demo, _self_]\nseed: 5\n")
+    assert compose_run(str(file)).run.seed == 5
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("rollout.prompts", "override 'rollout.prompts': expected KEY=VALUE"),
-        ("method", "override 'method': expected KEY=VALUE"),
-        ("method=coka", r"override 'method=coka': no such method, did you mean 'coca'\?; known: coca, joint"),
-        ("methud=coca", r"override 'methud=coca': methud='coca': unknown key, did you mean 'method'\?"),
-        ("hardware=acsend_910b", r"did you mean 'ascend_910b'\?"),
-        ("method.name=coka", r"unknown training method 'coka', did you mean 'coca'\?"),
-        ("rollout.prompts=1,2", "override 'rollout.prompts=1,2': expected one value, found several"),
-        ("mindspeed_rl.a=x,y", r"""for a text with a comma: mindspeed_rl\.a="'x,y'" """.strip()),
-        ("mindspeed_rl.a={x", r"""override 'mindspeed_rl\.a=\{x': .*as text: mindspeed_rl\.a="'\{x'" """.strip()),
-        ("rollout.prompts=a b", "override 'rollout.prompts=a b': rollout.prompts='a b': input should be a valid int"),
-        ("rollout.prompts=" + "9" * 5000, "override 'rollout.prompts=99999.*: a number of more than 4300 digits"),
-        ("rollout.prompts=0x" + "f" * 9000, "rollout.prompts"),
-        ("data.grader_options=" + "[" * 2000 + "]" * 2000, "override 'data.grader_options=.*nested too deeply"),
-        ("seed.x=3", "override 'seed.x=3'"),
-        ("rollout.engine=vllm", r"rollout\.engine='vllm': unknown key.*launch/verl\.sh"),
-        ("rollout.importance_cap=2.0", r"unknown key.*launch/verl\.sh"),
-        ("rollout.vllm.dtype=bfloat16", r"unknown key.*launch/verl\.sh"),
-        ("rollout.vllm.python=~/a b$", r"unknown key.*launch/verl\.sh"),
-        ("sééd=3", r"override 'sééd=3': unknown key; known: seed"),
-        ("=3", "override '=3': expected KEY=VALUE"),
-        ("optimizer.betas=[0.9,1.0]", r"override 'optimizer\.betas=\[0\.9,1\.0\]': optimizer\.betas\.1=1\.0: "),
-        ("~optimizer.lrr", "override '~optimizer.lrr'"),
-    ],
-)
+LONG = [
+    ["rollout.prompts=" + "9" * 5000, "override 'rollout.prompts=99999.*: a number of more than 4300 digits"],
+    ["rollout.prompts=0x" + "f" * 9000, "rollout.prompts"],
+    ["data.grader_options=" + "[" * 2000 + "]" * 2000, "override 'data.grader_options=.*nested too deeply"],
+]
+
+
+@pytest.mark.parametrize(("override", "message"), [*read_table(__file__, "refused_overrides.tsv"), *LONG])
 def test_the_override_is_blamed_and_not_the_file(override, message):
     with pytest.raises(UsageError, match=message) as caught:
         compose_run("demo", [override])
@@ -144,15 +97,6 @@ def test_files_that_would_break_a_parser(tmp_path, text, message):
     (tmp_path / "mine.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=message):
         compose_run(str(tmp_path / "mine.yaml"))
-
-
-@pytest.mark.parametrize("name", ["mine.yml", "folder/mine"])
-def test_configuration_files_end_in_yaml(tmp_path, name):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("defaults: [demo, _self_]\n")
-    with pytest.raises(ConfigError, match=r"expected a file whose name ends in \.yaml"):
-        compose_run(str(path))
 
 
 def test_a_file_of_ones_own_beside_a_ready_made_name(tmp_path, monkeypatch):

@@ -40,11 +40,11 @@ def test_the_floats_are_all_found():
     assert {"optimizer.lr", "optimizer.betas", "model.architecture.norm_eps", "data.epochs"} < set(numbers())
 
 
-@pytest.mark.parametrize("key", numbers())
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_no_number_is_infinite_or_none(key, value):
-    with pytest.raises(ValidationError, match=key.replace(".", r"\.")):
-        with_value(key, [0.9, value] if key == "optimizer.betas" else value)
+def test_no_number_is_infinite_or_none(value):
+    for key in numbers():
+        with pytest.raises(ValidationError, match=key.replace(".", r"\.")):
+            with_value(key, [0.9, value] if key == "optimizer.betas" else value)
 
 
 @pytest.mark.parametrize("key", ["mindspeed_rl.actor_config.lr", "data.grader_options.math.seconds"])

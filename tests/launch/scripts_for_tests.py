@@ -4,13 +4,29 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from subprocess import CompletedProcess
+
+ROOT = Path(__file__).parents[2]
 
 
-def call(script: Path, *arguments: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+def call(script: Path, *arguments: str, cwd: Path | None = None, **environment: str) -> CompletedProcess[str]:
+    return run(["bash", str(script), *arguments], cwd, environment)
+
+
+def shell(steps: str, **environment: str) -> CompletedProcess[str]:
+    """Run steps in a shell like that of the launch scripts."""
+    return run(["bash", "-euo", "pipefail", "-c", f'. "{ROOT}/launch/lib.sh"; {steps}'], ROOT, environment)
+
+
+def run(command: list[str], cwd: Path | None, environment: Mapping[str, str]) -> CompletedProcess[str]:
     variables = {**os.environ, "PYTHON": sys.executable, **environment}
-    command = ["bash", str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=timeout, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300, check=False, cwd=cwd)
+
+
+def commands(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("+")]
 
 
 def until(path: Path) -> None:

@@ -9,17 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.verl.configuration import ready_made_verl_runs
-from tests.launch.scripts_for_tests import call, ended, until
+from tests.launch.scripts_for_tests import call, commands, ended, until
 
 SCRIPT = Path(__file__).parents[2] / "launch" / "verl.sh"
 
 
-def commands(output: str) -> list[str]:
-    return [line for line in output.splitlines() if line.startswith("+")]
-
-
-@pytest.mark.parametrize("run", ready_made_verl_runs())
+@pytest.mark.parametrize("run", ["coca_qwen25_7b", "coca_qwen25_7b_megatron"])
 def test_dry_run_shows_the_plan_and_verls_own_command(run):
     shown = call(SCRIPT, run, "--dry-run", "--output", "/nowhere/run", "trainer.n_gpus_per_node=16")
     assert shown.returncode == 0, shown.stderr
@@ -46,13 +41,6 @@ def test_several_nodes_are_rays_own_commands():
     assert join.endswith("start --block --address=10.0.0.1:6766")
 
 
-def test_a_run_that_the_plugin_would_refuse_is_not_started(tmp_path):
-    refused = call(SCRIPT, "coca_qwen25_7b", "--dry-run", "actor_rollout_ref.actor.clip_ratio_c=3.0")
-    assert refused.returncode == 1
-    assert "actor_rollout_ref.actor.clip_ratio_c=3.0: " in refused.stderr
-    assert "main_ppo" not in refused.stdout
-
-
 def test_checkpoints_are_gone_on_from_only_where_that_is_asked_for(tmp_path):
     arguments = ("coca_qwen25_7b", "--dry-run", "--output", str(tmp_path))
     assert "no checkpoint to resume from" in call(SCRIPT, *arguments, "--resume").stderr
@@ -68,19 +56,15 @@ def test_checkpoints_are_gone_on_from_only_where_that_is_asked_for(tmp_path):
 
 
 def test_smoke_is_the_same_method_on_the_tiny_model_and_a_cpu(tmp_path):
-    shown = call(SCRIPT, "coca_qwen25_7b", "--smoke", "--dry-run", "--output", str(tmp_path / "run"))
-    assert shown.returncode == 0, shown.stderr
-    _, make, train = commands(shown.stdout)
-    assert f"verl_smoke {tmp_path}/run/tiny" in make
-    assert "actor_rollout_ref.rollout.name=host" in train
-    assert not (tmp_path / "run").exists()
-
-
-def test_smoke_is_on_this_machine_whatever_the_environment_says_of_nodes(tmp_path):
+    """On this machine, whatever the environment says of nodes."""
     shown = call(SCRIPT, "coca_qwen25_7b", "--smoke", "--dry-run", "--output", str(tmp_path / "run"), NNODES="2")
     assert shown.returncode == 0, shown.stderr
     assert "trainer.nnodes=1" in shown.stdout
     assert "trainer.nnodes=2" not in shown.stdout
+    _, make, train = commands(shown.stdout)
+    assert f"verl_smoke {tmp_path}/run/tiny" in make
+    assert "actor_rollout_ref.rollout.name=host" in train
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_signal_while_nodes_are_waited_for_is_acted_upon_at_once(stand_in):
@@ -110,18 +94,20 @@ def test_without_verl_its_install_command_and_guide_are_named(options, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("code", "arguments", "said"),
     [
-        ((), "which RUN?"),
-        (("nope",), "configs/verl/nope.yaml"),
-        (("coca_qwen25_7b", "again"), "expected KEY=VALUE, found again"),
-        (("coca_qwen25_7b", "--fast"), "unknown option --fast"),
-        (("coca_qwen25_7b", "--smoke", "--resume"), "nothing to resume"),
-        (("coca_qwen25_7b", "--smoke", "data.train_files=x"), "--smoke sets data.train_files itself"),
-        (("coca_qwen25_7b", "--smoke", "+data.val_files=x"), "--smoke sets data.val_files itself; leave data.val"),
+        (2, "", "which RUN?"),
+        (2, "nope", "configs/verl/nope.yaml"),
+        (2, "coca_qwen25_7b again", "expected KEY=VALUE, found again"),
+        (2, "coca_qwen25_7b --fast", "unknown option --fast"),
+        (2, "coca_qwen25_7b --smoke --resume", "nothing to resume"),
+        (2, "coca_qwen25_7b --smoke data.train_files=x", "--smoke sets data.train_files itself"),
+        (2, "coca_qwen25_7b --smoke +data.val_files=x", "--smoke sets data.val_files itself; leave data.val"),
+        (1, "coca_qwen25_7b --dry-run actor_rollout_ref.actor.clip_ratio_c=3.0", "actor.clip_ratio_c=3.0: "),
     ],
 )
-def test_what_was_typed_wrong_is_refused_with_code_2(arguments, said):
-    refused = call(SCRIPT, *arguments)
-    assert refused.returncode == 2
+def test_refused_calls(code, arguments, said):
+    refused = call(SCRIPT, *arguments.split())
+    assert refused.returncode == code
     assert said in refused.stderr
+    assert "main_ppo" not in refused.stdout

@@ -21,6 +21,7 @@ from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
 ROWS, WIDTH = 8, 6
 MEANS = SegmentStatistics(*torch.zeros(4)).means()
+UTILITIES = (".utils", ".utils.compute", ".utils.utils")
 AGGREGATIONS = ("sum", "token_mean", "segment_mean")
 
 
@@ -31,24 +32,15 @@ class _FakeBase:
 
 @pytest.fixture
 def actor_loss(monkeypatch):
-    for name in (
-        "",
-        ".models",
-        ".models.loss",
-        ".models.loss.base_loss_func",
-        ".utils",
-        ".utils.compute",
-        ".utils.utils",
-    ):
+    for name in ("", ".models", ".models.loss", ".models.loss.base_loss_func", *UTILITIES):
         monkeypatch.setitem(sys.modules, f"mindspeed_rl{name}", types.ModuleType(name))
     sys.modules["mindspeed_rl.models.loss.base_loss_func"].BaseLossFunc = _FakeBase  # type: ignore[attr-defined]
     compute = sys.modules["mindspeed_rl.utils.compute"]
     compute.compute_kl_penalty = lambda a, b, kind: (a - b).square()  # type: ignore[attr-defined]
     compute.get_parallel_state = lambda: None  # type: ignore[attr-defined]
     saved: list[dict[str, Tensor]] = []
-    sys.modules["mindspeed_rl.utils.utils"].MsProbe = SimpleNamespace(  # type: ignore[attr-defined]
-        save_data=saved.append, saved=saved
-    )
+    probe = SimpleNamespace(save_data=saved.append, saved=saved)
+    sys.modules["mindspeed_rl.utils.utils"].MsProbe = probe  # type: ignore[attr-defined]
     import coca_mindspeed.mindspeed.stages.actor_loss as module
 
     yield module
@@ -140,6 +132,21 @@ def test_statistics_of_microbatches_average_to_those_of_the_batch(actor_loss, mo
     inside = torch.arange(WIDTH) < batch["response_length"]
     gap = (batch["old_log_prob"] - batch[columns.ROLLOUT_LOG_PROBS]).abs()[inside].mean()
     assert whole["rollout/log_prob_gap"] == pytest.approx(float(gap), rel=1e-5)
+    masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), batch["response_length"][:, 0].long(), WIDTH)
+    for name, mask in (("confidence", masks.confidence), ("answer", masks.answer), ("rollout", inside)):
+        entropy = -batch["old_log_prob"][mask].mean()
+        assert whole[f"{name}/entropy"] == pytest.approx(float(entropy), rel=1e-5), name
+    saved = sys.modules["mindspeed_rl.utils.utils"].MsProbe.saved
+    assert saved[0].keys() >= {"old_log_prob", "log_prob", "advantages", "loss"}
+
+
+def test_forward_only_and_refusals(actor_loss, monkeypatch, batch):
+    loss = _loss(actor_loss, monkeypatch)
+    assert loss.compute_loss(batch["log_probs"], batch, forward_only=True) is batch["log_probs"]
+    with pytest.raises(TrainingError, match="mini-batch"):
+        loss.compute_loss(batch["log_probs"], batch, actual_micro_batch_size=8)
+    with pytest.raises(ConfigError, match="entropy_coeff"):
+        loss.add_loss_meta_info({"entropy_coeff": 0.1})
 
 
 def test_without_old_log_probs_the_ratio_is_one(actor_loss, monkeypatch, batch):
@@ -157,31 +164,3 @@ def test_a_kl_term_is_averaged_over_the_mini_batchs_tokens(actor_loss, monkeypat
     # d/dx of 0.5 * mean of (x - reference)^2 over the response tokens
     penalty = torch.where(inside, batch["log_probs"] - batch["ref_log_prob"], 0.0) / inside.sum()
     torch.testing.assert_close(gradient, _whole(batch, "sum") + penalty)
-
-
-def test_forward_only_gives_log_probs(actor_loss, monkeypatch, batch):
-    loss = _loss(actor_loss, monkeypatch)
-    assert loss.compute_loss(batch["log_probs"], batch, forward_only=True) is batch["log_probs"]
-
-
-def test_refusals_of_the_loss(actor_loss, monkeypatch, batch):
-    loss = _loss(actor_loss, monkeypatch)
-    with pytest.raises(TrainingError, match="mini-batch"):
-        loss.compute_loss(batch["log_probs"], batch, actual_micro_batch_size=8)
-    with pytest.raises(ConfigError, match="entropy_coeff"):
-        loss.add_loss_meta_info({"entropy_coeff": 0.1})
-
-
-def test_entropies_by_segment_and_tensors_for_msprobe(actor_loss, monkeypatch, batch):
-    loss = _loss(actor_loss, monkeypatch)
-    log_probs = batch["log_probs"]
-    _, statistics = loss._loss(log_probs.requires_grad_(), batch, actor_loss.MiniBatch(ROWS, 100, 1), 1)
-    means = finish(statistics)
-    lengths = batch["response_length"].flatten()
-    masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), lengths.long(), log_probs.shape[1])
-    old = batch["old_log_prob"][:, : log_probs.shape[1]]
-    every = masks.confidence | masks.answer
-    for name, mask in (("confidence", masks.confidence), ("answer", masks.answer), ("rollout", every)):
-        assert means[f"{name}/entropy"] == pytest.approx(float(-old[mask].mean()), rel=1e-5), name
-    (saved,) = sys.modules["mindspeed_rl.utils.utils"].MsProbe.saved
-    assert set(saved) >= {"old_log_prob", "log_prob", "advantages", "loss"}

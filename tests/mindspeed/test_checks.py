@@ -4,7 +4,9 @@ import json
 import math
 import re
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,8 +23,9 @@ from coca_mindspeed.mindspeed import checks, hook_checks
 from coca_mindspeed.mindspeed.checks import layout_problems, nearest_working
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, estimate_memory
 from coca_mindspeed.mindspeed.plan import make_plan
-from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
+from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
+from tests.tables import read_table
 
 ON_ASCEND = [name for name in ready_made_runs() if "_910" in name]
 ACTOR = "mindspeed_rl.actor_config."
@@ -30,9 +33,7 @@ GENERATE = "mindspeed_rl.generate_config."
 RL = "mindspeed_rl.rl_config."
 
 
-@pytest.fixture(scope="module")
-def seven() -> ResolvedConfig:
-    return resolve_config(compose_run("qwen25_7b_910b").run)
+_SEVEN = resolve_config(compose_run("qwen25_7b_910b").run)
 
 
 @pytest.mark.parametrize("name", ON_ASCEND)
@@ -50,6 +51,11 @@ def test_ready_made_runs_have_the_papers_settings_and_hold(name):
     assert resolved.npus == resolved.dp * resolved.tp * resolved.pp == resolved.rollout_dp * resolved.rollout_tp
     assert plan.memory is not None
     assert plan.memory.longest_responses > 1
+    two = resolve_config(compose_run(name, ["hardware.nodes=2"]).run)
+    for each in (resolved, two):  # all prompts are answered in one wave
+        assert (each.rollout_tp, each.memory_utilization) == (1, 0.8)
+        assert each.max_sequences >= each.engine_responses == 128 * 16 // each.npus
+    assert replace(resolved, rollout_dispatch=64).engine_responses == 64
 
 
 def test_there_are_runs_for_every_model_on_both_machines():
@@ -87,30 +93,12 @@ def test_our_keys_reach_mindspeed_rl_without_being_written_twice():
 def test_memory_by_hand():
     """Two layers of hidden 8, 2 heads, 1 group, MLP 16, vocabulary 32, all by the formulas of docs/ascend.md."""
     resolved = replace(
-        resolve_config(compose_run("qwen25_7b_910b").run),
-        layers=2,
-        hidden=8,
-        heads=2,
-        query_groups=1,
-        ffn=16,
-        vocab=32,
-        untied_embeddings=True,
-        qkv_bias=False,
-        tp=1,
-        pp=1,
-        cp=1,
-        npus=4,
-        rollout_tp=1,
-        max_prompt=40,
-        max_new=60,
-        seq_length=100,
-        max_model_len=100,
-        update_tokens=100,
-        max_batched_tokens=100,
-        max_sequences=10,
-        memory_utilization=0.5,
-        memory_gib=1 / 1024,
-        reserved_gib=1 / 2**14,
+        _SEVEN,
+        **{"layers": 2, "hidden": 8, "heads": 2, "query_groups": 1, "ffn": 16, "vocab": 32},
+        **{"untied_embeddings": True, "qkv_bias": False, "tp": 1, "pp": 1, "cp": 1, "npus": 4, "rollout_tp": 1},
+        **{"max_prompt": 40, "max_new": 60, "memory_utilization": 0.5, "max_sequences": 10},
+        **dict.fromkeys(("seq_length", "max_model_len", "update_tokens", "max_batched_tokens"), 100),
+        **{"memory_gib": 1 / 1024, "reserved_gib": 1 / 2**14},
     )
     layer = 8 * (8 + 2 * 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
     parameters = 2 * layer + 2 * 32 * 8
@@ -133,9 +121,9 @@ def test_memory_by_hand():
     assert {part.name: part.bytes for part in kept.rollout}["training state not offloaded"] == training["optimizer"]
 
 
-def test_what_layouts_do_to_memory(seven):
+def test_what_layouts_do_to_memory():
     def training(**changes):
-        return {part.name: part.bytes for part in estimate_memory(replace(seven, **changes)).training}
+        return {part.name: part.bytes for part in estimate_memory(replace(_SEVEN, **changes)).training}
 
     whole, halves = training(tp=2), training(tp=4)
     assert whole["weights"] == 2 * halves["weights"]
@@ -144,15 +132,16 @@ def test_what_layouts_do_to_memory(seven):
     assert training(recompute="full")["activations"] < halves["activations"] / 10
     assert training(sequence_parallel=False)["activations"] > halves["activations"]
     assert training(kl_coefficient=0.1)["reference model"] == halves["weights"]
-    pipeline = estimate_memory(replace(seven, tp=2, pp=2))
+    pipeline = estimate_memory(replace(_SEVEN, tp=2, pp=2))
     assert max(part.bytes for part in pipeline.training) > 0
-    tied = replace(seven, untied_embeddings=False)
-    both_ends = model_parameters(replace(seven, pp=2)) - model_parameters(tied)
-    assert both_ends == seven.vocab * seven.hidden
+    tied = replace(_SEVEN, untied_embeddings=False)
+    assert checkpoint_bytes(_SEVEN) == 14 * 7_615_616_512  # 106.6 GB
+    both_ends = model_parameters(replace(_SEVEN, pp=2)) - model_parameters(tied)
+    assert both_ends == _SEVEN.vocab * _SEVEN.hidden
 
 
 SHORT = {"A.": ACTOR, "G.": GENERATE, "R.": RL, "T.": "mindspeed_rl.megatron_training."}
-REFUSED = [line.split("\t") for line in (Path(__file__).parent / "refused_runs.tsv").read_text().splitlines()[1:]]
+REFUSED = read_table(__file__, "refused_runs.tsv")
 
 
 def full(text: str) -> str:
@@ -174,30 +163,9 @@ def test_refused_runs(overrides, expected):
     assert found == [(code, full(key), value, nearest) for code, key, value, nearest in rows]
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "field"),
-    [
-        ({"ffn": 18945}, "tp-mlp", "tp"),
-        ({"vocab": 152065}, "tp-vocabulary", "tp"),
-        ({"cp": 2, "tp": 2, "seq_length": 6145, "max_model_len": 6145}, "cp-sequence", "cp"),
-        ({"nodes": 3}, "npus-nodes", "npus"),
-        ({"nodes": 3, "npus": 24}, "prompts-nodes", "prompts"),
-        ({"rollout_tp": 7, "npus": 28}, "rollout-groups", "rollout_tp"),
-        ({"tp": 4, "rollout_tp": 3, "heads": 12, "query_groups": 12, "npus": 24}, "rollout-training-tp", "rollout_tp"),
-        ({"tp": 1, "pp": 4, "rollout_tp": 4}, "rollout-stage", "rollout_tp"),
-        ({"group": 1}, "group-size", "group"),
-        ({"logprob_tokens": 6143}, "packing", "logprob_tokens"),
-        ({"rollout_dispatch": 100}, "dispatch-divides", "rollout_dispatch"),
-        ({"logprob_dispatch": 100}, "dispatch-divides", "logprob_dispatch"),
-        ({"update_dispatch": 0}, "dispatch-divides", "update_dispatch"),
-        ({"top_p": 0.9}, "sampling-cut", "top_p"),
-        ({"min_p": 0.1}, "sampling-cut", "min_p"),
-        ({"pp": 2, "no_pad_to_seq_lengths": False}, "padding-pipeline", "no_pad_to_seq_lengths"),
-        *(({name: 0}, "size", name) for name in ("npus", "pp", "cp", "rollout_tp", "mini_batch", "prompts", "group")),
-    ],
-)
-def test_refused_layouts(seven, changes, code, field):
-    found = {(problem.code, problem.key) for problem in layout_problems(replace(seven, **changes))}
+@pytest.mark.parametrize(("changes", "code", "field"), read_table(__file__, "refused_layouts.tsv"))
+def test_refused_layouts(changes, code, field):
+    found = {(problem.code, problem.key) for problem in layout_problems(replace(_SEVEN, **json.loads(changes)))}
     assert (code, field) in found
 
 
@@ -205,7 +173,7 @@ def test_every_code_is_tested():
     """A new check needs a case in one of the tables."""
     sources = "".join(Path(str(module.__file__)).read_text() for module in (checks, hook_checks))
     codes = set(re.findall(r'(?:yield|Problem\(|\[\()\s*"([a-z0-9-]+)", ', sources))
-    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("*s.tsv"))
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("*.tsv"))
     tests += "".join(path.read_text() for path in Path(__file__).parent.glob("test_*checks.py"))
     assert len(codes) > 50
     assert {code for code in codes if not re.search(rf"(?<![\w-]){code}(?![\w-])", tests)} == set()
@@ -290,9 +258,6 @@ def test_a_layout_that_passes_divides_everything(tp, pp, rollout_tp, prompts, no
     assert resolved.layers % pp == 0
 
 
-_SEVEN = resolve_config(compose_run("qwen25_7b_910b").run)
-
-
 @pytest.mark.parametrize("field", ["tp", "pp", "rollout_tp", "prompts", "mini_batch", "micro_batch"])
 @pytest.mark.parametrize("value", [3, 5, 9])
 def test_values_that_are_said_to_work_do(field, value):
@@ -304,57 +269,45 @@ def test_values_that_are_said_to_work_do(field, value):
 
 
 def _leaves(section, prefix=""):
+    """Keys and their types."""
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             yield from _leaves(inner, f"{prefix}{name}.")
-        elif prefix + name not in ("mindspeed_rl", "model.architecture"):
-            yield prefix + name
+        elif prefix + name not in _NOT_COMPARED:
+            yield prefix + name, inner
 
 
-# Another value for each key whose kind does not tell one.
-_OTHER = {
-    "model.compute_dtype": "float32",
-    "model.chat_template_kwargs": "{enable_thinking: false}",
-    "model.prompt_date": "2026-01-31",
-    "model.attention": "eager",
-    "model.lora.base_dtype": "bfloat16",
-    "method.name": "rlvr",
-    "method.loss_aggregation": "token_mean",
-    "method.advantage_ddof": "0",
-    "method.invalid_reward": "-0.5",
-    "method.clip": "0.3",
-    "method.confidence_decimals": "2",
-    "data.name": "arithmetic",
-    "data.grader": "exact",
-    "data.grader_options": "{seconds: 1}",
-    "optimizer.name": "adamw_8bit",
-    "optimizer.betas": "[0.5,0.6]",
-    "optimizer.schedule": "cosine",
-    "trainer.device": "cpu",
-    "trainer.minibatches": "2",
-    "hardware.platform": "host",
-    "rollout.prompts": "64",
-    "rollout.group_size": "8",
-    "warm_up.wrong_answers": "0.5",
-    "confidence_start.questions": "20",
-    "warm_up.overconfident": "0.5",
-    "evaluation.questions": "3",
-}
 # Checks of the plan itself: files of the machine, sizes of its memory, iterations.
-_PLANS = {"data.rows", "data.epochs", "hardware.memory_gib", "hardware.reserved_gib", "trainer.steps"}
+_NOT_COMPARED = {"mindspeed_rl", "model.architecture"} | {
+    "data.rows",
+    "data.epochs",
+    "hardware.memory_gib",
+    "hardware.reserved_gib",
+    "trainer.steps",
+    "data.name",
+}
+
+
+_OTHER = dict(read_table(__file__, "other_values.tsv"))
+
+
+def planned(run: RunConfig) -> tuple[set[str], dict[str, Any]]:
+    """Keys with problems, and what the driver reads."""
+    plan = make_plan(run)
+    values = mindspeed_values(run, replace(plan, iterations=plan.iterations or 1), StageFiles(Path("runs/x")))
+    return {problem.key for problem in plan.problems}, values
 
 
 @pytest.fixture(scope="module")
-def base() -> RunConfig:
-    return compose_run("qwen25_7b_910b", ["trainer.share_prompts=true"]).run
+def base() -> tuple[RunConfig, dict[str, Any]]:
+    run = compose_run("qwen25_7b_910b", ["trainer.share_prompts=true"]).run
+    return run, planned(run)[1]
 
 
-@pytest.mark.parametrize("key", sorted(set(_leaves(RunConfig)) - _PLANS))
-def test_no_key_of_ours_is_ignored_in_silence(key, base):
-    value = base
-    for part in key.split("."):
-        value = getattr(value, part)
+@pytest.mark.parametrize(("key", "annotation"), list(_leaves(RunConfig)))
+def test_no_key_of_ours_is_ignored_in_silence(key, annotation, base):
+    value = attrgetter(key)(base[0])
     if key in _OTHER:
         other = _OTHER[key]
     elif isinstance(value, bool):
@@ -362,26 +315,9 @@ def test_no_key_of_ours_is_ignored_in_silence(key, base):
     elif isinstance(value, int | float):
         other = str(value * 2 or 1)
     else:
-        other = "1" if value is None and "int" in str(_annotation(key)) else "other"
-    if key == "data.name":  # refused beside data.train, before there is a plan
-        with pytest.raises(ConfigError, match="would not be read"):
-            compose_run("qwen25_7b_910b", ["data.name=arithmetic"])
-        return
-    run = compose_run("qwen25_7b_910b", [f"{key}={other}"]).run
-    plan, before = make_plan(run), make_plan(base)
-    if any(problem.key == key for problem in plan.problems):
-        return
-    files = StageFiles(Path("runs/x"))
-    plan, before = (replace(p, iterations=p.iterations or 1) for p in (plan, before))
-    assert mindspeed_values(run, plan, files) != mindspeed_values(base, before, files)
-
-
-def _annotation(key):
-    model = RunConfig
-    *sections, name = key.split(".")
-    for part in sections:
-        model = model.model_fields[part].annotation
-    return model.model_fields[name].annotation
+        other = "1" if value is None and "int" in str(annotation) else "other"
+    refused, values = planned(compose_run("qwen25_7b_910b", [f"{key}={other}"]).run)
+    assert key in refused or values != base[1]
 
 
 @pytest.mark.parametrize(
@@ -396,24 +332,5 @@ def _annotation(key):
 )
 def test_nearest_values_pass_all_checks(overrides):
     (problem,) = problems_of_run(overrides)
-    values = problem.fix.removeprefix("nearest that works: ").split(", ")
-    assert values
-    for value in values:
-        assert problems_of_run([*overrides, f"{problem.key}={value}"]) == ()
-
-
-def test_slots_and_responses_of_a_rollout_engine(seven):
-    assert (seven.engine_responses, replace(seven, rollout_dispatch=64).engine_responses) == (256, 64)
-
-
-@pytest.mark.parametrize("name", ON_ASCEND)
-def test_ready_made_runs_answer_all_prompts_in_one_wave(name):
-    for nodes in (1, 2):
-        resolved = resolve_config(compose_run(name, [f"hardware.nodes={nodes}"]).run)
-        assert resolved.rollout_tp == 1
-        assert resolved.max_sequences >= resolved.engine_responses
-        assert resolved.memory_utilization == 0.8
-
-
-def test_a_checkpoint_of_seven_billion_parameters(seven):
-    assert checkpoint_bytes(seven) == 14 * 7_615_616_512  # 106.6 GB
+    first, *_ = problem.fix.removeprefix("nearest that works: ").split(", ")
+    assert problems_of_run([*overrides, f"{problem.key}={first}"]) == ()

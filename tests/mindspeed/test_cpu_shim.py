@@ -79,25 +79,6 @@ def test_operators_have_the_parameters_of_torch_npu(name):
     assert _shape(inspect.signature(operators.OPERATORS[name])) == _shape(real)
 
 
-@pytest.mark.parametrize(
-    ("operator", "args", "kwargs"),
-    [
-        ("npu_rms_norm", 2, {"eps": 1e-6}),
-        ("npu_rms_norm", 1, {}),
-        ("npu_rotary_mul", 1, {"cos": 0, "sin": 0}),
-        ("npu_fusion_attention", 5, {"pre_tokens": 1}),
-        ("npu_fusion_attention", 4, {"scale": 1.0}),
-        ("npu_swiglu", 3, {}),
-    ],
-)
-def test_arguments_that_torch_npu_refuses_are_refused(operator, args, kwargs):
-    values = [torch.ones(2, 2)] * args
-    with pytest.raises(TypeError):
-        getattr(operators, operator)(*values, **kwargs)
-    with pytest.raises(TypeError):
-        torch_npu_signatures.bind(operator, values, kwargs)
-
-
 @pytest.mark.parametrize("refused", [{"keep_prob": 0.9}, {"pse": torch.ones(1)}, {"prefix": [1]}])
 def test_attention_that_is_not_written_out_is_refused(refused):
     with pytest.raises(ValueError, match="npu_fusion_attention"):

@@ -31,23 +31,15 @@ def test_rows_are_padded_column_by_column_and_come_back():
     for name, expected in columns.items():
         assert [row.tolist() for row in rows[name]] == [row.tolist() for row in expected], name
         assert rows[name][0].dtype == expected[0].dtype
-
-
-def test_rows_that_were_not_packed_are_returned_unchanged():
-    rows = {"prompts": [torch.tensor([1])]}
-    assert unpacked(rows) is rows
+    assert unpacked(rows) is rows  # were not packed
     assert unpacked(None) == {}
 
 
 def test_a_batch_whose_lengths_are_not_its_rows_is_an_error():
+    """And so is a value that is missing: it is not zero."""
+    with pytest.raises(RuntimeError):
+        Rows({"holes": [torch.ones(1), torch.ones(0)]}, [0, 1]).scalars("holes")
     batch = packed({"scores": torch.ones(3, 1)})
     batch["original_length"] = batch["original_length"][:2]
     with pytest.raises(ValueError, match="zip"):
         unpacked(batch)
-
-
-def test_a_value_that_is_missing_is_not_zero():
-    rows = Rows({"scores": [torch.tensor([1.0]), torch.tensor([2.0])], "holes": [torch.ones(1), torch.ones(0)]}, [0, 1])
-    assert rows.scalars("scores").tolist() == [1.0, 2.0]
-    with pytest.raises(RuntimeError):
-        rows.scalars("holes")

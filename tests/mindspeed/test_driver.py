@@ -4,9 +4,9 @@ import copy
 import importlib.machinery
 import json
 import re
+import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,15 +25,13 @@ from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, load_prompts,
 from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier, check_names
 from coca_mindspeed.mindspeed.start import driver, process
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
-from tests.mindspeed.test_doctor import checkpoint
-from tests.mindspeed.test_hook_checks import mindspeed_config as _config
+from tests.mindspeed.builders import checkpoint, write
+from tests.mindspeed.builders import mindspeed_config as _config
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
 
 
 @pytest.mark.parametrize(("release", "version"), [("2.3.0", "0.9.1"), ("master", "0.11.0")])
-def test_a_missing_vllm_is_reported_before_ray_starts(
-    release: str, version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_vllm_is_reported_before_ray_starts(release, version, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     coca = coca_settings({"platform": "host", "rollout": "vllm"})
     with pytest.raises(MissingDependencyError, match=rf"mindspeed-vllm.sh DIRECTORY {re.escape(version)}"):
@@ -41,54 +39,44 @@ def test_a_missing_vllm_is_reported_before_ray_starts(
     process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"})))
 
 
-def test_platform_host_needs_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_platform_host_needs_the_repository(monkeypatch):
     monkeypatch.setattr(process, "_CPU_SHIM", "tests.support.no_such_shim")
     with pytest.raises(MissingDependencyError, match=r"coca\.platform"):
         process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"})))
     process.check_cpu_shim(_process())
 
 
-def test_checkouts_are_looked_for_in_the_environment(tmp_path: Path) -> None:
-    for variable, package in driver.HOMES.items():
-        (tmp_path / variable / package).mkdir(parents=True)
-    environment = {variable: str(tmp_path / variable) for variable in driver.HOMES}
-    assert driver.homes(environment)["MEGATRON_HOME"] == tmp_path / "MEGATRON_HOME"
+def test_checkouts_are_looked_for_in_the_environment(tmp_path, homes):
+    environment = {variable: str(path) for variable, path in homes.items()}
+    assert driver.homes(environment) == homes
     with pytest.raises(MissingDependencyError, match=r"^MINDSPEED_HOME: .*\n    git clone .*\n.*ascend.md.*$"):
         driver.homes({**environment, "MINDSPEED_HOME": ""})
     with pytest.raises(MissingDependencyError, match=r"^MEGATRON_HOME=/.* megatron/"):
         driver.homes({**environment, "MEGATRON_HOME": str(tmp_path)})
 
 
-def test_copies_of_the_others_in_mindspeed_rls_folder_do_not_win(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_of_the_others_in_mindspeed_rls_folder_do_not_win(homes, monkeypatch):
     for variable, package in driver.HOMES.items():
-        (tmp_path / variable / package).mkdir(parents=True)
-        (tmp_path / variable / package / "__init__.py").write_text(f"home = {variable!r}\n")
-    for package in ("megatron", "mindspeed", "mindspeed_llm"):  # as MindSpeed-RL's guide has it
-        (tmp_path / "MINDSPEED_RL_HOME" / package).mkdir()
-        (tmp_path / "MINDSPEED_RL_HOME" / package / "__init__.py").write_text("home = 'a copy'\n")
-    checkouts = driver.homes({variable: str(tmp_path / variable) for variable in driver.HOMES})
+        for checkout in {homes[variable], homes["MINDSPEED_RL_HOME"]}:  # as MindSpeed-RL's guide has it
+            write(checkout / package / "__init__.py")
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
-    settings = driver.for_processes(CocaSettings(), _config(), checkouts)
+    settings = driver.for_processes(CocaSettings(), _config(), homes)
     monkeypatch.setenv(VARIABLE, settings.model_dump_json())
     monkeypatch.setattr(process, "process_settings", lambda: settings)
     monkeypatch.setattr(process, "apply", lambda *_arguments, **_options: None)
     # Ray has put the folder in front, say because it was started there.
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "MINDSPEED_RL_HOME"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(homes["MINDSPEED_RL_HOME"]), *sys.path])
     process.setup_worker()
     for variable, package in driver.HOMES.items():
         spec = importlib.machinery.PathFinder.find_spec(package)
         assert spec is not None
-        assert Path(str(spec.origin)).is_relative_to(tmp_path / variable), package
+        assert Path(str(spec.origin)).is_relative_to(homes[variable]), package
 
 
-def test_a_configuration_may_use_mindspeeds_own_groups(tmp_path: Path) -> None:
-    groups = tmp_path / "rl" / "configs" / "model"
-    groups.mkdir(parents=True)
-    (groups / "tiny.yaml").write_text(yaml.safe_dump({"tiny": {"num_layers": 2}}))
-    path = tmp_path / "run.yaml"
-    path.write_text("defaults:\n  - model:\n      - tiny\n  - _self_\nrl_config: {epochs: 1}\n")
+def test_a_configuration_may_use_mindspeeds_own_groups(tmp_path):
+    write(tmp_path / "rl/configs/model/tiny.yaml", "tiny: {num_layers: 2}\n")
+    defaults = "defaults:\n  - model:\n      - tiny\n  - _self_\n"
+    path = write(tmp_path / "run.yaml", f"{defaults}rl_config: {{epochs: 1}}\n")
     config = driver.compose_config(path, ["rl_config.epochs=2"], tmp_path / "rl")
     assert (config.model.tiny.num_layers, config.rl_config.epochs) == (2, 2)
     with pytest.raises(ConfigError, match=r"run.yaml: cannot be composed"):
@@ -107,20 +95,12 @@ def _process(**fields: Any) -> ProcessSettings:
     )
 
 
-def _variables(
-    home: Path, environment: Mapping[str, str], release: str = "2.3.0", **changes: dict[str, Any]
-) -> dict[str, str]:
-    """Of Ray's workers, with a ``runtime_env.yaml`` of four variables."""
-    file = home / "configs/envs/runtime_env.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    names = ("HCCL_EXEC_TIMEOUT", "HCCL_BUFFSIZE", "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE", "VLLM_DP_SIZE")
-    file.write_text(yaml.safe_dump({"env_vars": dict.fromkeys(names, "1")}))
-    found = driver.worker_variables(_process(home=home, release=release), _config(**changes), environment)
-    return {name: value for name, (value, _) in found.items() if value != "1"}
-
-
+NAMES = ("HCCL_EXEC_TIMEOUT", "HCCL_BUFFSIZE", "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE", "VLLM_DP_SIZE")
 NOTHING_CUT = {"generate_config": {"sampling_config": {"top_k": -1, "top_p": 1.0}}}
-TOPK = "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"
+GRAPHS = {"generate_config": {"enforce_eager": False}}
+EXPERTS = {"generate_config": {"enable_expert_parallel": True, "infer_expert_parallel_size": 4}}
+BUFFER = {"rl_config": {"hccl_buffersize": 64}}
+TOPK, QUEUE = "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE", "TASK_QUEUE_ENABLE"
 
 
 @pytest.mark.parametrize(
@@ -129,60 +109,37 @@ TOPK = "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"
         ("2.3.0", {}, {}, {}),
         ("2.3.0", {}, {"HCCL_EXEC_TIMEOUT": "7200"}, {"HCCL_EXEC_TIMEOUT": "7200"}),
         ("2.3.0", {}, {"HCCL_SOCKET_IFNAME": "eth0"}, {}),  # each node has its own
-        ("2.3.0", {"rl_config": {"hccl_buffersize": 64}}, {}, {"HCCL_BUFFSIZE": "64"}),
-        ("2.3.0", {"rl_config": {"hccl_buffersize": 64}}, {"HCCL_BUFFSIZE": "32"}, {"HCCL_BUFFSIZE": "32"}),
-        (
-            "2.3.0",
-            {"generate_config": {"enable_expert_parallel": True, "infer_expert_parallel_size": 4}},
-            {},
-            {"VLLM_DP_SIZE": "4"},
-        ),
+        ("2.3.0", BUFFER, {}, {"HCCL_BUFFSIZE": "64"}),
+        ("2.3.0", BUFFER, {"HCCL_BUFFSIZE": "32"}, {"HCCL_BUFFSIZE": "32"}),
+        ("2.3.0", EXPERTS, {}, {"VLLM_DP_SIZE": "4"}),
         # No vocabulary is sorted where nothing is cut; MindSpeed-RL's default is the 50 most likely.
         ("2.3.0", NOTHING_CUT, {}, {TOPK: "0"}),
         ("2.3.0", NOTHING_CUT, {TOPK: "2"}, {TOPK: "2"}),
         ("2.3.0", {"generate_config": {"sampling_config": {"top_k": -1, "top_p": 0.9}}}, {}, {}),
         ("2.3.0", {"generate_config": {"sampling_config": {"top_k": 20}}}, {}, {}),
         ("master", NOTHING_CUT, {}, {}),  # whose vLLM-Ascend does not read it
+        # MindSpeed-RL's file says 2, its page on graph mode 1.
+        ("2.3.0", {}, {QUEUE: "0"}, {QUEUE: "0"}),
+        ("2.3.0", {"generate_config": {"enforce_eager": True}}, {}, {}),
+        ("master", GRAPHS, {}, {QUEUE: "1"}),
+        ("2.3.0", GRAPHS, {QUEUE: "1"}, {QUEUE: "1"}),
+        ("2.3.0", GRAPHS, {QUEUE: "2"}, None),
     ],
 )
-def test_variables_of_rays_workers(
-    tmp_path: Path, release: str, changes: Any, exported: dict[str, str], expected: dict[str, str]
-) -> None:
-    assert _variables(tmp_path, exported, release, **changes) == expected
-
-
-GRAPHS = {"generate_config": {"enforce_eager": False}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "exported", "expected"),
-    [
-        ({}, {}, "2"),
-        ({}, {"TASK_QUEUE_ENABLE": "0"}, "0"),
-        ({"generate_config": {"enforce_eager": True}}, {}, "2"),
-        (GRAPHS, {}, "1"),
-        (GRAPHS, {"TASK_QUEUE_ENABLE": "1"}, "1"),
-        (GRAPHS, {"TASK_QUEUE_ENABLE": "2"}, None),
-    ],
-)
-@pytest.mark.parametrize("release", ["2.3.0", "master"])
-def test_task_queue_of_graph_mode(
-    tmp_path: Path, release: str, changes: Any, exported: dict[str, str], expected: str | None
-) -> None:
-    """MindSpeed-RL's file says 2, its page on graph mode 1."""
-    file = tmp_path / "configs/envs/runtime_env.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text("env_vars: {TASK_QUEUE_ENABLE: '2'}\n")
+def test_variables_of_rays_workers(tmp_path, release, changes, exported, expected):
+    shipped = dict.fromkeys(NAMES, "1") | {QUEUE: "2"}
+    write(tmp_path / "configs/envs/runtime_env.yaml", yaml.safe_dump({"env_vars": shipped}))
     settings, config = _process(home=tmp_path, release=release), _config(**changes)
     if expected is None:
         with pytest.raises(ConfigError) as refused:
             driver.worker_variables(settings, config, exported)
-        assert [(p.code, p.key, p.value) for p in refused.value.problems] == [("task-queue", "TASK_QUEUE_ENABLE", "2")]
-    else:
-        assert driver.worker_variables(settings, config, exported)["TASK_QUEUE_ENABLE"][0] == expected
+        assert [(p.code, p.key, p.value) for p in refused.value.problems] == [("task-queue", QUEUE, "2")]
+        return
+    found = driver.worker_variables(settings, config, exported)
+    assert {name: value for name, (value, _) in found.items() if value != shipped[name]} == expected
 
 
-def test_every_ray_process_gets_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_ray_process_gets_the_settings(tmp_path, monkeypatch):
     process = _process(home=tmp_path)
     runtime = driver.runtime_environment(process, {"HCCL_BUFFSIZE": ("256", "a file")})
     assert runtime["env_vars"]["HCCL_BUFFSIZE"] == "256"
@@ -198,22 +155,15 @@ def test_every_ray_process_gets_the_settings(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.fixture
-def driven(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[[Mapping[str, Any], str], tuple[str, bool]]:
-    """Run the driver on one record with a grader: what it says, and whether it came to the start of Ray."""
-    for variable, package in driver.HOMES.items():
-        (tmp_path / variable / package).mkdir(parents=True)
-        monkeypatch.setenv(variable, str(tmp_path / variable))
+def driven(tmp_path, homes, monkeypatch, capsys):
+    """Run the driver on one record with a grader: its message, and whether it came to the start of Ray."""
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
     known = SimpleNamespace(problems=lambda _config: [])
     monkeypatch.setattr(driver, "read_upstream_keys", lambda _root: known)
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    envs = tmp_path / "MINDSPEED_RL_HOME/configs/envs"
-    envs.mkdir(parents=True)
-    (envs / "runtime_env.yaml").write_text("env_vars: {}\n")
+    write(homes["MINDSPEED_RL_HOME"] / "configs/envs/runtime_env.yaml", "env_vars: {}\n")
 
-    def start_ray(*_arguments: Any) -> None:
+    def start_ray(*_arguments: Any):
         raise GradingError("Ray was started")
 
     monkeypatch.setattr(driver, "start_ray", start_ray)
@@ -221,7 +171,7 @@ def driven(
     records, path = tmp_path / "train.jsonl", tmp_path / "run.yaml"
     data = {"data_path": str(records), "dataset_additional_keys": ["coca_record"]}
 
-    def drive(record: Mapping[str, Any], grader: str, tokenizer: Path | None = None, **coca: Any) -> tuple[str, bool]:
+    def drive(record, grader, tokenizer: Path | None = None, **coca) -> tuple[str, bool]:
         records.write_text(json.dumps({"id": "0", "dataset": "d", "question": "q", **record}) + "\n")
         training = data | ({} if tokenizer is None else {"tokenizer_name_or_path": str(tokenizer)})
         path.write_text(OmegaConf.to_yaml(_config(coca={"grader": grader, **coca}, megatron_training=training)))
@@ -232,18 +182,15 @@ def driven(
     return drive
 
 
-@pytest.mark.parametrize("grader", ["code", "auto"])
-def test_graders_are_built_before_ray_starts(driven: Any, grader: str) -> None:
-    tests = {"tests": {"kind": "asserts", "code": "assert f(1) == 1"}}
-    message, started = driven({"category": "code", "answer": "", "metadata": tests}, grader)
-    assert "bwrap" in message
-    assert not started
-    assert driven({"category": "math", "answer": "1"}, "auto")[1]
+_PROGRAM = {"category": "code", "answer": "", "metadata": {"tests": {"kind": "asserts", "code": "assert f(1) == 1"}}}
 
 
 @pytest.mark.parametrize(
     ("record", "grader", "problem"),
     [
+        (_PROGRAM, "code", "bwrap"),
+        (_PROGRAM, "auto", "bwrap"),
+        ({"category": "math", "answer": "1"}, "auto", None),
         ({"category": "math", "answer": " "}, "auto", "record '0' of 'd'"),
         ({"category": "math", "answer": ""}, "math", "record '0' of 'd'"),
         ({"category": "math", "answer": r"\frac{1"}, "auto", "train.jsonl:1: record '0' of 'd'"),
@@ -252,12 +199,10 @@ def test_graders_are_built_before_ray_starts(driven: Any, grader: str) -> None:
         ({"category": "poem", "answer": "a"}, "auto", "'poem'"),
     ],
 )
-def test_records_that_cannot_be_graded_stop_the_run_before_ray_starts(
-    driven: Any, record: Mapping[str, Any], grader: str, problem: str
-) -> None:
+def test_records_that_cannot_be_graded_stop_the_run_before_ray_starts(driven, record, grader, problem):
     message, started = driven(record, grader)
-    assert problem in " ".join(message.split())
-    assert not started
+    assert started == (problem is None)
+    assert problem is None or problem in " ".join(message.split())
 
 
 _CLOCK = "{{ strftime_now('%Y') }}" + QWEN_TEMPLATE
@@ -279,9 +224,7 @@ _DROPS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}
         (None, {}, "no chat template"),
     ],
 )
-def test_prompts_that_cannot_be_trained_on_stop_the_run_before_ray_starts(
-    driven: Any, tmp_path: Path, template: str | None, coca: Mapping[str, Any], key: str | None
-) -> None:
+def test_prompts_that_cannot_be_trained_on_stop_the_run_before_ray_starts(driven, tmp_path, template, coca, key):
     tokenizer = copy.deepcopy(qwen_like())
     tokenizer.chat_template = template
     tokenizer.save_pretrained(tmp_path / "model")
@@ -290,7 +233,7 @@ def test_prompts_that_cannot_be_trained_on_stop_the_run_before_ray_starts(
     assert key is None or key in message
 
 
-def test_prompts_have_the_runs_variables_and_date(tmp_path: Path) -> None:
+def test_prompts_have_the_runs_variables_and_date(tmp_path):
     """In the training's data set and in the validation's, whatever day it is."""
     (tmp_path / "records.jsonl").write_text(json.dumps({"id": "0", "question": "q", "answer": "1"}) + "\n")
     tokenizer = copy.deepcopy(qwen_like())
@@ -304,14 +247,14 @@ def test_prompts_have_the_runs_variables_and_date(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tracker", "advised"), [(None, False), ("release", False), ("4", True), ("", True)])
-def test_a_run_is_resumed_only_from_a_checkpoint(tmp_path: Path, tracker: str | None, advised: bool) -> None:
+def test_a_run_is_resumed_only_from_a_checkpoint(tmp_path, tracker, advised):
     if tracker is not None:
         (tmp_path / "latest_checkpointed_iteration.txt").write_text(tracker)
     config = _config(actor_config={"save": str(tmp_path)})
     assert (str(tmp_path) in driver._last_checkpoint(config)) == advised
 
 
-def test_training_columns() -> None:
+def test_training_columns():
     asked = ["responses", "ref_log_prob", "advantages"]
     without = training_columns(asked, reference=False, rollout_log_probs=True)
     assert without == ["responses", "advantages", columns.SEGMENT_LENGTH, columns.ROLLOUT_LOG_PROBS]
@@ -324,7 +267,7 @@ def _record(index: int, category: str = "math", answer: str = "1") -> Record:
     return Record(id=str(index), dataset="d", category=category, question="q", answer=answer)
 
 
-def test_every_epoch_shows_every_record_once() -> None:
+def test_every_epoch_shows_every_record_once():
     prompts = [np.array([i], dtype=np.int32) for i in range(5)]
     shown = RecordPrompts([_record(i) for i in range(5)], prompts, samples=12, seed=3, shuffle=True)
     order = [int(shown[i][columns.RECORD][0]) for i in range(len(shown))]
@@ -337,7 +280,7 @@ def test_every_epoch_shows_every_record_once() -> None:
     np.testing.assert_array_equal([plain[i]["input_ids"][0] for i in range(6)], [0, 1, 2, 3, 4, 0])
 
 
-def test_a_prompt_is_never_cut() -> None:
+def test_a_prompt_is_never_cut():
     calls = []
 
     class Tokenizer:
@@ -359,19 +302,19 @@ def test_a_prompt_is_never_cut() -> None:
         prompt_token_ids([*records, long], tokenizer, None, 2)
 
 
-def test_verifiers() -> None:
+def test_verifiers():
     for name, kind in (("coca", ExactGrader), ("math_17k_acc", MindSpeedVerifier)):
         assert isinstance(build_verifier(SimpleNamespace(verifier_function=[name]), "exact", {}), kind)
     check_names(["acc", "format"])
 
 
-def _mindspeeds_verifier_is(monkeypatch: pytest.MonkeyPatch, verifier: Callable[..., Any]) -> None:
+def _mindspeeds_verifier_is(monkeypatch, verifier):
     models = ModuleType("mindspeed_rl.models")
     models.rule_verifier = SimpleNamespace(verifier=verifier)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mindspeed_rl.models", models)
 
 
-def test_penalties_of_mindspeeds_verifiers_are_wrong_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_penalties_of_mindspeeds_verifiers_are_wrong_answers(monkeypatch):
     scores = [1.0, 0.0, -0.5, -1.0]
     _mindspeeds_verifier_is(monkeypatch, lambda answers, *_: ([scores[int(answer)] for answer in answers], {}))
     verifier = MindSpeedVerifier(SimpleNamespace(verifier_function=["acc", "format"]))
@@ -387,9 +330,7 @@ def test_penalties_of_mindspeeds_verifiers_are_wrong_answers(monkeypatch: pytest
     ("names", "cpus", "at_once"),
     [(["acc", "format"], 3, 3), (["acc"], 64, 4), (["acc", "math_verify_reward"], 3, 1), (["step"], 3, 1)],
 )
-def test_several_answers_wait_for_mindspeeds_pool(
-    monkeypatch: pytest.MonkeyPatch, names: list[str], cpus: int, at_once: int
-) -> None:
+def test_several_answers_wait_for_mindspeeds_pool(monkeypatch, names, cpus, at_once):
     """``acc`` hands one answer after the other to a process; others may need the main thread."""
     together, asked = threading.Barrier(at_once, timeout=10), []
 
@@ -412,41 +353,32 @@ def test_several_answers_wait_for_mindspeeds_pool(
         assert [verdict.correct for verdict in mindspeeds.grade(records[few], answers[few])] == right[few]
 
 
+REFERENCE = {"rl_config": {"integrated_mode_config": {"ref_model_load_path": "weights"}}}
+
+
 @pytest.mark.parametrize(
-    ("section", "values"),
-    [
-        ("actor_config", {"load": "LOAD"}),
-        ("ref_config", {"load": "LOAD"}),
-        ("rl_config", {"integrated_mode_config": {"ref_model_load_path": "LOAD"}}),
-    ],
+    "named", [{"actor_config": {"load": "weights"}}, {"ref_config": {"load": "weights"}}, REFERENCE]
 )
-def test_weights_that_are_not_there_are_missed_here(tmp_path: Path, section: str, values: dict[str, Any]) -> None:
+def test_weights_that_are_not_there_are_missed_here(tmp_path, monkeypatch, named):
     """Megatron says so in its log and goes on from random ones."""
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    named = json.loads(json.dumps(values).replace("LOAD", str(empty)))
+    monkeypatch.chdir(tmp_path)
+    Path("weights").mkdir()
+    config = _config(**named)
     with pytest.raises(ConfigError, match=r"(load|ref_model_load_path): "):
-        driver.check_weights(_config(**{section: named}), reference=True)
-    if section != "actor_config":  # where there is no KL term it is not read
-        driver.check_weights(_config(**{section: named}), reference=False)
-    checkpoint(empty, 2)
-    driver.check_weights(_config(**{section: named}), reference=True)
-
-
-@pytest.mark.parametrize("inside", ["mp_rank_01_001_003/model_optim_rng.pt", "__0_0.distcp"])
-def test_checkpoints_of_every_form_are_weights(tmp_path: Path, inside: str) -> None:
-    """Split by expert, or in Megatron's distributed form."""
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("12")
-    config = _config(actor_config={"load": str(tmp_path)})
-    with pytest.raises(ConfigError, match=r"actor_config\.load: .*iter_0000012"):
         driver.check_weights(config, reference=True)
-    file = tmp_path / "iter_0000012" / inside
-    file.parent.mkdir(parents=True)
-    file.write_text("")
-    driver.check_weights(config, reference=True)
+    if "actor_config" not in named:  # where there is no KL term it is not read
+        driver.check_weights(config, reference=False)
+    # Split by tensor parallelism, by expert, or in Megatron's distributed form.
+    for inside in ("mp_rank_00/model_optim_rng.pt", "mp_rank_01_001_003/model_optim_rng.pt", "__0_0.distcp"):
+        shutil.rmtree("weights")
+        write("weights/latest_checkpointed_iteration.txt", "12")
+        with pytest.raises(ConfigError, match=r"(load|ref_model_load_path): .*iter_0000012"):
+            driver.check_weights(config, reference=True)
+        write(f"weights/iter_0000012/{inside}")
+        driver.check_weights(config, reference=True)
 
 
-def test_a_training_goes_on_from_a_checkpoint_of_one(tmp_path: Path) -> None:
+def test_a_training_goes_on_from_a_checkpoint_of_one(tmp_path):
     load = str(checkpoint(tmp_path / "converted", 2))
     resumed = {"load": load, "finetune": False, "no_load_optim": False}
     with pytest.raises(ConfigError, match=r"actor_config\.no_load_optim"):
@@ -460,7 +392,7 @@ def test_a_training_goes_on_from_a_checkpoint_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", [None, "auto"])
-def test_ray_is_started_here_unless_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+def test_ray_is_started_here_unless_a_cluster_is_named(monkeypatch, address):
     """Ray by itself would join another user's cluster on the same machine."""
     asked: dict[str, Any] = {}
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **arguments: asked.update(arguments)))

@@ -1,4 +1,4 @@
-"""Manifests on a small fake package: verified without importing, applied all or nothing, and taken back."""
+"""Manifests on a small fake package: verified without importing, applied only as a whole."""
 
 import hashlib
 import sys
@@ -62,9 +62,8 @@ def root(tmp_path, monkeypatch):
     (tmp_path / "fake_rl" / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (tmp_path / "fake_rl" / "core.py").write_text(FAKE)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(hooks, "_applied", {})
     yield tmp_path
-    if hooks._applied is not None:
-        hooks._applied.revert()
     for name in ("fake_rl", "fake_rl.core"):
         sys.modules.pop(name, None)
 
@@ -101,34 +100,17 @@ def _apply(manifest, root, processes=("worker",)):
     return hooks.apply(manifest, root, processes=processes, platform="npu", rollout="vllm")
 
 
-def test_verifying_never_imports(root):
-    assert all(finding.matches for finding in examine(_manifest(root), root))
-    assert "fake_rl" not in sys.modules
-
-
-def test_apply_and_revert(root, manifest):
-    applied = _apply(manifest, root)
-    import fake_rl.core as core
-
-    assert core.score(3) == 30
-    assert core.Trainer().fit() == "our fit"
-    assert core.REGISTRY == {"old": 1, "new": REPLACEMENT}
-    assert core.Base.step is REPLACEMENT
-    applied.revert()
-    assert core.score(3) == 3
-    assert core.Trainer().fit() == "fit"
-    assert core.REGISTRY == {"old": 1}
-    assert core.Base().step() == "base"
-
-
-def test_two_hooks_may_wrap_one_definition(root, manifest):
+def test_each_kind_of_hook(root, manifest):
+    """The second wrapper is around the first; applying again changes nothing."""
     twice = replace(manifest, hooks=(manifest.hooks[0], *manifest.hooks))
-    applied = _apply(twice, root)
+    _apply(twice, root)
+    _apply(twice, root)
     import fake_rl.core as core
 
     assert core.score(3) == 300
-    applied.revert()
-    assert core.score(3) == 3
+    assert core.Trainer().fit() == "our fit"
+    assert core.REGISTRY == {"old": 1, "new": REPLACEMENT}
+    assert core.Base.step is REPLACEMENT
 
 
 @pytest.mark.parametrize(("rollout", "score"), [("vllm", 30), (None, 30), ("transformers", 3)])
@@ -138,14 +120,6 @@ def test_hooks_of_another_rollout_engine_are_left_out(root, manifest, rollout, s
 
     assert core.score(3) == score
     assert core.Trainer().fit() == "our fit"
-
-
-def test_applying_again_changes_nothing(root, manifest):
-    first = _apply(manifest, root)
-    import fake_rl.core as core
-
-    assert _apply(manifest, root) is first
-    assert core.score(3) == 30
 
 
 def test_a_further_process_adds_its_own_hooks_only(root, manifest):
@@ -162,7 +136,7 @@ def test_a_further_process_adds_its_own_hooks_only(root, manifest):
 
 def test_another_release_is_refused_while_one_is_applied(root, manifest):
     _apply(manifest, root)
-    with pytest.raises(ManifestError, match=r"1\.0 is already hooked"):
+    with pytest.raises(ManifestError, match=r"1\.0 is already"):
         _apply(replace(manifest, release="2.0"), root)
 
 
@@ -187,18 +161,10 @@ def test_a_replacement_that_cannot_be_found_changes_nothing(root, manifest, bad)
     assert core.REGISTRY == {"old": 1}
 
 
-def failing(original):
-    raise RuntimeError("no")
-
-
-def test_a_failure_half_way_takes_back_what_was_done(root, manifest):
-    last = replace(manifest.hooks[1], replacement="tests.mindspeed.test_manifest:failing")
-    with pytest.raises(RuntimeError, match="no"):
-        _apply(replace(manifest, hooks=(manifest.hooks[0], manifest.hooks[2], last)), root)
-    import fake_rl.core as core
-
-    assert core.score(3) == 3
-    assert core.REGISTRY == {"old": 1}
+def test_an_inherited_method_is_refused(root, manifest):
+    inherited = replace(manifest.hooks[3], target="fake_rl.core:Trainer.step")
+    with pytest.raises(ManifestError, match="has no 'step'"):
+        _apply(replace(manifest, hooks=(inherited,)), root)
 
 
 def test_a_package_imported_from_elsewhere_is_refused(root, manifest, tmp_path_factory):
@@ -218,7 +184,10 @@ def test_the_closest_release_is_named_where_none_matches(root):
 
 
 def test_a_skeleton_has_the_fingerprints_found(root):
+    """Verifying never imports."""
     manifest = _manifest(root)
+    assert all(finding.matches for finding in examine(manifest, root))
+    assert "fake_rl" not in sys.modules
     (root / "fake_rl" / "core.py").write_text(FAKE.replace("return x", "return -x").replace("class Trainer", "class T"))
     content = skeleton(manifest, root, "1.1", "def")
     assert (content["release"], content["commit"]) == ("1.1", "def")
@@ -229,26 +198,26 @@ def test_a_skeleton_has_the_fingerprints_found(root):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key"),
     [
-        ({"kind": "patch"}, "kind should be one of"),
-        ({"process": "all"}, "process should be one of"),
-        ({"platform": "cpu"}, "platform should be one of"),
-        ({"rollout": "verl"}, "rollout should be one of vllm, transformers, found 'verl'"),
-        ({"replacement": None}, "needs a replacement|needs replacement"),
-        ({"key": "x"}, "'key' belongs to"),
-        ({"colour": "red"}, "unknown key 'colour'"),
-        ({"sha256": None}, "'sha256' is missing"),
+        ({"kind": "patch"}, "kind='patch'"),
+        ({"process": "all"}, "process='all'"),
+        ({"platform": "cpu"}, "platform='cpu'"),
+        ({"rollout": "verl"}, "rollout='verl'"),
+        ({"replacement": None}, "replacement=null"),
+        ({"key": "x"}, "key='x'"),
+        ({"colour": "red"}, "colour='red'"),
+        ({"sha256": None}, "sha256=null"),
     ],
 )
-def test_a_manifest_that_is_wrong_names_file_and_key(tmp_path, change, message):
+def test_a_manifest_that_is_wrong_names_file_and_key(tmp_path, change, key):
     entry = {"target": "a:b", "kind": "wrap", "replacement": "c:d", "process": "both", "reason": "r", "sha256": "0"}
     entry = {k: v for k, v in {**entry, **change}.items() if v is not None}
     path = tmp_path / "m.yaml"
     path.write_text(yaml.safe_dump({"release": "1", "commit": "c", "hooks": [entry]}))
-    with pytest.raises(ManifestError, match=message) as caught:
+    with pytest.raises(ManifestError) as caught:
         load_manifest(path)
-    assert str(path) in str(caught.value)
+    assert f"{path}: hooks[0]: {key}: " in str(caught.value)
 
 
 def test_the_shipped_manifests_are_whole():

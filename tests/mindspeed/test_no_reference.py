@@ -46,6 +46,11 @@ def test_only_the_reference_group_is_left_out(with_reference):
     group = groups(worker=_worker("ReferenceWorker"), megatron_config=2)
     assert isinstance(group, _Group) == with_reference
     assert group.megatron_config == 2
+    nothing = NoReference("config")
+    assert nothing.initialize() is nothing
+    nothing.sync_init_transfer_dock("dock", None)
+    nothing.compute_ref_log_prob(blocking=True)
+    nothing.wait_all_ref_objs_run_over()
 
 
 def test_actors_that_are_given_no_profiler_get_one_that_is_off():
@@ -54,21 +59,7 @@ def test_actors_that_are_given_no_profiler_get_one_that_is_off():
         ("ProfilerConfig", {}, "integrated"),
         ("MsprobeConfig", {}, "integrated"),
     )
+    config = SimpleNamespace(global_batch_size=8)  # a resumed run continues behind its finished iterations
+    assert groups(worker=_worker("ActorHybridWorker"), megatron_config=config).get_consumed_train_samples() == 50 * 8
     given = groups(worker=_worker("IntegratedWorker"), megatron_config=1, profiler_config="p", msprobe_config="m")
     assert given.tools == ("p", "m")
-
-
-def test_a_resumed_run_goes_on_behind_the_prompts_of_its_finished_iterations():
-    group = worker_groups(_Group)(
-        worker=_worker("ActorHybridWorker"), megatron_config=SimpleNamespace(global_batch_size=8)
-    )
-    assert group.get_consumed_train_samples() == 50 * 8
-
-
-def test_no_reference_does_what_the_trainer_asks():
-    nothing = NoReference("config")
-    assert nothing.initialize() is nothing
-    nothing.sync_init_transfer_dock("dock", None)
-    nothing.compute_ref_log_prob(blocking=True)
-    nothing.wait_all_ref_objs_run_over()
-    assert nothing.megatron_config == "config"

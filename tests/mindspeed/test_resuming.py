@@ -3,7 +3,6 @@
 MindSpeed-RL's trainer is stood in for by the calls of its ``fit``; the loop itself runs under tests/integration.
 """
 
-import json
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +10,12 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
 from coca_mindspeed.mindspeed.stages import trainer as under_way
 from coca_mindspeed.mindspeed.stages.metrics import append_line
 from coca_mindspeed.mindspeed.stages.validation import Validation
-from coca_mindspeed.mindspeed.start.run_file import StageFiles, stages_to_do
 from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.utils.files import read_json_lines
-from tests.mindspeed.test_doctor import checkpoint
 
 
 class Killed(BaseException):
@@ -111,6 +106,11 @@ DEATHS += [("validation", 3), ("validation", 6)]
 @pytest.mark.parametrize("torn", [False, True])
 def test_every_iteration_and_every_validation_is_logged_once(start, tmp_path, die_at, torn):
     start(die_at)
+    samples = {n: tmp_path / "samples" / f"iteration_{n:06d}.jsonl" for n in range(1, 7)}
+    for path in samples.values():
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    continued = UpstreamTrainer.saved
     if torn:
         for name in ("metrics.jsonl", "validation.jsonl"):
             with (tmp_path / name).open("a") as file:
@@ -118,11 +118,17 @@ def test_every_iteration_and_every_validation_is_logged_once(start, tmp_path, di
     start()
     assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5, 6]
     assert steps(tmp_path / "validation.jsonl") == [0, 3, 6]
+    # Samples of iterations that come again are removed.
+    assert [n for n, path in samples.items() if path.exists()] == list(range(1, continued + 1))
 
 
 def test_a_run_that_ends_in_its_last_validation_has_it_done_at_the_next_start(start, tmp_path):
+    """And a line of the log has what ``fit`` logs of its own iteration alone."""
     start(("validation", 6))
     assert UpstreamTrainer.saved == 6
+    rows = [row for _, row in read_json_lines(tmp_path / "metrics.jsonl")]
+    assert [row["step"] for row in rows if "rare" in row] == [3]
+    assert all(row["vllm_tps"] == 7.0 for row in rows)
     assert steps(tmp_path / "validation.jsonl") == [0, 3]
     metrics = (tmp_path / "metrics.jsonl").read_bytes()
     start(("validation", 6))
@@ -131,43 +137,6 @@ def test_a_run_that_ends_in_its_last_validation_has_it_done_at_the_next_start(st
     start()
     assert steps(tmp_path / "validation.jsonl") == [0, 3, 6]
     assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
-
-
-def test_samples_of_iterations_that_come_again_go(start, tmp_path):
-    start(("metrics", 4))
-    for iteration in (1, 2, 3):
-        (tmp_path / "samples").mkdir(exist_ok=True)
-        (tmp_path / "samples" / f"iteration_{iteration:06d}.jsonl").write_text("{}\n")
-    start()
-    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
-        "iteration_000001.jsonl",
-        "iteration_000002.jsonl",
-    ]
-
-
-def test_a_stage_is_done_once_its_last_weights_are_validated(tmp_path):
-    run = compose_run("qwen25_7b_910b", ["data.epochs=null", "trainer.steps=100", "evaluation.interval=50"]).run
-    plan, files = make_plan(run), StageFiles(tmp_path)
-    checkpoint(files.checkpoints, 4, iteration="100")
-    assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True)]
-    rows = [{"step": step, "eval/accuracy": 0.5} for step in (0, 50, 100)]
-    files.validation.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]) + '{"step": 100, "ev')
-    assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True)]
-    files.validation.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert stages_to_do(run, plan, tmp_path, resume=True) == []
-    files.validation.unlink()
-    without = compose_run("qwen25_7b_910b", ["data.epochs=null", "trainer.steps=100", "evaluation.interval=0"]).run
-    assert stages_to_do(without, plan, tmp_path, resume=True) == []
-    shorter = compose_run("qwen25_7b_910b", ["data.epochs=null", "trainer.steps=60", "evaluation.interval=50"]).run
-    assert stages_to_do(shorter, make_plan(shorter), tmp_path, resume=True) == [], "there is nothing to validate it by"
-
-
-def test_a_line_has_what_fit_logs_of_its_iteration_alone(start, tmp_path):
-    """Throughput comes last; what one iteration lacks is not the last one's."""
-    start()
-    rows = [row for _, row in read_json_lines(tmp_path / "metrics.jsonl")]
-    assert [row["step"] for row in rows if "rare" in row] == [3]
-    assert all(row["vllm_tps"] == 7.0 for row in rows)
 
 
 def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path, monkeypatch):

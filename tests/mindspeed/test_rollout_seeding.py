@@ -45,8 +45,8 @@ class _Worker:
             self.drawn.append(tuple(self.actor_hybrid.inference_actor.generate_sequences()))
 
 
-def _run(worker, iterations, hooked=True):
-    generate = count_rollouts(_Worker.generate_sequences) if hooked else _Worker.generate_sequences
+def _run(worker, iterations):
+    generate = count_rollouts(_Worker.generate_sequences)
     for _ in range(iterations):
         generate(worker)
         worker.iteration += 1
@@ -68,11 +68,18 @@ def first_rank(monkeypatch):
 
 
 def test_no_two_rollouts_of_a_run_draw_alike(first_rank):
-    drawn = []
+    """Nor a validation and the iteration after it; the CPU's generator, of training, is the same on all ranks."""
+    drawn, shuffled = [], set()
     for engine in (0, 2, 4):
         first_rank(engine)
-        drawn += _run(_Worker(seed_rollout(_vllm_seeds)), iterations=4)
-    assert len(set(drawn)) == len(drawn) == 3 * 4 * 2
+        worker = _Worker(seed_rollout(_vllm_seeds))
+        count_rollouts(_Worker.generate_sequences)(worker)  # a validation
+        drawn += _run(worker, iterations=4)
+        shuffled.add(tuple(torch.randperm(100).tolist()))
+    assert len(set(drawn)) == len(drawn) == 3 * (4 + 1) * 2
+    assert len(shuffled) == 1
+    with pytest.raises(TrainingError, match="iteration"):
+        _Engine(seed_rollout(_vllm_seeds)).generate_sequences()
 
 
 def test_ranks_of_one_engine_draw_alike_and_a_resumed_run_as_if_it_had_not_stopped(first_rank):
@@ -82,28 +89,6 @@ def test_ranks_of_one_engine_draw_alike_and_a_resumed_run_as_if_it_had_not_stopp
     assert _run(_Worker(hooked), iterations=4) == whole
     assert _run(_Worker(hooked, iteration=2), iterations=2) == whole[4:]
     assert not set(_run(_Worker(hooked, seed=2), iterations=4)) & set(whole)
-
-
-def test_the_cpu_generator_of_training_is_the_same_on_ranks_of_all_engines(first_rank):
-    drawn = []
-    for engine in (0, 4):
-        first_rank(engine)
-        _run(_Worker(seed_rollout(_vllm_seeds)), iterations=1)
-        drawn.append(torch.randperm(100).tolist())
-    assert drawn[0] == drawn[1]
-
-
-def test_a_validation_and_the_iteration_after_it_draw_differently(first_rank):
-    worker = _Worker(seed_rollout(_vllm_seeds))
-    generate = count_rollouts(_Worker.generate_sequences)
-    generate(worker)
-    generate(worker)
-    assert len(set(worker.drawn)) == 4
-
-
-def test_an_uncounted_engine_is_an_error(first_rank):
-    with pytest.raises(TrainingError, match="iteration"):
-        _Engine(seed_rollout(_vllm_seeds)).generate_sequences()
 
 
 def test_seeds_are_in_numpys_range_and_distinct():

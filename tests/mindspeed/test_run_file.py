@@ -1,5 +1,7 @@
 """From a run to what the driver reads, stage by stage; resuming; and the converter's command line."""
 
+import dataclasses
+import functools
 import re
 import stat
 from pathlib import Path
@@ -12,18 +14,23 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
-from coca_mindspeed.mindspeed.start.driver import HOMES, compose_config, split_config
-from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, stages_to_do
+from coca_mindspeed.mindspeed.start.driver import compose_config, split_config
+from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, stages_to_do, write_run_file
 from coca_mindspeed.mindspeed.weights import conversion
-from tests.mindspeed.test_doctor import checkpoint, write
+from tests.mindspeed.builders import checkpoint, write
 
 RUN = "qwen25_7b_910b"
 GPU = "mindspeed_rl.generate_config.gpu_memory_utilization"
 
 
-def values_of(output, *overrides, stage=0, resume=False):
+@functools.cache
+def planned(*overrides):
     run = compose_run(RUN, overrides).run
-    return mindspeed_values(run, make_plan(run), StageFiles(output, stage), resume=resume)
+    return run, make_plan(run)
+
+
+def values_of(output, *overrides, stage=0, resume=False):
+    return mindspeed_values(*planned(*overrides), StageFiles(output, stage), resume=resume)
 
 
 def test_a_new_run(tmp_path):
@@ -43,6 +50,8 @@ def test_a_new_run(tmp_path):
 def test_resuming_takes_weights_and_optimizer_from_the_checkpoint(tmp_path):
     with pytest.raises(ConfigError, match="--resume"):
         values_of(tmp_path, resume=True)
+    with pytest.raises(ConfigError, match=r"data\.epochs"):
+        values_of(tmp_path, "data.rows=null")
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
     actor = values_of(tmp_path, resume=True)["actor_config"]
     assert actor["load"] == actor["save"] == str(tmp_path / "stage0/checkpoints")
@@ -61,8 +70,17 @@ def test_resuming_takes_weights_and_optimizer_from_the_checkpoint(tmp_path):
         ("rollout.temperature=0.7", r"generate_config\.sampling_config\.temperature="),
     ],
 )
-def test_another_run_is_not_resumed(tmp_path, capsys, override, message):
+def test_settings_of_another_run_are_refused(tmp_path, override, message):
     """Megatron itself refuses nothing but another learning rate or length."""
+    write_run_file(write(StageFiles(tmp_path).results / RUN_FILE), values_of(tmp_path), RUN)
+    checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
+    with pytest.raises(ConfigError, match=message):
+        values_of(tmp_path, override, resume=True)
+    values_of(tmp_path, "checkpoint.interval=10", "evaluation.interval=25", f"{GPU}=0.6", resume=True)
+
+
+def test_another_run_is_not_resumed(tmp_path, capsys):
+    override, message = "method=joint", r"coca\.method\.name='coca', found 'joint'"
     file = StageFiles(tmp_path).results / RUN_FILE
     file.parent.mkdir(parents=True)
     check = ["check", RUN, "data.rows=90000", "--output", str(tmp_path), "--stage", "0", "--quiet"]
@@ -76,9 +94,8 @@ def test_another_run_is_not_resumed(tmp_path, capsys, override, message):
     # What the launch scripts ask first refuses it already.
     asked = ["check", RUN, "data.rows=90000", override, "--output", str(tmp_path), "--resume", "--quiet"]
     assert main([*asked, "--for-script", str(tmp_path / "asked")]) == 1
-    others = ("checkpoint.interval=10", "evaluation.interval=25", f"{GPU}=0.6")
     for _ in range(2):  # a run that was resumed is resumed again
-        assert main([*check, *others, "--resume", "--write", str(file)]) == 0
+        assert main([*check, f"{GPU}=0.6", "--resume", "--write", str(file)]) == 0
 
 
 def test_a_second_stage_begins_with_its_own_first_stages_weights(tmp_path, capsys):
@@ -102,11 +119,10 @@ def test_a_second_stage_begins_with_its_own_first_stages_weights(tmp_path, capsy
 def test_a_run_file_that_is_damaged_is_named(tmp_path):
     file = write(StageFiles(tmp_path).results / RUN_FILE, "a: [")
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
-    with pytest.raises(ConfigError, match=RUN_FILE):
-        values_of(tmp_path, resume=True)
-    file.write_text("7")
-    with pytest.raises(ConfigError, match=RUN_FILE):
-        values_of(tmp_path, resume=True)
+    for text in ("a: [", "7"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=RUN_FILE):
+            values_of(tmp_path, resume=True)
 
 
 def test_the_second_stage_starts_with_the_first_ones_weights(tmp_path):
@@ -133,14 +149,13 @@ def test_the_reference_stays_what_the_run_began_with(tmp_path):
         values_of(tmp_path, kl, "mindspeed_rl.actor_config.load=null")
 
 
-def test_iterations_must_be_known(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.epochs"):
-        values_of(tmp_path, "data.rows=null")
+def with_interval(run, interval):
+    coca = {**run.mindspeed_rl["coca"], "eval_interval": interval}
+    return run.model_copy(update={"mindspeed_rl": {**run.mindspeed_rl, "coca": coca}})
 
 
 def test_stages_still_to_do(tmp_path):
-    run = compose_run(RUN, ["method=sequential", "data.epochs=null", "trainer.steps=100"]).run
-    plan = make_plan(run)
+    run, plan = planned("method=sequential", "data.epochs=null", "trainer.steps=100")
     assert stages_to_do(run, plan, tmp_path, resume=False) == [(0, False), (1, False)]
     with pytest.raises(ConfigError, match="--resume"):
         stages_to_do(run, plan, tmp_path, resume=True)
@@ -149,8 +164,15 @@ def test_stages_still_to_do(tmp_path):
     with pytest.raises(ConfigError, match="--output"):
         stages_to_do(run, plan, tmp_path, resume=False)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="100")
-    assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True), (1, False)], "its validation is missing"
-    (tmp_path / "stage0/validation.jsonl").write_text('{"step": 100}\n')
+    for validated in (None, '{"step": 50}\n{"step": 100, "ev'):  # of the last weights it is missing
+        if validated is not None:
+            write(tmp_path / "stage0/validation.jsonl", validated)
+        assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True), (1, False)]
+    without = with_interval(run, 0)
+    assert stages_to_do(without, plan, tmp_path, resume=True) == [(1, False)]
+    shorter = dataclasses.replace(plan, iterations=60)
+    assert stages_to_do(run, shorter, tmp_path, resume=True) == [(1, False)], "there is nothing to validate it by"
+    write(tmp_path / "stage0/validation.jsonl", '{"step": 100}\n')
     assert stages_to_do(run, plan, tmp_path, resume=True) == [(1, False)]
     checkpoint(tmp_path / "stage1/checkpoints", 4, iteration="100")
     (tmp_path / "stage1/validation.jsonl").write_text('{"step": 100}\n')
@@ -186,7 +208,7 @@ def test_config_get(capsys):
 
 
 def arguments_of(direction, *overrides, output=Path("runs/x")):
-    run = compose_run(RUN, overrides).run
+    run, _ = planned(*overrides)
     return conversion.converter_arguments(direction, run, resolve_config(run), output)
 
 
@@ -268,11 +290,8 @@ def untouched(model):
     return all(path.read_text() == "old" and stat.S_IMODE(path.stat().st_mode) == 0o444 for path in model.iterdir())
 
 
-@pytest.fixture
-def homes(tmp_path, monkeypatch):
-    for variable, package in HOMES.items():
-        (tmp_path / variable / package).mkdir(parents=True)
-        monkeypatch.setenv(variable, str(tmp_path / variable))
+def main_of_conversion(phase, output, *overrides):
+    return conversion.main([phase, "mcore2hf", RUN, *overrides, "--output", str(output)])
 
 
 @pytest.fixture
@@ -306,10 +325,6 @@ def test_modes_are_given_back_when_the_converter_fails(trained, tmp_path):
     assert main_of_conversion("restore", output, f"model.path={model}") == 0
     assert untouched(model)
     assert main_of_conversion("restore", tmp_path / "elsewhere", f"model.path={model}") == 0
-
-
-def main_of_conversion(phase, output, *overrides):
-    return conversion.main([phase, "mcore2hf", RUN, *overrides, "--output", str(output)])
 
 
 def test_every_command_line_ends_as_coca_mindspeed_does(tmp_path, capsys):

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed import upstream_keys
+from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.upstream_keys import known_keys, read_upstream_keys, shipped_keys, shipped_text
-from tests.mindspeed.test_doctor import write
+from tests.mindspeed.builders import write
 from tests.mindspeed.test_patch_export import CHECKOUTS
 
 _FORM = """raise SystemExit("is never imported")
@@ -76,25 +76,19 @@ def test_what_is_not_is_named_with_the_nearest(tmp_path):
     assert "'use_dynamic_bsz'" in found[1].expected
 
 
+def test_check_reports_them_with_everything_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINDSPEED_RL_HOME", str(checkout(tmp_path)))
+    overrides = ["rollout.prompts=127", "mindspeed_rl.rl_config.use_dynamic_bs=true"]
+    keys = {problem.key for problem in make_plan(compose_run("qwen25_7b_910b", overrides).run).problems}
+    assert {"rollout.prompts", "mindspeed_rl.rl_config.use_dynamic_bs"} <= keys
+
+
 def test_a_folder_that_is_no_mindspeed_rl(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"MINDSPEED_RL_HOME: expected .* MegatronConfig in .*megatron_config.py"):
         known_keys({"MINDSPEED_RL_HOME": str(tmp_path)})
     write(checkout(tmp_path) / "mindspeed_rl/config_cls/rl_config.py", "class RLConfig:\n    x = 1\n")
     with pytest.raises(ConfigError, match=r"class RLConfig with an __init__ in .*rl_config.py, found none"):
         read_upstream_keys(tmp_path)
-
-
-def test_check_tells_unknown_keys_with_everything_else(tmp_path, monkeypatch, capsys):
-    overrides = ["rollout.prompts=127", "mindspeed_rl.rl_config.use_dynamic_bs=true"]
-    monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
-    assert main(["check", "qwen25_7b_910b", overrides[1], "--quiet"]) == 1
-    assert "'use_dynamic_bsz'" in capsys.readouterr().err
-    monkeypatch.setenv("MINDSPEED_RL_HOME", str(checkout(tmp_path)))
-    assert main(["check", "qwen25_7b_910b", *overrides, "--quiet"]) == 1
-    told = capsys.readouterr().err
-    assert "rollout.prompts=127" in told
-    assert "mindspeed_rl.rl_config.use_dynamic_bs=true" in told
-    assert told.endswith(" problems\n")
 
 
 @pytest.mark.parametrize(
@@ -117,9 +111,8 @@ def test_check_tells_unknown_keys_with_everything_else(tmp_path, monkeypatch, ca
         ("profiler_config.integrated.profile_ranks=all", None),
     ],
 )
-def test_keys_are_checked_without_a_checkout(setting: str, code: str | None) -> None:
-    run = compose_run("qwen25_7b_910b", [f"mindspeed_rl.{setting}"]).run
-    found = [(problem.code, problem.key) for problem in shipped_keys().problems(run.mindspeed_rl)]
+def test_keys_are_checked_without_a_checkout(setting, code):
+    found = [(problem.code, problem.key) for problem in shipped_keys().problems(OmegaConf.from_dotlist([setting]))]
     assert found == ([] if code is None else [(code, setting.partition("=")[0])])
 
 

@@ -21,12 +21,12 @@ def printed(width, *renderables, terminal=False):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("character", [*map(chr, [*range(9), *range(11, 32), *range(127, 160)]), "\u202e", "\ud800"])
-def test_no_character_commands_the_terminal(character):
-    shown = printable(f"a{character}b")
-    assert character not in shown
-    assert shown.startswith("a\\")
-    assert shown.isprintable()
+def test_no_character_commands_the_terminal():
+    for character in (*map(chr, [*range(9), *range(11, 32), *range(127, 160)]), "\u202e", "\ud800"):
+        shown = printable(f"a{character}b")
+        assert character not in shown
+        assert shown.startswith("a\\")
+        assert shown.isprintable()
 
 
 def test_text_of_any_script_stays_as_it_is():
@@ -48,7 +48,7 @@ def metrics():
     return table
 
 
-@pytest.mark.parametrize("width", [10, 30, 40, 50, 60, 80, 120, None])
+@pytest.mark.parametrize("width", [10, 40, 60, 80, 120, None])
 def test_no_width_loses_a_number_or_a_heading(width):
     shown = printed(width, metrics(), terminal=True)
     for word in ("gsm8k", "0.123456", "0.012", "0.234567", "0.345678", "0.456789", "accuracy", "AUROC", "[red]x[/red]"):
@@ -61,10 +61,7 @@ def test_a_table_in_a_pipe_is_as_wide_as_it_needs_to_be(monkeypatch):
     table = Table("path", "n")
     table.add_row(PATH, "1")
     assert PATH in printed(None, table)
-
-
-def test_the_user_may_still_say_how_wide(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("COLUMNS", "40")  # the user may still set the width
     table = Table("words")
     table.add_row("many words " * 20)
     assert max(map(len, printed(None, table).splitlines())) == 40

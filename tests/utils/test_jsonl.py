@@ -36,16 +36,17 @@ def test_what_came_after_a_checkpoint_goes_with_what_was_never_written_out(tmp_p
     assert path.read_text() == left
 
 
-def test_a_log_that_is_not_there_stays_away(tmp_path):
-    cut_back(tmp_path / "metrics.jsonl", 3)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_log_in_which_nothing_is_wrong_is_not_written_anew(tmp_path):
     path = log_of(tmp_path, ROWS)
     before = path.stat().st_ino
     cut_back(path, 10)
     assert path.stat().st_ino == before
+    cut_back(tmp_path / "none.jsonl", 3)
+    assert list(tmp_path.iterdir()) == [path]  # a log that is missing is left missing
+    path.write_text(ROWS + '{"step": 11, "a')
+    assert [row["step"] for row in read_steps(path, torn_end=True)] == [1, 2, 2, 10]
+    with pytest.raises(DataError, match=r":5: "):
+        read_steps(path)
 
 
 @pytest.mark.parametrize("line", ['{"step": ', '{"a": 1}', '{"step": 1.5}', "[1]"])
@@ -54,10 +55,3 @@ def test_damage_before_the_end_is_named_and_nothing_is_removed(tmp_path, line):
     with pytest.raises(DataError, match=r"metrics\.jsonl:5: expected"):
         cut_back(path, 1)
     assert path.read_text() == f"{ROWS}{line}\n{ROWS}"
-
-
-def test_a_torn_end_may_be_left_out(tmp_path):
-    path = log_of(tmp_path, ROWS + '{"step": 11, "a')
-    assert [row["step"] for row in read_steps(path, torn_end=True)] == [1, 2, 2, 10]
-    with pytest.raises(DataError, match=r":5: "):
-        read_steps(path)

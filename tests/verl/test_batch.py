@@ -113,6 +113,12 @@ def test_each_row_has_the_advantages_of_the_credit_rule(method):
 
 
 def test_the_stage_decides_what_sequential_rewards():
+    """And metrics have the names of every engine, without undefined ones."""
+    invalid = one_group(*[columns(None, RIGHT)] * G).metrics()
+    assert {"rollout/auroc", "rollout/ece", "rollout/confidence"}.isdisjoint(invalid)
+    assert invalid["rollout/invalid_share"] == 1.0
+    assert {"reward/answer", "rollout/gesr", "response/confidence_length"} <= invalid.keys()
+    assert all(map(math.isfinite, invalid.values()))
     first, second = (step({"method": {"name": "sequential"}}, stage) for stage in (0, 1))
     assert not torch.equal(first.scored.credit.tokens, second.scored.credit.tokens)
     assert (first.metrics()["stage"], second.metrics()["stage"]) == (0.0, 1.0)
@@ -155,16 +161,6 @@ def test_the_sum_over_tokens_of_the_segment_means_columns_is_segment_mean():
         results.append((objective.loss.detach(), new.grad))
         assert float(objective.confidence.clipped) > 0
     torch.testing.assert_close(results[0], results[1])
-
-
-def test_metrics_have_the_names_of_every_engine_without_undefined_ones():
-    metrics = step().metrics()
-    assert {"reward/answer", "reward/confidence", "rollout/gesr", "rollout/ece", "rollout/brier"} <= metrics.keys()
-    assert {"response/confidence_length", "group/no_confidence_variance_share"} <= metrics.keys()
-    assert all(map(math.isfinite, metrics.values()))
-    invalid = one_group(*[columns(None, RIGHT)] * G).metrics()
-    assert {"rollout/auroc", "rollout/ece", "rollout/confidence"}.isdisjoint(invalid)
-    assert invalid["rollout/invalid_share"] == 1.0
 
 
 def test_an_ungradable_answer_is_left_out_of_its_group():

@@ -44,6 +44,9 @@ def test_a_run_of_another_engine_is_none_of_verls(tmp_path):
     assert find_verl_run(str(tmp_path / "absent.yaml")) is None
     (tmp_path / "mine.yaml").write_text("defaults: [base, _self_]\n")
     assert find_verl_run(str(tmp_path / "mine.yaml")) is None
+    (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be read"):
+        find_verl_run(str(tmp_path / "mine.yaml"))
 
 
 def test_a_file_of_ones_own_may_stand_on_ours(tmp_path):
@@ -57,7 +60,7 @@ def test_a_file_of_ones_own_may_stand_on_ours(tmp_path):
     config = verl_configuration(mine, ["trainer.nnodes=2", "coca.broken_groups=1"])
     assert config["coca"]["method"]["name"] == "joint"
     assert config["coca"]["device"]["model"] == "qwen25_3b"
-    assert config["trainer"]["nnodes"] == 2
+    assert config["trainer"]["nnodes"] == config["reward"]["num_workers"] == 2  # a reward worker on each node
     assert verl_settings(config).broken_groups == 1
 
 
@@ -69,12 +72,6 @@ def test_an_override_that_is_none_is_refused(override):
         verl_configuration(file, [override])
 
 
-def test_a_broken_file_names_itself(tmp_path):
-    (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer\n")
-    with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be read"):
-        find_verl_run(str(tmp_path / "mine.yaml"))
-
-
 def test_check_prints_the_plan(capsys):
     assert cli.main(["check", "coca_qwen25_7b", "trainer.nnodes=2"]) == 0
     out = capsys.readouterr().out
@@ -84,6 +81,8 @@ def test_check_prints_the_plan(capsys):
     assert out.endswith("\nOK\n")
     assert cli.main(["check", "coca_qwen25_7b", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
+    assert cli.main(["check", "coca_qwen25_7b", "--resume"]) == 2  # an option of the port
+    assert "--resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -102,18 +101,6 @@ def test_check_names_key_and_value(override, said, capsys):
     found = capsys.readouterr().err
     assert said in found
     assert found.endswith("\n1 problem\n")
-
-
-def test_options_of_the_port_are_refused(capsys):
-    assert cli.main(["check", "coca_qwen25_7b", "--resume"]) == 2
-    assert "--resume" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_node_has_one_reward_worker(nodes):
-    """Each starts grading processes for all CPUs of its node."""
-    config = verl_configuration(find_verl_run("coca_qwen25_7b"), [f"trainer.nnodes={nodes}"])
-    assert config["reward"]["num_workers"] == nodes
 
 
 def test_a_configuration_without_the_section_is_told_how_to_write_one():

@@ -15,6 +15,7 @@ class Killed(BaseException):
 
 def start(log, step, until, killed=""):
     """One start of a run: in verl's order, from the checkpoint of ``step`` to the row of step ``until``."""
+    log.parent.mkdir(exist_ok=True)
     earlier = EarlierRows(log, step)
     if killed == "before verl opens its log":
         raise Killed
@@ -69,19 +70,16 @@ def test_a_run_that_starts_afresh_has_its_own_log_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_checkpoint_from_elsewhere_brings_no_log(tmp_path):
-    start(tmp_path / "metrics.jsonl", 3, 5)
-    assert steps(tmp_path / "metrics.jsonl") == [4, 5]
-
-
 def test_a_damaged_log_is_named_and_kept(tmp_path):
+    start(tmp_path / "other" / "metrics.jsonl", 3, 5)  # a checkpoint from elsewhere brings no log
+    assert steps(tmp_path / "other" / "metrics.jsonl") == [4, 5]
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 1, "data": {}}\nnot verl\'s\n{"step": 2, "data": {}}\n')
     before = log.read_bytes()
     with pytest.raises(DataError, match=r"/metrics\.jsonl:2: expected one JSON object"):
         EarlierRows(log, 2)
     assert log.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [log]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "other"]
 
 
 def test_the_file_is_found_as_verl_finds_it(tmp_path):

@@ -32,12 +32,6 @@ def test_a_row_carries_its_record_back(original):
     assert row["data_source"] == original.dataset
 
 
-def test_the_prompt_is_that_of_every_engine():
-    (system, user) = verl_row(record(1), training_method("coca").system_prompt, 0)["prompt"]
-    assert system == {"role": "system", "content": training_method("coca").system_prompt}
-    assert user["content"].startswith("1+1=")
-
-
 @pytest.mark.parametrize("extra", [None, {"index": 1}, {"record": "{"}, {"record": "[]"}, {"record": "{}"}])
 def test_a_row_without_a_record_is_refused(extra):
     with pytest.raises(DataError, match=r"^here"):
@@ -52,13 +46,13 @@ def write(tmp_path, *, prompt="confidence-first", records=None):
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_the_command_writes_what_the_trainer_accepts(tmp_path):
-    rows = write(tmp_path)
-    found = check_rows(rows, "data.train_files", training_method("coca").system_prompt, tiny_tokenizer(), 400)
-    assert [each.id for each in found] == [f"q{i}" for i in range(5)]
-
-
 def test_a_file_for_another_method_is_refused(tmp_path):
+    system_prompt = training_method("coca").system_prompt
+    rows = write(tmp_path)
+    assert rows[1]["prompt"][0] == {"role": "system", "content": system_prompt}
+    assert rows[1]["prompt"][1]["content"].startswith("1+1=")
+    found = check_rows(rows, "data.train_files", system_prompt, tiny_tokenizer(), 400)
+    assert [each.id for each in found] == [f"q{i}" for i in range(5)]
     rows = write(tmp_path, prompt="answer-first")
     with pytest.raises(DataError, match=r"^data.val_files: row 1: record 'q0'"):
         check_rows(rows, "data.val_files", training_method("coca").system_prompt, tiny_tokenizer(), 400)

@@ -51,7 +51,7 @@ class RunDirectory:
         """Return ``of 300, about 4 min left`` after step ``done``; empty if the run's configuration cannot be read."""
         path = self.path / "config.yaml"
         try:
-            config = validate_run(read_yaml(path), (path,))
+            config = validate_run(read_yaml(path), lambda: (path,))
         except (OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
             return ""
         total = config.trainer.steps * len(config.method.training_method.stages)

@@ -15,8 +15,8 @@ from coca_mindspeed.grading.math.quantity import Answer, assigned_number, read_a
 from coca_mindspeed.grading.math.units import same_unit
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 from coca_mindspeed.grading.workers import Failure, TaskResult, Workers
-from coca_mindspeed.utils.cpus import usable_cpus
 from coca_mindspeed.utils.eta import SlowProgress
+from coca_mindspeed.utils.limits import usable_cpus
 
 # Far above the answers of benchmarks; the cost of parsing grows much faster than the length.
 MAX_ANSWER_CHARACTERS = 2_000

@@ -23,12 +23,8 @@ from coca_mindspeed.mindspeed.start.process import process_settings
 
 
 class MiniBatch(NamedTuple):
-    """The mini-batch of the next microbatches.
-
-    Attributes:
-        rows: responses on this data-parallel rank; every rank has as many.
-        tokens: response tokens on all data-parallel ranks.
-        ranks: data-parallel ranks.
+    """The mini-batch of the next microbatches: responses on this data-parallel rank (every rank has as many), response
+    tokens on all of them, and their number.
     """
 
     rows: int
@@ -70,12 +66,8 @@ class SegmentActorLoss(BaseLossFunc):
     ) -> Any:
         """Return loss and statistics of one microbatch, or its log-probabilities if ``forward_only``.
 
-        Args:
-            output: logits of the model, vocabulary-parallel.
-            batch: columns of the dock, ``[rows, ...]``, padded.
-            forward_only: return log-probabilities.
-            non_loss_data: part of MindSpeed-RL's signature.
-            kwargs: how the microbatch was made; ``actual_micro_batch_size`` is the mean number of rows.
+        ``output`` are the model's vocabulary-parallel logits, ``batch`` padded columns of the dock ``[rows, ...]``;
+        ``actual_micro_batch_size`` in ``kwargs`` is the mean number of rows of a microbatch.
         """
         log_probs, _ = self.compute_log_probs(output=output, batch=batch, skip_entropy=True, **kwargs)
         if forward_only:

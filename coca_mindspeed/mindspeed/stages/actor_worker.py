@@ -56,9 +56,7 @@ def add_training_columns(original: Any) -> Any:
         if experience_consumer_stage == "actor_train":
             settings = process_settings()
             experience_columns = columns.training_columns(
-                experience_columns,
-                reference=settings.reference,
-                rollout_log_probs=settings.coca.rollout_log_probs,
+                experience_columns, reference=settings.reference, rollout_log_probs=settings.coca.rollout_log_probs
             )
         return original(self, experience_consumer_stage, experience_columns, *args, **kwargs)
 

@@ -26,14 +26,7 @@ def compute_advantages(
 ) -> list[dict[str, Any]]:
     """Take all scored rows of the iteration out of the dock and write ``advantages``, ``returns``, segment lengths.
 
-    Args:
-        dock: handle of the dock's actor.
-        settings: of this run.
-        count: rows at a time; whole groups.
-        group_size: responses to each prompt.
-        rows: of the iteration, all prompts together.
-        guarantee_order: take the rows in order.
-        sample_prompts: how many prompts' rows to return.
+    ``count`` rows are taken at a time, of ``rows`` in the iteration, in order with ``guarantee_order``.
 
     Returns:
         ``index`` and :meth:`ScoredBatch.rows` of the responses to the first ``sample_prompts`` prompts.

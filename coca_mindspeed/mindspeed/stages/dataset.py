@@ -12,9 +12,8 @@ from coca_mindspeed.data.prompts import bounded_prompt_tokens
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.start.inputs import prepare_template, read_run_records
 from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.mindspeed.start.prompt_template import prepare_template
-from coca_mindspeed.mindspeed.start.record_files import read_run_records
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
 
@@ -54,9 +53,8 @@ def load_prompts(
 ) -> tuple[list[Record], list[NDArray[np.int32]]]:
     """Read all records of a file and encode their prompts; writes the run's variables into the chat template.
 
-    Raises:
-        ConfigError: the chat template's prompts cannot be trained on.
-        DataError: the file has no record or another checksum than planned, or a prompt is too long.
+    Raises ConfigError for a chat template that cannot be trained on, DataError for a file without records or with
+    another checksum than planned, or for a prompt that is too long.
     """
     records = read_run_records(path, settings.data_sha256)
     if not records:

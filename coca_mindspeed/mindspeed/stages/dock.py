@@ -19,10 +19,7 @@ _POLL_SECONDS = 0.05
 
 
 def packed(columns: Mapping[str, Tensor | Sequence[Tensor]]) -> Any:
-    """Pack rows as MindSpeed-RL's ``padding_dict_to_tensor_dict`` does.
-
-    Args:
-        columns: each a matrix, or a list of rows of any lengths.
+    """Pack columns, each a matrix or a list of rows, as MindSpeed-RL's ``padding_dict_to_tensor_dict`` does.
 
     Returns:
         a ``TensorDict``: each column zero-padded on the right, ``[rows, longest]``, and ``original_length``, int64, the
@@ -41,13 +38,9 @@ def packed(columns: Mapping[str, Tensor | Sequence[Tensor]]) -> Any:
 
 
 def unpacked(batch: Any) -> Any:
-    """Unpack rows as MindSpeed-RL's ``remove_padding_tensor_dict_to_dict`` does.
+    """The rows of each column on the CPU, as by MindSpeed-RL's ``remove_padding_tensor_dict_to_dict``.
 
-    Args:
-        batch: made by :func:`packed`; None for no rows; anything else is returned unchanged.
-
-    Returns:
-        for each column a list of its rows, on the CPU.
+    ``batch`` is made by :func:`packed`, or None for no rows; anything else is returned unchanged.
     """
     if batch is None:
         return {}
@@ -117,7 +110,7 @@ def batches(
     assigned: Sequence[Sequence[int]] | None,
     stall_timeout: float,
 ) -> Iterator[Rows]:
-    """Take a consumer's rows out of the dock until all are taken, whole groups at a time.
+    """Take a consumer's rows out of the dock until all are taken, ``count`` rows of whole groups at a time.
 
     Args:
         dock: handle of the dock's actor.
@@ -125,10 +118,7 @@ def batches(
         columns: a row is handed out once it has all of them.
         count: rows at a time.
         assigned: which rows, ``count`` at a time, where order is guaranteed; None: any that are ready.
-        stall_timeout: seconds without a row after which the stage gives up.
-
-    Raises:
-        TrainingError: nothing became ready for ``stall_timeout`` seconds.
+        stall_timeout: seconds without a row after which ``TrainingError`` is raised.
     """
     for wanted in assigned if assigned is not None else _until_consumed(dock, consumer):
         waiting_since = time.monotonic()

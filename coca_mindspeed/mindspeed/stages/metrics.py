@@ -71,11 +71,7 @@ class SampleWriter:
 
 
 def cut_logs(output: Path, iteration: int) -> None:
-    """Remove logged iterations after ``iteration``, from which the run continues; 0 starts anew.
-
-    Raises:
-        DataError: a log is damaged elsewhere than at its end.
-    """
+    """Remove logged iterations after ``iteration``, from which the run continues; 0 starts anew."""
     for name in (METRICS, VALIDATION):
         cut_back(output / name, iteration or -1)  # each start validates the initial weights again
     for path in (output / _SAMPLES).glob(f"{_OF_ITERATION}*.jsonl"):

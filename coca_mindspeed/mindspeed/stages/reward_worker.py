@@ -18,8 +18,8 @@ from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report
 from coca_mindspeed.mindspeed.stages.verifiers import build_verifier
+from coca_mindspeed.mindspeed.start.inputs import read_run_records
 from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.mindspeed.start.record_files import read_run_records
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.scoring.responses import ResponseScorer, ScoredResponses, response_scorer
 from coca_mindspeed.utils.tokenization import token_text
@@ -33,16 +33,10 @@ class RewardWorker:
     def initialize(
         self, megatron_config: Any, rl_config: Any, tokenizer: Any, trust_remote_code: bool = False, dp_rank: int = 0
     ) -> None:
-        """Build the grader and the tokenizer's byte table.
+        """Build the grader and the tokenizer's byte table; MindSpeed-RL gives its configurations and tokenizer wrapper.
 
-        MindSpeed-RL ignores a failure here, so it is kept and raised by the first use.
-
-        Args:
-            megatron_config: MindSpeed-RL's; has the data set's columns and the vocabulary size.
-            rl_config: MindSpeed-RL's.
-            tokenizer: MindSpeed-RL's wrapper of the Hugging Face tokenizer.
-            trust_remote_code: not used.
-            dp_rank: this actor's share of the rows, where order is guaranteed.
+        MindSpeed-RL ignores a failure here, so it is kept and raised by the first use.  ``dp_rank`` is this actor's
+        share of the rows, where order is guaranteed; ``trust_remote_code`` is not used.
         """
         try:
             self._prepare(process_settings().coca, megatron_config, rl_config, tokenizer, dp_rank)
@@ -71,11 +65,7 @@ class RewardWorker:
         self._dock = td
 
     def compute_rm_score(self) -> None:
-        """Score this node's rows of the iteration and write their reward columns.
-
-        Raises:
-            GradingError: the worker could not be initialised; the cause is chained.
-        """
+        """Score this node's rows of the iteration and write their reward columns."""
         self._check_initialised()
         rl_config, count = self._rl_config, self._rl_config.reward_dispatch_size
         for rows in batches(
@@ -111,18 +101,10 @@ class RewardWorker:
             )
 
     def score_rows(self, columns_: dict[str, list[Tensor]], indexes: list[int], eval_data: str) -> dict[str, Any]:
-        """Score the rows of a validation.
+        """Score the rows of a validation on the held-out records in ``eval_data``.
 
-        Args:
-            columns_: ``responses``, ``response_length`` and the data set's columns.
-            indexes: of the rows.
-            eval_data: the file of held-out records.
-
-        Returns:
-            ``correct``, ``gradable``, ``confidence`` and ``confidence_lengths``, ``[rows]`` each.
-
-        Raises:
-            GradingError: as :meth:`compute_rm_score`.
+        ``columns_`` are ``responses``, ``response_length`` and the data set's columns.  Returns ``correct``,
+        ``gradable``, ``confidence`` and ``confidence_lengths``, ``[rows]`` each.
         """
         self._check_initialised()
         records = read_run_records(Path(eval_data), self._settings.data_sha256)

@@ -17,12 +17,9 @@ from coca_mindspeed.errors import TrainingError
 
 @dataclass(slots=True)
 class RolloutCount:
-    """The next rollout of one worker.
+    """The next rollout of one worker: rollouts begun (``dispatch``) after a number of finished iterations.
 
-    Attributes:
-        run_seed: of the run.
-        iteration: finished iterations; a validation has the number of the following iteration.
-        dispatch: rollouts begun in this iteration.
+    A validation has the number of the following iteration.
     """
 
     run_seed: int
@@ -36,14 +33,9 @@ def rollout_seed(run_seed: int, iteration: int, dispatch: int, engine: int) -> i
 
 
 def next_seed(engine: Any, first_rank: int) -> int:
-    """Seed of the rollout that begins now on MindSpeed-RL's rollout engine.
+    """Seed of the rollout that begins now on an engine counted by :func:`count_rollouts`.
 
-    Args:
-        engine: counted by :func:`count_rollouts`.
-        first_rank: first global rank of the engine's tensor-parallel group.
-
-    Raises:
-        TrainingError: the engine was not told its iteration.
+    ``first_rank`` is the first global rank of the engine's tensor-parallel group.
     """
     count: RolloutCount | None = getattr(engine, "coca_rollouts", None)
     if count is None:

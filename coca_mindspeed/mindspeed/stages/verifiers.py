@@ -12,7 +12,7 @@ from coca_mindspeed.errors import ConfigError, GradingError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
-from coca_mindspeed.utils.cpus import usable_cpus
+from coca_mindspeed.utils.limits import usable_cpus
 
 #: This project's grader, which ``coca.grader`` names.
 OWN_VERIFIER = "coca"
@@ -93,13 +93,9 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def try_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
-    """Build the graders of a run, check every gold answer, and close them again.
+    """Build this project's grader if ``rl_config.verifier_function`` names it, check every gold answer, and close it.
 
-    Args:
-        names: ``rl_config.verifier_function``; MindSpeed-RL's own verifiers need no check.
-        grader: this project's, by name.
-        options: of this project's grader.
-        files: of records; missing ones are skipped.
+    Missing files are skipped; MindSpeed-RL's own verifiers need no check.
 
     Raises:
         GradingError: a grader cannot be built here: no sandbox, a wrong option.
@@ -114,16 +110,7 @@ def try_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], 
 
 
 def build_verifier(rl_config: Any, grader: str, options: Mapping[str, Any]) -> Grader:
-    """Build the grader that ``rl_config.verifier_function`` names.
-
-    Args:
-        rl_config: MindSpeed-RL's ``RLConfig``.
-        grader: this project's, by name, for the verifier ``coca``.
-        options: of this project's grader, see docs/grading.md.
-
-    Raises:
-        ConfigError: as :func:`check_names`.
-    """
+    """Build the grader that ``rl_config.verifier_function`` names; ``grader`` and ``options`` are for ``coca``."""
     names = list(rl_config.verifier_function)
     check_names(names)
     return build_grader(grader, options) if OWN_VERIFIER in names else MindSpeedVerifier(rl_config)

@@ -34,14 +34,9 @@ def wanted_cpus(rl_config: Mapping[str, Any], nodes: int) -> WantedCpus:
 
 
 def check_cpus(nodes: Sequence[Mapping[str, float]], wanted: WantedCpus) -> None:
-    """Refuse a cluster in which a placement group would wait forever.
+    """Raise ``TrainingError`` for a cluster in which a placement group would wait forever.
 
-    Args:
-        nodes: resources of each node, ``CPU`` and ``NPU``.
-        wanted: CPUs that will be reserved.
-
-    Raises:
-        TrainingError: names the CPUs of each node, and a number that would fit.
+    ``nodes`` are the resources ``CPU`` and ``NPU`` of each node; the message names a number that would fit.
     """
     if _fit(nodes, wanted.per_npu, wanted.others):
         return

@@ -22,9 +22,8 @@ from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
 from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_reference
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
+from coca_mindspeed.mindspeed.start.inputs import record_files, try_template, with_digests
 from coca_mindspeed.mindspeed.start.process import check_cpu_shim, setup_driver
-from coca_mindspeed.mindspeed.start.prompt_template import try_template
-from coca_mindspeed.mindspeed.start.record_files import record_files, with_digests
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, read_upstream_keys
 from coca_mindspeed.mindspeed.weights.checkpoints import check_checkpoint, newest_iteration
@@ -50,11 +49,7 @@ _WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
 
 
 def homes(environment: Mapping[str, str]) -> dict[str, Path]:
-    """The checkouts that the environment names.
-
-    Raises:
-        MissingDependencyError: variables are not set, or their folders are not checkouts of those projects.
-    """
+    """The checkouts that the environment names; raises ``MissingDependencyError`` for each that is not there."""
     paths = {variable: environment.get(variable, "") for variable in HOMES}
     missing = [
         f"{variable}{f'={path}' * bool(path)}: expected a checkout with a folder {HOMES[variable]}/, found none\n"
@@ -69,11 +64,7 @@ def homes(environment: Mapping[str, str]) -> dict[str, Path]:
 
 
 def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path) -> DictConfig:
-    """Compose a MindSpeed-RL configuration; its ``defaults`` may name MindSpeed-RL's own groups (``model``).
-
-    Raises:
-        ConfigError: the file does not exist or cannot be composed.
-    """
+    """Compose a MindSpeed-RL configuration; its ``defaults`` may name MindSpeed-RL's own groups (``model``)."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such configuration file")
     search = f"hydra.searchpath=[file://{mindspeed_rl_home / 'configs'}]"
@@ -88,8 +79,7 @@ def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path
 def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
     """The section ``coca``, checked, and MindSpeed-RL's configuration without it.
 
-    Raises:
-        ConfigError: the section is wrong, or a MindSpeed-RL key has a value that the hooks do not support.
+    Raises ConfigError if the section is wrong, or a MindSpeed-RL key has a value that the hooks do not support.
     """
     section = OmegaConf.to_container(config.get("coca") or OmegaConf.create({}), resolve=True)
     assert isinstance(section, dict)
@@ -105,11 +95,7 @@ def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
 
 
 def for_processes(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
-    """The settings of every Ray process; verifies the installation.
-
-    Raises:
-        ManifestError: the MindSpeed-RL is not a supported one.
-    """
+    """The settings of every Ray process; raises ``ManifestError`` if the MindSpeed-RL is not a supported one."""
     root = checkouts["MINDSPEED_RL_HOME"]
     # MindSpeed-RL's guide copies the other three into its folder: it comes last, so that the checkouts win over copies.
     others = [path for variable, path in checkouts.items() if variable != "MINDSPEED_RL_HOME"]
@@ -130,8 +116,7 @@ def worker_variables(
     The names are those of MindSpeed-RL's ``runtime_env.yaml`` and of the settings below.  Ray gives them precedence
     over a worker's own environment, so a value that is exported where the driver starts is put in their place.
 
-    Raises:
-        ConfigError: the file cannot be read, or an exported value contradicts the configuration.
+    Raises ConfigError if the file cannot be read, or an exported value contradicts the configuration.
     """
     rl, generate = config.get("rl_config") or {}, config.get("generate_config") or {}
     path = process.mindspeed_rl_home / rl.get("runtime_env_path", "configs/envs/runtime_env.yaml")
@@ -180,12 +165,7 @@ def runtime_environment(
 
 
 def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
-    """Check graders, records and prompts before any NPU is held; returns the settings with the files' SHA-256.
-
-    Raises:
-        CocaError: this machine lacks a grader's dependency, a record cannot be graded, a prompt cannot be trained on,
-            or a file has changed since the run was planned.
-    """
+    """Check graders, records and prompts before any NPU is held; returns the settings with the files' SHA-256."""
     training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
     data_path, tokenizer = training.get("data_path"), training.get("tokenizer_name_or_path")
     rated = [Path(path) for path in (data_path, settings.eval_data) if path is not None]
@@ -199,12 +179,7 @@ def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
 def check_weights(config: DictConfig, *, reference: bool) -> None:
     """Check that the checkpoints to load exist: without them Megatron trains from random weights.
 
-    Args:
-        config: MindSpeed-RL's.
-        reference: whether a reference model is loaded.
-
-    Raises:
-        ConfigError: a ``load`` holds no checkpoint, or none with optimizer state where that is to be loaded.
+    Raises ConfigError if a ``load`` holds no checkpoint, or none with optimizer state where that is to be loaded.
     """
     actor = config.get("actor_config") or {}
     named = {"actor_config.load": actor.get("load")}
@@ -228,13 +203,7 @@ def check_weights(config: DictConfig, *, reference: bool) -> None:
 
 
 def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping[str, Any]) -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine, whatever else runs there.
-
-    Args:
-        process: settings of the run.
-        config: MindSpeed-RL's.
-        environment: Ray's runtime environment.
-    """
+    """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine, whatever else runs there."""
     import ray
 
     arguments: dict[str, Any] = {"runtime_env": dict(environment), "log_to_driver": True}
@@ -262,14 +231,8 @@ def train(
 ) -> None:
     """Train as a configuration file says.
 
-    Args:
-        path: of the file.
-        overrides: Hydra's.
-        task: runs MindSpeed-RL's ``train`` in a Ray process.
-        worker_setup: dotted name of the function that every other Ray process calls first.
-
-    Raises:
-        CocaError: the run cannot work (before Ray starts), or a process died; names the cause.
+    ``task`` runs MindSpeed-RL's ``train`` in a Ray process; ``worker_setup`` names the function that every other Ray
+    process calls first.  Raises CocaError if the run cannot work (before Ray starts), or a process died.
     """
     exported = dict(os.environ)
     # Ray reads these when it is imported; its default of half a minute is too short on a busy machine.

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from coca_mindspeed.errors import MissingDependencyError
-from coca_mindspeed.mindspeed.hooks import AppliedHooks, apply
+from coca_mindspeed.mindspeed.hooks import apply
 from coca_mindspeed.mindspeed.start.settings import ProcessSettings
 from coca_mindspeed.upstream.manifest import Manifest, ManifestError, load_manifests
 
@@ -27,11 +27,7 @@ def process_settings() -> ProcessSettings:
 
 
 def check_cpu_shim(settings: ProcessSettings) -> None:
-    """Check before Ray starts that ``platform: host`` can run.
-
-    Raises:
-        CocaError: the CPU shim, or the CPU build of vLLM that it needs, is missing.
-    """
+    """Check before Ray starts that ``platform: host`` finds the CPU shim, and its vLLM if it needs one."""
     if settings.coca.platform == "host":
         shim = _cpu_shim()
         if settings.coca.rollout_engine == "vllm":
@@ -55,12 +51,12 @@ def setup_worker() -> None:
     set_up(WORKER_HOOKS)
 
 
-def setup_driver() -> AppliedHooks:
+def setup_driver() -> None:
     """Apply the hooks of the process that runs MindSpeed-RL's ``train``; its actors are exported from here."""
-    return set_up(DRIVER_HOOKS)
+    set_up(DRIVER_HOOKS)
 
 
-def set_up(processes: tuple[str, ...], choose: Callable[[Manifest], Manifest] = lambda whole: whole) -> AppliedHooks:
+def set_up(processes: tuple[str, ...], choose: Callable[[Manifest], Manifest] = lambda whole: whole) -> None:
     """Prepare this process and apply the hooks of ``processes`` in ``choose(manifest of the release)``."""
     settings = process_settings()
     # Imported before the path changes: the checkouts have a package ``tests`` of their own.
@@ -70,7 +66,7 @@ def set_up(processes: tuple[str, ...], choose: Callable[[Manifest], Manifest] = 
     sys.path[:] = [*first, *(path for path in sys.path if path not in first)]
     if shim is not None:
         shim.install(settings.coca.rollout_engine, settings.release)
-    return apply(
+    apply(
         choose(_manifest(settings.release)),
         settings.mindspeed_rl_home,
         processes=processes,

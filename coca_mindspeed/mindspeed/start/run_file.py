@@ -13,7 +13,7 @@ import yaml
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
-from coca_mindspeed.mindspeed.start.record_files import digests, record_files
+from coca_mindspeed.mindspeed.start.inputs import digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
 from coca_mindspeed.mindspeed.weights.checkpoints import newest_iteration
 from coca_mindspeed.utils.files import write_atomically
@@ -70,8 +70,7 @@ class StageFiles:
 def stages_to_do(run: RunConfig, plan: "ClusterPlan", output: Path, *, resume: bool) -> list[tuple[int, bool]]:
     """``(stage, whether it has a checkpoint to resume from)`` of the unfinished stages, in order.
 
-    Raises:
-        ConfigError: ``output`` holds a run and ``resume`` is not set, or it holds none and ``resume`` is set.
+    Raises ConfigError if ``output`` holds a run and ``resume`` is not set, or none and ``resume`` is set.
     """
     files = [StageFiles(output, stage) for stage in range(len(run.method.training_method.stages))]
     reached = [newest_iteration(stage.checkpoints) for stage in files]
@@ -97,13 +96,9 @@ def _is_validated(run: RunConfig, files: StageFiles, iteration: int) -> bool:
 
 
 def mindspeed_values(run: RunConfig, plan: "ClusterPlan", files: StageFiles, *, resume: bool = False) -> dict[str, Any]:
-    """MindSpeed-RL's sections for one stage.
+    """MindSpeed-RL's sections for one stage of a run without problems.
 
-    Args:
-        run: the run.
-        plan: its plan, without problems.
-        files: where the stage writes.
-        resume: load the newest checkpoint of this stage with its optimizer, instead of the initial weights.
+    ``resume`` loads the newest checkpoint of the stage with its optimizer, instead of the initial weights.
 
     Raises:
         UsageError: there is no such stage.

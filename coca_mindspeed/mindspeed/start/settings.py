@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from coca_mindspeed.config.schema import template_day, template_variables
+from coca_mindspeed.config.schema import Day, TemplateVariables
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.scoring.settings import EngineSection, ScoringSettings, checked_section
 
@@ -32,8 +32,8 @@ class HostSettings(EngineSection):
 class CocaSettings(ScoringSettings):
     """The section ``coca``."""
 
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="see model.chat_template_kwargs")
-    prompt_date: str | None = Field(None, description="see model.prompt_date")
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict, description="see model.chat_template_kwargs")
+    prompt_date: Day = Field(None, description="see model.prompt_date")
     stage: int = Field(0, ge=0, description="stage of the method (sequential: 0, 1)")
 
     eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation")
@@ -50,20 +50,9 @@ class CocaSettings(ScoringSettings):
 
     platform: Literal["npu", "host"] = Field("npu", description="npu, or host (CPU)")
     rollout: Literal["auto", "vllm", "transformers"] = Field(
-        "auto",
-        description="rollout engine; auto: vllm on npu, transformers on host (vllm there: its CPU build)",
+        "auto", description="rollout engine; auto: vllm on npu, transformers on host (vllm there: its CPU build)"
     )
     host: HostSettings = HostSettings()
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _template_variables(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return template_variables(values)
-
-    @field_validator("prompt_date")
-    @classmethod
-    def _a_day(cls, value: str | None) -> str | None:
-        return template_day(value)
 
     @property
     def rollout_engine(self) -> str:
@@ -97,20 +86,12 @@ class ProcessSettings(EngineSection):
 
     @classmethod
     def from_environment(cls) -> "ProcessSettings":
-        """Read the settings of this process.
-
-        Raises:
-            ConfigError: this project's driver did not start it.
-        """
+        """Read the settings of this process, which this project's driver has set."""
         if VARIABLE not in os.environ:
             raise ConfigError(f"{VARIABLE} is not set: start training with coca-mindspeed, not with MindSpeed-RL's cli")
         return cls.model_validate_json(os.environ[VARIABLE])
 
 
 def coca_settings(section: Mapping[str, Any]) -> CocaSettings:
-    """Check the section ``coca``.
-
-    Raises:
-        ConfigError: one line for each problem, with key and value.
-    """
+    """Check the section ``coca``; raises ``ConfigError`` with a line for each problem."""
     return checked_section(CocaSettings, section)

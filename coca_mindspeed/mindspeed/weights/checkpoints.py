@@ -22,11 +22,7 @@ class CheckpointLayout(NamedTuple):
 
 
 def newest_iteration(directory: Path) -> int | None:
-    """The iteration of the newest checkpoint; None where there is none or only converted weights.
-
-    Raises:
-        ConfigError: Megatron's tracker file holds something else.
-    """
+    """The iteration of the newest checkpoint; None where there is none or only converted weights."""
     tracker = directory / _TRACKER
     if not tracker.is_file():
         return None

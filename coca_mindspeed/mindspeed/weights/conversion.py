@@ -62,8 +62,7 @@ def newest_stage(output: Path) -> Path:
 def prepare(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path) -> None:
     """Check the inputs, and make the folder that ``mcore2hf`` writes into.
 
-    Raises:
-        CocaError: checkouts, weights or the model are missing, or the target or an earlier result exists.
+    Raises CocaError if checkouts, weights or the model are missing, or the target or an earlier result exists.
     """
     homes(os.environ)
     source = Path(str(run.model.path))
@@ -115,11 +114,7 @@ def restore(output: Path) -> None:
 
 
 def finish(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path) -> str:
-    """Check the converter's result, move it to its place and return a message.
-
-    Raises:
-        ConfigError: there are no weights, or of another layout.
-    """
+    """Check the converter's result, move it to its place and return a message."""
     if direction == "hf2mcore":
         target = Path(str(run.model.megatron_path))
         layout = checkpoint_layout(target)

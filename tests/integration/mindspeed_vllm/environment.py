@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from coca_mindspeed.mindspeed.start.releases import STACKS
+from coca_mindspeed.mindspeed.machine import STACKS
 from tests.integration.mindspeed.environment import needs_mindspeed
 
 

@@ -92,6 +92,11 @@ def _no_context(*_args: Any, **_kwargs: Any) -> Iterator[None]:
     yield
 
 
+_NOTHING = ("set_device", "init", "_lazy_init", "synchronize", "empty_cache", "manual_seed", "manual_seed_all")
+_NOTHING += ("ipc_collect", "reset_peak_memory_stats", "set_stream", "set_compile_mode")
+_MEMORY = ("allocated", "reserved", "cached")
+
+
 def _answers_of_a_cpu() -> dict[str, Any]:
     """What ``torch.cuda`` and ``torch.npu`` answer where the device is the CPU."""
     cpu = torch.device("cpu")
@@ -114,33 +119,8 @@ def _answers_of_a_cpu() -> dict[str, Any]:
         "device": _no_context,
         "Stream": _Stream,
         "Event": _Stream,
-        **dict.fromkeys(
-            (
-                "set_device",
-                "init",
-                "_lazy_init",
-                "synchronize",
-                "empty_cache",
-                "manual_seed",
-                "manual_seed_all",
-                "ipc_collect",
-                "reset_peak_memory_stats",
-                "set_stream",
-                "set_compile_mode",
-            ),
-            _nothing,
-        ),
-        **dict.fromkeys(
-            (
-                "memory_allocated",
-                "max_memory_allocated",
-                "memory_reserved",
-                "max_memory_reserved",
-                "memory_cached",
-                "max_memory_cached",
-            ),
-            _zero,
-        ),
+        **dict.fromkeys(_NOTHING, _nothing),
+        **dict.fromkeys((f"{most}memory_{kind}" for most in ("", "max_") for kind in _MEMORY), _zero),
         "memory_stats": lambda *_a, **_k: {},
         "mem_get_info": lambda *_a, **_k: (2**40, 2**40),
         "_lazy_call": lambda call, **_k: call(),

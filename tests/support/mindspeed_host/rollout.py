@@ -25,24 +25,11 @@ _MOST_BYTES_OF_SCORES = 2**30
 class HostRolloutEngine:
     """Stands where MindSpeed-RL's ``VLLMInferEngine`` would; the arguments are that class's."""
 
-    def __init__(
-        self,
-        tokenizer_name_or_path: str,
-        sampling_config: dict[str, Any],
-        infer_tensor_parallel_size: int = 1,
-        infer_pipeline_parallel_size: int = 1,
-        infer_expert_parallel_size: int = 1,
-        **_others: Any,
-    ) -> None:
-        for key, size in (
-            ("infer_tensor_parallel_size", infer_tensor_parallel_size),
-            ("infer_pipeline_parallel_size", infer_pipeline_parallel_size),
-            ("infer_expert_parallel_size", infer_expert_parallel_size),
-        ):
-            if size != 1:
-                raise ConfigError(
-                    f"generate_config.{key}: the host platform samples on one rank; expected 1, found {size}"
-                )
+    def __init__(self, tokenizer_name_or_path: str, sampling_config: dict[str, Any], **others: Any) -> None:
+        for kind in ("tensor", "pipeline", "expert"):
+            key = f"infer_{kind}_parallel_size"
+            if (size := others.get(key, 1)) != 1:
+                raise ConfigError(f"generate_config.{key}: must be 1, found {size}: the host samples on one rank")
         self.hf_config = AutoConfig.from_pretrained(tokenizer_name_or_path)
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_name_or_path)
         # vLLM also stops at what the generation config names, for Qwen2.5 the pad token.
@@ -65,11 +52,7 @@ class HostRolloutEngine:
 
     @torch.no_grad()
     def generate_sequences(self, prompts: Sequence[Sequence[int]], **changes: Any) -> tuple[Tensor, Tensor]:
-        """Sample ``num_completions`` responses to each prompt.
-
-        Args:
-            prompts: token ids.
-            changes: sampling settings that differ for this call (``n``, ``max_tokens``, ...); others are ignored.
+        """Sample ``num_completions`` responses to each prompt; ``changes`` are sampling settings for this call.
 
         Returns:
             token ids int64 ``[prompts * n, tokens]``, the end of text included and padded with the pad token, and

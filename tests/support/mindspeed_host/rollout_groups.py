@@ -48,13 +48,8 @@ def _own_group() -> _RankGroup:
 def install() -> None:
     """Answer for ``vllm.distributed.parallel_state``."""
     module = "vllm.distributed.parallel_state."
-    for name in (
-        "get_tensor_model_parallel_group",
-        "get_pipeline_model_parallel_group",
-        "get_tp_group",
-        "get_pp_group",
-    ):
-        stubs.ANSWERS[module + name] = _own_group
+    for name in ("tensor_model_parallel_group", "pipeline_model_parallel_group", "tp_group", "pp_group"):
+        stubs.ANSWERS[f"{module}get_{name}"] = _own_group
     for name in ("get_tensor_model_parallel_rank", "get_context_parallel_rank"):
         stubs.ANSWERS[module + name] = lambda: 0
     stubs.ANSWERS[module + "get_tensor_model_parallel_world_size"] = lambda: 1

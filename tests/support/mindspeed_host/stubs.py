@@ -93,11 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install(hiding: Sequence[str] = ()) -> None:
-    """Let imports find stubs of those :data:`PACKAGES` that are not installed.  Idempotent.
-
-    Args:
-        hiding: packages that stubs replace even if they are installed.
-    """
+    """Let imports find stubs of :data:`PACKAGES` that are not installed, and of ``hiding``.  Idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder(PACKAGES))
         if hiding:

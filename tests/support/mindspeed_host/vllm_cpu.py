@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from coca_mindspeed.errors import MissingDependencyError
-from coca_mindspeed.mindspeed.start.releases import STACKS
+from coca_mindspeed.mindspeed.machine import STACKS
 from coca_mindspeed.upstream.after_import import after_import
 from coca_mindspeed.upstream.manifest import Hook, Manifest, load_manifests, matching_manifest
 
@@ -30,15 +30,7 @@ _installed = False
 
 
 def known_vllm(release: str) -> Manifest:
-    """The manifest of the installed vLLM, found without importing it.
-
-    Args:
-        release: of MindSpeed-RL.
-
-    Raises:
-        MissingDependencyError: vLLM is missing, or its version has no manifest.
-        ManifestError: a definition differs from the vLLM that is known.
-    """
+    """The manifest of the installed vLLM, found without importing it; ``release`` is MindSpeed-RL's."""
     pin = STACKS[release].packages["vllm"]
     manifests = [manifest for manifest in load_manifests(package="vllm") if manifest.release == pin]
     if not manifests:
@@ -105,10 +97,7 @@ def _name_shared_memory(_module: Any) -> None:
 
 #: Preparation for definitions of kind ``use``: the module after whose import it runs, and the function.
 _PREPARED: dict[str, tuple[str, Callable[[Any], None]]] = {
-    "vllm.transformers_utils.configs.ovis:AIMv2Config": (
-        "transformers.models.auto.configuration_auto",
-        _remove_aimv2,
-    ),
+    "vllm.transformers_utils.configs.ovis:AIMv2Config": ("transformers.models.auto.configuration_auto", _remove_aimv2),
     "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed": (
         "vllm.distributed.device_communicators.cpu_communicator",
         _name_shared_memory,

@@ -37,12 +37,7 @@ class Shard:
 
 
 def local_shard(chunks: Iterable[Any], tensor_rank: int) -> Shard:
-    """A copy of this rank's parameters as they are now, on the CPU.
-
-    Args:
-        chunks: Megatron model chunks, wrapped or not; they must hold a ``GPTModel``.
-        tensor_rank: this rank's place in its tensor-parallel group.
-    """
+    """A copy of this rank's parameters as they are now, on the CPU; ``chunks`` hold a ``GPTModel``, wrapped or not."""
     # Megatron's parameters are views into one buffer; a view is sent to other ranks with all that is behind it.
     return Shard(tensor_rank, {name: p.detach().clone().cpu() for name, p in _named_parameters(chunks)})
 

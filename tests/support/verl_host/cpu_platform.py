@@ -43,15 +43,8 @@ class _Device(types.ModuleType):
 
 
 _ZERO = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
-_NOTHING = (
-    "empty_cache",
-    "set_device",
-    "synchronize",
-    "reset_peak_memory_stats",
-    "manual_seed",
-    "manual_seed_all",
-    "ipc_collect",
-)
+_NOTHING = ("empty_cache", "set_device", "synchronize", "reset_peak_memory_stats", "manual_seed", "manual_seed_all")
+_NOTHING += ("ipc_collect",)
 
 
 class CpuPlatform(PlatformBase):
@@ -104,8 +97,7 @@ class CpuPlatform(PlatformBase):
     def profiler_start(self) -> None:
         """Nothing to profile."""
 
-    def profiler_stop(self) -> None:
-        """Nothing to profile."""
+    profiler_stop = profiler_start
 
     def ray_resource_name(self) -> str:
         return "GPU"

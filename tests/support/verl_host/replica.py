@@ -31,13 +31,7 @@ class HostServer:
     """The actor: gathers requests for a moment, and samples them together."""
 
     def __init__(self, path: str, max_new_tokens: int, seed: int) -> None:
-        """Load the model; the weights of training come later.
-
-        Args:
-            path: Hugging Face directory.
-            max_new_tokens: a response is cut off here.
-            seed: draws the responses.
-        """
+        """Load the model in a Hugging Face directory; the weights of training come later."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Memory limit of this process's control group (cgroups(7), versions 1 and 2)."""
+"""CPUs and memory that this process may use, by its affinity and its control group (cgroups(7), versions 1 and 2)."""
 
 from pathlib import Path, PurePosixPath
 
@@ -6,11 +6,7 @@ _NO_LIMIT = 2**60  # version 1 writes the greatest multiple of a page below 2**6
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may use by the limits of its group and of the groups above; None: no limit found.
-
-    Args:
-        root: of the file system.
-    """
+    """Bytes that this process may use by the limits of its group and of the groups above; None: no limit found."""
     try:
         lines = (root / "proc" / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -32,3 +28,10 @@ def memory_limit(root: Path = Path("/")) -> int | None:
             if text.isdecimal() and int(text) < _NO_LIMIT:
                 limits.append(int(text))
     return min(limits, default=None)
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs by this process's affinity and its container's quota."""
+    from joblib import cpu_count  # a third of a second
+
+    return int(cpu_count())

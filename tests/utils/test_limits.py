@@ -1,8 +1,11 @@
-"""Memory limits of control groups, both versions, from simulated files."""
+"""Memory limits of control groups, both versions, from simulated files; CPUs by a container's quota."""
 
+import joblib
 import pytest
 
-from coca_mindspeed.utils.cgroup import memory_limit
+from coca_mindspeed.grading.math.grader import MathGrader
+from coca_mindspeed.mindspeed.machine import Machine
+from coca_mindspeed.utils.limits import memory_limit, usable_cpus
 
 V1 = "sys/fs/cgroup/memory"
 
@@ -34,3 +37,12 @@ def test_limit(tmp_path, group, files, limit):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
     assert memory_limit(tmp_path) == limit
+
+
+def test_graders_start_no_more_processes_than_the_quota_keeps_busy(monkeypatch):
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 3)
+    assert usable_cpus() == 3
+    assert Machine().cpus() == 3
+    grader = MathGrader()
+    assert grader._workers._count == 3
+    grader.close()

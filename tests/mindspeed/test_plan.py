@@ -3,7 +3,8 @@
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.mindspeed.cost import fastest_layout, host_gib, layouts_for_budget, run_time
+from coca_mindspeed.mindspeed.memory_estimate import host_gib
+from coca_mindspeed.mindspeed.plan import fastest_layout, iteration_seconds, layouts_for_budget, run_days
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 
 
@@ -13,12 +14,9 @@ def resolved_of(name, *overrides):
 
 def test_time_of_the_papers_run():
     """2,048 responses x 750 tokens / (16 NPUs x 110 tokens/s) = 873 s; 1,961 iterations are 19.8 days."""
-    estimate = run_time(resolved_of("qwen25_7b_910c"), 1961)
-    assert estimate.iteration_seconds == pytest.approx(2048 * 750 / 1760)
-    assert estimate.days == pytest.approx(19.8, abs=0.05)
-    assert run_time(resolved_of("qwen25_7b_910c"), None).days is None
-    twice = run_time(resolved_of("qwen25_7b_910c"), 1961, tokens_per_response=1500, tokens_per_second=220)
-    assert twice.days == pytest.approx(estimate.days)
+    resolved = resolved_of("qwen25_7b_910c")
+    assert iteration_seconds(resolved) == pytest.approx(2048 * 750 / 1760)
+    assert run_days(resolved, 1961) == pytest.approx(19.8, abs=0.05)
 
 
 TP = "mindspeed_rl.actor_config.tensor_model_parallel_size"
@@ -50,7 +48,7 @@ def test_the_fastest_layout():
     """A prompt per rollout engine of at most four NPUs (key/value groups): 128 x 4 = 512 NPUs."""
     layout = fastest_layout(resolved_of("qwen25_7b_910c"))
     assert (layout.nodes, layout.tp, layout.pp, layout.rollout_tp) == (32, 4, 1, 4)
-    days = run_time(layout, 1961).days
+    days = run_days(layout, 1961)
     assert next(layouts_for_budget(layout, 1961, 0.9 * days), None) is None
     assert next(layouts_for_budget(layout, 1961, 1.1 * days)) == layout
 

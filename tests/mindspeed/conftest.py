@@ -1,0 +1,14 @@
+"""Checkouts that the environment names."""
+
+import pytest
+
+from coca_mindspeed.mindspeed.start.driver import HOMES
+
+
+@pytest.fixture
+def homes(tmp_path, monkeypatch):
+    """Variable -> folder of a checkout, empty but for its package."""
+    for variable, package in HOMES.items():
+        (tmp_path / variable / package).mkdir(parents=True)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    return {variable: tmp_path / variable for variable in HOMES}
