@@ -24,10 +24,10 @@ _SENTINEL = "7f3aquestion0c55"
 def question_probabilities(target: TargetModel, records: Sequence[Record]) -> list[float]:
     """Return the confidence of each record, in [0, 1]; one batch.
 
-    Raises DataError if a prompt is too long, or its question cannot be found in it.
+    Raises DataError if a question cannot be found in its prompt.
     """
     policy, system_prompt = target.policy, target.method.training_method.system_prompt
-    prompts = policy.encode_prompts(records, system_prompt, target.rollout.max_prompt_tokens)
+    prompts = policy.encode_prompts(records, system_prompt)
     places = [question_tokens(policy, record, system_prompt) for record in records]
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():

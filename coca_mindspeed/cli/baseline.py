@@ -225,7 +225,7 @@ def _options(arguments: argparse.Namespace) -> BaselineOptions:
         samples=arguments.samples,
         label=arguments.label,
         probe=replace(defaults.probe, layer=arguments.layer, width=arguments.probe_width),
-        assessor=replace(defaults.assessor, max_prompt_tokens=arguments.max_prompt_tokens, fit=fit),
+        assessor=replace(defaults.assessor, fit=fit),
         trained=arguments.trained,
         show_progress=not arguments.quiet,
     )

@@ -18,11 +18,11 @@ from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
 from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.experience import largest_evaluation_batch
 from coca_mindspeed.local.memory import MemoryEstimate, NotEstimatedError, estimate_memory
 from coca_mindspeed.local.model_files import (
     ContextLimit,
-    check_prompt_length,
     load_tokenizer,
     read_context_limit,
     read_model_config,
@@ -158,7 +158,11 @@ def check_lengths(
             ]
             ids = tokenizer([text for _, text in doubtful], add_special_tokens=False)["input_ids"] if doubtful else []
             for (record, _), length in zip(doubtful, map(len, ids), strict=True):
-                check_prompt_length(record, length, limits.prompt, key=limits.prompt_key)
+                if not 0 < length <= limits.prompt:
+                    raise DataError(
+                        f"record {record.id!r} of {record.dataset}: its prompt has {length} tokens, expected "
+                        f"1 to {limits.prompt} ({limits.prompt_key})"
+                    )
                 if context is not None and length + limits.response > context.tokens:
                     reason = (
                         f"with the prompt of record {record.id!r} of {record.dataset} ({length} tokens) exceeds the "

@@ -237,12 +237,11 @@ def _useful(answered: Sequence[Answered]) -> list[Answered]:
 def _rates(policy: Policy, answered: Sequence[Answered], config: RunConfig, path: Path) -> list[float]:
     """Expected success rates, written to ``path`` so that a resumed start reads the same numbers."""
     if not path.exists():
-        limits = config.rollout
-        prompts = policy.encode_prompts(
-            [each.record for each in answered], config.method.training_method.system_prompt, limits.max_prompt_tokens
-        )
-        parts = range(0, len(prompts), limits.prompts)
-        states = torch.cat([prompt_states(policy, prompts[i : i + limits.prompts], _LAYER) for i in parts])
+        at_once = config.rollout.prompts
+        system_prompt = config.method.training_method.system_prompt
+        prompts = policy.encode_prompts([each.record for each in answered], system_prompt)
+        parts = range(0, len(prompts), at_once)
+        states = torch.cat([prompt_states(policy, prompts[i : i + at_once], _LAYER) for i in parts])
         found = expected_rates(
             states.double().numpy(),
             np.array([each.success_rate for each in answered]),

@@ -72,7 +72,7 @@ def respond_and_grade(
         NoDistributionError: the policy's probabilities are not finite.
     """
     start = time.perf_counter()
-    prompts = policy.encode_prompts(records, method.training_method.system_prompt, rollout.max_prompt_tokens)
+    prompts = policy.encode_prompts(records, method.training_method.system_prompt)
     samples = sample_responses(
         policy,
         prompts,

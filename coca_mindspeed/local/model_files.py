@@ -176,29 +176,12 @@ def render_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str
     return rendered
 
 
-def encode_prompts(
-    tokenizer: Any, records: Sequence[Record], system_prompt: str | None, max_tokens: int
-) -> list[list[int]]:
-    """Token ids of each record's prompt.
+def encode_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str | None) -> list[list[int]]:
+    """Token ids of each record's prompt; lengths are checked before a run (:func:`.checks.check_lengths`).
 
-    Raises:
-        ConfigError: the chat template cannot lay out a record.
-        DataError: a prompt is longer than ``max_tokens``; it names the record.
+    Raises ConfigError and DataError as :func:`render_prompts`.
     """
     rendered = render_prompts(tokenizer, records, system_prompt)
     # The template writes the special tokens itself.
     prompts: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    for record, prompt in zip(records, prompts, strict=True):
-        check_prompt_length(record, len(prompt), max_tokens)
     return prompts
-
-
-def check_prompt_length(
-    record: Record, length: int, max_tokens: int, *, key: str = "rollout.max_prompt_tokens"
-) -> None:
-    """Raise ``DataError`` if a prompt is empty or longer than ``max_tokens``, which ``key`` sets."""
-    if not 0 < length <= max_tokens:
-        raise DataError(
-            f"record {record.id!r} of {record.dataset}: its prompt has {length} tokens, expected "
-            f"1 to {max_tokens} ({key})"
-        )

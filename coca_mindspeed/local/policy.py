@@ -169,9 +169,9 @@ class Policy:
             return logits
         return logits.index_fill(-1, torch.full((1,), self.pad_id, device=logits.device), -torch.inf)
 
-    def encode_prompts(self, records: Sequence[Record], system_prompt: str | None, max_tokens: int) -> list[list[int]]:
+    def encode_prompts(self, records: Sequence[Record], system_prompt: str | None) -> list[list[int]]:
         """See :func:`~coca_mindspeed.local.model_files.encode_prompts`."""
-        return encode_prompts(self.tokenizer, records, system_prompt, max_tokens)
+        return encode_prompts(self.tokenizer, records, system_prompt)
 
 
 def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:

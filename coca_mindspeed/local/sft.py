@@ -130,12 +130,11 @@ class SFTStage:
         if resume is not None:
             done, state = resume
             optimizer.load_state_dict(dict(state))
-        max_tokens = policy.model.config.max_position_embeddings
         for step in range(self.steps):
             examples = self.examples(random)
             if step < done:  # drawn, so that later batches are the same
                 continue
-            prompts = policy.encode_prompts([example.record for example in examples], self.system_prompt, max_tokens)
+            prompts = policy.encode_prompts([example.record for example in examples], self.system_prompt)
             loss = self._accumulate_gradient(policy, prompts, examples)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
             if not (math.isfinite(loss) and math.isfinite(norm)):

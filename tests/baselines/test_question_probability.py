@@ -38,7 +38,7 @@ def test_chat_models_by_hand(tmp_path, architecture, question):
     policy = random_policy(tmp_path / "model", architecture)
     record = Record("r", "d", "math", question, "46")
     target = target_of(policy)
-    prompt = policy.encode_prompts([record], target.method.training_method.system_prompt, 512)[0]
+    prompt = policy.encode_prompts([record], target.method.training_method.system_prompt)[0]
     places = question_tokens(policy, record, target.method.training_method.system_prompt)
     assert places == list(range(places[0], places[-1] + 1))
     text = policy.tokenizer.decode([prompt[i] for i in places], clean_up_tokenization_spaces=False)

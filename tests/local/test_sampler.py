@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import sampler
 from coca_mindspeed.local.policy import choose_device, load_policy
 from coca_mindspeed.local.sampler import NextStep, NoDistributionError, SharedRows, sample_responses, sample_tokens
@@ -33,7 +33,7 @@ def policy(request, tmp_path):
 
 
 def prompts_of(policy, records=RECORDS):
-    return policy.encode_prompts(records, CONFIDENCE_FIRST_PROMPT, 500)
+    return policy.encode_prompts(records, CONFIDENCE_FIRST_PROMPT)
 
 
 def sample(policy, prompts, seed=0, **changes):
@@ -113,16 +113,11 @@ def test_the_chat_template_lays_out_the_papers_prompt(policy):
     assert "step by step" not in factual
 
 
-def test_a_prompt_that_is_too_long_is_an_error(policy):
-    with pytest.raises(DataError, match=r"record '1' of d: its prompt has \d+ tokens, expected 1 to 10"):
-        policy.encode_prompts(RECORDS, None, 10)
-
-
 def test_the_tiny_model_is_a_plain_directory(tmp_path):
     write_tiny_model(tmp_path / "tiny", seed=0)
     policy = load_policy(tmp_path / "tiny", ModelConfig(), torch.device("cpu"))
     record = Record("a", "arithmetic", "math", "0012+0034", "64", metadata={"instruction": ""})
-    (prompt,) = policy.encode_prompts([record], CONFIDENCE_FIRST_PROMPT, 32)
+    (prompt,) = policy.encode_prompts([record], CONFIDENCE_FIRST_PROMPT)
     assert policy.tokenizer.convert_ids_to_tokens(prompt) == list("0012+0034=")
     assert sum(p.numel() for p in policy.model.parameters()) < 120_000
     response = "<confidence>0.83</confidence>64"

@@ -206,7 +206,7 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
     policy = load_policy(place / "model", ModelConfig(), CPU)
     chosen = records("example", 7, 3)
     texts = [ResponseFormat("first", spaced=True).response(0.5, "9" * (i + 1)) for i in range(3)]
-    prompts = policy.encode_prompts(chosen, "Say it.", 500)
+    prompts = policy.encode_prompts(chosen, "Say it.")
     responses = encode_responses(policy, texts)
     assert all(response[-1] == policy.tokenizer.eos_token_id for response in responses)
     losses = []
@@ -226,7 +226,7 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
     """Responses of several lengths, so that a mean of the parts' means would be another number."""
     policy = load_policy(place / "model", ModelConfig(), CPU)
     chosen = records("example", 7, 7)
-    prompts = policy.encode_prompts(chosen, "Say it.", 500)
+    prompts = policy.encode_prompts(chosen, "Say it.")
     responses = encode_responses(policy, ["9" * (1 + 3 * i) for i in range(7)])
     weights = [[1.0 + i % 3] * len(ids) for i, ids in enumerate(responses)]
     examples = list(map(SFTExample, chosen, responses, weights))

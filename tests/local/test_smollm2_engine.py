@@ -79,7 +79,7 @@ def test_a_response_is_judged_as_it_is_written():
 
 def test_prompts_are_laid_out_by_the_files_own_template(policy):
     records = real_world_records("train", 2)
-    for record, ids in zip(records, policy.encode_prompts(records, CONFIDENCE_FIRST_PROMPT, 256), strict=True):
+    for record, ids in zip(records, policy.encode_prompts(records, CONFIDENCE_FIRST_PROMPT), strict=True):
         text = policy.tokenizer.decode(ids)
         assert text.startswith(f"<|im_start|>system\n{CONFIDENCE_FIRST_PROMPT}<|im_end|>\n<|im_start|>user\n")
         assert record.question in text
@@ -88,7 +88,7 @@ def test_prompts_are_laid_out_by_the_files_own_template(policy):
 
 def test_shared_prompts_give_the_log_probs_and_gradients_of_plain_ones(policy):
     """Three queries to a key, whose cache is repeated for the group."""
-    prompts = policy.encode_prompts(real_world_records("train", 1)[:2], CONFIDENCE_FIRST_PROMPT, 256)
+    prompts = policy.encode_prompts(real_world_records("train", 1)[:2], CONFIDENCE_FIRST_PROMPT)
     tokens = torch.randint(49_152, (6, 9), generator=torch.Generator().manual_seed(0))
     found = []
     for share in (True, False):

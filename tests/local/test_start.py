@@ -161,7 +161,7 @@ def records() -> list[Record]:
 
 
 def prompts_of(model: Path) -> list[list[int]]:
-    return encode_prompts(load_tokenizer(model, ModelConfig()), records(), SYSTEM, 2048)
+    return encode_prompts(load_tokenizer(model, ModelConfig()), records(), SYSTEM)
 
 
 def test_dynamic_ntk_is_refused_beyond_and_agrees_within_the_trained_length(tmp_path, model, capsys, monkeypatch):
@@ -173,7 +173,7 @@ def test_dynamic_ntk_is_refused_beyond_and_agrees_within_the_trained_length(tmp_
     for path in (within, beyond):
         policy = load_policy(path, ModelConfig(), CPU)
         policy.eos_ids = (policy.eos_ids[0],)  # let the responses reach the limit
-        prompts = policy.encode_prompts(records(), SYSTEM, 2048)
+        prompts = policy.encode_prompts(records(), SYSTEM)
         draw = torch.Generator().manual_seed(0)
         samples = sample_responses(policy, prompts, group_size=2, max_new_tokens=24, temperature=1.0, generator=draw)
         again = response_log_probs(policy, prompts, samples.token_ids, temperature=1.0)
@@ -333,7 +333,7 @@ def test_short_cuts_of_the_length_check_are_never_wrong(model):
     tokenizer = load_tokenizer(model, ModelConfig())
     texts = ["\ufdfa" * 5, "\u0390" * 9, "🙂" * 7, "é" * 20, "1" * 50, " x" * 30]
     many = [Record(str(i), "d", "math", text, "1") for i, text in enumerate(texts)]
-    longest = max(map(len, encode_prompts(tokenizer, many, SYSTEM, 10_000)))
+    longest = max(map(len, encode_prompts(tokenizer, many, SYSTEM)))
     assert longest < 512
     for limit in range(longest - 3, longest + 4):
         limits = LengthLimits(limit, 0)
