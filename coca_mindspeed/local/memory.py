@@ -338,7 +338,7 @@ def update_pass(responses: ResponseBatch) -> None:
     objective_of = functools.partial(
         segment_objective, old_log_probs=ones, advantages=ones, masks=SegmentMasks(ones.bool(), ~ones.bool())
     )
-    responses.backward(objective_of)
+    responses.backward(lambda log_probs: objective_of(log_probs).loss)
 
 
 def responses_of(policy: Policy, microbatch: LargestMicrobatch, config: RunConfig) -> ResponseBatch:

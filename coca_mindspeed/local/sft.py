@@ -21,7 +21,7 @@ from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
-from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy, load_policy
@@ -165,9 +165,8 @@ class SFTStage:
             )
             own = [length - shared for length in prompt_lengths]
             parts = [part.rows for part in microbatches(every, 1, lengths, own, limit)]
-        total = 0.0
-        for rows in parts:
-            loss = sft_loss(
+        return sum(
+            sft_backward(
                 policy,
                 [prompts[row] for row in rows],
                 [examples[row] for row in rows],
@@ -176,9 +175,8 @@ class SFTStage:
                 response_share=sum(lengths[row] for row in rows) / sum(lengths),
                 question_share=sum(prompt_lengths[row] - 1 for row in rows) / max(1, sum(prompt_lengths) - len(every)),
             )
-            loss.backward()
-            total += float(loss.detach())
-        return total
+            for rows in parts
+        )
 
     def run_resumable(
         self,
@@ -287,7 +285,7 @@ def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
     return [[*ids, policy.end_of_turn] for ids in policy.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
 
 
-def sft_loss(
+def sft_backward(
     policy: Policy,
     prompts: Sequence[list[int]],
     examples: Sequence[SFTExample],
@@ -296,10 +294,11 @@ def sft_loss(
     temperature: float = 1.0,
     response_share: float = 1.0,
     question_share: float = 1.0,
-) -> Tensor:
-    """Mean weighted NLL of response tokens plus ``question_weight`` times that of all but the first prompt token.
+) -> float:
+    """Accumulate the gradient of a microbatch, and return its loss.
 
-    For a microbatch, the shares are its fraction of the update's response and prompt tokens.
+    The loss is the mean weighted NLL of response tokens plus ``question_weight`` times that of all but the first prompt
+    token. The shares are the microbatch's fractions of the update's response and prompt tokens.
     """
     heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
     tails = [prompt[len(head) :] for prompt, head in zip(prompts, heads, strict=True)]
@@ -308,17 +307,22 @@ def sft_loss(
     token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
     position = torch.arange(width, device=policy.device)
     start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
-    # Without question tokens in the loss, prompts are prefilled and their common prefix is shared.
-    log_probs = response_log_probs(policy, heads, token_ids, temperature=temperature, share_prompts=not question_weight)
+    inside, asked = (position >= start) & (position < end), position < start
     weights = torch.ones(token_ids.shape)
     for row, (tail, example) in enumerate(zip(tails, examples, strict=True)):
         if example.weights is not None:
             weights[row, len(tail) : len(tail) + len(example.weights)] = torch.tensor(example.weights)
-    inside = (position >= start) & (position < end)
-    loss = -(log_probs[inside] * weights.to(policy.device)[inside]).mean() * response_share
-    if question_weight:
-        loss = loss - question_weight * log_probs[position < start].mean() * question_share
-    return loss
+    weights = weights.to(policy.device)[inside]
+
+    def loss_of(log_probs: Tensor) -> Tensor:
+        loss = -(log_probs[inside] * weights).mean() * response_share
+        if question_weight:
+            loss = loss - question_weight * log_probs[asked].mean() * question_share
+        return loss
+
+    # Without question tokens in the loss, prompts are prefilled and their common prefix is shared.
+    batch = ResponseBatch(policy, heads, token_ids, temperature, share_prompts=not question_weight)
+    return float(loss_of(batch.backward(loss_of).log_probs))
 
 
 def warm_up(

@@ -245,9 +245,9 @@ def _accumulate_gradient(
             responses=len(minibatch) * group,
             tokens=tokens,
         )
-        objective, scores = responses.backward(objective_of)
+        scores = responses.backward(lambda log_probs: objective_of(log_probs).loss)  # noqa: B023 - called at once
         confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
-        parts.append(_MicrobatchResult(objective, (confidence, answer)))
+        parts.append(_MicrobatchResult(objective_of(scores.log_probs), (confidence, answer)))
     return parts
 
 

@@ -19,10 +19,9 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import attention
 from coca_mindspeed.local.attention import use_fast_attention
 from coca_mindspeed.local.checkpoint import export_model
-from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.sampler import sample_responses
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import response_log_probs, write_random_model
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
 OF_ONE_LENGTH = [[5, 6, 7], [8, 9, 10]]

@@ -23,9 +23,9 @@ from transformers import (
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
-from coca_mindspeed.local.log_probs import ResponseBatch, response_log_probs
+from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.policy import load_policy
-from tests.local.models_for_tests import set_chunk_of, write_random_model
+from tests.local.models_for_tests import response_log_probs, set_chunk_of, write_random_model
 
 _SHAPE = {
     "vocab_size": 61,
@@ -119,13 +119,11 @@ def test_a_loss_known_beforehand_has_the_gradient_of_all_logits_at_once(name, ch
 
     layer = LMHead.of(model)
     states = layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1]
-    loss, scores = layer.backward(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
-    assert float(loss) == pytest.approx(float(clipped(expected, old, advantages).detach()), rel=1e-5)
+    scores = layer.backward(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
     again = layer.scores(states.detach(), ids[:, 1:], as_policy)
     assert torch.equal(scores.log_probs, again.log_probs.detach()), "what the policy is asked again is another number"
     assert torch.equal(scores.entropy, again.entropy)
     assert not scores.log_probs.requires_grad
-    assert not loss.requires_grad
     for key, parameter in model.named_parameters():
         difference = float((parameter.grad - gradients[key]).norm())
         assert difference <= 1e-5 * max(float(gradients[key].norm()), 1e-3), key
@@ -213,7 +211,7 @@ def test_no_tensor_holds_the_logits_of_all_tokens(known, chunks_of_7):
             nonlocal largest
             out = function(*args, **(kwargs or {}))
             own = isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() != weights
-            if own and out.dim() == 2 and out.shape[1] == 61:
+            if own and out.dim() == 2 and out.shape[1] == 61 and len(out) != 32:  # the weight's gradient, transposed
                 largest = max(largest, len(out))
             return out
 

@@ -6,10 +6,9 @@ from transformers import DynamicCache, Gemma2Config, LlamaConfig
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import prefill as prefill
-from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import checkpoint_activations, load_policy
 from coca_mindspeed.local.prefill import cache_bytes, preallocated_cache, repeat_rows, run_prompts
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import response_log_probs, write_random_model
 
 START = list(range(5, 45))
 

@@ -10,13 +10,13 @@ from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ResponseParser
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.utils.tokenization import _byte_level, token_text
 from experiments.real_world.families import real_world_records
 from tests.algorithm.test_boundary import brute_force
 from tests.experiments.gguf_import.files_for_tests import random_model
+from tests.local.models_for_tests import response_log_probs
 from tests.real_model import needs_smollm2, smollm2_tokenizer
 
 pytestmark = needs_smollm2

@@ -21,7 +21,6 @@ from coca_mindspeed.errors import ConfigError, DataError, GradingError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checks import LengthLimits, check_prompts, emulated_dtype
 from coca_mindspeed.local.experience import largest_evaluation_batch
-from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.model_files import (
     context_limit,
     encode_prompts,
@@ -33,7 +32,7 @@ from coca_mindspeed.local.policy import choose_device, load_policy, resolve_dtyp
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
 from coca_mindspeed.utils.files import MARKER
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import response_log_probs, write_random_model
 from tests.local.runs_for_tests import small_session
 from tests.local.starts_for_tests import QUESTIONS, arguments, names, refused, set_config, write_rows
 
