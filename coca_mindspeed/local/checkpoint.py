@@ -23,11 +23,7 @@ from coca_mindspeed.utils.files import whole_directory
 
 
 def load_optimizer_state(checkpoint: Checkpoint, device: torch.device) -> dict[str, Any]:
-    """The optimizer's state, read without executing code from the file.
-
-    Raises:
-        TrainingError: the file is damaged.
-    """
+    """Read the optimizer's state without executing code from the file; raises TrainingError if it is damaged."""
     file = checkpoint.path / "optimizer.pt"
     try:
         state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
@@ -49,12 +45,8 @@ def save_model(policy: Policy, directory: Path) -> None:
 def check_saveable(policy: Policy, where: str) -> None:
     """Save everything but the weights into a temporary directory: transformers loads some files that it cannot save.
 
-    Args:
-        policy: the policy.
-        where: names the model in messages.
-
     Raises:
-        ConfigError: names the file and the problem.
+        ConfigError: names the file and the problem; ``where`` names the model.
     """
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -166,15 +158,7 @@ def _trained_bytes(policy: Policy) -> int:
 
 
 def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, show: bool, exported: int = 1) -> None:
-    """Check that the disk can hold the run's checkpoints; print their size if it is large.
-
-    Args:
-        output: the run's directory.
-        policy: the policy.
-        optimizer_name: whose moments are saved.
-        keep: checkpoints that are kept.
-        show: print the size.
-        exported: number of whole models that will be exported.
+    """Check that the disk can hold ``keep`` checkpoints and ``exported`` whole models; print the size if it is large.
 
     Raises:
         TrainingError: the disk is too small.

@@ -43,7 +43,7 @@ _SMALL = 20_000_000  # parameters; smaller models are not estimated, so that the
 
 @dataclass(frozen=True)
 class LengthLimits:
-    """Longest prompt and response in tokens, and the keys or options that set them, for messages."""
+    """Longest prompt and response in tokens, and the keys or options that set them."""
 
     prompt: int
     response: int
@@ -94,11 +94,7 @@ def check_prompts(
 def check_token_ids(
     tokenizer: Any, architecture: Any, records: Sequence[Record], system_prompt: str | None, where: str, path: Path
 ) -> None:
-    """Refuse ids of padding, end of sequence or prompts that have no row in the model's embedding.
-
-    Raises:
-        ConfigError: names the token.
-    """
+    """Raise ConfigError for ids of padding, end of sequence or prompts without a row in the model's embedding."""
     rows = getattr(architecture, "vocab_size", None)
     if rows is None:
         return
@@ -183,11 +179,7 @@ class MemoryCheck:
 
 
 def estimate_on(config: RunConfig, architecture: Any, device: torch.device) -> MemoryCheck:
-    """Estimate a run and measure its device; memory that other processes hold is not subtracted.
-
-    Raises:
-        NotEstimatedError: the model's architecture cannot be estimated.
-    """
+    """Estimate a run and measure its device; memory of other processes is not subtracted.  Raises NotEstimatedError."""
     return MemoryCheck(estimate_memory(config, architecture), process_bytes(device), device_bytes(device))
 
 
@@ -195,9 +187,6 @@ def check_memory(config: RunConfig, path: Path, device: torch.device) -> None:
     """Refuse a run whose estimate exceeds its device, before its weights are read.
 
     An architecture that cannot be estimated passes with a warning.
-
-    Raises:
-        ConfigError: it names the key, its value and the nearest value that fits.
     """
     architecture = read_model_config(path, config.model)
     if _least_parameters(architecture) < _SMALL:

@@ -66,11 +66,7 @@ class Answered:
 
 
 def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
-    """Refuse more questions than there are training records.
-
-    Raises:
-        ConfigError: names the key.
-    """
+    """Raise ConfigError if more questions are to be sampled than there are training records."""
     asked = config.confidence_start.questions
     if asked > len(train):
         raise ConfigError(
@@ -90,13 +86,8 @@ def start_confidences(
 ) -> Policy:
     """Run the confidence start; the model is also exported to ``output/confidence_start/model``.
 
-    Args:
-        policy: a model that writes the format; trained in place.
-        train: ``confidence_start.questions`` of them are sampled, ``rollout.group_size`` times each.
-        grader: grades the answers.
-        config: the run's.
-        output: the run's directory; it may hold this stage, finished or stopped.
-        show_progress: draw progress bars.
+    ``policy`` writes the format and is trained in place.  ``confidence_start.questions`` of the records are sampled,
+    ``rollout.group_size`` times each.  ``output`` is the run's directory, and may hold this stage, finished or stopped.
 
     Raises:
         TrainingError: too few questions with a valid, graded response.
@@ -253,15 +244,9 @@ def _rates(policy: Policy, answered: Sequence[Answered], config: RunConfig, path
 
 
 def expected_rates(states: NDArray[np.float64], rates: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Predict each question's success rate from its hidden states, by ridge regression on the other folds.
+    """Predict each question's success rate in [0, 1] by ridge regression of ``rates`` ``[n]`` on the other folds.
 
-    Args:
-        states: float ``[n, hidden]``.
-        rates: float ``[n]``, sampled success rates.
-        seed: of the split into folds.
-
-    Returns:
-        float ``[n]`` in [0, 1].
+    ``states`` are hidden states, float ``[n, hidden]``; ``seed`` is that of the split into folds.
     """
     # A second that every command of the engine would take to start.
     from sklearn.linear_model import RidgeCV

@@ -24,18 +24,9 @@ def run_demo(
     overwrite: bool = False,
     show_progress: bool = True,
 ) -> dict[str, Any]:
-    """Run the demo and write its files to ``output``; print a table.
+    """Run the demo and write its files to ``output``; print a table, and return the content of ``summary.json``.
 
-    Args:
-        seed: of weights, data order, warm-up and samples.
-        output: a new directory, or an earlier demo's with ``resume`` or ``overwrite``.
-        overrides: of the run ``demo``.
-        resume: continue a stopped demo.
-        overwrite: remove the run that ``output`` holds first; other files stay.
-        show_progress: draw progress bars.
-
-    Returns:
-        The content of ``summary.json``.
+    ``overrides`` are those of the run ``demo``.  ``resume`` continues a stopped demo, ``overwrite`` replaces one.
 
     Raises:
         ConfigError: ``output`` holds other files, or nothing would be evaluated.

@@ -13,8 +13,7 @@ from coca_mindspeed.errors import TrainingError
 class InterruptedRunError(TrainingError):
     """The run was asked to stop; the message says what is saved and how to continue.
 
-    Attributes:
-        saved: what is saved, for callers that continue differently.
+    ``saved`` is the first part of the message, for callers that continue differently.
     """
 
     exit_code = 130  # as the shell reports Ctrl-C
@@ -60,11 +59,7 @@ def stop_request() -> Iterator[StopRequest]:
 
 @contextmanager
 def interruptible(saved: str | Callable[[], str], go_on: str = "") -> Iterator[None]:
-    """On SIGINT or SIGTERM leave the block and report ``saved`` (or its result) and how to continue.
-
-    Raises:
-        InterruptedRunError: a stop was requested.
-    """
+    """Raise InterruptedRunError with ``saved`` (or its result) and ``go_on`` on SIGINT or SIGTERM."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main_thread else None
     try:

@@ -93,14 +93,10 @@ class MemoryEstimate:
 
 
 def estimate_memory(config: RunConfig, architecture: Any) -> MemoryEstimate:
-    """Estimate the memory of a run on a model of this architecture.
+    """Estimate the memory of a run on a model of this architecture (its Hugging Face configuration).
 
     Prompts and responses have their maximal lengths and every token has a gradient; with ``trainer.microbatch_tokens``,
     the shapes of :func:`largest_microbatches` are tried.
-
-    Args:
-        config: the run's.
-        architecture: the model's Hugging Face configuration (``config.json``).
 
     Raises:
         NotEstimatedError: a pass depends on the contents of tensors, or the model cannot be built.

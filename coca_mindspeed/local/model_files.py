@@ -28,23 +28,14 @@ _LAYER_KINDS = ("layer_types", "layers_block_type")
 
 @dataclass(frozen=True)
 class ContextLimit:
-    """The longest sequence, prompt and response together.
-
-    Attributes:
-        tokens: its length.
-        reason: the model setting that limits it.
-    """
+    """The longest sequence in tokens, prompt and response together, and the model setting that limits it."""
 
     tokens: int
     reason: str
 
 
 def read_context_limit(path: Path, config: ModelConfig, *, where: str = "model.path") -> ContextLimit | None:
-    """The limit of the model in ``path``; None if it has none (no positions, or ALiBi).
-
-    Raises:
-        ConfigError: its config.json does not load.
-    """
+    """The limit of the model in ``path``; None if it has none (no positions, or ALiBi)."""
     return context_limit(read_model_config(path, config, where=where))
 
 
@@ -150,11 +141,7 @@ def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path"
 
 
 def reads_date(config: ModelConfig, record: Record, system_prompt: str | None) -> bool:
-    """Whether the chat template of ``config.path`` inserts today's date.
-
-    Raises:
-        ConfigError: the tokenizer does not load, or its template cannot render the prompt.
-    """
+    """Whether the chat template of ``config.path`` inserts today's date; raises ConfigError if it does not load."""
     tokenizer = load_tokenizer(Path(str(config.path)), config)
     return reads_clock(tokenizer, prompt_messages(record, system_prompt))
 

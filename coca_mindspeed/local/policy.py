@@ -156,12 +156,7 @@ class Policy:
         return device
 
     def logits_of_policy(self, logits: Tensor, temperature: float) -> Tensor:
-        """The logits of sampling and training: float32, divided by the temperature, PAD excluded.
-
-        Args:
-            logits: ``[..., vocabulary]``, of any float dtype.
-            temperature: divides them.
-        """
+        """Turn logits ``[..., vocabulary]`` into those of sampling and training: float32, tempered, PAD excluded."""
         logits = logits.float()
         if temperature != 1.0:
             logits = logits / temperature
@@ -175,14 +170,10 @@ class Policy:
 
 
 def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
-    """Resolve a device name; ``auto`` is CUDA if available, else NPU, else CPU.
-
-    Args:
-        name: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``npu`` or ``npu:N``.
-        where: the key or option, for messages.
+    """Resolve ``auto`` (CUDA if available, else NPU, else CPU), ``cpu``, ``cuda``, ``cuda:N``, ``npu`` or ``npu:N``.
 
     Raises:
-        ConfigError: another name, or no such device.
+        ConfigError: another name, or no such device; ``where`` is the key or option.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "npu" if _npu_count() else "cpu")
@@ -231,14 +222,9 @@ def load_policy(
     dtype: torch.dtype = torch.float32,
     where: str = "model.path",
 ) -> Policy:
-    """Load a policy from a local directory; nothing is downloaded.
+    """Load a policy from a local Hugging Face directory; nothing is downloaded.
 
-    Args:
-        path: a Hugging Face directory.
-        config: compute dtype, attention and trust.
-        device: for the weights.
-        dtype: of the weights; trained weights need float32.
-        where: the key that named the path, for messages.
+    ``dtype`` is that of the weights (trained weights need float32), ``where`` the key that named the path.
 
     Raises:
         ConfigError: the directory does not load, lacks a chat template or weights, or the model is not supported.

@@ -35,22 +35,16 @@ class NextStep(NamedTuple):
 
 
 class SharedRows:
-    """The decoder row of each unfinished response.
-
-    Attributes:
-        row_of: int64 ``[responses]``.
-    """
+    """The decoder row of each unfinished response, ``row_of`` int64 ``[responses]``."""
 
     def __init__(self, prompts: int, group_size: int, device: torch.device) -> None:
         self.row_of = torch.arange(prompts, device=device).repeat_interleave(group_size)
         self._rows = prompts
 
     def go_on(self, going: Tensor, token: Tensor) -> NextStep:
-        """Append one token to the unfinished responses.
+        """Append one ``token`` ``[responses, 1]`` each to the responses that are ``going`` (bool ``[responses]``).
 
-        Args:
-            going: bool ``[responses]``, responses that continue; the others are dropped.
-            token: int64 ``[responses, 1]``, the sampled tokens.
+        The other responses are dropped.
         """
         pairs = self.row_of[going] * _MORE_THAN_A_VOCABULARY + token[going, 0]
         pairs, pair_of = torch.unique(pairs, return_inverse=True)
@@ -83,10 +77,7 @@ def sample_tokens(
 ) -> Tensor:
     """Draw tokens ``[draws, 1]`` by inverse-CDF sampling from ``[rows, vocabulary]``; never one of probability 0.
 
-    Args:
-        probabilities: need not be normalised.
-        generator: on their device.
-        row_of: int64 ``[draws]``, the row of each draw; None: one draw per row.
+    Probabilities need not be normalised.  ``row_of`` int64 ``[draws]`` is the row of each draw; None: one draw per row.
 
     Raises:
         NoDistributionError: probabilities are not finite, or a row has none.
@@ -126,13 +117,7 @@ def _running_sums(weights: Tensor) -> Tensor:
 
 
 def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor:
-    """Index ``[draws, 1]`` at which the cumulative sums pass a share of their total.
-
-    Args:
-        sums: cumulative weights ``[rows, n]``.
-        uniform: ``[draws, 1]``, shares from 0 to 1.
-        row_of: as in :func:`sample_tokens`.
-    """
+    """Index ``[draws, 1]`` at which cumulative sums ``[rows, n]`` pass the share ``uniform`` of their total."""
     total = sums[:, -1:].contiguous()
     if bool((~((total > 0) & total.isfinite())).any()):
         raise NoDistributionError(
@@ -264,12 +249,8 @@ def draw(
 ) -> tuple[Tensor, TokenScores]:
     """Sample one token ``[responses, 1]`` per response; also return its log-prob and the distribution's entropy.
 
-    Args:
-        policy: the policy.
-        logits: ``[rows, vocabulary]``.
-        temperature: divides them.
-        generator: on the policy's device.
-        row_of: int64 ``[responses]``, the row of each response; None: one per row.
+    ``row_of`` int64 ``[responses]`` is the row of each response in the logits ``[rows, vocabulary]``; None: one per
+    row.
     """
     distribution = policy.logits_of_policy(logits, temperature).log_softmax(dim=-1)
     probabilities = distribution.exp()
@@ -283,13 +264,7 @@ class Decoder:
     """One batch's KV cache and the logits of its next token."""
 
     def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], max_new_tokens: int | None = None) -> None:
-        """Prefill each prompt as a row.
-
-        Args:
-            policy: the policy.
-            prompts: token ids of each.
-            max_new_tokens: bounds the cache's capacity; None: unknown.
-        """
+        """Prefill each prompt as a row; ``max_new_tokens`` bounds the cache's capacity (None: unknown)."""
         self._layer, self._rows = policy.lm_head, len(prompts)
         longest = max(map(len, prompts))
         self._cache = preallocated_cache(
@@ -338,12 +313,7 @@ class Decoder:
             self._position, self._mask = self._position[rows], self._mask[rows]
 
     def repeat(self, rows: Tensor, most: int) -> None:
-        """Append copies of these rows; the logits still belong to the rows before.
-
-        Args:
-            rows: int64.
-            most: most rows from now on.
-        """
+        """Append copies of these rows, ``most`` rows in all from now on; the logits still belong to the rows before."""
         repeat_rows(self._cache, rows, self._rows, most)
         self._rows += len(rows)
         if self._mask is not None:
@@ -369,20 +339,14 @@ class SampledToken:
 
 
 class TokenStream(Iterator[SampledToken]):
-    """Tokens of one response, each computed when it is requested, on the requesting thread."""
+    """Tokens of one response, each computed when it is requested, on the requesting thread.
+
+    Temperature 0 is greedy; ``top`` is the number of alternatives to return with each token.
+    """
 
     def __init__(
         self, policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator, top: int = 0
     ) -> None:
-        """Store the arguments; nothing is computed yet.
-
-        Args:
-            policy: the policy.
-            prompt: token ids.
-            temperature: divides the logits; 0: greedy.
-            generator: on the policy's device.
-            top: number of alternatives to return.
-        """
         self._policy, self._prompt, self._temperature = policy, list(prompt), temperature
         self._generator, self._top = generator, top
         self._decoder: Decoder | None = None

@@ -162,10 +162,9 @@ class Trainer:
     def evaluate(self, records: Sequence[Record], purpose: str, method: str | None = None) -> list[Prediction]:
         """Answer ``records`` once each at temperature 1.
 
-        Args:
-            records: the questions.
-            purpose: seeds the samples together with the run's seed; also the bar's title.
-            method: method name of the predictions; None: the run's.
+        ``purpose`` seeds the samples together with the run's seed, and is the bar's title.  ``method`` names the method
+        in
+        the predictions (None: the run's).
         """
         with StepProgress(len(records), self.show_progress, title=f"answering held-out questions, {purpose}") as bar:
             predictions = self._answers(records, purpose, lambda done: bar.show(done))
@@ -178,9 +177,9 @@ class Trainer:
     def initial_evaluation(self, resume_from: Checkpoint | None, *, keep: bool) -> list[Prediction]:
         """Answer :attr:`final_records` before the first step and write ``predictions_before.jsonl``.
 
-        Args:
-            resume_from: the checkpoint of :attr:`policy`, which can then no longer answer as before the training.
-            keep: use the answers of an earlier session.
+        With ``resume_from``, the policy can no longer answer as before the training; ``keep`` uses the answers of an
+        earlier
+        session.
 
         Raises:
             InterruptedRunError: Ctrl-C or SIGTERM; the answers are not saved.

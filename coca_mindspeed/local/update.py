@@ -50,7 +50,7 @@ def microbatches(
     """Split a minibatch by ``trainer.microbatch_prompts`` or ``trainer.microbatch_tokens``; without either: one.
 
     By tokens, padded rows and prompts together have at most so many tokens; a longer response is a microbatch of its
-    own. Responses are ordered by length, or by groups (longest response or prompt first); the order with the least
+    own.  Responses are ordered by length, or by groups (longest response or prompt first); the order with the least
     padding wins.
 
     Args:
@@ -186,12 +186,8 @@ def update_policy(
 ) -> dict[str, float]:
     """Run ``trainer.epochs`` passes over the step's prompts in ``trainer.minibatches`` updates.
 
-    Returns:
-        Means over the updates of loss and gradient norm, and over tokens of each segment's statistics and entropy
-        (nats).
-
-    Raises:
-        NotFiniteError: before any weight changes.
+    Returns means over the updates of loss and gradient norm, and over tokens of each segment's statistics and entropy
+    (nats).  Raises NotFiniteError before any weight changes.
     """
     if policy.sharing == "none":  # microbatches count a prompt per response
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})
