@@ -166,7 +166,7 @@ def check_lengths(
                     )
                     fix = f"set it to {context.tokens - length} or less"
                     refuse([Problem("context", limits.response_key, limits.response, reason, fix)])
-            progress.show(start + len(chunk), "")
+            progress.show(start + len(chunk))
 
 
 @dataclass(frozen=True)
