@@ -16,7 +16,6 @@ from coca_mindspeed.baselines.equivalence import Equivalences
 from coca_mindspeed.baselines.majority_vote import majority_predictions
 from coca_mindspeed.baselines.probe import ProbeConfig, load_probe, save_probe, train_probe
 from coca_mindspeed.baselines.question_probability import question_probabilities
-from coca_mindspeed.baselines.resumable import Rows, resumable_map
 from coca_mindspeed.baselines.target_model import TargetModel, prompt_states
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
@@ -28,6 +27,7 @@ from coca_mindspeed.evaluation.predictions import (
 )
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.resumable import Rows, resumable_map
 from coca_mindspeed.local.schedule import derived_seed
 
 VOTES = ("majority_vote", "weighted_vote")
@@ -124,10 +124,10 @@ class _Work:
 
     def votes(self, records: Sequence[Record], *, weighted: bool) -> list[Prediction]:
         with closing(Equivalences()) as equivalences:
-            compare = (self.options.samples, equivalences.final_answers, equivalences.same)
 
             def sample_and_vote(part: int, chunk: Sequence[Record]) -> list[Prediction]:
-                return majority_predictions(self.target, chunk, *compare, "votes", part, weighted=weighted)
+                k = self.options.samples
+                return majority_predictions(self.target, chunk, k, equivalences, "votes", part, weighted=weighted)
 
             return self._predictions("votes", records, sample_and_vote)
 

@@ -58,14 +58,14 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def interruptible(saved: str | Callable[[], str], go_on: str = "") -> Iterator[None]:
-    """Raise InterruptedRunError with ``saved`` (or its result) and ``go_on`` on SIGINT or SIGTERM."""
+def interruptible(saved: str, go_on: str | Callable[[], str] = "") -> Iterator[None]:
+    """Raise InterruptedRunError with ``saved`` and ``go_on`` (or its result) on SIGINT or SIGTERM."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main_thread else None
     try:
         yield
     except KeyboardInterrupt as error:
-        raise InterruptedRunError(saved if isinstance(saved, str) else saved(), go_on) from error
+        raise InterruptedRunError(saved, go_on if isinstance(go_on, str) else go_on()) from error
     finally:
         if in_main_thread:
             signal.signal(signal.SIGTERM, previous)

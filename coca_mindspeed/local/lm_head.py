@@ -61,12 +61,7 @@ _LEAST_CHUNK = 128  # tokens; with fewer, accumulating the gradient takes longer
 
 
 class TokenScores(NamedTuple):
-    """Scores of given tokens, float32, of the tokens' shape.
-
-    Attributes:
-        log_probs: the log-prob of each token, with gradient.
-        entropy: nats, of the distribution at that position; without gradient.
-    """
+    """Log-probs of given tokens, with gradient, and the entropy (nats) of their distributions, without; float32."""
 
     log_probs: Tensor
     entropy: Tensor
@@ -92,8 +87,7 @@ class LMHead:
     def of(cls, model: Any) -> "LMHead":
         """The LM head of ``model`` by its configuration; the self-test at load compares its logits.
 
-        Raises:
-            ValueError: it is not linear, or the model has no separate body.
+        Raises ValueError if it is not linear, or the model has no separate body.
         """
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         body = next((part for part in model.children() if any(each is embedding for each in part.modules())), None)
@@ -117,12 +111,10 @@ class LMHead:
         return self.scaled(self.head(states))
 
     def scores(self, states: Tensor, tokens: Tensor, as_policy: Callable[[Tensor], Tensor]) -> TokenScores:
-        """Log-prob and entropy of each token, by chunks; the backward pass recomputes the logits.
+        """Log-prob and entropy of each token ``[...]``, by chunks; the backward pass recomputes the logits.
 
-        Args:
-            states: ``[..., hidden]``, the states that predict the tokens.
-            tokens: int64 ``[...]``.
-            as_policy: from the model's logits to those of the policy, float32, row by row.
+        ``states`` ``[..., hidden]`` predict the tokens.  ``as_policy`` maps the model's logits to those of the policy,
+        float32, row by row.
         """
 
         def of_chunk(some: Tensor, chosen: Tensor) -> TokenScores:

@@ -34,10 +34,7 @@ def checkpoint_activations(model: Any) -> None:
     """Activation checkpointing: every decoder layer keeps only its input and runs again in the backward pass.
 
     Transformers' own is inactive in eval mode (which disables dropout) and removes the KV cache (which shared prompts
-    need).
-
-    Raises:
-        ValueError: no layer of the model supports it.
+    need).  Raises ValueError if no layer of the model supports it.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -134,11 +131,7 @@ class Policy:
 
     @cached_property
     def lm_head(self) -> LMHead:
-        """The LM head.
-
-        Raises:
-            ValueError: it is not linear.
-        """
+        """The LM head; raises ValueError if it is not linear."""
         return LMHead.of(self.model)
 
     @property
@@ -269,11 +262,7 @@ def load_policy(
 
 
 def _choose_computation(policy: Policy, config: ModelConfig, where: str) -> None:
-    """Set attention and sharing by the self-test; print a note if they differ from the configuration.
-
-    Raises:
-        SelfTestError: no choice matches the model's plain forward pass.
-    """
+    """Set attention and sharing by the self-test; print a note if they differ from the configuration."""
     from coca_mindspeed.local.self_test import choose_computation  # it imports this module
 
     problem = choose_computation(policy)

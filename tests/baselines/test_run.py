@@ -12,13 +12,13 @@ from coca_mindspeed.baselines import run as baseline_run
 from coca_mindspeed.baselines.assessor import AssessorConfig
 from coca_mindspeed.baselines.early_stopping import FitConfig
 from coca_mindspeed.baselines.probe import ProbeConfig, save_probe, train_probe
-from coca_mindspeed.baselines.resumable import claim_directory, resumable_map
 from coca_mindspeed.baselines.run import BaselineOptions, answers_in_order, run_baseline
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
-from coca_mindspeed.local import experience
+from coca_mindspeed.local import experience, resumable
+from coca_mindspeed.local.resumable import claim_directory, resumable_map
 from coca_mindspeed.scoring.responses import response_scorer
 from tests.baselines.models_for_tests import target_of, tiny_policy
 
@@ -60,8 +60,6 @@ def test_every_baseline_writes_predictions_and_goes_on_after_a_stop(tmp_path, na
             raise KeyboardInterrupt
         written.append(path)
         write(path, rows)
-
-    from coca_mindspeed.baselines import resumable
 
     write = resumable.write_json_lines
     monkeypatch.setattr(resumable, "write_json_lines", dying)

@@ -28,8 +28,8 @@ from coca_mindspeed.local import setup as session_module
 from coca_mindspeed.local.confidence_start import (
     Answered,
     _answered,
+    _draw,
     _example,
-    _ExampleSampler,
     _from_row,
     _print_summary,
     _row,
@@ -192,7 +192,7 @@ def test_a_response_is_restated_and_its_confidence_weighted(llama, position, bef
 
 def test_every_question_and_every_lesson_of_it_is_drawn():
     taught = [[SFTExample(record(i), [i, end]) for end in (0, 1)] for i in range(9)]
-    drawn = _ExampleSampler(taught, 400)(np.random.default_rng(0))
+    drawn = _draw(taught, 400, np.random.default_rng(0))
     assert {(example.record.id, *example.response) for example in drawn} == {
         (f"q{i}", i, end) for i in range(9) for end in (0, 1)
     }
@@ -247,9 +247,9 @@ def test_stopped_anywhere_it_goes_on_and_ends_with_the_same_bytes(never_stopped,
     output = tmp_path / "run"
     show, advance = StepProgress.show, SFTProgress.advance
 
-    def stop_asking(self, step, shown=""):
-        show(self, step, shown)
-        if step == 16 and self._title.startswith("asking"):
+    def stop_asking(self, step, *parts):
+        show(self, step, *parts)
+        if step == 2 and self._title.startswith("asking"):
             os.kill(os.getpid(), signal.SIGTERM)
 
     def stop_learning(self, step, loss):

@@ -192,7 +192,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(tmp_path, monkeypatc
 
     monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", poisoned)
     with pytest.raises(
-        TrainingError, match=r"step 4: objective/loss is nan; .*; the last good checkpoint is .*step_000002"
+        TrainingError, match=r"(?s)step 4: objective/loss is nan; .*the last good checkpoint is .*step_000002"
     ):
         trainer.run()
     assert all(bool(p.isfinite().all()) for p in trainer.policy.model.parameters())
@@ -236,7 +236,7 @@ def test_what_would_need_less_memory_is_named(tmp_path, monkeypatch, error):
     what, remedy, saved = str(stopped.value).splitlines()
     assert re.fullmatch(r"step 1: out of memory \(.+\)", what)
     assert "trainer.microbatch_tokens" in remedy
-    assert saved == "no checkpoint was written before it"
+    assert saved.startswith("no checkpoint was written before it")
 
 
 def test_a_log_that_cannot_be_closed_does_not_hide_what_ended_the_run(tmp_path, monkeypatch):
@@ -276,7 +276,9 @@ def test_a_gradient_that_is_not_finite_is_named(tmp_path, monkeypatch):
         return torch.tensor(math.inf) if trained else clip(*arguments)
 
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", infinite)
-    with pytest.raises(TrainingError, match=r"step 1: objective/grad_norm is inf; .*no checkpoint was written before"):
+    with pytest.raises(
+        TrainingError, match=r"(?s)step 1: objective/grad_norm is inf; .*no checkpoint was written before"
+    ):
         train(tmp_path / "run")
 
 
