@@ -15,39 +15,38 @@ _LEAST_ROOM = 16  # tokens
 _SMALL = 2**24  # bytes per layer; up to this, all future rows are allocated at once
 
 
-def preallocated_cache(config: Any, most: int | None = None) -> DynamicCache:
+class PreallocatedCache(DynamicCache):
     """An empty cache for at most ``most`` tokens (None: unknown).
 
     Layers with a sliding window keep transformers' own.
     """
-    cache = DynamicCache(config=config)
-    cache.layers = [_PreallocatedLayer(most) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
 
+    layers: list[Any]
 
-def repeat_rows(cache: DynamicCache, rows: Tensor, of: int, most: int) -> None:
-    """Append copies of ``rows`` (int64) to a cache of ``of`` rows; usually only these are copied.
+    def __init__(self, config: Any, most: int | None = None) -> None:
+        super().__init__(config=config)
+        self.layers = [_PreallocatedLayer(most) if type(layer) is DynamicLayer else layer for layer in self.layers]
 
-    It will never have more than ``most`` rows from now on.
-    """
-    for layer in cache.layers:
-        if isinstance(layer, _PreallocatedLayer):
-            layer.repeat_rows(rows, most)
-        else:
-            layer.batch_select_indices(torch.cat([torch.arange(of, device=rows.device), rows]))
+    def repeat_rows(self, rows: Tensor, of: int, most: int) -> None:
+        """Append copies of ``rows`` (int64) to a cache of ``of`` rows; usually only these are copied.
 
+        It will never have more than ``most`` rows from now on.
+        """
+        for layer in self.layers:
+            if isinstance(layer, _PreallocatedLayer):
+                layer.repeat_rows(rows, most)
+            else:
+                layer.batch_select_indices(torch.cat([torch.arange(of, device=rows.device), rows]))
 
-def skip_to(cache: DynamicCache, tokens: int) -> int:
-    """Extend the cache to at most ``tokens`` without writing, for memory estimates; return its new length."""
-    return min(
-        (layer.skip_to(tokens) for layer in cache.layers if isinstance(layer, _PreallocatedLayer)), default=tokens
-    )
+    def skip_to(self, tokens: int) -> int:
+        """Extend to at most ``tokens`` without writing, for memory estimates; return the new length."""
+        own = [layer for layer in self.layers if isinstance(layer, _PreallocatedLayer)]
+        return min((layer.skip_to(tokens) for layer in own), default=tokens)
 
-
-def cache_bytes(cache: DynamicCache) -> int:
-    """Bytes of keys and values, unused capacity included."""
-    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
+    def nbytes(self) -> int:
+        """Bytes of keys and values, unused capacity included."""
+        tensors = [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
 
 
 class _PreallocatedLayer(DynamicLayer):

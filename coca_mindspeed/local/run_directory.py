@@ -36,30 +36,11 @@ _LOCK = ".lock"
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 # Everything that a run writes: must not exist before, and is removed by --overwrite.
 ENTRIES = (
-    "config.yaml",
-    "untrained",
-    "warm_start",
-    "warm_up",
-    "confidence_start",
-    "checkpoints",
-    "model",
-    "metrics.jsonl",
-    "timing.jsonl",
-    "samples",
-    "tensorboard",
-    "wandb",
-    "swanlab",
-    "predictions_before.jsonl",
-    "predictions_after.jsonl",
-    "summary.json",
-    "seconds.json",
-    "report.md",
-    "reliability.png",
-    "training_curves.png",
-    ".model.writing",
-    ".replaced_model",
-    ".warm_start.writing",
-    ".replaced_warm_start",
+    *("config.yaml", "untrained", "warm_start", "warm_up", "confidence_start", "checkpoints", "model"),
+    *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
+    *("predictions_before.jsonl", "predictions_after.jsonl", "summary.json", "seconds.json"),
+    *("report.md", "reliability.png", "training_curves.png"),
+    *(".model.writing", ".replaced_model", ".warm_start.writing", ".replaced_warm_start"),
 )
 # Only these sections may change when a run is resumed.
 _MAY_CHANGE = ("evaluation", "checkpoint", "logging")

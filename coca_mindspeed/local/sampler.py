@@ -14,7 +14,7 @@ from torch import Tensor
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import cache_bytes, preallocated_cache, repeat_rows, run_prompts, skip_to
+from coca_mindspeed.local.prefill import PreallocatedCache, run_prompts
 
 _SHRINK_AT = 0.9  # share of rows in use below which the others are removed, which copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
@@ -267,13 +267,12 @@ class Decoder:
         """Prefill each prompt as a row; ``max_new_tokens`` bounds the cache's capacity (None: unknown)."""
         self._layer, self._rows = policy.lm_head, len(prompts)
         longest = max(map(len, prompts))
-        self._cache = preallocated_cache(
-            policy.model.config, None if max_new_tokens is None else longest + max_new_tokens
-        )
+        most = None if max_new_tokens is None else longest + max_new_tokens
+        self.cache = PreallocatedCache(policy.model.config, most)
         started = run_prompts(
             self._layer.hidden_states,
             prompts,
-            self._cache,
+            self.cache,
             policy.pad_id,
             policy.device,
             sharing=policy.sharing,
@@ -292,29 +291,22 @@ class Decoder:
             input_ids=token,
             attention_mask=None if self._mask is None else self._mask[:, : self.width],
             position_ids=self._position,
-            past_key_values=self._cache,
+            past_key_values=self.cache,
             use_cache=True,
         )
         self._position = self._position + 1
         self.logits = self._layer.logits(states[:, -1])
 
-    def skip_to(self, width: int) -> None:
-        """Pretend that tokens were appended up to ``width``; for memory estimates only."""
-        self.width = skip_to(self._cache, width)
-
-    def cache_bytes(self) -> int:
-        return cache_bytes(self._cache)
-
     def keep(self, rows: Tensor) -> None:
         """Keep these rows, repeats allowed; the logits still belong to the rows before."""
-        self._cache.batch_select_indices(rows)
+        self.cache.batch_select_indices(rows)
         self._rows = len(rows)
         if self._mask is not None:
             self._position, self._mask = self._position[rows], self._mask[rows]
 
     def repeat(self, rows: Tensor, most: int) -> None:
         """Append copies of these rows, ``most`` rows in all from now on; the logits still belong to the rows before."""
-        repeat_rows(self._cache, rows, self._rows, most)
+        self.cache.repeat_rows(rows, self._rows, most)
         self._rows += len(rows)
         if self._mask is not None:
             self._position = torch.cat([self._position, self._position[rows]])

@@ -305,7 +305,7 @@ class LocalRun:
         models = 1
         models += config.warm_up.records is not None and not (output / WARMED_UP).exists()
         models += config.confidence_start.questions > 0 and not (output / CONFIDENCE_START / MODEL).exists()
-        check_space(output, policy, config.optimizer.name, config.checkpoint.keep, self._show_progress, models)
+        check_space(output, policy, config.optimizer.name, config.checkpoint.keep, models)
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
