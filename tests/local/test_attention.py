@@ -89,12 +89,6 @@ def tiny_model(kv_heads, attention="sdpa"):
     return Qwen2ForCausalLM._from_config(Qwen2Config(**shape, **heads), attn_implementation=attention)
 
 
-def test_attention_of_another_kind_is_left_as_it_is():
-    model = tiny_model(2, "eager")
-    use_fast_attention(model, CPU)
-    assert model.config._attn_implementation == "eager"
-
-
 def test_models_that_go_by_the_name_of_their_attention_keep_it(monkeypatch):
     """OPT of transformers 4 makes its own mask, also where the kernel needs none, unless the attention is sdpa."""
     monkeypatch.delattr(modeling_opt, "create_causal_mask", raising=False)  # transformers 5
@@ -110,13 +104,16 @@ def test_models_that_go_by_the_name_of_their_attention_keep_it(monkeypatch):
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize(("device", "ours"), [("cpu", True), ("cuda", False)])
+@pytest.mark.parametrize(
+    ("device", "attention", "ours"), [("cpu", "sdpa", True), ("cuda", "sdpa", False), ("cpu", "eager", False)]
+)
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_only_a_cpu_gains_by_it(device, ours, kv_heads):
+def test_only_a_cpu_gains_by_it(device, attention, ours, kv_heads):
     """PyTorch's own kernels of a device repeat keys and values themselves, and estimates have to know that they do."""
-    model = tiny_model(kv_heads)
+    model = tiny_model(kv_heads, attention)
     use_fast_attention(model, torch.device(device))
     assert (model.config._attn_implementation == "sdpa_on_cpu") == ours
+    assert (model.config._attn_implementation == "eager") == (attention == "eager")
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])

@@ -310,7 +310,11 @@ def test_adapters_learn_the_rates_and_new_ones_are_put_into_what_they_made(tmp_p
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == end
 
 
-def test_more_questions_than_there_are_are_refused_before_anything_is_written(tmp_path):
+def test_too_many_and_too_few_questions_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="expected 0 or at least 10"):
+        session(tmp_path / "run", "confidence_start.questions=9")
+    with pytest.raises(ConfigError, match=r"confidence_start\.questions=20: the demo starts from"):
+        run_demo(0, tmp_path / "demo", ["confidence_start.questions=20"])
     with pytest.raises(ConfigError, match=r"confidence_start\.questions=71: .* 70 training questions; .* is 70"):
         session(tmp_path / "run", "confidence_start.questions=71")
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
@@ -352,22 +356,6 @@ def test_answers_that_leave_their_work_undone_are_labelled_as_the_training_rewar
         with pytest.raises(ZeroDivisionError):
             session(tmp_path / required, f"data.require_evaluated={required}")
     assert [isinstance(grader, EvaluatedOnly) for grader in graders] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["confidence_start.questions=9"], "expected 0 or at least 10"),
-    ],
-)
-def test_a_start_that_cannot_be_had_is_refused(overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        compose_run("local", ["model.path=m", "data.train=t.jsonl", *overrides])
-
-
-def test_the_demo_has_none(tmp_path):
-    with pytest.raises(ConfigError, match=r"confidence_start\.questions=20: the demo starts from"):
-        run_demo(0, tmp_path / "demo", ["confidence_start.questions=20"])
 
 
 def test_a_supervised_pass_has_no_more_tokens_than_one_of_the_training():
