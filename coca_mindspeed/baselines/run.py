@@ -14,8 +14,8 @@ import torch
 from coca_mindspeed.baselines.assessor import Assessor, AssessorConfig, train_assessor
 from coca_mindspeed.baselines.equivalence import Equivalences
 from coca_mindspeed.baselines.majority_vote import majority_predictions
+from coca_mindspeed.baselines.probabilities import question_probabilities
 from coca_mindspeed.baselines.probe import ProbeConfig, load_probe, save_probe, train_probe
-from coca_mindspeed.baselines.question_probability import question_probabilities
 from coca_mindspeed.baselines.target_model import TargetModel, prompt_states
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
@@ -36,7 +37,6 @@ from coca_mindspeed.local.confidence_start import (
     _useful,
     expected_rates,
 )
-from coca_mindspeed.local.demo import run_demo
 from coca_mindspeed.local.experience import JudgedSamples
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import Policy, load_policy
@@ -310,11 +310,11 @@ def test_adapters_learn_the_rates_and_new_ones_are_put_into_what_they_made(tmp_p
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == end
 
 
-def test_too_many_and_too_few_questions_are_refused_before_anything_is_written(tmp_path):
+def test_too_many_and_too_few_questions_are_refused_before_anything_is_written(tmp_path, capsys):
     with pytest.raises(ConfigError, match="expected 0 or at least 10"):
         session(tmp_path / "run", "confidence_start.questions=9")
-    with pytest.raises(ConfigError, match=r"confidence_start\.questions=20: the demo starts from"):
-        run_demo(0, tmp_path / "demo", ["confidence_start.questions=20"])
+    assert main(["demo", "--output", str(tmp_path / "demo"), "confidence_start.questions=20"]) == 1
+    assert "confidence_start.questions=20: the demo" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"confidence_start\.questions=71: .* 70 training questions; .* is 70"):
         session(tmp_path / "run", "confidence_start.questions=71")
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
