@@ -50,21 +50,6 @@ def test_samples_are_the_same_but_for_rounding(policies, prompts):
     torch.testing.assert_close(ours.log_probs, theirs.log_probs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS, OF_ONE_LENGTH], ids=["of several lengths", "of one length"])
-def test_a_group_of_heads_reads_its_keys_once(policies, prompts, monkeypatch):
-    """A sampled token's heads are rows of one head, and a head reads its keys and values once."""
-    seen = []
-    attend = attention.scaled_dot_product_attention
-
-    def watched(query, key, *arguments, **options):
-        seen.append((query.shape[1], key.shape[1], query.shape[2]))
-        return attend(query, key, *arguments, **options)
-
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
-    tokens = sampled(policies[0], prompts).token_ids.shape[1]
-    assert seen.count((2, 2, 2)) == 2 * (tokens - 1)  # of each layer; a prompt's pass drew the first token
-
-
 def test_nothing_is_copied(policies, monkeypatch):
     def copies(*_):
         raise AssertionError("keys or values are copied for every head")

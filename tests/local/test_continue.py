@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.config.compose import to_yaml
+from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.config.schema import LoggingConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
@@ -76,8 +76,7 @@ def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, befo
     """The steps taken stand in for those of a run with these settings: only its configuration is looked at."""
     output = copy(six_steps, tmp_path / "run")
     session_overrides = (*TINY, before)
-    config = small_session(tmp_path / "other", *session_overrides).trainer.config
-    (output / "config.yaml").write_text(to_yaml(config))
+    (output / "config.yaml").write_text(to_yaml(compose_run("demo", [*SMALL, *session_overrides]).run))
     if "sequential" in before:
         (output / "checkpoints" / "step_000006").rename(output / "checkpoints" / "step_000007")
     if message is None:

@@ -25,9 +25,9 @@ RECORDS = [
 ]
 
 
-@pytest.fixture(params=["qwen2", "llama"])
-def policy(request, tmp_path):
-    path = write_random_model(tmp_path / "model", request.param)
+@pytest.fixture(scope="module", params=["qwen2", "llama"])
+def policy(request, tmp_path_factory):
+    path = write_random_model(tmp_path_factory.mktemp("models") / request.param, request.param)
     return load_policy(path, ModelConfig(), torch.device("cpu"))
 
 
@@ -156,9 +156,7 @@ def test_a_row_is_what_its_responses_have_said(data):
 
 
 @pytest.mark.parametrize("prompts", [[[5, 6, 7], [8, 9, 10]], [[5, 6, 7], [8]]], ids=["equal", "mixed"])
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-def test_the_same_noise_draws_the_same_responses_as_rows_of_their_own(tmp_path, monkeypatch, architecture, prompts):
-    policy = load_policy(write_random_model(tmp_path / "m", architecture), ModelConfig(), CPU)
+def test_the_same_noise_draws_the_same_responses_as_rows_of_their_own(policy, monkeypatch, prompts):
     ran = []
     step = sampler.Decoder.step
 
@@ -194,9 +192,8 @@ class RowsOfTheirOwn:
         return NextStep(rows, None, token[going])
 
 
-def test_responses_that_share_a_row_draw_for_themselves(tmp_path):
+def test_responses_that_share_a_row_draw_for_themselves(policy):
     """The second tokens of those that share their first one, against the model's probabilities."""
-    policy = load_policy(write_random_model(tmp_path / "m", "qwen2"), ModelConfig(), CPU)
     sampled = sample(policy, [[5, 6, 7]], group_size=4000, max_new_tokens=2, temperature=0.5)
     going = sampled.token_ids[sampled.lengths == 2]
     first = int(going[:, 0].mode().values)
