@@ -169,20 +169,6 @@ def check_lengths(
             progress.show(start + len(chunk))
 
 
-@dataclass(frozen=True)
-class MemoryCheck:
-    """Memory in bytes: the estimate of a run, that of Python and the libraries, and that of the device."""
-
-    run: MemoryEstimate
-    process: int
-    device: int
-
-
-def estimate_on(config: RunConfig, architecture: Any, device: torch.device) -> MemoryCheck:
-    """Estimate a run and measure its device; memory of other processes is not subtracted.  Raises NotEstimatedError."""
-    return MemoryCheck(estimate_memory(config, architecture), process_bytes(device), device_bytes(device))
-
-
 def check_memory(config: RunConfig, path: Path, device: torch.device) -> None:
     """Refuse a run whose estimate exceeds its device, before its weights are read.
 
@@ -192,24 +178,26 @@ def check_memory(config: RunConfig, path: Path, device: torch.device) -> None:
     if _least_parameters(architecture) < _SMALL:
         return
     try:
-        check = estimate_on(config, architecture, device)
+        run = estimate_memory(config, architecture)
     except NotEstimatedError as error:
         print_text(f"warning: {error}", sys.stderr)
         return
-    refuse(memory_problems(check, config, architecture))
+    refuse(memory_problems(run, device_bytes(device) - process_bytes(device), config, architecture))
 
 
-def memory_problems(check: MemoryCheck, config: RunConfig, architecture: Any) -> list[Problem]:
-    """A problem for each phase that does not fit, with the nearest value that does."""
-    room = check.device - check.process
+def memory_problems(run: MemoryEstimate, room: int, config: RunConfig, architecture: Any) -> list[Problem]:
+    """A problem for each phase that does not fit into ``room`` bytes, with the nearest value that does.
+
+    Memory of other processes is not subtracted.
+    """
     available = f"and the device has {room / GIB:.1f} beside the process"
     problems = []
     for knob in (_update_knob(config), _rollout_knob(config)):
-        if (peak := knob.peak(check.run)) > room:
+        if (peak := knob.peak(run)) > room:
             reason = f"the {knob.phase} needs {peak / GIB:.1f} GiB, {available}"
-            fix = _remedy(knob, check.run, config, architecture, room)
+            fix = _remedy(knob, run, config, architecture, room)
             problems.append(Problem(f"memory-{knob.phase}", knob.key, knob.value, reason, fix))
-    if check.run.merged and (peak := check.run.export_peak) > room:
+    if run.merged and (peak := run.export_peak) > room:
         reason = f"merging the adapters needs {peak / GIB:.1f} GiB, {available}"
         fix = "use a machine with more memory, or a smaller model"
         problems.append(Problem("memory-export", "model.lora.rank", config.model.lora.rank, reason, fix))

@@ -355,7 +355,7 @@ def rollout_pass(policy: Policy, config: RunConfig, prompts: int, group_size: in
         decoder.keep(row_of)  # no response shares a row
         token = torch.ones(prompts * group_size, 1, dtype=torch.long)
         while decoder.width < prompt + rollout.max_new_tokens - 1:  # the last token is drawn and not run
-            decoder.width = decoder.cache.skip_to(prompt + rollout.max_new_tokens - 2)
+            decoder.skip_to(prompt + rollout.max_new_tokens - 2)
             decoder.step(token)
             draw(policy, decoder.logits, rollout.temperature)
         return decoder.cache.nbytes()

@@ -16,7 +16,7 @@ from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import checks
 from coca_mindspeed.local import memory as footprints
-from coca_mindspeed.local.checks import MemoryCheck, check_memory, memory_problems
+from coca_mindspeed.local.checks import check_memory, memory_problems
 from coca_mindspeed.local.memory import NotEstimatedError, estimate_memory, largest_microbatches, tune_malloc
 from coca_mindspeed.local.update import largest_group_sizes, microbatches
 from tests.local.models_for_tests import set_chunk_of
@@ -159,8 +159,8 @@ def test_merging_adapters_needs_a_second_model_on_the_cpu(monkeypatch):
     adapted = estimate_memory(run_of("model.lora.rank=2", "model.lora.base_dtype=bfloat16"), QWEN)
     plain = estimate_memory(run_of(), QWEN).parameters
     assert adapted.merged == 4 * plain
-    check = MemoryCheck(adapted, 0, adapted.export_peak - 1)
-    assert memory_problems(check, run_of("model.lora.rank=2"), QWEN)[-1][:2] == ("memory-export", "model.lora.rank")
+    *_, problem = memory_problems(adapted, adapted.export_peak - 1, run_of("model.lora.rank=2"), QWEN)
+    assert problem[:2] == ("memory-export", "model.lora.rank")
     monkeypatch.setattr(footprints, "choose_device", lambda name: torch.device("cuda"))
     assert estimate_memory(run_of("model.lora.rank=2"), QWEN).merged == 0
     assert estimate_memory(run_of(), QWEN).merged == 0
@@ -181,7 +181,7 @@ def test_an_evaluation_may_sample_more_at_once_than_a_step():
     assert both.rollout > step.rollout
     need = estimate_memory(run_of(evaluating), QWEN)
     room = need.weights + need.moments + need.rollout // 8
-    *_, problem = memory_problems(MemoryCheck(need, 0, room), run_of(evaluating), QWEN)
+    *_, problem = memory_problems(need, room, run_of(evaluating), QWEN)
     value = int(problem.fix.rpartition("rollout.batch_responses=")[2])
     assert 32 < value < 512
     assert estimate_memory(run_of(evaluating, f"rollout.batch_responses={value}"), QWEN).rollout_peak <= room
@@ -249,7 +249,7 @@ def test_the_value_that_is_named_is_the_nearest_that_fits(settings, monkeypatch)
     )
     key = next(setting for setting in settings if "null" not in setting).split("=")[0]
     room = need.weights + need.gradients + need.moments + need.update // 2
-    [problem] = memory_problems(MemoryCheck(need, 0, room), run, QWEN)
+    [problem] = memory_problems(need, room, run, QWEN)
     assert run.trainer not in estimated, "the run's own estimate is known"
     assert all(estimated.count(trainer) == 1 for trainer in estimated)
     assert (problem.code, problem.key) == ("memory-update", key)
@@ -265,7 +265,7 @@ def test_the_rollout_that_does_not_fit_is_cut_into_batches():
     run = run_of("trainer.microbatch_prompts=1")
     need = estimate_memory(run, QWEN)
     room = need.weights + need.moments + need.rollout // 2
-    *_, problem = memory_problems(MemoryCheck(need, 0, room), run, QWEN)
+    *_, problem = memory_problems(need, room, run, QWEN)
     assert problem[:3] == ("memory-rollout", "rollout.batch_responses", None)
     value = int(problem.fix.rpartition("rollout.batch_responses=")[2])
     assert value % 4 == 0
@@ -276,9 +276,9 @@ def test_the_rollout_that_does_not_fit_is_cut_into_batches():
 def test_recomputed_layers_are_proposed_where_a_smaller_microbatch_is_not_enough():
     run = run_of("trainer.microbatch_prompts=1")
     lean = estimate_memory(run_of("trainer.microbatch_prompts=1", "model.gradient_checkpointing=true"), QWEN)
-    [problem, *_] = memory_problems(MemoryCheck(estimate_memory(run, QWEN), 0, lean.update_peak), run, QWEN)
+    [problem, *_] = memory_problems(estimate_memory(run, QWEN), lean.update_peak, run, QWEN)
     assert problem.fix.endswith("it fits with trainer.microbatch_prompts=1 model.gradient_checkpointing=true")
-    [problem, *_] = memory_problems(MemoryCheck(estimate_memory(run, QWEN), 0, lean.weights), run, QWEN)
+    [problem, *_] = memory_problems(estimate_memory(run, QWEN), lean.weights, run, QWEN)
     assert "no smaller value is enough, nor is model.gradient_checkpointing=true" in problem.fix
 
 
