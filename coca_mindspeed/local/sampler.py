@@ -169,16 +169,10 @@ def sample_responses(
 ) -> Samples:
     """Sample ``group_size`` responses to each prompt.
 
-    Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.
-
-    Args:
-        policy: the policy.
-        prompts: token ids of each prompt.
-        group_size: G.
-        max_new_tokens: the length limit.
-        temperature: divides the logits.
-        generator: on the policy's device; the only source of randomness.
-        batch_responses: responses in memory at once, rounded down to whole groups (at least one); None: all.
+    Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  ``generator`` is the
+    only source of randomness.  At most ``batch_responses`` responses are in memory at once, rounded down to whole
+    groups
+    (at least one); None: all.
     """
     at_once = len(prompts) if batch_responses is None else max(1, batch_responses // group_size)
     with torch.inference_mode(), policy.autocast():

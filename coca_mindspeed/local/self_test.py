@@ -77,10 +77,7 @@ class _Found:
 class _Case:
     """Two prompts of different lengths with two responses each; all four texts have the same length.
 
-    Attributes:
-        prompts: token ids; the first 16 are the same.
-        token_ids: int64 ``[4, tokens]`` of the responses, padded on the right.
-        inside: bool ``[4, tokens]``, False on padding.
+    ``token_ids`` int64 ``[4, tokens]`` are the responses, padded on the right; ``inside`` is False on padding.
     """
 
     prompts: list[list[int]]

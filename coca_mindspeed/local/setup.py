@@ -70,10 +70,8 @@ Stage = Callable[[Policy], Policy]
 class LocalRun:
     """One run, and its stages as methods; a context manager that closes the grader and unlocks the directory.
 
-    Attributes:
-        config: the resolved configuration.
-        before: answers to the held-out questions before the first step, once :meth:`evaluate_before` has run.
-        predictions: answers to the held-out questions, once :meth:`evaluate` has run.
+    ``before`` and ``predictions`` are the answers to the held-out questions, once :meth:`evaluate_before` and
+    :meth:`evaluate` have run.
     """
 
     def __init__(
@@ -125,10 +123,7 @@ class LocalRun:
     def execute(self, *stages: Stage) -> Policy:
         """Check, load, run the supervised stages, and then ``stages``.
 
-        Raises:
-            ConfigError: the directory holds another run or other files, or a setting is not possible.
-            DataError: a record that cannot be asked or graded.
-            GradingError: the grader cannot be made.
+        Raises ConfigError, DataError (a record that cannot be asked or graded) and GradingError (no grader).
         """
         started = time.perf_counter()
         self.check()

@@ -96,14 +96,13 @@ class SFTStage:
         resume: tuple[int, Mapping[str, Any]] | None = None,
         after_step: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
     ) -> None:
-        """Train ``policy`` in place.
+        """Train ``policy`` in place; ``random`` draws the batches.
 
-        Args:
-            policy: the model.
-            random: draws the batches.
-            progress: called after each step with the steps done and the loss (weighted nats per token).
-            resume: steps done before and the optimizer state after them; ``policy`` holds those weights.
-            after_step: called after each step with the steps done and the optimizer.
+        ``progress`` is called after each step with the steps done and the loss (weighted nats per token),
+        ``after_step``
+        with the steps done and the optimizer.  To resume, ``policy`` holds the weights after so many steps, and
+        ``resume``
+        their number and the optimizer state.
         """
         settings = OptimizerConfig(
             name=self.optimizer_name,

@@ -53,16 +53,9 @@ _MEMORY_ADVICE = (
 class Trainer:
     """Trains a policy in place.
 
-    Attributes:
-        config: the run's.
-        policy: the policy.
-        grader: grades answers; with ``data.require_evaluated``, restated questions earn nothing in training.
-        train_records: questions to train on.
-        evaluate_records: held-out questions; may be empty.
-        output: the run's directory.
-        run_id: the same when the run is resumed.
-        show_progress: draw a progress bar.
-        baseline: answers before the first step; their metrics are logged as step 0, together with step 1.
+    With ``data.require_evaluated``, restated questions earn nothing in training.  The held-out questions
+    ``evaluate_records`` may be empty.  The metrics of ``baseline``, answers before the first step, are logged as step 0
+    together with step 1.
     """
 
     config: RunConfig

@@ -51,12 +51,8 @@ def microbatches(
     own.  Responses fill the microbatches in the order of their length, or by groups (longest response or prompt first);
     the order that costs least, padding included, is taken.
 
-    Args:
-        prompts: the minibatch's prompts.
-        group_size: G; row ``p * G + g`` is response g to prompt p.
-        lengths: tokens of every response of the step.
-        prompt_lengths: tokens of every prompt of the step.
-        config: gives the limits.
+    Row ``p * group_size + g`` is response g to prompt p; ``lengths`` and ``prompt_lengths`` are those of the whole
+    step.
     """
 
     def rows_of(prompt: int) -> range:
