@@ -23,29 +23,19 @@ class InterruptedRunError(TrainingError):
         self.saved = saved
 
 
-class StopRequest:
-    """Whether a stop was requested."""
-
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-
-    def __bool__(self) -> bool:
-        return self.signal is not None
-
-
 @contextmanager
-def stop_request() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request; signals can only be caught in the main thread."""
-    request = StopRequest()
+def stop_request() -> Iterator[threading.Event]:
+    """Set the event at the first SIGINT or SIGTERM instead of stopping; only the main thread can catch signals."""
+    request = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def handle(number: int, frame: FrameType | None) -> None:
-        request.signal = signal.Signals(number)
         for caught, handler in previous.items():
             signal.signal(caught, handler)
+        request.set()
         print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr, flush=True)
 
     for number in previous:

@@ -199,10 +199,10 @@ class SFTStage:
         ):
 
             def save(step: int, optimizer: torch.optim.Optimizer) -> None:
-                if not stop and (not interval or step % interval or step == self.steps):
+                if not stop.is_set() and (not interval or step % interval or step == self.steps):
                     return
                 saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
-                if stop:
+                if stop.is_set():
                     raise InterruptedRunError(
                         f"stopped after step {step} of the {name}; saved {saved.path}", "continue with --resume"
                     )

@@ -119,10 +119,10 @@ class Trainer:
                     if warning := self._health.after_step(step + 1, metrics):
                         self._progress.note(warning)
                     last = step + 1 == self.total_steps
-                    if last or stop or self._due(self.config.checkpoint.interval, step):
+                    if last or stop.is_set() or self._due(self.config.checkpoint.interval, step):
                         keep = self.config.checkpoint.keep
                         saved = save_checkpoint(self.checkpoints, step + 1, self.policy, optimizer, keep)
-                    if stop and not last:
+                    if stop.is_set() and not last:
                         raise InterruptedRunError(
                             f"stopped after step {step + 1}; saved {saved.path}", "continue with --resume"
                         )
