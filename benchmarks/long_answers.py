@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.routing_experiment import summary
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CLOSE_TAG, OPEN_TAG, ResponseParser
-from coca_mindspeed.baselines.answer_log_prob import mean_answer_log_probs
+from coca_mindspeed.baselines.probabilities import mean_answer_log_probs
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, read_records, write_records

@@ -21,7 +21,7 @@ def warm_policy(directory: Path, prompts: int) -> tuple[Policy, list[list[int]]]
     path = warm_start(config, directory, train, torch.device("cpu"), show_progress=False)
     policy = load_policy(path, config.model, torch.device("cpu"))
     system = training_method("coca").system_prompt
-    return policy, policy.encode_prompts(train[:prompts], system, config.rollout.max_prompt_tokens)
+    return policy, policy.encode_prompts(train[:prompts], system)
 
 
 def run(rounds: int) -> dict[str, float]:

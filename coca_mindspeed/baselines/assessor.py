@@ -23,7 +23,6 @@ class AssessorConfig:
     """Settings of an assessor; its confidence is the probability of the first of two single-token ``labels``."""
 
     labels: tuple[str, str] = ("1", "0")
-    max_prompt_tokens: int = 2048
     fit: FitConfig = field(
         default_factory=lambda: FitConfig(lr=1e-5, weight_decay=0.0, batch=16, epochs=3, patience=1, validation=0.1)
     )
@@ -48,7 +47,7 @@ class Assessor:
 
     def encode(self, records: Sequence[Record]) -> list[list[int]]:
         """Encode the questions, without answer instruction, under the assessor's own system prompt."""
-        return self.policy.encode_prompts(bare_questions(records), ASSESSOR_PROMPT, self._config.max_prompt_tokens)
+        return self.policy.encode_prompts(bare_questions(records), ASSESSOR_PROMPT)
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Log-odds of a correct answer, ``[n]``, with gradient; one batch."""

@@ -8,14 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from coca_mindspeed.baselines.equivalence import Equivalences
 from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.local.experience import respond_and_grade
 
 Pairs = Sequence[tuple[str, str]]
-FinalAnswers = Callable[[Record, Sequence[str]], Sequence[str | None]]
-Same = Callable[[Record, Pairs], Sequence[bool]]
 
 
 class Vote(NamedTuple):
@@ -46,9 +45,8 @@ def cluster(finals: Sequence[str | None], same: Callable[[Pairs], Sequence[bool]
 def vote(clusters: Sequence[int | None], weights: Sequence[float] | None = None) -> Vote:
     """Find the cluster with most votes; ties go to the first.
 
-    Args:
-        clusters: of each sample, from :func:`cluster`; samples without a final answer count in the total.
-        weights: votes of each sample; None: one each.  Without any vote, the first sample wins with share 0.
+    Samples without a final answer count in the total.  ``weights`` are the votes of each sample (None: one each);
+    without any vote, the first sample wins with share 0.
     """
     if not clusters:
         raise ValueError("a vote needs at least one sample")
@@ -67,16 +65,14 @@ def majority_predictions(
     target: TargetModel,
     records: Sequence[Record],
     k: int,
-    final_answers: FinalAnswers,
-    same: Same,
+    equivalences: Equivalences,
     *purpose: object,
     weighted: bool = False,
 ) -> list[Prediction]:
     """Sample k responses to each record at temperature 1 and vote.
 
     A stated confidence is removed, and is ignored unless ``weighted``, which weights each sample by it (0 if invalid).
-    TTC counts the tokens of all k samples.  ``same`` says whether the final answers of each pair are equivalent for a
-    record; ``purpose`` names the random numbers.
+    TTC counts the tokens of all k samples.  ``purpose`` names the random numbers.
     """
     if k < 1:
         raise ValueError(f"k should be at least 1, found {k}")
@@ -89,9 +85,9 @@ def majority_predictions(
     for index, record in enumerate(records):
         rows = slice(index * k, (index + 1) * k)
         parsed = graded.judged.parsed[rows]
-        finals = final_answers(record, [each.answer for each in parsed])
+        finals = equivalences.final_answers(record, [each.answer for each in parsed])
         weights = [each.confidence or 0.0 for each in parsed] if weighted else None
-        result = vote(cluster(finals, partial(same, record)), weights)
+        result = vote(cluster(finals, partial(equivalences.same, record)), weights)
         winner = index * k + result.winner
         answer, correct = graded.judged.texts[winner], graded.judged.verdicts[winner].correct_or_none
         named = (record.id, record.dataset, record.question)

@@ -14,9 +14,8 @@ import torch
 from coca_mindspeed.baselines.assessor import Assessor, AssessorConfig, train_assessor
 from coca_mindspeed.baselines.equivalence import Equivalences
 from coca_mindspeed.baselines.majority_vote import majority_predictions
+from coca_mindspeed.baselines.probabilities import question_probabilities
 from coca_mindspeed.baselines.probe import ProbeConfig, load_probe, save_probe, train_probe
-from coca_mindspeed.baselines.question_probability import question_probabilities
-from coca_mindspeed.baselines.resumable import Rows, resumable_map
 from coca_mindspeed.baselines.target_model import TargetModel, prompt_states
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
@@ -28,6 +27,7 @@ from coca_mindspeed.evaluation.predictions import (
 )
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.resumable import Rows, resumable_map
 from coca_mindspeed.local.schedule import derived_seed
 
 VOTES = ("majority_vote", "weighted_vote")
@@ -39,11 +39,9 @@ NEEDS_TRAINING = ("probe", "assessor")
 class BaselineOptions:
     """Options of a baseline.
 
-    Attributes:
-        batch: questions per batch, and per part of a resumable run.
-        samples: k of the votes.
-        label: method name in the predictions; None for the baseline's own.
-        trained: directory of a trained probe or assessor; None trains one.
+    ``batch`` is the number of questions at once and in a part of a resumable run, ``samples`` the k of the votes,
+    ``label`` the method name in the predictions (None: the baseline's own), and ``trained`` the directory of a trained
+    probe or assessor (None: train one).
     """
 
     batch: int = 64
@@ -66,16 +64,12 @@ def run_baseline(
     open_assessor: Callable[[Path | None], Policy] | None = None,
     answers: Sequence[Prediction] | None = None,
 ) -> list[Prediction]:
-    """Run the baseline and write ``output/predictions.jsonl``.
+    """Run the baseline, one of :data:`BASELINES`, and write ``output/predictions.jsonl``.
 
     All but the votes predict whether the target model's own answer is correct: one answer to each record is sampled and
     graded (or taken from ``answers``), and its stated confidence is replaced by the baseline's.  Their TTC is 0.
-
-    Args:
-        name: one of :data:`BASELINES`.
-        output: holds parts, trained predictors and predictions; existing ones are reused.
-        training_records: questions on which a probe or an assessor is trained.
-        open_assessor: loads the assessor's model: the given directory, or for None the initial one.
+    Existing parts and trained predictors in ``output`` are reused.  ``open_assessor`` loads the assessor's model: the
+    given directory, or for None the initial one.
 
     Raises:
         ConfigError: the baseline is unknown, or an input is missing.
@@ -124,10 +118,10 @@ class _Work:
 
     def votes(self, records: Sequence[Record], *, weighted: bool) -> list[Prediction]:
         with closing(Equivalences()) as equivalences:
-            compare = (self.options.samples, equivalences.final_answers, equivalences.same)
 
             def sample_and_vote(part: int, chunk: Sequence[Record]) -> list[Prediction]:
-                return majority_predictions(self.target, chunk, *compare, "votes", part, weighted=weighted)
+                k = self.options.samples
+                return majority_predictions(self.target, chunk, k, equivalences, "votes", part, weighted=weighted)
 
             return self._predictions("votes", records, sample_and_vote)
 

@@ -56,5 +56,5 @@ def prompt_states(target: TargetModel, records: Sequence[Record], layer: int) ->
     policy = target.policy
     check_layer(layer, policy.model.config, where="layer")
     system_prompt = target.method.training_method.system_prompt
-    prompts = policy.encode_prompts(records, system_prompt, target.rollout.max_prompt_tokens)
+    prompts = policy.encode_prompts(records, system_prompt)
     return local_prompt_states.prompt_states(policy, prompts, layer)

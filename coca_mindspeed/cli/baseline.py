@@ -13,7 +13,6 @@ import torch
 from coca_mindspeed.algorithm.rewards import METHODS, training_method
 from coca_mindspeed.baselines.assessor import ASSESSOR_PROMPT, bare_questions
 from coca_mindspeed.baselines.probe import load_probe
-from coca_mindspeed.baselines.resumable import check_directory, claim_directory
 from coca_mindspeed.baselines.run import (
     BASELINES,
     NEEDS_TRAINING,
@@ -36,6 +35,7 @@ from coca_mindspeed.local.checks import LengthLimits, check_prompts
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.model_files import read_model_config
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
+from coca_mindspeed.local.resumable import check_directory, claim_directory
 from coca_mindspeed.local.run_directory import lock_run, records_digest
 
 _SLICE = 2**20  # bytes
@@ -225,7 +225,7 @@ def _options(arguments: argparse.Namespace) -> BaselineOptions:
         samples=arguments.samples,
         label=arguments.label,
         probe=replace(defaults.probe, layer=arguments.layer, width=arguments.probe_width),
-        assessor=replace(defaults.assessor, max_prompt_tokens=arguments.max_prompt_tokens, fit=fit),
+        assessor=replace(defaults.assessor, fit=fit),
         trained=arguments.trained,
         show_progress=not arguments.quiet,
     )

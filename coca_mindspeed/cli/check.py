@@ -121,8 +121,8 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
 def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     """Check a run of the local engine: shared conditions before torch is imported, then memory."""
     refuse(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
-    from coca_mindspeed.local.checks import estimate_on, memory_problems
-    from coca_mindspeed.local.memory import NotEstimatedError
+    from coca_mindspeed.local.checks import device_bytes, memory_problems, process_bytes
+    from coca_mindspeed.local.memory import NotEstimatedError, estimate_memory
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.optimizer import require_optimizer
     from coca_mindspeed.local.policy import choose_device, load_policy
@@ -135,14 +135,15 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     stages = [f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass" for stage in _sft_stages(config)]
     rows = [*_common_rows(config), *(("before training", stage) for stage in stages)]
     try:
-        check = estimate_on(config, architecture, device)
+        need = estimate_memory(config, architecture)
     except NotEstimatedError as error:
         print_text(f"warning: {error}", sys.stderr)
         if not quiet:
             _print(name, rows, [], [])
         return
+    process, total = process_bytes(device), device_bytes(device)
     if not quiet:
-        need, room = check.run, (check.device - check.process) / GIB
+        room = (total - process) / GIB
         trained = "all trained" if need.trained == need.parameters else f"{need.trained:,} trained"
         kept = [
             Part("weights", need.weights, f"{need.parameters:,} parameters, {trained}"),
@@ -166,9 +167,9 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
             phases.append(Phase("export", merged, need.export_peak / GIB, room))
         prompt, response = config.rollout.max_prompt_tokens, config.rollout.max_new_tokens
         lengths = f"prompts of {prompt} and responses of {response} tokens"
-        process = f"{check.process / GIB:.2f} GiB of {check.device / GIB:.2f} are Python and the libraries"
-        _print(f"{name} on {device}", rows, phases, [f"for {lengths}, the longest; {process}"])
-    refuse(memory_problems(check, config, architecture), f"{name} does not fit:")
+        used = f"{process / GIB:.2f} GiB of {total / GIB:.2f} are Python and the libraries"
+        _print(f"{name} on {device}", rows, phases, [f"for {lengths}, the longest; {used}"])
+    refuse(memory_problems(need, total - process, config, architecture), f"{name} does not fit:")
     if not quiet and path is not None:
         _print_hours(config, load_policy(Path(path), config.model, device))
 

@@ -1,12 +1,19 @@
-"""``coca-mindspeed demo``."""
+"""``coca-mindspeed demo``: warm up the tiny model to be over-confident, train it, and report before and after."""
 
 import argparse
+import functools
 import re
 from pathlib import Path
 
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.errors import UsageError
-from coca_mindspeed.local.demo import run_demo
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.local.run_directory import find_run
+
+_INTRODUCTION = """\
+A tiny model was warmed up to answer arithmetic with a confidence that means nothing, then trained. Each held-out
+question is answered once at temperature 1, before and after."""
+_NOTES = "Numbers are written units first: 12 + 34 = 46 is `2100+4300` and `64`.\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,12 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if any(re.match(r"\+{0,2}seed=", override) for override in arguments.overrides):
         raise UsageError("demo: set the seed by --seed N, not by seed=")
-    run_demo(
-        arguments.seed,
-        arguments.output,
-        arguments.overrides,
-        resume=arguments.resume,
-        overwrite=arguments.overwrite,
-        show_progress=not arguments.quiet,
-    )
+    composed = compose_run("demo", [f"seed={arguments.seed}", *arguments.overrides])
+    if composed.run.evaluation.final_questions == 0:
+        raise ConfigError("evaluation.final_questions=0: the demo shows answers before and after; at least 1 is needed")
+    if composed.run.confidence_start.questions:
+        raise ConfigError(
+            f"confidence_start.questions={composed.run.confidence_start.questions}: the demo starts from a model whose "
+            "confidences mean nothing; train demo ... has such a start"
+        )
+    flags = {"resume": arguments.resume, "overwrite": arguments.overwrite}
+    find_run(arguments.output, **flags)
+    from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
+    from coca_mindspeed.local.setup import LocalRun
+
+    with LocalRun(composed, arguments.output, **flags, show_progress=not arguments.quiet) as local:
+        local.execute(functools.partial(local.evaluate_before, log=False), local.train, local.evaluate)
+    write_run_report(local, _INTRODUCTION, _NOTES)
     return 0

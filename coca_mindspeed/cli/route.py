@@ -131,7 +131,7 @@ def _by_log_prob(arguments: argparse.Namespace, tiers: Tiers, predictions: Seque
     """The tiers with the probability of the first one's answer in place of its confidence, which it need not state."""
     if len(tiers.names) != 2:
         raise UsageError(f"--log-probs compares two tiers, found {len(tiers.names)}")
-    from coca_mindspeed.baselines.answer_log_prob import mean_answer_log_probs
+    from coca_mindspeed.baselines.probabilities import mean_answer_log_probs
     from coca_mindspeed.config.schema import ModelConfig
     from coca_mindspeed.local.policy import choose_device, load_policy
 

@@ -30,14 +30,9 @@ _MASK_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parame
 
 @contextlib.contextmanager
 def suggest_eager_attention(attention: str, where: str) -> Iterator[None]:
-    """Name ``model.attention=eager`` if transformers does not support the requested attention.
+    """Raise a ConfigError that names ``model.attention=eager`` if transformers lacks the requested attention.
 
-    Args:
-        attention: the requested one.
-        where: the key of the model and its value.
-
-    Raises:
-        ConfigError: in place of transformers' ValueError or ImportError.
+    ``where`` is the key of the model and its value.
     """
     try:
         yield
@@ -59,9 +54,7 @@ def most_matmul_tokens(before: int) -> int:
 def use_fast_attention(model: Any, device: torch.device) -> None:
     """Use this module's attention if the model selects PyTorch's by name; other models are left as they are.
 
-    Args:
-        model: a Hugging Face model.
-        device: where it computes; grouped heads and short products are for the CPU.
+    Grouped heads and short products are for the CPU.
     """
     if model.config._attn_implementation != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return
@@ -103,13 +96,11 @@ def _attention(
 
 
 def _matmul_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Attention ``[rows, heads, queries, size]``, the heads of a group as rows of one product.
+    """Attention ``[rows, heads, queries, size]`` of scaled queries, the heads of a group as rows of one product.
 
-    Args:
-        query: ``[rows, heads, queries, size]``, scaled.
-        key: ``[rows, groups, keys, size]``.
-        value: as ``key``.
-        mask: bool ``[rows, 1, queries, keys]``, True where a query attends; a row of False is padding.
+    Keys and values are ``[rows, groups, keys, size]``.  The mask is bool ``[rows, 1, queries, keys]``, True where a
+    query
+    attends; a row of False is padding.
     """
     heads = (key.shape[1], query.shape[1] // key.shape[1])
     each = (heads[1], query.shape[2])
@@ -133,8 +124,7 @@ def _causal_mask(
 ) -> Tensor | None:
     """Transformers' mask function, computed here for plain causal masks.
 
-    Returns:
-        bool ``[rows, 1, queries, columns]``, True where a query attends to a column; None if the kernel needs no mask.
+    Returns bool ``[rows, 1, queries, columns]``, True where a query attends; None if the kernel needs no mask.
     """
     end = kv_offset + kv_length
     if (

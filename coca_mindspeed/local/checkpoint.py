@@ -7,7 +7,6 @@ renamed, so a kill at any moment never leaves a partial checkpoint.
 
 import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,7 @@ from coca_mindspeed.utils.files import whole_directory
 
 
 def load_optimizer_state(checkpoint: Checkpoint, device: torch.device) -> dict[str, Any]:
-    """The optimizer's state, read without executing code from the file.
-
-    Raises:
-        TrainingError: the file is damaged.
-    """
+    """Read the optimizer's state without executing code from the file; raises TrainingError if it is damaged."""
     file = checkpoint.path / "optimizer.pt"
     try:
         state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
@@ -49,12 +44,8 @@ def save_model(policy: Policy, directory: Path) -> None:
 def check_saveable(policy: Policy, where: str) -> None:
     """Save everything but the weights into a temporary directory: transformers loads some files that it cannot save.
 
-    Args:
-        policy: the policy.
-        where: names the model in messages.
-
     Raises:
-        ConfigError: names the file and the problem.
+        ConfigError: names the file and the problem; ``where`` names the model.
     """
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -165,20 +156,8 @@ def _trained_bytes(policy: Policy) -> int:
     return sum(p.numel() * p.element_size() for p in policy.trained_parameters())
 
 
-def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, show: bool, exported: int = 1) -> None:
-    """Check that the disk can hold the run's checkpoints; print their size if it is large.
-
-    Args:
-        output: the run's directory.
-        policy: the policy.
-        optimizer_name: whose moments are saved.
-        keep: checkpoints that are kept.
-        show: print the size.
-        exported: number of whole models that will be exported.
-
-    Raises:
-        TrainingError: the disk is too small.
-    """
+def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, exported: int = 1) -> None:
+    """Raise TrainingError if the disk cannot hold ``keep`` checkpoints and ``exported`` whole models."""
     # The kept checkpoints still exist while a new one is written; the export comes last.
     size = checkpoint_bytes(policy, optimizer_name)
     frozen = sum(4 * p.numel() for p in policy.model.parameters() if not p.requires_grad)  # also exported
@@ -191,13 +170,3 @@ def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, sh
             f"needed for {keep + 1} checkpoints of {size / 2**20:.0f} MiB and the exported "
             f"model{'s' * (exported > 1)}; make room or lower checkpoint.keep"
         )
-    if show and size > _MUCH:
-        print(
-            f"a checkpoint takes {size / 1e9:.1f} GB (weights and AdamW's moments); with checkpoint.keep="
-            f"{keep} and the exported model{'s' * (exported > 1)} the run needs up to {total / 1e9:.1f} GB of disk",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-_MUCH = 100_000_000  # bytes; the size of larger checkpoints is printed

@@ -18,11 +18,11 @@ from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
 from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.experience import largest_evaluation_batch
 from coca_mindspeed.local.memory import MemoryEstimate, NotEstimatedError, estimate_memory
 from coca_mindspeed.local.model_files import (
     ContextLimit,
-    check_prompt_length,
     load_tokenizer,
     read_context_limit,
     read_model_config,
@@ -43,7 +43,7 @@ _SMALL = 20_000_000  # parameters; smaller models are not estimated, so that the
 
 @dataclass(frozen=True)
 class LengthLimits:
-    """Longest prompt and response in tokens, and the keys or options that set them, for messages."""
+    """Longest prompt and response in tokens, and the keys or options that set them."""
 
     prompt: int
     response: int
@@ -94,11 +94,7 @@ def check_prompts(
 def check_token_ids(
     tokenizer: Any, architecture: Any, records: Sequence[Record], system_prompt: str | None, where: str, path: Path
 ) -> None:
-    """Refuse ids of padding, end of sequence or prompts that have no row in the model's embedding.
-
-    Raises:
-        ConfigError: names the token.
-    """
+    """Raise ConfigError for ids of padding, end of sequence or prompts without a row in the model's embedding."""
     rows = getattr(architecture, "vocab_size", None)
     if rows is None:
         return
@@ -158,7 +154,11 @@ def check_lengths(
             ]
             ids = tokenizer([text for _, text in doubtful], add_special_tokens=False)["input_ids"] if doubtful else []
             for (record, _), length in zip(doubtful, map(len, ids), strict=True):
-                check_prompt_length(record, length, limits.prompt, key=limits.prompt_key)
+                if not 0 < length <= limits.prompt:
+                    raise DataError(
+                        f"record {record.id!r} of {record.dataset}: its prompt has {length} tokens, expected "
+                        f"1 to {limits.prompt} ({limits.prompt_key})"
+                    )
                 if context is not None and length + limits.response > context.tokens:
                     reason = (
                         f"with the prompt of record {record.id!r} of {record.dataset} ({length} tokens) exceeds the "
@@ -166,57 +166,38 @@ def check_lengths(
                     )
                     fix = f"set it to {context.tokens - length} or less"
                     refuse([Problem("context", limits.response_key, limits.response, reason, fix)])
-            progress.show(start + len(chunk), "")
-
-
-@dataclass(frozen=True)
-class MemoryCheck:
-    """Memory in bytes: the estimate of a run, that of Python and the libraries, and that of the device."""
-
-    run: MemoryEstimate
-    process: int
-    device: int
-
-
-def estimate_on(config: RunConfig, architecture: Any, device: torch.device) -> MemoryCheck:
-    """Estimate a run and measure its device; memory that other processes hold is not subtracted.
-
-    Raises:
-        NotEstimatedError: the model's architecture cannot be estimated.
-    """
-    return MemoryCheck(estimate_memory(config, architecture), process_bytes(device), device_bytes(device))
+            progress.show(start + len(chunk))
 
 
 def check_memory(config: RunConfig, path: Path, device: torch.device) -> None:
     """Refuse a run whose estimate exceeds its device, before its weights are read.
 
     An architecture that cannot be estimated passes with a warning.
-
-    Raises:
-        ConfigError: it names the key, its value and the nearest value that fits.
     """
     architecture = read_model_config(path, config.model)
     if _least_parameters(architecture) < _SMALL:
         return
     try:
-        check = estimate_on(config, architecture, device)
+        run = estimate_memory(config, architecture)
     except NotEstimatedError as error:
         print_text(f"warning: {error}", sys.stderr)
         return
-    refuse(memory_problems(check, config, architecture))
+    refuse(memory_problems(run, device_bytes(device) - process_bytes(device), config, architecture))
 
 
-def memory_problems(check: MemoryCheck, config: RunConfig, architecture: Any) -> list[Problem]:
-    """A problem for each phase that does not fit, with the nearest value that does."""
-    room = check.device - check.process
+def memory_problems(run: MemoryEstimate, room: int, config: RunConfig, architecture: Any) -> list[Problem]:
+    """A problem for each phase that does not fit into ``room`` bytes, with the nearest value that does.
+
+    Memory of other processes is not subtracted.
+    """
     available = f"and the device has {room / GIB:.1f} beside the process"
     problems = []
     for knob in (_update_knob(config), _rollout_knob(config)):
-        if (peak := knob.peak(check.run)) > room:
+        if (peak := knob.peak(run)) > room:
             reason = f"the {knob.phase} needs {peak / GIB:.1f} GiB, {available}"
-            fix = _remedy(knob, check.run, config, architecture, room)
+            fix = _remedy(knob, run, config, architecture, room)
             problems.append(Problem(f"memory-{knob.phase}", knob.key, knob.value, reason, fix))
-    if check.run.merged and (peak := check.run.export_peak) > room:
+    if run.merged and (peak := run.export_peak) > room:
         reason = f"merging the adapters needs {peak / GIB:.1f} GiB, {available}"
         fix = "use a machine with more memory, or a smaller model"
         problems.append(Problem("memory-export", "model.lora.rank", config.model.lora.rank, reason, fix))

@@ -28,7 +28,7 @@ from coca_mindspeed.local.experience import JudgedSamples, respond_and_grade
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import prompt_states
-from coca_mindspeed.local.progress import StepProgress
+from coca_mindspeed.local.resumable import resumable_map
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
 from coca_mindspeed.local.sft import SFTExample, SFTStage, sft_microbatch_tokens, train_stage_once
 from coca_mindspeed.utils.files import read_json_lines, write_json_lines
@@ -66,11 +66,7 @@ class Answered:
 
 
 def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
-    """Refuse more questions than there are training records.
-
-    Raises:
-        ConfigError: names the key.
-    """
+    """Raise ConfigError if more questions are to be sampled than there are training records."""
     asked = config.confidence_start.questions
     if asked > len(train):
         raise ConfigError(
@@ -90,33 +86,37 @@ def start_confidences(
 ) -> Policy:
     """Run the confidence start; the model is also exported to ``output/confidence_start/model``.
 
-    Args:
-        policy: a model that writes the format; trained in place.
-        train: ``confidence_start.questions`` of them are sampled, ``rollout.group_size`` times each.
-        grader: grades the answers.
-        config: the run's.
-        output: the run's directory; it may hold this stage, finished or stopped.
-        show_progress: draw progress bars.
+    ``policy`` writes the format and is trained in place.  ``confidence_start.questions`` of the records are sampled,
+    ``rollout.group_size`` times each.  ``output`` is the run's directory, and may hold this stage, finished or stopped.
 
     Raises:
         TrainingError: too few questions with a valid, graded response.
         InterruptedRunError: Ctrl-C or SIGTERM; samples and weights are saved.
     """
     place = output / CONFIDENCE_START
-    learn = functools.partial(_learn, policy, train, grader, config, place, show_progress)
-    return train_stage_once(policy, learn, place / MODEL, place / CHECKPOINTS, config.model, where=_STAGE)
+    return train_stage_once(
+        policy,
+        functools.partial(_stage, policy, train, grader, config, place, show_progress),
+        np.random.default_rng(derived_seed(config.seed, _STAGE, "examples")),
+        config,
+        exported=place / MODEL,
+        checkpoints=place / CHECKPOINTS,
+        name=_STAGE,
+        show_progress=show_progress,
+    )
 
 
-def _learn(
+def _stage(
     policy: Policy, train: Sequence[Record], grader: Grader, config: RunConfig, place: Path, show_progress: bool
-) -> None:
+) -> SFTStage:
+    """Sample and grade the questions, predict their success rates, and make the examples."""
     answered = _ask(policy, train, grader, config, place / RESPONSES, show_progress)
     useful = _useful(answered)
     rates = _rates(policy, useful, config, place / RATES)
     if show_progress:
         _print_summary(answered, rates, config)
-    most = config.rollout.max_new_tokens
-    teach = functools.partial(_example, policy, config.method.parser(), config.confidence_start.confidence_weight)
+    most, settings = config.rollout.max_new_tokens, config.confidence_start
+    teach = functools.partial(_example, policy, config.method.parser(), settings.confidence_weight)
     examples = [
         found
         for each, rate in zip(useful, rates, strict=True)
@@ -126,36 +126,21 @@ def _learn(
         raise TrainingError(
             f"rollout.max_new_tokens={most}: no response with its new confidence fits; increase it by a few tokens"
         )
-    settings = config.confidence_start
-    SFTStage(
-        _ExampleSampler(examples, settings.batch),
+    return SFTStage(
+        functools.partial(_draw, examples, settings.batch),
         config.method.training_method.system_prompt,
         settings.steps,
         settings.lr,
         temperature=config.rollout.temperature,
         optimizer_name=config.optimizer.name,
         microbatch_tokens=sft_microbatch_tokens(config),
-    ).run_resumable(
-        policy,
-        np.random.default_rng(derived_seed(config.seed, _STAGE, "examples")),
-        place / CHECKPOINTS,
-        config.model,
-        config.checkpoint.interval,
-        stage=_STAGE,
-        show_progress=show_progress,
     )
 
 
-@dataclass(frozen=True)
-class _ExampleSampler:
-    """Draws questions, and one of each question's responses."""
-
-    taught: Sequence[Sequence[SFTExample]]
-    batch: int
-
-    def __call__(self, random: np.random.Generator) -> list[SFTExample]:
-        chosen = [self.taught[i] for i in random.integers(len(self.taught), size=self.batch)]
-        return [each[int(random.integers(len(each)))] for each in chosen]
+def _draw(examples: Sequence[Sequence[SFTExample]], batch: int, random: np.random.Generator) -> list[SFTExample]:
+    """Draw questions, and one of each question's responses."""
+    chosen = [examples[i] for i in random.integers(len(examples), size=batch)]
+    return [each[int(random.integers(len(each)))] for each in chosen]
 
 
 def _ask(
@@ -163,30 +148,24 @@ def _ask(
 ) -> list[Answered]:
     """Sample the questions, one file per batch; existing files are not sampled again."""
     questions = records_of_step(train, 0, config.confidence_start.questions, derived_seed(config.seed, _STAGE))
-    at_once = config.rollout.prompts
-    answered: list[Answered] = []
-    with (
-        interruptible("stopped while sampling for the confidence start", f"--resume continues from {place}"),
-        StepProgress(len(questions), show_progress, title="asking  ") as progress,
-    ):
-        for number, first in enumerate(range(0, len(questions), at_once)):
-            asked, path = questions[first : first + at_once], place / f"part_{number:04d}.jsonl"
-            if not path.exists():
-                graded = respond_and_grade(
-                    policy,
-                    asked,
-                    EvaluatedOnly(grader) if config.data.require_evaluated else grader,
-                    config.method,
-                    config.rollout,
-                    generator(policy.device, config.seed, _STAGE, number),
-                    config.rollout.group_size,
-                )
-                place.mkdir(parents=True, exist_ok=True)
-                write_json_lines(path, map(_row, _answered(graded, policy)))
-            rows = (row for _, row in read_json_lines(path))
-            answered += [_from_row(record, row) for record, row in zip(asked, rows, strict=True)]
-            progress.show(len(answered))
-    return answered
+
+    def ask(number: int, asked: Sequence[Record]) -> list[dict[str, object]]:
+        graded = respond_and_grade(
+            policy,
+            asked,
+            EvaluatedOnly(grader) if config.data.require_evaluated else grader,
+            config.method,
+            config.rollout,
+            generator(policy.device, config.seed, _STAGE, number),
+            config.rollout.group_size,
+        )
+        return list(map(_row, _answered(graded, policy)))
+
+    with interruptible("stopped while sampling for the confidence start", f"--resume continues from {place}"):
+        rows = resumable_map(
+            place, questions, config.rollout.prompts, ask, title="asking  ", show_progress=show_progress
+        )
+    return [_from_row(record, row) for record, row in zip(questions, rows, strict=True)]
 
 
 def _row(answered: Answered) -> dict[str, object]:
@@ -237,12 +216,11 @@ def _useful(answered: Sequence[Answered]) -> list[Answered]:
 def _rates(policy: Policy, answered: Sequence[Answered], config: RunConfig, path: Path) -> list[float]:
     """Expected success rates, written to ``path`` so that a resumed start reads the same numbers."""
     if not path.exists():
-        limits = config.rollout
-        prompts = policy.encode_prompts(
-            [each.record for each in answered], config.method.training_method.system_prompt, limits.max_prompt_tokens
-        )
-        parts = range(0, len(prompts), limits.prompts)
-        states = torch.cat([prompt_states(policy, prompts[i : i + limits.prompts], _LAYER) for i in parts])
+        at_once = config.rollout.prompts
+        system_prompt = config.method.training_method.system_prompt
+        prompts = policy.encode_prompts([each.record for each in answered], system_prompt)
+        parts = range(0, len(prompts), at_once)
+        states = torch.cat([prompt_states(policy, prompts[i : i + at_once], _LAYER) for i in parts])
         found = expected_rates(
             states.double().numpy(),
             np.array([each.success_rate for each in answered]),
@@ -254,15 +232,9 @@ def _rates(policy: Policy, answered: Sequence[Answered], config: RunConfig, path
 
 
 def expected_rates(states: NDArray[np.float64], rates: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Predict each question's success rate from its hidden states, by ridge regression on the other folds.
+    """Predict each question's success rate in [0, 1] by ridge regression of ``rates`` ``[n]`` on the other folds.
 
-    Args:
-        states: float ``[n, hidden]``.
-        rates: float ``[n]``, sampled success rates.
-        seed: of the split into folds.
-
-    Returns:
-        float ``[n]`` in [0, 1].
+    ``states`` are hidden states, float ``[n, hidden]``; ``seed`` is that of the split into folds.
     """
     # A second that every command of the engine would take to start.
     from sklearn.linear_model import RidgeCV

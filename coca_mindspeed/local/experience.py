@@ -21,11 +21,11 @@ from coca_mindspeed.scoring.responses import ScoredResponses, credit_rule, predi
 
 @dataclass(frozen=True)
 class JudgedSamples:
-    """Responses with what was found out about them.  ``B = P * G`` rows, group by group, as in :class:`Samples`.
+    """Graded responses.  ``B = P * G`` rows, group by group, as in :class:`Samples`.
 
     Attributes:
         records: P records.
-        samples: what was sampled.
+        samples: their responses.
         judged: B scored responses.
         group_size: G.
         seconds: wall time of ``rollout`` and ``grading``.
@@ -59,20 +59,11 @@ def respond_and_grade(
 ) -> JudgedSamples:
     """Sample ``group_size`` responses to each record, parse their confidences and grade their answers.
 
-    Args:
-        policy: what is sampled from.
-        records: the questions.
-        grader: says who is right.
-        method: gives the prompt, and the place and width of the confidence.
-        rollout: lengths, temperature, how many at once.
-        generator: draws the responses.
-        group_size: G.
-
     Raises:
         NoDistributionError: the policy's probabilities are not finite.
     """
     start = time.perf_counter()
-    prompts = policy.encode_prompts(records, method.training_method.system_prompt, rollout.max_prompt_tokens)
+    prompts = policy.encode_prompts(records, method.training_method.system_prompt)
     samples = sample_responses(
         policy,
         prompts,
@@ -102,8 +93,7 @@ class Experience:
     Attributes:
         graded: the sampled and graded responses.
         scored: rewards and advantages, on the CPU.
-        advantages: float32 ``[B, tokens]`` on the policy's device.
-        masks: bool ``[B, tokens]`` each, on the policy's device.
+        advantages: float32 ``[B, tokens]`` on the policy's device; the ``masks`` are bool of the same shape.
     """
 
     graded: JudgedSamples
@@ -163,14 +153,7 @@ def predict(
 ) -> list[Prediction]:
     """Answer every record once at temperature 1 and grade the answer (paper, evaluation protocol).
 
-    Args:
-        policy: the policy.
-        records: the questions.
-        grader: grades the answers.
-        method: gives the prompt, and the position and decimals of the confidence.
-        rollout: length limits and batch size; its temperature is not used.
-        generator: on the policy's device.
-        progress: called with the number of records done.
+    The temperature of ``rollout`` is not used.  ``progress`` is called with the number of records done.
     """
     rollout = rollout.model_copy(update={"temperature": 1.0})
     at_once = evaluation_batch(rollout)

@@ -13,8 +13,7 @@ from coca_mindspeed.errors import TrainingError
 class InterruptedRunError(TrainingError):
     """The run was asked to stop; the message says what is saved and how to continue.
 
-    Attributes:
-        saved: what is saved, for callers that continue differently.
+    ``saved`` is the first part of the message, for callers that continue differently.
     """
 
     exit_code = 130  # as the shell reports Ctrl-C
@@ -24,29 +23,19 @@ class InterruptedRunError(TrainingError):
         self.saved = saved
 
 
-class StopRequest:
-    """Whether a stop was requested."""
-
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-
-    def __bool__(self) -> bool:
-        return self.signal is not None
-
-
 @contextmanager
-def stop_request() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request; signals can only be caught in the main thread."""
-    request = StopRequest()
+def stop_request() -> Iterator[threading.Event]:
+    """Set the event at the first SIGINT or SIGTERM instead of stopping; only the main thread can catch signals."""
+    request = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def handle(number: int, frame: FrameType | None) -> None:
-        request.signal = signal.Signals(number)
         for caught, handler in previous.items():
             signal.signal(caught, handler)
+        request.set()
         print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr, flush=True)
 
     for number in previous:
@@ -59,18 +48,14 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def interruptible(saved: str | Callable[[], str], go_on: str = "") -> Iterator[None]:
-    """On SIGINT or SIGTERM leave the block and report ``saved`` (or its result) and how to continue.
-
-    Raises:
-        InterruptedRunError: a stop was requested.
-    """
+def interruptible(saved: str, go_on: str | Callable[[], str] = "") -> Iterator[None]:
+    """Raise InterruptedRunError with ``saved`` and ``go_on`` (or its result) on SIGINT or SIGTERM."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main_thread else None
     try:
         yield
     except KeyboardInterrupt as error:
-        raise InterruptedRunError(saved if isinstance(saved, str) else saved(), go_on) from error
+        raise InterruptedRunError(saved, go_on if isinstance(go_on, str) else go_on()) from error
     finally:
         if in_main_thread:
             signal.signal(signal.SIGTERM, previous)

@@ -5,7 +5,7 @@ for a model of 576 dimensions and 49,152 tokens, twice a microbatch.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
 
 
 def add_embedding_gradients(model: Any, device: torch.device) -> None:
@@ -60,12 +61,7 @@ _LEAST_CHUNK = 128  # tokens; with fewer, accumulating the gradient takes longer
 
 
 class TokenScores(NamedTuple):
-    """Scores of given tokens, float32, of the tokens' shape.
-
-    Attributes:
-        log_probs: the log-prob of each token, with gradient.
-        entropy: nats, of the distribution at that position; without gradient.
-    """
+    """Log-probs of given tokens, with gradient, and the entropy (nats) of their distributions, without; float32."""
 
     log_probs: Tensor
     entropy: Tensor
@@ -91,8 +87,7 @@ class LMHead:
     def of(cls, model: Any) -> "LMHead":
         """The LM head of ``model`` by its configuration; the self-test at load compares its logits.
 
-        Raises:
-            ValueError: it is not linear, or the model has no separate body.
+        Raises ValueError if it is not linear, or the model has no separate body.
         """
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         body = next((part for part in model.children() if any(each is embedding for each in part.modules())), None)
@@ -113,18 +108,25 @@ class LMHead:
 
     def logits(self, states: Tensor) -> Tensor:
         """The model's own logits ``[..., vocabulary]`` from hidden states ``[..., hidden]``."""
-        return self._scaled(self.head(states))
+        return self.scaled(self.head(states))
 
     def scores(self, states: Tensor, tokens: Tensor, as_policy: Callable[[Tensor], Tensor]) -> TokenScores:
-        """Log-prob and entropy of each token, by chunks; the backward pass recomputes the logits.
+        """Log-prob and entropy of each token ``[...]``, by chunks; the backward pass recomputes the logits.
 
-        Args:
-            states: ``[..., hidden]``, the states that predict the tokens.
-            tokens: int64 ``[...]``.
-            as_policy: from the model's logits to those of the policy, float32, row by row.
+        ``states`` ``[..., hidden]`` predict the tokens.  ``as_policy`` maps the model's logits to those of the policy,
+        float32, row by row.
         """
-        found = _ChunkedScores.apply(*self._inputs(states), tokens.flatten(), self._distribution(states, as_policy))
-        return TokenScores(*(each.view(tokens.shape) for each in found))
+
+        def of_chunk(some: Tensor, chosen: Tensor) -> TokenScores:
+            return scores_of_logits(as_policy(self.logits(some)), chosen)
+
+        flat = states.flatten(0, -2)
+        chunk = self.chunk_of(len(flat))
+        parts = [
+            checkpoint(of_chunk, *each, use_reentrant=False, preserve_rng_state=False)
+            for each in zip(flat.split(chunk), tokens.flatten().split(chunk), strict=True)
+        ]
+        return TokenScores(*(torch.cat(each).view(tokens.shape) for each in zip(*parts, strict=True)))
 
     def backward(
         self,
@@ -132,30 +134,17 @@ class LMHead:
         tokens: Tensor,
         as_policy: Callable[[Tensor], Tensor],
         loss_of: Callable[[Tensor], Tensor],
-    ) -> tuple[Tensor, TokenScores]:
-        """Accumulate the gradient of a loss of the log-probs; the logits are computed once.
+    ) -> TokenScores:
+        """Accumulate the gradient of a loss of the log-probs, by chunks; the logits are computed once.
 
-        Args:
-            states: as in :meth:`scores`.
-            tokens: as in :meth:`scores`.
-            as_policy: as in :meth:`scores`.
-            loss_of: from log-probs ``[...]`` to a sum of terms of one token's log-prob each; called once a chunk.
-
-        Returns:
-            The loss and the scores, detached.
+        ``loss_of`` maps log-probs ``[...]`` to a sum of terms of one token's log-prob each; it is called once a chunk.
+        The other arguments are as in :meth:`scores`.
         """
-        flat, weight, bias = self._inputs(states.detach())
-        distribution = self._distribution(states, as_policy)
-        needed = [part is not None and part.requires_grad for part in (states, weight, bias)]
-        so_far = (weight.grad, None if bias is None else bias.grad)
-        sums = _Gradient(needed, flat, weight, bias, distribution, so_far)
-        log_probs, entropy = (torch.zeros(len(flat), device=states.device) for _ in range(2))
-
-        def known(log_probs: Tensor) -> Tensor:
-            return loss_of(log_probs.view(tokens.shape))
+        sums = _Gradient(self, states, as_policy)
+        log_probs, entropy = (torch.zeros(tokens.numel(), device=states.device) for _ in range(2))
 
         with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
-            for rows in torch.arange(len(flat), device=states.device).split(distribution.chunk):
+            for rows in torch.arange(len(log_probs), device=states.device).split(self.chunk_of(len(log_probs))):
                 chosen = tokens.flatten()[rows]
                 logits, of_policy = sums.logits(rows)
                 of_tokens = of_policy.detach().log_softmax(dim=-1)
@@ -164,27 +153,14 @@ class LMHead:
                 entropy[rows] = _entropy_in_place(of_tokens, probabilities)
                 del of_tokens
                 # Each term depends on one token, so tokens that are not computed yet do not affect this gradient.
-                gradient = _gradient_of(known, log_probs)[rows]
+                gradient = _gradient_of(lambda found: loss_of(found.view(tokens.shape)), log_probs)[rows]
                 sums.add(rows, logits, of_policy, probabilities, chosen, gradient)
                 del logits, of_policy, probabilities
-        by_states, by_weight, by_bias = sums.totals
-        if by_weight is not None:
-            weight.grad = by_weight
-        if bias is not None and by_bias is not None:
-            bias.grad = by_bias
+            by_states = sums.finish()
         if by_states is not None:
             with torch.autocast(states.device.type, enabled=False):
                 states.backward(by_states.view_as(states))
-        return known(log_probs).detach(), TokenScores(log_probs.view(tokens.shape), entropy.view(tokens.shape))
-
-    def _inputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        return states.flatten(0, -2), self.head.weight, self.head.bias
-
-    def _distribution(self, states: Tensor, as_policy: Callable[[Tensor], Tensor]) -> "_Distribution":
-        weight, device = self.head.weight, states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        chunk = self.chunk_of(states.shape[:-1].numel())
-        return _Distribution(lambda logits: as_policy(self._scaled(logits)), dtype, chunk)
+        return TokenScores(log_probs.view(tokens.shape), entropy.view(tokens.shape))
 
     def fits_one_chunk(self, tokens: int) -> bool:
         """Whether the logits of so many tokens can be held at once."""
@@ -198,7 +174,8 @@ class LMHead:
     def _chunk(self) -> int:
         return max(_LEAST_CHUNK, _CHUNK_BYTES // (4 * len(self.head.weight)))
 
-    def _scaled(self, logits: Tensor) -> Tensor:
+    def scaled(self, logits: Tensor) -> Tensor:
+        """The model's logits from those of the linear layer."""
         if self.factor != 1.0:
             logits = logits * self.factor
         if self.cap is not None:
@@ -227,46 +204,6 @@ def _entropy_in_place(distribution: Tensor, probabilities: Tensor) -> Tensor:
     return finite.mul_(probabilities).sum(dim=-1).neg()
 
 
-class _Distribution(NamedTuple):
-    """How hidden states become a distribution, one chunk at a time."""
-
-    as_policy: Callable[[Tensor], Tensor]
-    dtype: torch.dtype
-    chunk: int
-
-
-class _ChunkedScores(torch.autograd.Function):
-    """Forward: log-probs and entropies ``[n]``.  Backward: the logits again, for tokens with a gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, distribution: _Distribution
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(states, weight, bias, tokens)
-        ctx.distribution = distribution
-        as_policy, dtype, chunk = distribution
-        with torch.autocast(states.device.type, enabled=False):
-            w, b = weight.to(dtype), None if bias is None else bias.to(dtype)
-            parts = [
-                scores_of_logits(as_policy(linear(s.to(dtype), w, b)), t)
-                for s, t in zip(states.split(chunk), tokens.split(chunk), strict=True)
-            ]
-        log_probs, entropy = map(torch.cat, zip(*parts, strict=True))
-        ctx.mark_non_differentiable(entropy)
-        return log_probs, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, bias, tokens = ctx.saved_tensors
-        sums = _Gradient(ctx.needs_input_grad, states, weight, bias, ctx.distribution)
-        with torch.autocast(states.device.type, enabled=False):
-            for rows in gradient.nonzero()[:, 0].split(ctx.distribution.chunk):
-                logits, of_policy = sums.logits(rows)
-                sums.add(rows, logits, of_policy, of_policy.detach().softmax(dim=-1), tokens[rows], gradient[rows])
-        return *sums.totals, None, None
-
-
 def _gradient_of(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     with torch.enable_grad():
         at = at.detach().requires_grad_()
@@ -275,42 +212,32 @@ def _gradient_of(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 
 
 class _Gradient:
-    """A loss's gradient by the LM head and its inputs, accumulated by chunks."""
+    """A loss's gradient by the LM head and its inputs, accumulated by chunks; the head's is added to in place."""
 
-    def __init__(
-        self,
-        needed: Sequence[bool],
-        states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        distribution: _Distribution,
-        so_far: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> None:
-        """``so_far``: existing gradients by weight and bias, added to in place."""
-        self._states, self._distribution = states, distribution
-        self._weight = weight.to(distribution.dtype)
-        self._bias = None if bias is None else bias.to(distribution.dtype)
-        of_states, of_weight, of_bias, *_ = needed
-        by_weight, by_bias = so_far
-        self._by_states = torch.zeros_like(states) if of_states else None
-        self._by_weight = (torch.empty_like(weight) if by_weight is None else by_weight) if of_weight else None
-        self._by_bias = None
-        if of_bias and bias is not None:
-            self._by_bias = torch.zeros_like(bias) if by_bias is None else by_bias
-        self._weight_begun = by_weight is not None
+    def __init__(self, layer: LMHead, states: Tensor, as_policy: Callable[[Tensor], Tensor]) -> None:
+        self._layer, self._as_policy, device = layer, as_policy, states.device.type
+        weight, bias = layer.head.weight, layer.head.bias
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        self._states = states.detach().flatten(0, -2)
+        self._weight, self._bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        self._by_states = torch.zeros_like(self._states) if states.requires_grad else None
+        self._begun = weight.grad is not None
+        if weight.requires_grad and not self._begun:
+            weight.grad = torch.empty_like(weight)
+        if bias is not None and bias.requires_grad and bias.grad is None:
+            bias.grad = torch.zeros_like(bias)
 
-    @property
-    def totals(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients by states, weight and bias; None if not needed."""
-        if self._by_weight is not None and not self._weight_begun:
-            self._by_weight.zero_()
-        return self._by_states, self._by_weight, self._by_bias
+    def finish(self) -> Tensor | None:
+        """Return the gradient by the states; None if they need none."""
+        if self._layer.head.weight.grad is not None and not self._begun:
+            self._layer.head.weight.grad.zero_()
+        return self._by_states
 
     def logits(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The model's and the policy's logits of these rows, connected by autograd."""
+        """The head's and the policy's logits of these rows, connected by autograd."""
         logits = linear(self._states[rows].to(self._weight.dtype), self._weight, self._bias).requires_grad_()
         with torch.enable_grad():
-            return logits, self._distribution.as_policy(logits)
+            return logits, self._as_policy(self._layer.scaled(logits))
 
     def add(
         self,
@@ -337,12 +264,12 @@ class _Gradient:
             rows, by_logits = rows[some], by_logits[some]
         if self._by_states is not None:
             self._by_states[rows] = (by_logits @ self._weight).to(self._by_states.dtype)
-        if self._by_weight is not None:
-            of_rows = self._states[rows].to(self._weight.dtype)
-            _add_product(self._by_weight, by_logits, of_rows, begun=self._weight_begun)
-            self._weight_begun = True
-        if self._by_bias is not None:
-            self._by_bias += by_logits.sum(dim=0, dtype=self._by_bias.dtype)
+        head = self._layer.head
+        if head.weight.requires_grad and head.weight.grad is not None:
+            _add_product(head.weight.grad, by_logits, self._states[rows].to(self._weight.dtype), begun=self._begun)
+            self._begun = True
+        if self._bias is not None and head.bias.requires_grad and head.bias.grad is not None:
+            head.bias.grad += by_logits.sum(dim=0, dtype=head.bias.grad.dtype)
 
 
 def _add_product(total: Tensor, by_logits: Tensor, states: Tensor, *, begun: bool) -> None:

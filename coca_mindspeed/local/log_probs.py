@@ -8,21 +8,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from coca_mindspeed.algorithm.objective import Objective
 from coca_mindspeed.local.lm_head import TokenScores, scores_of_logits
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import pad_left, positions_of, run_prompts, shared_start
-
-
-def response_log_probs(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    token_ids: Tensor,
-    *,
-    temperature: float,
-    share_prompts: bool = True,
-) -> Tensor:
-    return ResponseBatch(policy, prompts, token_ids, temperature, share_prompts).scores().log_probs
 
 
 @dataclass(frozen=True)
@@ -54,25 +42,17 @@ class ResponseBatch:
             logits = self.policy.lm_head.logits(states)
         return scores_of_logits(self._as_policy(logits), self.token_ids)
 
-    def backward(self, objective_of: Callable[[Tensor], Objective]) -> tuple[Objective, TokenScores]:
-        """Accumulate the gradient of an objective of the log-probs; logits are computed once.
+    def backward(self, loss_of: Callable[[Tensor], Tensor]) -> TokenScores:
+        """Accumulate the gradient of a loss; return the scores, detached.  Logits are computed once.
 
-        Args:
-            objective_of: from log-probs ``[R, tokens]``; its loss is a sum of terms of one token's log-prob each.
-
-        Returns:
-            The objective and the scores, detached.
+        ``loss_of`` maps log-probs ``[R, tokens]`` to a sum of terms of one token's log-prob each.
         """
         if self._fits_one_chunk:
             log_probs, entropy = self.scores()
-            objective = objective_of(log_probs)
-            objective.loss.backward()
-            return objective._replace(loss=objective.loss.detach()), TokenScores(log_probs.detach(), entropy)
+            loss_of(log_probs).backward()
+            return TokenScores(log_probs.detach(), entropy)
         with self.policy.autocast():
-            _, scores = self.policy.lm_head.backward(
-                self._states(), self.token_ids, self._as_policy, lambda log_probs: objective_of(log_probs).loss
-            )
-        return objective_of(scores.log_probs), scores
+            return self.policy.lm_head.backward(self._states(), self.token_ids, self._as_policy, loss_of)
 
     @cached_property
     def _prompt_of(self) -> Tensor:

@@ -31,14 +31,9 @@ class RunLog:
     def __init__(
         self, directory: Path, config: LoggingConfig, settings: Mapping[str, Any], run_id: str, resume_step: int = 0
     ) -> None:
-        """Open the logs.
+        """Open the logs in ``directory``; rows of steps after ``resume_step`` are removed, 0 starts anew.
 
-        Args:
-            directory: the run's output.
-            config: which loggers.
-            settings: the run's configuration, for the loggers that show it.
-            run_id: 32 hexadecimal digits, the same when the run is resumed.
-            resume_step: rows of later steps are removed; 0 starts anew.
+        ``settings`` is the run's configuration, and ``run_id`` 32 hexadecimal digits, the same when the run is resumed.
 
         Raises:
             MissingDependencyError: a logger is not installed.
@@ -84,11 +79,7 @@ class RunLog:
         return [{**row, **seconds.get(row["step"], {})} for row in metrics if row["step"]]
 
     def write(self, step: int, metrics: Scalars, timing: Scalars) -> None:
-        """Append one step's row to each log; NaN is null in JSON and omitted elsewhere.
-
-        Raises:
-            LogError: names the file that cannot be written.
-        """
+        """Append one step's row to each log; NaN is null in JSON and omitted elsewhere.  Raises LogError."""
         self._append(self.metrics_path, {"step": step, **replace_nonfinite(metrics)})
         self._append(self._directory / "timing.jsonl", {"step": step, **replace_nonfinite(timing)})
         finite = {name: value for name, value in {**metrics, **timing}.items() if math.isfinite(value)}
@@ -96,11 +87,7 @@ class RunLog:
             sink(step, finite)
 
     def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write rollout samples of one step to ``samples/step_000010.jsonl``.
-
-        Raises:
-            LogError: the file cannot be written.
-        """
+        """Write rollout samples of one step to ``samples/step_000010.jsonl``.  Raises LogError."""
         path = self._directory / "samples" / f"step_{step:06d}.jsonl"
         with _log_errors(path):
             write_json_lines(path, rows)

@@ -20,11 +20,7 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def require_peft(config: LoraConfig) -> None:
-    """Check that peft is installed if adapters are configured.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raise ConfigError if adapters are configured and peft is not installed."""
     if config.rank is not None and importlib.util.find_spec("peft") is None:
         raise ConfigError(
             f"model.lora.rank={config.rank}: needs the extra 'lora' (pip install '.[lora]'), which is not installed"
@@ -40,10 +36,7 @@ def dtype_of_weights(config: LoraConfig) -> torch.dtype:
 def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
     """Freeze the model and add adapters, initially without effect; does nothing without ``model.lora.rank``.
 
-    Args:
-        policy: changed in place.
-        config: rank and targets.
-        seed: of the adapters; the global random state is not changed.
+    The global random state is not changed.
 
     Raises:
         ConfigError: no layer has such a name, or a target is the embedding or the LM head.

@@ -5,7 +5,6 @@ every mode and costs seconds and no memory at any size.
 """
 
 import bisect
-import contextlib
 import copy
 import ctypes
 import functools
@@ -13,7 +12,6 @@ import math
 import os
 import sys
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -93,30 +91,19 @@ class MemoryEstimate:
 
 
 def estimate_memory(config: RunConfig, architecture: Any) -> MemoryEstimate:
-    """Estimate the memory of a run on a model of this architecture.
+    """Estimate the memory of a run on a model of this architecture (its Hugging Face configuration).
 
     Prompts and responses have their maximal lengths and every token has a gradient; with ``trainer.microbatch_tokens``,
     the shapes of :func:`largest_microbatches` are tried.
 
-    Args:
-        config: the run's.
-        architecture: the model's Hugging Face configuration (``config.json``).
-
     Raises:
         NotEstimatedError: a pass depends on the contents of tensors, or the model cannot be built.
     """
-    with _estimation_errors(architecture):
-        return _estimate(config, architecture)
-
-
-@contextlib.contextmanager
-def _estimation_errors(architecture: Any) -> Iterator[None]:
-    """Raise NotEstimatedError for errors in the code of architectures."""
     try:
-        yield
+        return _estimate(config, architecture)
     except (CocaError, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # of the architecture's code
         reason = next(iter(str(error).splitlines()), "")
         kind = getattr(architecture, "model_type", type(architecture).__name__)
         raise NotEstimatedError(
@@ -240,11 +227,11 @@ def _fake_policy(config: RunConfig, architecture: Any) -> Policy:
     """The policy as it is loaded, on the meta device."""
     architecture = copy.deepcopy(architecture)
     architecture._experts_implementation = "eager"  # transformers 5: its grouped products have no fake float32 kernel
+    # Flash attention has no fake kernel and needs no more memory than PyTorch's.
+    attention = "sdpa" if config.model.attention == "flash_attention_2" else config.model.attention
     with torch.device("meta"):
         with suggest_eager_attention(config.model.attention, f"model.path={config.model.path}"):
-            model = AutoModelForCausalLM.from_config(
-                architecture, attn_implementation=_attention(config), dtype=torch.float32
-            )
+            model = AutoModelForCausalLM.from_config(architecture, attn_implementation=attention, dtype=torch.float32)
         device = choose_device(config.trainer.device)
         use_fast_attention(model, device)
         add_embedding_gradients(model, device)
@@ -255,11 +242,6 @@ def _fake_policy(config: RunConfig, architecture: Any) -> Policy:
             checkpoint_activations(model)
         add_adapters(policy, config.model.lora, seed=0)
     return policy
-
-
-def _attention(config: RunConfig) -> str:
-    """Flash attention has no fake kernel and needs no more memory than PyTorch's."""
-    return "sdpa" if config.model.attention == "flash_attention_2" else config.model.attention
 
 
 def _allocate_on_cpu(model: torch.nn.Module) -> None:
@@ -338,7 +320,7 @@ def update_pass(responses: ResponseBatch) -> None:
     objective_of = functools.partial(
         segment_objective, old_log_probs=ones, advantages=ones, masks=SegmentMasks(ones.bool(), ~ones.bool())
     )
-    responses.backward(objective_of)
+    responses.backward(lambda log_probs: objective_of(log_probs).loss)
 
 
 def responses_of(policy: Policy, microbatch: LargestMicrobatch, config: RunConfig) -> ResponseBatch:
@@ -376,7 +358,7 @@ def rollout_pass(policy: Policy, config: RunConfig, prompts: int, group_size: in
             decoder.skip_to(prompt + rollout.max_new_tokens - 2)
             decoder.step(token)
             draw(policy, decoder.logits, rollout.temperature)
-        return decoder.cache_bytes()
+        return decoder.cache.nbytes()
 
 
 def _prompts(count: int, tokens: int) -> list[list[int]]:

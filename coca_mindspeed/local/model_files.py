@@ -28,23 +28,14 @@ _LAYER_KINDS = ("layer_types", "layers_block_type")
 
 @dataclass(frozen=True)
 class ContextLimit:
-    """The longest sequence, prompt and response together.
-
-    Attributes:
-        tokens: its length.
-        reason: the model setting that limits it.
-    """
+    """The longest sequence in tokens, prompt and response together, and the model setting that limits it."""
 
     tokens: int
     reason: str
 
 
 def read_context_limit(path: Path, config: ModelConfig, *, where: str = "model.path") -> ContextLimit | None:
-    """The limit of the model in ``path``; None if it has none (no positions, or ALiBi).
-
-    Raises:
-        ConfigError: its config.json does not load.
-    """
+    """The limit of the model in ``path``; None if it has none (no positions, or ALiBi)."""
     return context_limit(read_model_config(path, config, where=where))
 
 
@@ -150,11 +141,7 @@ def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path"
 
 
 def reads_date(config: ModelConfig, record: Record, system_prompt: str | None) -> bool:
-    """Whether the chat template of ``config.path`` inserts today's date.
-
-    Raises:
-        ConfigError: the tokenizer does not load, or its template cannot render the prompt.
-    """
+    """Whether the chat template of ``config.path`` inserts today's date; raises ConfigError if it does not load."""
     tokenizer = load_tokenizer(Path(str(config.path)), config)
     return reads_clock(tokenizer, prompt_messages(record, system_prompt))
 
@@ -176,29 +163,12 @@ def render_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str
     return rendered
 
 
-def encode_prompts(
-    tokenizer: Any, records: Sequence[Record], system_prompt: str | None, max_tokens: int
-) -> list[list[int]]:
-    """Token ids of each record's prompt.
+def encode_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str | None) -> list[list[int]]:
+    """Token ids of each record's prompt; lengths are checked before a run (:func:`.checks.check_lengths`).
 
-    Raises:
-        ConfigError: the chat template cannot lay out a record.
-        DataError: a prompt is longer than ``max_tokens``; it names the record.
+    Raises ConfigError and DataError as :func:`render_prompts`.
     """
     rendered = render_prompts(tokenizer, records, system_prompt)
     # The template writes the special tokens itself.
     prompts: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    for record, prompt in zip(records, prompts, strict=True):
-        check_prompt_length(record, len(prompt), max_tokens)
     return prompts
-
-
-def check_prompt_length(
-    record: Record, length: int, max_tokens: int, *, key: str = "rollout.max_prompt_tokens"
-) -> None:
-    """Raise ``DataError`` if a prompt is empty or longer than ``max_tokens``, which ``key`` sets."""
-    if not 0 < length <= max_tokens:
-        raise DataError(
-            f"record {record.id!r} of {record.dataset}: its prompt has {length} tokens, expected "
-            f"1 to {max_tokens} ({key})"
-        )

@@ -21,11 +21,7 @@ _STEP_OF_8_BITS, _STEP_OF_32_BITS = 20, 12
 
 
 def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
-    """Check that the optimizer is available for a device.
-
-    Raises:
-        ConfigError: bitsandbytes is missing or too old, or does not support the device.
-    """
+    """Raise ConfigError if bitsandbytes is needed and missing, too old, or does not support the device."""
     if config.name == "adamw":
         return
     where = f"optimizer.name={config.name}"

@@ -34,10 +34,7 @@ def checkpoint_activations(model: Any) -> None:
     """Activation checkpointing: every decoder layer keeps only its input and runs again in the backward pass.
 
     Transformers' own is inactive in eval mode (which disables dropout) and removes the KV cache (which shared prompts
-    need).
-
-    Raises:
-        ValueError: no layer of the model supports it.
+    need).  Raises ValueError if no layer of the model supports it.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -134,11 +131,7 @@ class Policy:
 
     @cached_property
     def lm_head(self) -> LMHead:
-        """The LM head.
-
-        Raises:
-            ValueError: it is not linear.
-        """
+        """The LM head; raises ValueError if it is not linear."""
         return LMHead.of(self.model)
 
     @property
@@ -156,12 +149,7 @@ class Policy:
         return device
 
     def logits_of_policy(self, logits: Tensor, temperature: float) -> Tensor:
-        """The logits of sampling and training: float32, divided by the temperature, PAD excluded.
-
-        Args:
-            logits: ``[..., vocabulary]``, of any float dtype.
-            temperature: divides them.
-        """
+        """Turn logits ``[..., vocabulary]`` into those of sampling and training: float32, tempered, PAD excluded."""
         logits = logits.float()
         if temperature != 1.0:
             logits = logits / temperature
@@ -169,20 +157,16 @@ class Policy:
             return logits
         return logits.index_fill(-1, torch.full((1,), self.pad_id, device=logits.device), -torch.inf)
 
-    def encode_prompts(self, records: Sequence[Record], system_prompt: str | None, max_tokens: int) -> list[list[int]]:
+    def encode_prompts(self, records: Sequence[Record], system_prompt: str | None) -> list[list[int]]:
         """See :func:`~coca_mindspeed.local.model_files.encode_prompts`."""
-        return encode_prompts(self.tokenizer, records, system_prompt, max_tokens)
+        return encode_prompts(self.tokenizer, records, system_prompt)
 
 
 def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
-    """Resolve a device name; ``auto`` is CUDA if available, else NPU, else CPU.
-
-    Args:
-        name: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``npu`` or ``npu:N``.
-        where: the key or option, for messages.
+    """Resolve ``auto`` (CUDA if available, else NPU, else CPU), ``cpu``, ``cuda``, ``cuda:N``, ``npu`` or ``npu:N``.
 
     Raises:
-        ConfigError: another name, or no such device.
+        ConfigError: another name, or no such device; ``where`` is the key or option.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "npu" if _npu_count() else "cpu")
@@ -231,14 +215,9 @@ def load_policy(
     dtype: torch.dtype = torch.float32,
     where: str = "model.path",
 ) -> Policy:
-    """Load a policy from a local directory; nothing is downloaded.
+    """Load a policy from a local Hugging Face directory; nothing is downloaded.
 
-    Args:
-        path: a Hugging Face directory.
-        config: compute dtype, attention and trust.
-        device: for the weights.
-        dtype: of the weights; trained weights need float32.
-        where: the key that named the path, for messages.
+    ``dtype`` is that of the weights (trained weights need float32), ``where`` the key that named the path.
 
     Raises:
         ConfigError: the directory does not load, lacks a chat template or weights, or the model is not supported.
@@ -283,11 +262,7 @@ def load_policy(
 
 
 def _choose_computation(policy: Policy, config: ModelConfig, where: str) -> None:
-    """Set attention and sharing by the self-test; print a note if they differ from the configuration.
-
-    Raises:
-        SelfTestError: no choice matches the model's plain forward pass.
-    """
+    """Set attention and sharing by the self-test; print a note if they differ from the configuration."""
     from coca_mindspeed.local.self_test import choose_computation  # it imports this module
 
     problem = choose_computation(policy)

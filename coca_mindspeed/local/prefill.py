@@ -15,45 +15,38 @@ _LEAST_ROOM = 16  # tokens
 _SMALL = 2**24  # bytes per layer; up to this, all future rows are allocated at once
 
 
-def preallocated_cache(config: Any, most: int | None = None) -> DynamicCache:
-    """An empty cache; layers with a sliding window keep transformers' own.
+class PreallocatedCache(DynamicCache):
+    """An empty cache for at most ``most`` tokens (None: unknown).
 
-    Args:
-        config: the model's.
-        most: most tokens it will hold; None: unknown.
+    Layers with a sliding window keep transformers' own.
     """
-    cache = DynamicCache(config=config)
-    cache.layers = [_PreallocatedLayer(most) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
 
+    layers: list[Any]
 
-def repeat_rows(cache: DynamicCache, rows: Tensor, of: int, most: int) -> None:
-    """Append copies of ``rows``; usually only these are copied.
+    def __init__(self, config: Any, most: int | None = None) -> None:
+        super().__init__(config=config)
+        self.layers = [_PreallocatedLayer(most) if type(layer) is DynamicLayer else layer for layer in self.layers]
 
-    Args:
-        cache: with keys and values.
-        rows: int64.
-        of: rows that the cache has.
-        most: most rows that it will ever have from now on.
-    """
-    for layer in cache.layers:
-        if isinstance(layer, _PreallocatedLayer):
-            layer.repeat_rows(rows, most)
-        else:
-            layer.batch_select_indices(torch.cat([torch.arange(of, device=rows.device), rows]))
+    def repeat_rows(self, rows: Tensor, of: int, most: int) -> None:
+        """Append copies of ``rows`` (int64) to a cache of ``of`` rows; usually only these are copied.
 
+        It will never have more than ``most`` rows from now on.
+        """
+        for layer in self.layers:
+            if isinstance(layer, _PreallocatedLayer):
+                layer.repeat_rows(rows, most)
+            else:
+                layer.batch_select_indices(torch.cat([torch.arange(of, device=rows.device), rows]))
 
-def skip_to(cache: DynamicCache, tokens: int) -> int:
-    """Extend the cache to at most ``tokens`` without writing, for memory estimates; return its new length."""
-    return min(
-        (layer.skip_to(tokens) for layer in cache.layers if isinstance(layer, _PreallocatedLayer)), default=tokens
-    )
+    def skip_to(self, tokens: int) -> int:
+        """Extend to at most ``tokens`` without writing, for memory estimates; return the new length."""
+        own = [layer for layer in self.layers if isinstance(layer, _PreallocatedLayer)]
+        return min((layer.skip_to(tokens) for layer in own), default=tokens)
 
-
-def cache_bytes(cache: DynamicCache) -> int:
-    """Bytes of keys and values, unused capacity included."""
-    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
+    def nbytes(self) -> int:
+        """Bytes of keys and values, unused capacity included."""
+        tensors = [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
 
 
 class _PreallocatedLayer(DynamicLayer):
@@ -158,15 +151,9 @@ def run_prompts(
     device: torch.device,
     sharing: Sharing = "prefix",
 ) -> PromptPass:
-    """Fill an empty cache with prompts.
+    """Fill an empty cache with prompts, one row each, padded on the left.
 
-    Args:
-        forward: a causal LM's body or the like; with gradient or without.
-        prompts: token ids, at least one each.
-        cache: empty; afterwards it has one row a prompt.
-        pad_id: fills shorter prompts up, on the left.
-        device: of the model.
-        sharing: ``prefix`` to run a common prefix once.
+    ``forward`` is a causal LM's body or the like.  With ``sharing`` = ``prefix``, a common prefix is run once.
     """
     shared = shared_start(prompts, sharing)
     if shared:
@@ -185,11 +172,9 @@ def run_prompts(
 
 
 def shared_start(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") -> int:
-    """Length of the prompts' common prefix; 0 if it is too short.  Each prompt keeps a token of its own.
+    """Length of the prompts' common prefix; 0 if it is too short, or ``sharing`` is not ``prefix``.
 
-    Args:
-        prompts: token ids, at least one each.
-        sharing: 0 unless it is ``prefix``.
+    Each prompt keeps a token of its own.
     """
     if len(prompts) == 1 or sharing != "prefix":
         return 0
@@ -217,15 +202,9 @@ def positions_of(mask: Tensor | None, ids: Tensor) -> Tensor:
 
 
 def prompt_states(policy: Policy, prompts: Sequence[Sequence[int]], layer: int) -> Tensor:
-    """Hidden states of each prompt's last token.
+    """Hidden states of each prompt's last token, float32 ``[n, hidden]`` on the CPU; one batch.
 
-    Args:
-        policy: the model; not changed.
-        prompts: token ids of n prompts, run as one batch.
-        layer: 0 is the embedding, i the output of block i, negative counts from the last.
-
-    Returns:
-        float32 ``[n, hidden]`` on the CPU.
+    ``layer`` 0 is the embedding, i the output of block i, and negative ones count from the last.
     """
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():

@@ -5,7 +5,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
@@ -17,44 +16,22 @@ from coca_mindspeed.utils.eta import Pace, duration
 
 _Self = TypeVar("_Self", bound="StepProgress")
 MEAN_OF = 10  # steps
-_WIDE = 100  # columns; wider terminals show full names
 _BAR = 24
 
 
-@dataclass(frozen=True)
-class ProgressText:
-    """Text of a progress line.
-
-    Attributes:
-        full: for wide terminals and log files.
-        short: short parts, the most important first; as many as fit are shown.
-    """
-
-    full: str = ""
-    short: tuple[str, ...] = ()
-
-
 class StepProgress:
-    """Progress over a known number of steps."""
+    """Progress over a known number of steps; nothing is shown before the block is entered."""
 
     def __init__(
         self, total: int, enabled: bool, done: int = 0, *, title: str = "working", patience: float = 0.0
     ) -> None:
-        """Nothing is shown before the block is entered.
-
-        Args:
-            total: number of steps.
-            enabled: whether to show anything.
-            done: steps done before.
-            title: what is being done.
-            patience: seconds before anything is shown.
-        """
+        """``done`` steps are finished already; nothing is shown in the first ``patience`` seconds."""
         console = Console(stderr=True)
         self._title, self._total = title, total
         self._live = enabled and console.is_terminal
         self._lines = enabled and not console.is_terminal
         self._bar = Progress(_Line(console), console=console, disable=not self._live)
-        self._task = self._bar.add_task(title, total=total, completed=done, shown=ProgressText())
+        self._task = self._bar.add_task(title, total=total, completed=done, parts=())
         self._show_from = time.monotonic() + patience
         self._last_tenth = self._tenth(done)
         self._said = self._since = time.monotonic()
@@ -71,17 +48,18 @@ class StepProgress:
     ) -> None:
         self._bar.stop()
 
-    def show(self, step: int, shown: ProgressText | str = "") -> None:
-        """Show that ``step`` steps are done."""
-        if isinstance(shown, str):
-            shown = ProgressText(shown, (shown,) if shown else ())
+    def show(self, step: int, *parts: str, means: str = "") -> None:
+        """Show that ``step`` steps are done, and ``parts``, the most important first; a terminal shows those that fit.
+
+        ``means`` introduces the parts in a log file.
+        """
         now = time.monotonic()
         if step > self._done:
             self._record_pace(step - self._done, now - self._since)
             self._done, self._since = step, now
         left = self._pace.left(step) if step < self._total else None
         # rich's own ETA only remembers half a minute, less than one step of a large model.
-        self._bar.update(self._task, completed=step, shown=shown, ends=None if left is None else now + left)
+        self._bar.update(self._task, completed=step, parts=parts, ends=None if left is None else now + left)
         if now < self._show_from:
             return
         if self._live:
@@ -91,12 +69,12 @@ class StepProgress:
             self._said = now
             count = f"{self._title} {step}/{self._total}"
             about = "" if left is None else f"about {duration(left)} left"
-            print("  ".join(part for part in (count, about, shown.full) if part), file=sys.stderr, flush=True)
+            print("  ".join(filter(None, (count, about, means + "  ".join(parts)))), file=sys.stderr, flush=True)
 
     def busy(self, text: str) -> None:
         """Show the state of a long step; in a log file at most every ten seconds."""
         if self._live:
-            self._bar.update(self._task, shown=ProgressText(text, (text,)))
+            self._bar.update(self._task, parts=(text,))
         elif self._lines and time.monotonic() >= self._said + 10:
             self._said = time.monotonic()
             print(f"{self._title} {text}", file=sys.stderr, flush=True)
@@ -131,11 +109,9 @@ class _Line(ProgressColumn):
     def line(task: Task, width: int) -> str:
         total = int(task.total or 0)
         head, count = str(task.description), f"{int(task.completed)}/{total}"
-        shown: ProgressText = task.fields["shown"]
-        if width >= _WIDE and len(head) + len(count) + len(shown.full) + 3 <= width:
-            parts = [shown.full] if shown.full else []
-        else:
-            parts = _fitting(shown.short, width - len(head) - len(count) - 2)
+        parts = list(task.fields["parts"])
+        while parts and len(" ".join([head, count, *parts])) > width:
+            parts.pop()
         ends = task.fields.get("ends")
         left = "" if ends is None else f"{duration(max(0.0, ends - time.monotonic()))} left"
         room = width - len(" ".join([head, count, *parts]))
@@ -145,15 +121,6 @@ class _Line(ProgressColumn):
             filled = int(_BAR * task.completed / total) if total else 0
             head = f"{head} {'━' * filled}{'╌' * (_BAR - filled)}"
         return " ".join([head, count, *parts])
-
-
-def _fitting(parts: Sequence[str], width: int) -> list[str]:
-    chosen: list[str] = []
-    for part in parts:
-        if len(" ".join([*chosen, part])) > width:
-            break
-        chosen.append(part)
-    return chosen
 
 
 class SFTProgress(StepProgress):
@@ -167,12 +134,12 @@ class SFTProgress(StepProgress):
         self.show(step, f"loss {loss:.3f}")
 
 
-# metric -> (full name, short name); the most important first
+# The most important first.
 _NUMBERS = {
-    "rollout/accuracy": ("accuracy", "acc"),
-    "rollout/ece": ("ECE", "ECE"),
-    "reward/confidence": ("confidence reward", "r_c"),
-    "tokens_per_second/rollout": ("tokens/s", "tok/s"),
+    "rollout/accuracy": "accuracy {:.3f}",
+    "rollout/ece": "ECE {:.3f}",
+    "reward/confidence": "confidence reward {:.3f}",
+    "tokens_per_second/rollout": "tokens/s {:,.0f}",
 }
 
 
@@ -188,14 +155,9 @@ class TrainingProgress(StepProgress):
         *,
         interval: int = 0,
     ) -> None:
-        """Nothing is shown before the block is entered.
+        """Means and ETA of a resumed run start from ``history``, earlier rows of metrics and timing, oldest first.
 
-        Args:
-            total: number of steps.
-            enabled: whether to show anything.
-            done: steps done before.
-            history: earlier rows of metrics and timing, the newest last, for the means and the ETA of a resumed run.
-            interval: steps between evaluations; 0: none.
+        There is an evaluation every ``interval`` steps; 0: none.
         """
         super().__init__(total, enabled, done, title="training")
         self._pace = Pace.of_training(total, interval, history)
@@ -204,18 +166,13 @@ class TrainingProgress(StepProgress):
     def advance(self, step: int, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
         self._rows.append({**metrics, **timing})
         self._pace.add_training_step(timing)
-        full, short = [], []
-        for key, (name, short_name) in _NUMBERS.items():
+        parts = []
+        for key, text in _NUMBERS.items():
             values = [row.get(key) for row in self._rows]
-            known = [value for value in values if value is not None and math.isfinite(value)]
-            if known:
-                mean = sum(known) / len(known)
-                count = key.startswith("tokens")
-                full.append(f"{name} {mean:,.0f}" if count else f"{name} {mean:.3f}")
-                short.append(f"{short_name} {mean:.0f}" if count else f"{short_name} {mean:.2f}")
+            if known := [value for value in values if value is not None and math.isfinite(value)]:
+                parts.append(text.format(sum(known) / len(known)))
         steps = len(self._rows)
-        whose = f"mean of {steps} steps: " if steps > 1 else ""
-        self.show(step, ProgressText(whose + "  ".join(full), (f"mean {short[0]}", *short[1:]) if short else ()))
+        self.show(step, *parts, means=f"mean of {steps} steps: " if steps > 1 else "")
 
     def _record_pace(self, steps: int, seconds: float) -> None:
         """Not used: :meth:`advance` records the pace from the timing row, evaluations apart."""

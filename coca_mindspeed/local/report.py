@@ -15,15 +15,10 @@ _LONGEST_TEXT = 300  # characters of a question or response in the report
 
 
 def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[str, Any]:
-    """Write the report of an evaluated run and print its table.
+    """Write the report of an evaluated run, print its table, and return the content of ``summary.json``.
 
-    Args:
-        run: its predictions after the training are needed, those before are not.
-        introduction: a paragraph below the title.
-        notes: lines below the table of responses.
-
-    Returns:
-        The content of ``summary.json``.
+    ``introduction`` is a paragraph below the title, ``notes`` are lines below the table of responses.  Answers before
+    the training may be missing.
     """
     after = run.predictions
     groups = {"before": run.before[: len(after)], "after": after} if run.before else {"after": after}

@@ -36,30 +36,11 @@ _LOCK = ".lock"
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 # Everything that a run writes: must not exist before, and is removed by --overwrite.
 ENTRIES = (
-    "config.yaml",
-    "untrained",
-    "warm_start",
-    "warm_up",
-    "confidence_start",
-    "checkpoints",
-    "model",
-    "metrics.jsonl",
-    "timing.jsonl",
-    "samples",
-    "tensorboard",
-    "wandb",
-    "swanlab",
-    "predictions_before.jsonl",
-    "predictions_after.jsonl",
-    "summary.json",
-    "seconds.json",
-    "report.md",
-    "reliability.png",
-    "training_curves.png",
-    ".model.writing",
-    ".replaced_model",
-    ".warm_start.writing",
-    ".replaced_warm_start",
+    *("config.yaml", "untrained", "warm_start", "warm_up", "confidence_start", "checkpoints", "model"),
+    *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
+    *("predictions_before.jsonl", "predictions_after.jsonl", "summary.json", "seconds.json"),
+    *("report.md", "reliability.png", "training_curves.png"),
+    *(".model.writing", ".replaced_model", ".warm_start.writing", ".replaced_warm_start"),
 )
 # Only these sections may change when a run is resumed.
 _MAY_CHANGE = ("evaluation", "checkpoint", "logging")
@@ -119,11 +100,6 @@ def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> FoundRun:
 
     A run that never finished a step is started again, with other settings too.
 
-    Args:
-        path: the output directory.
-        resume: whether to continue the run that it holds.
-        overwrite: whether to replace the run that it holds.
-
     Raises:
         ConfigError: not a directory, holds other files, or holds a run without ``resume`` or ``overwrite``.
     """
@@ -152,11 +128,7 @@ def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> FoundRun:
 
 
 def check_writable(path: Path) -> None:
-    """Check that files can be written under ``path``; leave none.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Raise ConfigError if files cannot be written under ``path``; leave none."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as probe:
@@ -168,8 +140,7 @@ def check_writable(path: Path) -> None:
 def lock_run(path: Path) -> IO[bytes]:
     """Lock a run's directory until the file is closed or this process ends.
 
-    Raises:
-        ConfigError: another process holds the lock.
+    Raises ConfigError if another process holds the lock.
     """
     lock = lock_of_process(path / _LOCK)
     if lock is None:
@@ -195,10 +166,8 @@ def claim(
 ) -> Mapping[str, Any]:
     """Write the marker and ``config.yaml``; return the marker.  The directory must be locked.
 
-    Files of a run that never finished a step are removed, unless this run would create the same.
-
-    Raises:
-        ConfigError: it cannot be written.
+    Files of a run that never finished a step are removed, unless this run would create the same.  Raises ConfigError if
+    it cannot be written.
     """
     path, marker = found.path, found.marker
     try:
@@ -229,11 +198,7 @@ def _differs(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str,
 
 
 def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse to resume with settings or records that would have changed the steps already taken.
-
-    Raises:
-        ConfigError: names the setting or the records.
-    """
+    """Raise ConfigError for settings or records that would have changed the steps already taken."""
     if not found.begun or found.marker is None:
         return
     saved = _saved(found)
@@ -255,15 +220,7 @@ def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mappin
 
 
 def check_same_prompt(found: FoundRun, prompt_sha256: str) -> None:
-    """Refuse to resume if the first prompt is rendered differently.
-
-    Args:
-        found: the run; one without a stored hash is accepted.
-        prompt_sha256: of the first training question's rendered prompt.
-
-    Raises:
-        ConfigError: the hashes differ.
-    """
+    """Raise ConfigError if the first training question's prompt is rendered differently from the run to resume."""
     if not found.begun or found.marker is None:
         return
     before = found.marker.get("prompt", {}).get("sha256", prompt_sha256)

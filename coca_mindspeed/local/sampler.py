@@ -14,7 +14,7 @@ from torch import Tensor
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import cache_bytes, preallocated_cache, repeat_rows, run_prompts, skip_to
+from coca_mindspeed.local.prefill import PreallocatedCache, run_prompts
 
 _SHRINK_AT = 0.9  # share of rows in use below which the others are removed, which copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
@@ -35,22 +35,16 @@ class NextStep(NamedTuple):
 
 
 class SharedRows:
-    """The decoder row of each unfinished response.
-
-    Attributes:
-        row_of: int64 ``[responses]``.
-    """
+    """The decoder row of each unfinished response, ``row_of`` int64 ``[responses]``."""
 
     def __init__(self, prompts: int, group_size: int, device: torch.device) -> None:
         self.row_of = torch.arange(prompts, device=device).repeat_interleave(group_size)
         self._rows = prompts
 
     def go_on(self, going: Tensor, token: Tensor) -> NextStep:
-        """Append one token to the unfinished responses.
+        """Append one ``token`` ``[responses, 1]`` each to the responses that are ``going`` (bool ``[responses]``).
 
-        Args:
-            going: bool ``[responses]``, responses that continue; the others are dropped.
-            token: int64 ``[responses, 1]``, the sampled tokens.
+        The other responses are dropped.
         """
         pairs = self.row_of[going] * _MORE_THAN_A_VOCABULARY + token[going, 0]
         pairs, pair_of = torch.unique(pairs, return_inverse=True)
@@ -83,10 +77,7 @@ def sample_tokens(
 ) -> Tensor:
     """Draw tokens ``[draws, 1]`` by inverse-CDF sampling from ``[rows, vocabulary]``; never one of probability 0.
 
-    Args:
-        probabilities: need not be normalised.
-        generator: on their device.
-        row_of: int64 ``[draws]``, the row of each draw; None: one draw per row.
+    Probabilities need not be normalised.  ``row_of`` int64 ``[draws]`` is the row of each draw; None: one draw per row.
 
     Raises:
         NoDistributionError: probabilities are not finite, or a row has none.
@@ -126,13 +117,7 @@ def _running_sums(weights: Tensor) -> Tensor:
 
 
 def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor:
-    """Index ``[draws, 1]`` at which the cumulative sums pass a share of their total.
-
-    Args:
-        sums: cumulative weights ``[rows, n]``.
-        uniform: ``[draws, 1]``, shares from 0 to 1.
-        row_of: as in :func:`sample_tokens`.
-    """
+    """Index ``[draws, 1]`` at which cumulative sums ``[rows, n]`` pass the share ``uniform`` of their total."""
     total = sums[:, -1:].contiguous()
     if bool((~((total > 0) & total.isfinite())).any()):
         raise NoDistributionError(
@@ -184,16 +169,10 @@ def sample_responses(
 ) -> Samples:
     """Sample ``group_size`` responses to each prompt.
 
-    Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.
-
-    Args:
-        policy: the policy.
-        prompts: token ids of each prompt.
-        group_size: G.
-        max_new_tokens: the length limit.
-        temperature: divides the logits.
-        generator: on the policy's device; the only source of randomness.
-        batch_responses: responses in memory at once, rounded down to whole groups (at least one); None: all.
+    Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  ``generator`` is the
+    only source of randomness.  At most ``batch_responses`` responses are in memory at once, rounded down to whole
+    groups
+    (at least one); None: all.
     """
     at_once = len(prompts) if batch_responses is None else max(1, batch_responses // group_size)
     with torch.inference_mode(), policy.autocast():
@@ -264,12 +243,8 @@ def draw(
 ) -> tuple[Tensor, TokenScores]:
     """Sample one token ``[responses, 1]`` per response; also return its log-prob and the distribution's entropy.
 
-    Args:
-        policy: the policy.
-        logits: ``[rows, vocabulary]``.
-        temperature: divides them.
-        generator: on the policy's device.
-        row_of: int64 ``[responses]``, the row of each response; None: one per row.
+    ``row_of`` int64 ``[responses]`` is the row of each response in the logits ``[rows, vocabulary]``; None: one per
+    row.
     """
     distribution = policy.logits_of_policy(logits, temperature).log_softmax(dim=-1)
     probabilities = distribution.exp()
@@ -283,22 +258,15 @@ class Decoder:
     """One batch's KV cache and the logits of its next token."""
 
     def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], max_new_tokens: int | None = None) -> None:
-        """Prefill each prompt as a row.
-
-        Args:
-            policy: the policy.
-            prompts: token ids of each.
-            max_new_tokens: bounds the cache's capacity; None: unknown.
-        """
+        """Prefill each prompt as a row; ``max_new_tokens`` bounds the cache's capacity (None: unknown)."""
         self._layer, self._rows = policy.lm_head, len(prompts)
         longest = max(map(len, prompts))
-        self._cache = preallocated_cache(
-            policy.model.config, None if max_new_tokens is None else longest + max_new_tokens
-        )
+        most = None if max_new_tokens is None else longest + max_new_tokens
+        self.cache = PreallocatedCache(policy.model.config, most)
         started = run_prompts(
             self._layer.hidden_states,
             prompts,
-            self._cache,
+            self.cache,
             policy.pad_id,
             policy.device,
             sharing=policy.sharing,
@@ -317,34 +285,26 @@ class Decoder:
             input_ids=token,
             attention_mask=None if self._mask is None else self._mask[:, : self.width],
             position_ids=self._position,
-            past_key_values=self._cache,
+            past_key_values=self.cache,
             use_cache=True,
         )
         self._position = self._position + 1
         self.logits = self._layer.logits(states[:, -1])
 
     def skip_to(self, width: int) -> None:
-        """Pretend that tokens were appended up to ``width``; for memory estimates only."""
-        self.width = skip_to(self._cache, width)
-
-    def cache_bytes(self) -> int:
-        return cache_bytes(self._cache)
+        """Pretend that tokens were appended up to ``width``; for estimates only."""
+        self.width = self.cache.skip_to(width)
 
     def keep(self, rows: Tensor) -> None:
         """Keep these rows, repeats allowed; the logits still belong to the rows before."""
-        self._cache.batch_select_indices(rows)
+        self.cache.batch_select_indices(rows)
         self._rows = len(rows)
         if self._mask is not None:
             self._position, self._mask = self._position[rows], self._mask[rows]
 
     def repeat(self, rows: Tensor, most: int) -> None:
-        """Append copies of these rows; the logits still belong to the rows before.
-
-        Args:
-            rows: int64.
-            most: most rows from now on.
-        """
-        repeat_rows(self._cache, rows, self._rows, most)
+        """Append copies of these rows, ``most`` rows in all from now on; the logits still belong to the rows before."""
+        self.cache.repeat_rows(rows, self._rows, most)
         self._rows += len(rows)
         if self._mask is not None:
             self._position = torch.cat([self._position, self._position[rows]])
@@ -369,20 +329,14 @@ class SampledToken:
 
 
 class TokenStream(Iterator[SampledToken]):
-    """Tokens of one response, each computed when it is requested, on the requesting thread."""
+    """Tokens of one response, each computed when it is requested, on the requesting thread.
+
+    Temperature 0 is greedy; ``top`` is the number of alternatives to return with each token.
+    """
 
     def __init__(
         self, policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator, top: int = 0
     ) -> None:
-        """Store the arguments; nothing is computed yet.
-
-        Args:
-            policy: the policy.
-            prompt: token ids.
-            temperature: divides the logits; 0: greedy.
-            generator: on the policy's device.
-            top: number of alternatives to return.
-        """
         self._policy, self._prompt, self._temperature = policy, list(prompt), temperature
         self._generator, self._top = generator, top
         self._decoder: Decoder | None = None

@@ -34,16 +34,10 @@ class SelfTestError(ValueError):
 
 
 def choose_computation(policy: Policy) -> str:
-    """Choose attention and prompt sharing by comparison with one plain eager forward pass.
+    """Set attention and :attr:`~Policy.sharing` by comparison with one plain eager forward pass.
 
     The configured attention is tried first, then ``eager``, each with as much sharing as possible.  Weights, gradients
-    and random states are not changed.
-
-    Args:
-        policy: its model's attention and :attr:`~Policy.sharing` are set.
-
-    Returns:
-        Why the first choice was rejected; empty if it was taken.
+    and random states are not changed.  Returns why the first choice was rejected; empty if it was taken.
 
     Raises:
         SelfTestError: every choice differs, or the model cannot be run.
@@ -83,10 +77,7 @@ class _Found:
 class _Case:
     """Two prompts of different lengths with two responses each; all four texts have the same length.
 
-    Attributes:
-        prompts: token ids; the first 16 are the same.
-        token_ids: int64 ``[4, tokens]`` of the responses, padded on the right.
-        inside: bool ``[4, tokens]``, False on padding.
+    ``token_ids`` int64 ``[4, tokens]`` are the responses, padded on the right; ``inside`` is False on padding.
     """
 
     prompts: list[list[int]]
@@ -212,13 +203,9 @@ def _windows(text: Any) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _prepared(model: Any, exact: bool) -> Iterator[None]:
-    """Shrink windows so that short texts exceed them, and compute in float32 without weight gradients.
+    """Shrink windows so that short texts exceed them, and freeze the weights; with ``exact``, compute in float32.
 
     Each weight is converted while its module runs: a float32 copy of all would take as much memory as the weights.
-
-    Args:
-        model: restored afterwards.
-        exact: whether to compute in float32.
     """
     text = model.config.get_text_config()
     stored: dict[Any, dict[str, Any]] = {}

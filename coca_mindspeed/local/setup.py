@@ -70,10 +70,8 @@ Stage = Callable[[Policy], Policy]
 class LocalRun:
     """One run, and its stages as methods; a context manager that closes the grader and unlocks the directory.
 
-    Attributes:
-        config: the resolved configuration.
-        before: answers to the held-out questions before the first step, once :meth:`evaluate_before` has run.
-        predictions: answers to the held-out questions, once :meth:`evaluate` has run.
+    ``before`` and ``predictions`` are the answers to the held-out questions, once :meth:`evaluate_before` and
+    :meth:`evaluate` have run.
     """
 
     def __init__(
@@ -87,12 +85,9 @@ class LocalRun:
     ) -> None:
         """Nothing is read or written before :meth:`execute`.
 
-        Args:
-            composed: the run's configuration; it is saved as ``config.yaml``.
-            output: the run's directory.
-            resume: continue from the newest checkpoint; without one, start from the beginning.
-            overwrite: remove the run that ``output`` holds.
-            show_progress: draw progress bars.
+        ``resume`` continues from the newest checkpoint, or starts from the beginning without one; ``overwrite`` removes
+        the
+        run that ``output`` holds.
         """
         self.config, self.output = composed.run, output
         self.before: list[Prediction] = []
@@ -128,10 +123,7 @@ class LocalRun:
     def execute(self, *stages: Stage) -> Policy:
         """Check, load, run the supervised stages, and then ``stages``.
 
-        Raises:
-            ConfigError: the directory holds another run or other files, or a setting is not possible.
-            DataError: a record that cannot be asked or graded.
-            GradingError: the grader cannot be made.
+        Raises ConfigError, DataError (a record that cannot be asked or graded) and GradingError (no grader).
         """
         started = time.perf_counter()
         self.check()
@@ -308,15 +300,11 @@ class LocalRun:
         models = 1
         models += config.warm_up.records is not None and not (output / WARMED_UP).exists()
         models += config.confidence_start.questions > 0 and not (output / CONFIDENCE_START / MODEL).exists()
-        check_space(output, policy, config.optimizer.name, config.checkpoint.keep, self._show_progress, models)
+        check_space(output, policy, config.optimizer.name, config.checkpoint.keep, models)
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
-    """Training and held-out records.
-
-    Raises:
-        DataError: a file cannot be read or holds no records.
-    """
+    """Training and held-out records; raises DataError if a file cannot be read or holds no records."""
     if config.name == "arithmetic":
         try:
             held_out = arithmetic_records(config.evaluate_size, "evaluate", config.seed)
@@ -358,11 +346,7 @@ def _asking_no_more_than(config: RunConfig, questions: int) -> RunConfig:
 
 
 def _with_prompt_date(config: RunConfig, found: FoundRun, records: Sequence[Record]) -> RunConfig:
-    """The same run with a date for its chat template, if that reads the clock: the one of the run to resume, or today.
-
-    Raises:
-        ConfigError: the tokenizer does not load, or its template cannot render a question.
-    """
+    """Set the date of a chat template that reads the clock: that of the run to resume, or today."""
     if config.model.path is None or config.model.prompt_date is not None:
         return config
     day = stored_prompt_date(found)
@@ -417,15 +401,9 @@ def warm_start(
     show_progress: bool,
     symbols: str = "",
 ) -> Path:
-    """The directory of the warmed-up tiny model, made if it is not there yet.
+    """The directory of the warmed-up tiny model in ``output``, made if it is not there yet.
 
-    Args:
-        config: the run's.
-        output: where it is made.
-        train: what it is warmed up on.
-        device: to warm it up on.
-        show_progress: draw a progress bar.
-        symbols: characters that the model's vocabulary has besides its own.
+    ``symbols`` are characters that the model's vocabulary has besides its own.
     """
     path = output / "warm_start"
     if not path.exists():

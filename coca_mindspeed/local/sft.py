@@ -16,12 +16,12 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ConfidencePosition
 from coca_mindspeed.algorithm.rewards import TrainingMethod
-from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, RunConfig, TrainerConfig, WarmUpConfig
+from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConfig, WarmUpConfig
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
-from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy, load_policy
@@ -34,13 +34,7 @@ from coca_mindspeed.local.update import microbatches
 
 @dataclass(frozen=True, slots=True)
 class SFTExample:
-    """A question and the response to learn.
-
-    Attributes:
-        record: the question.
-        response: token ids.
-        weights: loss weight of each token; None: 1.
-    """
+    """A question, the token ids of the response to learn, and the loss weight of each (None: 1)."""
 
     record: Record
     response: list[int]
@@ -53,13 +47,7 @@ DrawExamples = Callable[[np.random.Generator], Sequence[SFTExample]]
 
 @dataclass(frozen=True)
 class ResponseFormat:
-    """How a response is written.
-
-    Attributes:
-        position: of the confidence.
-        decimals: of the confidence.
-        spaced: put spaces around the confidence, as the method's prompt does.
-    """
+    """Position and decimals of the confidence; ``spaced`` puts spaces around it, as the method's prompt does."""
 
     position: ConfidencePosition
     decimals: int = 2
@@ -108,14 +96,13 @@ class SFTStage:
         resume: tuple[int, Mapping[str, Any]] | None = None,
         after_step: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
     ) -> None:
-        """Train ``policy`` in place.
+        """Train ``policy`` in place; ``random`` draws the batches.
 
-        Args:
-            policy: the model.
-            random: draws the batches.
-            progress: called after each step with the steps done and the loss (weighted nats per token).
-            resume: steps done before and the optimizer state after them; ``policy`` holds those weights.
-            after_step: called after each step with the steps done and the optimizer.
+        ``progress`` is called after each step with the steps done and the loss (weighted nats per token),
+        ``after_step``
+        with the steps done and the optimizer.  To resume, ``policy`` holds the weights after so many steps, and
+        ``resume``
+        their number and the optimizer state.
         """
         settings = OptimizerConfig(
             name=self.optimizer_name,
@@ -130,12 +117,11 @@ class SFTStage:
         if resume is not None:
             done, state = resume
             optimizer.load_state_dict(dict(state))
-        max_tokens = policy.model.config.max_position_embeddings
         for step in range(self.steps):
             examples = self.examples(random)
             if step < done:  # drawn, so that later batches are the same
                 continue
-            prompts = policy.encode_prompts([example.record for example in examples], self.system_prompt, max_tokens)
+            prompts = policy.encode_prompts([example.record for example in examples], self.system_prompt)
             loss = self._accumulate_gradient(policy, prompts, examples)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
             if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -166,9 +152,8 @@ class SFTStage:
             )
             own = [length - shared for length in prompt_lengths]
             parts = [part.rows for part in microbatches(every, 1, lengths, own, limit)]
-        total = 0.0
-        for rows in parts:
-            loss = sft_loss(
+        return sum(
+            sft_backward(
                 policy,
                 [prompts[row] for row in rows],
                 [examples[row] for row in rows],
@@ -177,59 +162,49 @@ class SFTStage:
                 response_share=sum(lengths[row] for row in rows) / sum(lengths),
                 question_share=sum(prompt_lengths[row] - 1 for row in rows) / max(1, sum(prompt_lengths) - len(every)),
             )
-            loss.backward()
-            total += float(loss.detach())
-        return total
+            for rows in parts
+        )
 
     def run_resumable(
         self,
         policy: Policy,
         random: np.random.Generator,
         checkpoints: Path,
-        model: ModelConfig,
-        interval: int,
-        *,
-        stage: str,
+        config: RunConfig,
+        name: str,
         show_progress: bool,
     ) -> None:
         """Call :meth:`run`, continuing from the newest of ``checkpoints``.
 
-        Args:
-            policy: the model as it was before the first update.
-            random: the generator as it was before the first update.
-            checkpoints: directory of this stage's checkpoints.
-            model: how checkpoints are loaded.
-            interval: updates between checkpoints; 0: only when stopped.
-            stage: name for progress bars and messages.
-            show_progress: draw a progress bar.
+        ``policy`` and ``random`` are as they were before the first update.
 
         Raises:
             InterruptedRunError: Ctrl-C or SIGTERM; the stage is saved.
         """
-        resume = None
+        resume, interval = None, config.checkpoint.interval
         if found := list_checkpoints(checkpoints):
             newest = found[-1]
             resume = newest.step, load_optimizer_state(newest, policy.device)
             if policy.adapters is not None:
                 load_adapters(policy, newest.adapters)
             else:
-                weights = load_policy(newest.model, model, policy.device, where="checkpoint").model
+                weights = load_policy(newest.model, config.model, policy.device, where="checkpoint").model
                 policy.model.load_state_dict(weights.state_dict())
                 del weights
         go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"
         with (
-            interruptible(f"stopped in the {stage}", go_on),
+            interruptible(f"stopped in the {name}", go_on),
             stop_request() as stop,
-            SFTProgress(self.steps, show_progress, resume[0] if resume else 0, stage=stage) as progress,
+            SFTProgress(self.steps, show_progress, resume[0] if resume else 0, stage=name) as progress,
         ):
 
             def save(step: int, optimizer: torch.optim.Optimizer) -> None:
-                if not stop and (not interval or step % interval or step == self.steps):
+                if not stop.is_set() and (not interval or step % interval or step == self.steps):
                     return
                 saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
-                if stop:
+                if stop.is_set():
                     raise InterruptedRunError(
-                        f"stopped after step {step} of the {stage}; saved {saved.path}", "continue with --resume"
+                        f"stopped after step {step} of the {name}; saved {saved.path}", "continue with --resume"
                     )
 
             try:
@@ -237,41 +212,35 @@ class SFTStage:
             except _DivergedError as error:
                 kept = list_checkpoints(checkpoints)
                 last = f"; the last good weights are in {kept[-1].path}" if kept else ""
-                raise TrainingError(f"{stage}, {error}{last}") from error
+                raise TrainingError(f"{name}, {error}{last}") from error
 
 
 def train_stage_once(
     policy: Policy,
-    learn: Callable[[], None],
+    stage: Callable[[], SFTStage],
+    random: np.random.Generator,
+    config: RunConfig,
+    *,
     exported: Path,
     checkpoints: Path,
-    model: ModelConfig,
-    *,
-    where: str,
+    name: str,
+    show_progress: bool,
 ) -> Policy:
-    """Run a supervised stage and export its model; if the export exists, load it instead.
+    """Run a supervised stage in place and export its model; if the export exists, load it instead.
 
     The export has adapters merged and becomes the base for new adapters: the returned policy has none.  The trained
-    model is freed before the export is loaded.
-
-    Args:
-        policy: the policy before the stage.
-        learn: the stage; it trains ``policy`` in place.
-        exported: directory of the export.
-        checkpoints: of the stage; removed afterwards.
-        model: how the export is loaded.
-        where: names the stage in messages.
+    model is freed before the export is loaded.  ``checkpoints`` are the stage's own, and removed afterwards.
     """
     fresh = not exported.exists()
     if fresh:
-        learn()
+        stage().run_resumable(policy, random, checkpoints, config, name, show_progress)
         export_model(policy, exported)
     shutil.rmtree(checkpoints, ignore_errors=True)  # left by a kill after the export
     if fresh and policy.adapters is None:
         return policy
     device = policy.device
     policy.model.to("meta")
-    return load_policy(exported, model, device, dtype=dtype_of_weights(model.lora), where=where)
+    return load_policy(exported, config.model, device, dtype=dtype_of_weights(config.model.lora), where=name)
 
 
 def sft_microbatch_tokens(config: RunConfig) -> int:
@@ -288,7 +257,7 @@ def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
     return [[*ids, policy.end_of_turn] for ids in policy.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
 
 
-def sft_loss(
+def sft_backward(
     policy: Policy,
     prompts: Sequence[list[int]],
     examples: Sequence[SFTExample],
@@ -297,10 +266,11 @@ def sft_loss(
     temperature: float = 1.0,
     response_share: float = 1.0,
     question_share: float = 1.0,
-) -> Tensor:
-    """Mean weighted NLL of response tokens plus ``question_weight`` times that of all but the first prompt token.
+) -> float:
+    """Accumulate the gradient of a microbatch, and return its loss.
 
-    For a microbatch, the shares are its fraction of the update's response and prompt tokens.
+    The loss is the mean weighted NLL of response tokens plus ``question_weight`` times that of all but the first prompt
+    token. The shares are the microbatch's fractions of the update's response and prompt tokens.
     """
     heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
     tails = [prompt[len(head) :] for prompt, head in zip(prompts, heads, strict=True)]
@@ -309,17 +279,22 @@ def sft_loss(
     token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
     position = torch.arange(width, device=policy.device)
     start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
-    # Without question tokens in the loss, prompts are prefilled and their common prefix is shared.
-    log_probs = response_log_probs(policy, heads, token_ids, temperature=temperature, share_prompts=not question_weight)
+    inside, asked = (position >= start) & (position < end), position < start
     weights = torch.ones(token_ids.shape)
     for row, (tail, example) in enumerate(zip(tails, examples, strict=True)):
         if example.weights is not None:
             weights[row, len(tail) : len(tail) + len(example.weights)] = torch.tensor(example.weights)
-    inside = (position >= start) & (position < end)
-    loss = -(log_probs[inside] * weights.to(policy.device)[inside]).mean() * response_share
-    if question_weight:
-        loss = loss - question_weight * log_probs[position < start].mean() * question_share
-    return loss
+    weights = weights.to(policy.device)[inside]
+
+    def loss_of(log_probs: Tensor) -> Tensor:
+        loss = -(log_probs[inside] * weights).mean() * response_share
+        if question_weight:
+            loss = loss - question_weight * log_probs[asked].mean() * question_share
+        return loss
+
+    # Without question tokens in the loss, prompts are prefilled and their common prefix is shared.
+    batch = ResponseBatch(policy, heads, token_ids, temperature, share_prompts=not question_weight)
+    return float(loss_of(batch.backward(loss_of).log_probs))
 
 
 def warm_up(
@@ -332,13 +307,7 @@ def warm_up(
 ) -> None:
     """Train the tiny ``policy`` in place on over-confident responses written without spaces.
 
-    Args:
-        policy: the model.
-        records: questions with their answers.
-        method: gives the confidence position.
-        config: see :class:`WarmUpConfig`.
-        seed: draws questions, wrong digits and confidences.
-        progress: called after each step with the steps done and the loss in nats per token.
+    ``progress`` is called after each step with the steps done and the loss in nats per token.
     """
     stage = overconfident_stage(policy, records, method, ResponseFormat(method.confidence_position), config)
     stage.run(policy, warm_up_generator(seed), progress)
@@ -354,25 +323,19 @@ def overconfident_stage(
     method: TrainingMethod,
     response_format: ResponseFormat,
     config: WarmUpConfig,
-    optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw",
-    microbatch_tokens: int | None = None,
+    **settings: Any,
 ) -> SFTStage:
-    """The warm-up's stage: confidences do not depend on the question, so it teaches the format and no calibration."""
+    """The warm-up's stage: confidences do not depend on the question, so it teaches the format and no calibration.
+
+    ``settings`` are others of :class:`SFTStage`.
+    """
 
     def examples(random: np.random.Generator) -> list[SFTExample]:
         chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
         texts = [_overconfident_response(record.answer, response_format, config, random) for record in chosen]
         return list(map(SFTExample, chosen, encode_responses(policy, texts)))
 
-    return SFTStage(
-        examples,
-        method.system_prompt,
-        config.steps,
-        config.lr,
-        config.question_weight,
-        optimizer_name=optimizer_name,
-        microbatch_tokens=microbatch_tokens,
-    )
+    return SFTStage(examples, method.system_prompt, config.steps, config.lr, config.question_weight, **settings)
 
 
 def _overconfident_response(
@@ -394,8 +357,7 @@ _DECIMALS = 2  # where the method asks for no number of them
 def read_warm_up_records(config: RunConfig) -> list[Record]:
     """The records of ``warm_up.records``; none if it is not set.
 
-    Raises:
-        DataError: the file cannot be read or is empty, or an answer cannot be written as a response.
+    Raises DataError if the file cannot be read or is empty, or an answer cannot be written as a response.
     """
     if config.warm_up.records is None:
         return []
@@ -417,47 +379,40 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
 def run_sft_warm_up(
     policy: Policy, records: Sequence[Record], config: RunConfig, output: Path, *, show_progress: bool
 ) -> Policy:
-    """SFT warm-up on ``records``; the model is also exported to ``output/warm_start``.
+    """SFT warm-up on ``records`` in place; the model is also exported to ``output/warm_start``.
 
-    Args:
-        policy: as loaded from ``model.path``, adapters included; trained in place.
-        records: from :func:`read_warm_up_records`.
-        config: the run's.
-        output: the run's directory; it may hold this warm-up, finished or stopped.
-        show_progress: draw a progress bar.
+    ``output`` is the run's directory, and may hold this warm-up, finished or stopped.
 
     Raises:
         DataError: an answer is longer than ``rollout.max_new_tokens``.
         InterruptedRunError: Ctrl-C or SIGTERM; the warm-up is saved.
     """
-    checkpoints = output / CHECKPOINTS
 
-    def learn() -> None:
+    def stage() -> SFTStage:
         method = config.method.training_method
-        response_format = ResponseFormat(
-            method.confidence_position, config.method.confidence_decimals or _DECIMALS, spaced=True
-        )
+        decimals = config.method.confidence_decimals or _DECIMALS
+        response_format = ResponseFormat(method.confidence_position, decimals, spaced=True)
         _check_lengths(policy, records, response_format, config.rollout.max_new_tokens)
-        stage = overconfident_stage(
+        return overconfident_stage(
             policy,
             records,
             method,
             response_format,
             config.warm_up,
-            config.optimizer.name,
-            sft_microbatch_tokens(config),
-        )
-        stage.run_resumable(
-            policy,
-            warm_up_generator(config.seed),
-            checkpoints,
-            config.model,
-            config.checkpoint.interval,
-            stage="warm-up",
-            show_progress=show_progress,
+            optimizer_name=config.optimizer.name,
+            microbatch_tokens=sft_microbatch_tokens(config),
         )
 
-    return train_stage_once(policy, learn, output / WARMED_UP, checkpoints, config.model, where="warm start")
+    return train_stage_once(
+        policy,
+        stage,
+        warm_up_generator(config.seed),
+        config,
+        exported=output / WARMED_UP,
+        checkpoints=output / CHECKPOINTS,
+        name="warm-up",
+        show_progress=show_progress,
+    )
 
 
 def _check_lengths(policy: Policy, records: Sequence[Record], response_format: ResponseFormat, most: int) -> None:

@@ -43,11 +43,7 @@ def tiny_tokenizer(symbols: str = "") -> PreTrainedTokenizerFast:
 
 
 def check_readable(records: Iterable[Record]) -> None:
-    """Refuse questions and answers with characters that the tiny model does not know.
-
-    Raises:
-        DataError: names the record and the character.
-    """
+    """Raise DataError for questions and answers with characters that the tiny model does not know."""
     known = {token for token in _TOKENS if len(token) == 1}
     for record in records:
         for name, text in (("question", record.question + instruction_suffix(record)), ("answer", record.answer)):
@@ -87,10 +83,7 @@ def tiny_config(symbols: str = "") -> Qwen2Config:
 def write_tiny_model(directory: Path, seed: int, symbols: str = "") -> None:
     """Write an untrained tiny model; the global random state is not changed.
 
-    Args:
-        directory: becomes a Hugging Face directory.
-        seed: of the weights.
-        symbols: characters besides those of the arithmetic data.
+    Its vocabulary has ``symbols`` besides the characters of the arithmetic data.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -24,7 +24,6 @@ from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.experience import (
-    Experience,
     experience_metrics,
     predict,
     respond_and_grade,
@@ -54,16 +53,9 @@ _MEMORY_ADVICE = (
 class Trainer:
     """Trains a policy in place.
 
-    Attributes:
-        config: the run's.
-        policy: the policy.
-        grader: grades answers; with ``data.require_evaluated``, restated questions earn nothing in training.
-        train_records: questions to train on.
-        evaluate_records: held-out questions; may be empty.
-        output: the run's directory.
-        run_id: the same when the run is resumed.
-        show_progress: draw a progress bar.
-        baseline: answers before the first step; their metrics are logged as step 0, together with step 1.
+    With ``data.require_evaluated``, restated questions earn nothing in training.  The held-out questions
+    ``evaluate_records`` may be empty.  The metrics of ``baseline``, answers before the first step, are logged as step 0
+    together with step 1.
     """
 
     config: RunConfig
@@ -100,7 +92,11 @@ class Trainer:
         interval = self.config.evaluation.interval if self.evaluate_records else 0
         before = log.last_rows(max(MEAN_OF, STEPS, interval))
         self._progress = TrainingProgress(self.total_steps, self.show_progress, start, before, interval=interval)
-        with interruptible(self._saved_state, "continue with --resume"), stop_request() as stop, self._progress:
+        with (
+            interruptible("stopped in the middle of a step", self._resume_hint),
+            stop_request() as stop,
+            self._progress,
+        ):
             try:
                 for step in range(start, self.total_steps):
                     stage, stage_step = divmod(step, self.config.trainer.steps)
@@ -111,26 +107,22 @@ class Trainer:
                         if step == 0 and self.baseline:
                             log.write(0, self._evaluation_metrics(self.baseline, 0, log), {})
                         log.write(step + 1, metrics, timing)
-                    except NoDistributionError as error:
+                    except (NoDistributionError, NotFiniteError, LogError) as error:
                         raise TrainingError(f"step {step + 1}: {error}\n{self._resume_hint()}") from error
                     except (MemoryError, RuntimeError) as error:
                         if not _out_of_memory(error):
                             raise
                         what = (str(error) or type(error).__name__).splitlines()[0]
-                        where = self._last_good_checkpoint()
-                        raise TrainingError(
-                            f"step {step + 1}: out of memory ({what})\n{_MEMORY_ADVICE}\n{where}"
-                        ) from error
-                    except LogError as error:
-                        raise TrainingError(f"step {step + 1}: {error}\n{self._resume_hint()}") from error
+                        advice = f"{_MEMORY_ADVICE}\n{self._resume_hint()}"
+                        raise TrainingError(f"step {step + 1}: out of memory ({what})\n{advice}") from error
                     self._progress.advance(step + 1, metrics, timing)
                     if warning := self._health.after_step(step + 1, metrics):
                         self._progress.note(warning)
                     last = step + 1 == self.total_steps
-                    if last or stop or self._due(self.config.checkpoint.interval, step):
+                    if last or stop.is_set() or self._due(self.config.checkpoint.interval, step):
                         keep = self.config.checkpoint.keep
                         saved = save_checkpoint(self.checkpoints, step + 1, self.policy, optimizer, keep)
-                    if stop and not last:
+                    if stop.is_set() and not last:
                         raise InterruptedRunError(
                             f"stopped after step {step + 1}; saved {saved.path}", "continue with --resume"
                         )
@@ -162,10 +154,9 @@ class Trainer:
     def evaluate(self, records: Sequence[Record], purpose: str, method: str | None = None) -> list[Prediction]:
         """Answer ``records`` once each at temperature 1.
 
-        Args:
-            records: the questions.
-            purpose: seeds the samples together with the run's seed; also the bar's title.
-            method: method name of the predictions; None: the run's.
+        ``purpose`` seeds the samples together with the run's seed, and is the bar's title.  ``method`` names the method
+        in
+        the predictions (None: the run's).
         """
         with StepProgress(len(records), self.show_progress, title=f"answering held-out questions, {purpose}") as bar:
             predictions = self._answers(records, purpose, lambda done: bar.show(done))
@@ -178,9 +169,9 @@ class Trainer:
     def initial_evaluation(self, resume_from: Checkpoint | None, *, keep: bool) -> list[Prediction]:
         """Answer :attr:`final_records` before the first step and write ``predictions_before.jsonl``.
 
-        Args:
-            resume_from: the checkpoint of :attr:`policy`, which can then no longer answer as before the training.
-            keep: use the answers of an earlier session.
+        With ``resume_from``, the policy can no longer answer as before the training; ``keep`` uses the answers of an
+        earlier
+        session.
 
         Raises:
             InterruptedRunError: Ctrl-C or SIGTERM; the answers are not saved.
@@ -242,7 +233,7 @@ class Trainer:
         experience = reward_and_advantage(graded, config.method, stage, device)
         started = time.perf_counter()
         lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)
-        update = self._update(step, experience, optimizer, lr)
+        update = update_policy(self.policy, experience, optimizer, lr, config)
         timing = {f"seconds/{name}": seconds for name, seconds in graded.seconds.items()}
         timing["seconds/update"] = time.perf_counter() - started
         timing["tokens_per_second/rollout"] = float(graded.samples.lengths.sum()) / graded.seconds["rollout"]
@@ -258,14 +249,6 @@ class Trainer:
             metrics |= self._evaluate_while_training(step, log)
             timing["seconds/evaluation"] = time.perf_counter() - started
         return metrics, timing
-
-    def _update(
-        self, step: int, experience: Experience, optimizer: torch.optim.Optimizer, lr: float
-    ) -> dict[str, float]:
-        try:
-            return update_policy(self.policy, experience, optimizer, lr, self.config)
-        except NotFiniteError as error:
-            raise TrainingError(f"step {step + 1}: {error}; {self._last_good_checkpoint()}") from error
 
     def _evaluate_while_training(self, step: int, log: RunLog) -> dict[str, float]:
         questions = self.evaluate_records[: self.config.evaluation.questions]
@@ -291,19 +274,11 @@ class Trainer:
         scores = {**found.headline(), UNGRADABLE_SHARE: 1 - len(data) / len(answers)}
         return {f"eval/{name}": math.nan if value is None else float(value) for name, value in scores.items()}
 
-    def _last_good_checkpoint(self) -> str:
-        saved = list_checkpoints(self.checkpoints)
-        return f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was written before it"
-
     def _resume_hint(self) -> str:
-        go_on = "; continue with --resume" if list_checkpoints(self.checkpoints) else ", so the run has to start again"
-        return f"{self._last_good_checkpoint()}{go_on}"
-
-    def _saved_state(self) -> str:
         saved = list_checkpoints(self.checkpoints)
         if not saved:
-            return "stopped in the middle of a step, before the first checkpoint"
-        return f"stopped in the middle of a step; the newest checkpoint is {saved[-1].path}"
+            return "no checkpoint was written before it, so the run has to start again"
+        return f"the last good checkpoint is {saved[-1].path}; continue with --resume"
 
     def _due(self, interval: int, step: int) -> bool:
         return interval > 0 and (step + 1) % interval == 0

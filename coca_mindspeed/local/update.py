@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks
@@ -50,15 +48,11 @@ def microbatches(
     """Split a minibatch by ``trainer.microbatch_prompts`` or ``trainer.microbatch_tokens``; without either: one.
 
     By tokens, padded rows and prompts together have at most so many tokens; a longer response is a microbatch of its
-    own. Responses are ordered by length, or by groups (longest response or prompt first); the order with the least
-    padding wins.
+    own.  Responses fill the microbatches in the order of their length, or by groups (longest response or prompt first);
+    the order that costs least, padding included, is taken.
 
-    Args:
-        prompts: the minibatch's prompts.
-        group_size: G; row ``p * G + g`` is response g to prompt p.
-        lengths: tokens of every response of the step.
-        prompt_lengths: tokens of every prompt of the step.
-        config: gives the limits.
+    Row ``p * group_size + g`` is response g to prompt p; ``lengths`` and ``prompt_lengths`` are those of the whole
+    step.
     """
 
     def rows_of(prompt: int) -> range:
@@ -80,9 +74,13 @@ def microbatches(
         orders = [groups_by(longest), groups_by(prompt_lengths), by_length]
     else:
         orders = [sorted(rows, key=lambda row: -lengths[row] - prompt_lengths[row // group_size])]
-    sizes = _Sizes(group_size, lengths, prompt_lengths, config.share_prompts, config.microbatch_tokens)
-    best = min((_cut(order, sizes) for order in orders), key=lambda split: split.tokens)
-    return [_microbatch(part, group_size) for part in best.parts]
+    another = max(_PASS, int(_PASS_SHARE * config.microbatch_tokens))
+    costs = []
+    for order in orders:
+        splits = list(_fill(order, group_size, lengths, prompt_lengths, config))
+        costs.append((sum(tokens + another for tokens, _ in splits), [part for _, part in splits]))
+    _, best = min(costs, key=lambda split: split[0])
+    return [_microbatch(part, group_size) for part in best]
 
 
 def largest_group_sizes(
@@ -105,69 +103,31 @@ def _microbatch(rows: Sequence[int], group_size: int) -> Microbatch:
     return Microbatch(list(groups), rows, list(groups.values()))
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Lengths of responses and prompts, and the token limit of a pass."""
-
-    group_size: int
-    lengths: Sequence[int]
-    prompt_lengths: Sequence[int]
-    share_prompts: bool
-    limit: int
-
-    def runs(self, rows: Sequence[int]) -> Iterator[NDArray[np.int64]]:
-        """For each row, the padded tokens of the runs that end there, the shortest run first.
-
-        Runs beyond the limit are omitted, except a row alone.
-        """
-        prompts = [row // self.group_size for row in rows]
-        response = np.array(self.lengths)[rows]
-        prompt = np.array(self.prompt_lengths)[prompts]
-        again = np.array(_next_alike(prompts))
-        first = 0  # row of the longest run that fits; it never moves back
-        for last in range(len(rows)):
-            run = slice(first, last + 1)
-            count = np.arange(1, last - first + 2)
-            copies = (again[run][::-1] > last).cumsum() if self.share_prompts else count
-            tokens = count * np.maximum.accumulate(response[run][::-1])
-            tokens += copies * np.maximum.accumulate(prompt[run][::-1])
-            fitting = max(1, int(np.searchsorted(tokens, self.limit, side="right")))
-            first = last + 1 - fitting
-            yield tokens[:fitting]
-
-
-def _next_alike(values: Sequence[int]) -> list[int]:
-    """The next position of each value; ``len(values)`` if there is none."""
-    places: dict[int, int] = {}
-    following = [0] * len(values)
-    for place in reversed(range(len(values))):
-        following[place] = places.get(values[place], len(values))
-        places[values[place]] = place
-    return following
-
-
-class _Split(NamedTuple):
-    """Passes and their cost in tokens, padding and overhead included."""
-
-    tokens: int
-    parts: list[list[int]]
-
-
-def _cut(rows: Sequence[int], sizes: _Sizes) -> _Split:
-    """Cut rows, in order, into passes of minimal total cost."""
-    costs = np.zeros(len(rows) + 1, dtype=np.int64)  # least cost of the first n rows
-    another = max(_PASS, int(_PASS_SHARE * sizes.limit))
-    begins = np.zeros(len(rows) + 1, dtype=np.int64)  # first row of the last of these passes
-    for last, tokens in enumerate(sizes.runs(rows)):
-        totals = tokens + another + costs[last + 1 - len(tokens) : last + 1][::-1]
-        chosen = int(totals.argmin())
-        costs[last + 1], begins[last + 1] = totals[chosen], last - chosen
-    parts = []
-    end = len(rows)
-    while end:
-        parts.append(list(rows[begins[end] : end]))
-        end = int(begins[end])
-    return _Split(int(costs[-1]), parts[::-1])
+def _fill(
+    order: Sequence[int],
+    group_size: int,
+    lengths: Sequence[int],
+    prompt_lengths: Sequence[int],
+    config: TrainerConfig,
+) -> Iterator[tuple[int, list[int]]]:
+    """Fill passes with rows, in order; yield the tokens and the rows of each pass."""
+    assert config.microbatch_tokens is not None
+    part: list[int] = []
+    prompts: set[int] = set()
+    tokens = response = prompt = 0
+    for row in order:
+        owner = row // group_size
+        response, prompt = max(response, lengths[row]), max(prompt, prompt_lengths[owner])
+        copies = len(prompts | {owner}) if config.share_prompts else len(part) + 1
+        grown = (len(part) + 1) * response + copies * prompt
+        if part and grown > config.microbatch_tokens:
+            yield tokens, part
+            part, prompts, response, prompt = [], set(), lengths[row], prompt_lengths[owner]
+            grown = response + prompt
+        part.append(row)
+        prompts.add(owner)
+        tokens = grown
+    yield tokens, part
 
 
 class _MicrobatchResult(NamedTuple):
@@ -186,12 +146,8 @@ def update_policy(
 ) -> dict[str, float]:
     """Run ``trainer.epochs`` passes over the step's prompts in ``trainer.minibatches`` updates.
 
-    Returns:
-        Means over the updates of loss and gradient norm, and over tokens of each segment's statistics and entropy
-        (nats).
-
-    Raises:
-        NotFiniteError: before any weight changes.
+    Returns means over the updates of loss and gradient norm, and over tokens of each segment's statistics and entropy
+    (nats).  Raises NotFiniteError before any weight changes.
     """
     if policy.sharing == "none":  # microbatches count a prompt per response
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})
@@ -245,9 +201,9 @@ def _accumulate_gradient(
             responses=len(minibatch) * group,
             tokens=tokens,
         )
-        objective, scores = responses.backward(objective_of)
+        scores = responses.backward(lambda log_probs: objective_of(log_probs).loss)  # noqa: B023 - called at once
         confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
-        parts.append(_MicrobatchResult(objective, (confidence, answer)))
+        parts.append(_MicrobatchResult(objective_of(scores.log_probs), (confidence, answer)))
     return parts
 
 

@@ -153,7 +153,7 @@ def _measure(
     if missing := sum(prediction.correct is None for prediction in found):
         raise DataError(f"{arguments.records}: {missing} answers could not be graded")
     prompt = config.method.training_method.system_prompt
-    prompts = policy.encode_prompts(records, prompt, config.rollout.max_prompt_tokens)
+    prompts = policy.encode_prompts(records, prompt)
     before = usual_form(prediction.response for prediction in found)
     texts = [f"{before}{value:.{arguments.decimals}f}" for value in values]
     rows = []

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from coca_mindspeed.baselines.resumable import check_directory, claim_directory
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.resumable import check_directory, claim_directory
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.files import lock_of_process
 from coca_mindspeed.utils.limits import usable_cpus

@@ -96,7 +96,7 @@ def _run_baseline(place: Workplace, job: Job) -> list[Prediction]:
         batch=min(_BATCH, config.rollout.batch_responses or _BATCH),
         samples=plan.samples,
         label=job.name,
-        assessor=AssessorConfig(max_prompt_tokens=config.rollout.max_prompt_tokens, fit=fit),
+        assessor=AssessorConfig(fit=fit),
         show_progress=place.show_progress,
     )
     with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:

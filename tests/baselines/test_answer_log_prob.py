@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.baselines.answer_log_prob import mean_answer_log_probs
+from coca_mindspeed.baselines.probabilities import mean_answer_log_probs
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions

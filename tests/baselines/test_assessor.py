@@ -28,7 +28,7 @@ def test_it_learns_a_planted_signal(tmp_path):
 
 def test_confidence_is_the_first_label_among_the_two(tmp_path):
     policy = random_policy(tmp_path / "model", "qwen2")
-    assessor = Assessor(policy, AssessorConfig(max_prompt_tokens=512))
+    assessor = Assessor(policy, AssessorConfig())
     record = Record("r", "d", "math", "What is 2 + 2?", "4", system="Be a pirate.")
     [prompt] = assessor.encode([record])
     text = policy.tokenizer.decode(prompt)

@@ -61,11 +61,6 @@ def test_equal_texts_are_never_compared():
     assert cluster(["a", "b", "a", "b", "b"], same) == [0, 1, 0, 1, 1]
 
 
-def test_no_samples_is_an_error():
-    with pytest.raises(ValueError, match="at least one"):
-        vote([])
-
-
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.randoms())
 def test_the_share_does_not_depend_on_the_order(values, random_state):
     finals = [str(v) for v in values]
@@ -86,25 +81,29 @@ def test_each_category_has_its_own_equivalence():
         assert equivalences.same(exact, [("64", "64"), ("64", "46")]) == [True, False]
         assert equivalences.same(factual, [("The Beatles", "beatles"), ("Paris", "Rome")]) == [True, False]
         assert equivalences.same(record("factual", "simpleqa"), [("Paris.", "paris")]) == [True]
-
-
-def test_math_is_symbolic():
-    math = record("math", "gsm8k")
-    with closing(Equivalences()) as equivalences:
-        finals = equivalences.final_answers(math, [r"so \boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}"])
-        assert equivalences.same(math, [(finals[0], finals[1]), (finals[0], finals[2])]) == [True, False]
+        math = record("math", "gsm8k")
+        one, same, other = equivalences.final_answers(math, [r"so \boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}"])
+        assert equivalences.same(math, [(one, same), (one, other)]) == [True, False]
 
 
 ASSERTS = {"kind": "asserts", "code": "assert add(1, 2) == 3\nassert add(-1, 5) == 4\n", "entry_point": None}
 
 
-def test_the_inputs_of_tests_are_found_without_their_outputs():
-    assert program_inputs(record("code", "mbpp", tests=ASSERTS)) == [{"call": "add(1, 2)"}, {"call": "add(-1, 5)"}]
-    check = (
-        "def check(candidate):\n    assert candidate([1]) == 2\n    for i in range(3):\n        assert candidate(i)\n"
-    )
-    human_eval = record("code", "humaneval", tests={"kind": "asserts", "code": check, "entry_point": "f"})
-    assert program_inputs(human_eval) == [{"call": "f([1])"}]
+_CHECK = "def check(candidate):\n    assert candidate([1]) == 2\n    for i in range(3):\n        assert candidate(i)\n"
+_WRAPPED = "import math\nassert set(f([1])) == {2}\nassert sorted([3]) == f(x=[3, 1])\nassert math.floor(f(2)) == 2"
+
+
+@pytest.mark.parametrize(
+    ("code", "entry_point", "calls"),
+    [
+        (ASSERTS["code"], None, ["add(1, 2)", "add(-1, 5)"]),
+        (_CHECK, "f", ["f([1])"]),
+        (_WRAPPED, None, ["f([1])", "f(x=[3, 1])", "f(2)"]),  # what is around a call is none of the program's
+    ],
+)
+def test_the_inputs_of_tests_are_found_without_their_outputs(code, entry_point, calls):
+    tests = {"kind": "asserts", "code": code, "entry_point": entry_point}
+    assert program_inputs(record("code", "mbpp", tests=tests)) == [{"call": call} for call in calls]
 
 
 def test_programs_without_a_plain_call_in_their_tests_agree_by_their_text():
@@ -115,19 +114,6 @@ def test_programs_without_a_plain_call_in_their_tests_agree_by_their_text():
     with closing(Equivalences()) as equivalences:
         pairs = [("def f(x): return x", "def f(x): return x"), ("def f(x): return x", "def f(y): return y")]
         assert equivalences.same(code, pairs) == [True, False]
-
-
-def test_what_the_tests_wrap_around_a_call_is_no_call_of_the_program():
-    wrapped = (
-        "import math\nassert set(f([1, 2])) == set((2, 3))\nassert sorted([3, 1]) == f(x=[3, 1])\n"
-        "assert math.floor(f(2)) == 2"
-    )
-    tests = {"kind": "asserts", "code": wrapped, "entry_point": None}
-    assert program_inputs(record("code", "mbpp", tests=tests)) == [
-        {"call": "f([1, 2])"},
-        {"call": "f(x=[3, 1])"},
-        {"call": "f(2)"},
-    ]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from coca_mindspeed.baselines.question_probability import question_probabilities, question_tokens
+from coca_mindspeed.baselines.probabilities import question_probabilities, question_tokens
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
@@ -38,7 +38,7 @@ def test_chat_models_by_hand(tmp_path, architecture, question):
     policy = random_policy(tmp_path / "model", architecture)
     record = Record("r", "d", "math", question, "46")
     target = target_of(policy)
-    prompt = policy.encode_prompts([record], target.method.training_method.system_prompt, 512)[0]
+    prompt = policy.encode_prompts([record], target.method.training_method.system_prompt)[0]
     places = question_tokens(policy, record, target.method.training_method.system_prompt)
     assert places == list(range(places[0], places[-1] + 1))
     text = policy.tokenizer.decode([prompt[i] for i in places], clean_up_tokenization_spaces=False)
@@ -69,14 +69,15 @@ def test_system_prompt_and_instruction_are_context_but_not_counted(tmp_path):
     assert values[0] != pytest.approx(values[2], rel=1e-4)  # what precedes it does
 
 
-def test_a_template_that_changes_the_question_is_an_error(tmp_path):
+@pytest.mark.parametrize(
+    ("template", "question", "message"),
+    [
+        ("{% for m in messages %}{{ m.content[1:] }}{% endfor %}=", "12+3", "not found verbatim"),
+        (None, "1", "no token with a predecessor"),  # its only token is the first one
+    ],
+)
+def test_a_question_without_tokens_in_its_prompt_is_an_error(tmp_path, template, question, message):
     policy = tiny_policy(tmp_path / "tiny")
-    policy.tokenizer.chat_template = "{% for m in messages %}{{ m.content[1:] }}{% endfor %}="
-    with pytest.raises(DataError, match="record 'r' of d"):
-        question_tokens(policy, Record("r", "d", "math", "12+3", "15", metadata={"instruction": ""}), None)
-
-
-def test_a_question_of_one_first_token_has_no_probability(tmp_path):
-    policy = tiny_policy(tmp_path / "tiny")
-    with pytest.raises(DataError, match="no token with a predecessor"):
-        question_tokens(policy, Record("r", "d", "math", "1", "1", metadata={"instruction": ""}), None)
+    policy.tokenizer.chat_template = template or policy.tokenizer.chat_template
+    with pytest.raises(DataError, match=message):
+        question_tokens(policy, Record("r", "d", "math", question, "15", metadata={"instruction": ""}), None)

@@ -47,7 +47,7 @@ def test_the_expectation_ranks_what_draws_hide():
 
 def test_the_distribution_is_that_of_the_whole_strings(tiny_policy):
     texts = [f"<confidence>{value / 10:.1f}" for value in range(11)]
-    (prompt,) = tiny_policy.encode_prompts(arithmetic_records(1, "train", 0), "", 64)
+    (prompt,) = tiny_policy.encode_prompts(arithmetic_records(1, "train", 0), "")
     expected = []
     for text in texts:
         row = tiny_policy.tokenizer.encode(text, add_special_tokens=False)

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from coca_mindspeed.local import lm_head
+from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.policy import Policy, checkpoint_activations
 from tests import tokenizers_for_tests as kinds
 
@@ -66,3 +67,7 @@ def random_policy(architecture, *, recompute, dtype=torch.float32):
         checkpoint_activations(model)
     sharing = "prompts" if own else "prefix"  # a window would count padding behind a prefix
     return Policy(model, None, None, (1,), 0, dtype, sharing=sharing)
+
+
+def response_log_probs(policy, prompts, token_ids, *, temperature, share_prompts=True):
+    return ResponseBatch(policy, prompts, token_ids, temperature, share_prompts).scores().log_probs

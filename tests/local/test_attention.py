@@ -19,10 +19,9 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import attention
 from coca_mindspeed.local.attention import use_fast_attention
 from coca_mindspeed.local.checkpoint import export_model
-from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.sampler import sample_responses
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import response_log_probs, write_random_model
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
 OF_ONE_LENGTH = [[5, 6, 7], [8, 9, 10]]
@@ -51,21 +50,6 @@ def test_samples_are_the_same_but_for_rounding(policies, prompts):
     torch.testing.assert_close(ours.log_probs, theirs.log_probs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS, OF_ONE_LENGTH], ids=["of several lengths", "of one length"])
-def test_a_group_of_heads_reads_its_keys_once(policies, prompts, monkeypatch):
-    """A sampled token's heads are rows of one head, and a head reads its keys and values once."""
-    seen = []
-    attend = attention.scaled_dot_product_attention
-
-    def watched(query, key, *arguments, **options):
-        seen.append((query.shape[1], key.shape[1], query.shape[2]))
-        return attend(query, key, *arguments, **options)
-
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
-    tokens = sampled(policies[0], prompts).token_ids.shape[1]
-    assert seen.count((2, 2, 2)) == 2 * (tokens - 1)  # of each layer; a prompt's pass drew the first token
-
-
 def test_nothing_is_copied(policies, monkeypatch):
     def copies(*_):
         raise AssertionError("keys or values are copied for every head")
@@ -90,12 +74,6 @@ def tiny_model(kv_heads, attention="sdpa"):
     return Qwen2ForCausalLM._from_config(Qwen2Config(**shape, **heads), attn_implementation=attention)
 
 
-def test_attention_of_another_kind_is_left_as_it_is():
-    model = tiny_model(2, "eager")
-    use_fast_attention(model, CPU)
-    assert model.config._attn_implementation == "eager"
-
-
 def test_models_that_go_by_the_name_of_their_attention_keep_it(monkeypatch):
     """OPT of transformers 4 makes its own mask, also where the kernel needs none, unless the attention is sdpa."""
     monkeypatch.delattr(modeling_opt, "create_causal_mask", raising=False)  # transformers 5
@@ -111,13 +89,16 @@ def test_models_that_go_by_the_name_of_their_attention_keep_it(monkeypatch):
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize(("device", "ours"), [("cpu", True), ("cuda", False)])
+@pytest.mark.parametrize(
+    ("device", "attention", "ours"), [("cpu", "sdpa", True), ("cuda", "sdpa", False), ("cpu", "eager", False)]
+)
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_only_a_cpu_gains_by_it(device, ours, kv_heads):
+def test_only_a_cpu_gains_by_it(device, attention, ours, kv_heads):
     """PyTorch's own kernels of a device repeat keys and values themselves, and estimates have to know that they do."""
-    model = tiny_model(kv_heads)
+    model = tiny_model(kv_heads, attention)
     use_fast_attention(model, torch.device(device))
     assert (model.config._attn_implementation == "sdpa_on_cpu") == ours
+    assert (model.config._attn_implementation == "eager") == (attention == "eager")
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])

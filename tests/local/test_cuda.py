@@ -8,11 +8,10 @@ from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.sampler import sample_responses, sample_tokens
 from coca_mindspeed.utils.tokenization import token_text
-from tests.local.models_for_tests import random_policy, write_random_model
+from tests.local.models_for_tests import random_policy, response_log_probs, write_random_model
 from tests.local.runs_for_tests import rows, train
 from tests.tokenizers_for_tests import qwen_like
 

@@ -23,7 +23,7 @@ from transformers import (
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
-from coca_mindspeed.local.log_probs import ResponseBatch, response_log_probs
+from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import set_chunk_of, write_random_model
 
@@ -70,32 +70,6 @@ def as_policy(logits):
     return (logits.float() / 0.7).masked_fill(banned, -torch.inf)
 
 
-@pytest.mark.parametrize("name", _MODELS)
-def test_chunks_equal_all_logits_at_once(name, chunks_of_7):
-    chunks_of_7(61)
-    model = random_model(name)
-    ids = torch.randint(1, 61, (3, 12), generator=torch.Generator().manual_seed(1))
-    weights = torch.randn(3, 11, generator=torch.Generator().manual_seed(2))
-    weights[1, 4:] = 0  # as behind a response's end
-    distribution = as_policy(model(ids, use_cache=False).logits[:, :-1]).log_softmax(-1)
-    expected = distribution.gather(-1, ids[:, 1:, None])[..., 0]
-    (expected * weights).sum().backward()
-    gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
-    model.zero_grad()
-
-    layer = LMHead.of(model)
-    assert not layer.fits_one_chunk(33)
-    scores = layer.scores(layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1], ids[:, 1:], as_policy)
-    (scores.log_probs * weights).sum().backward()
-    torch.testing.assert_close(scores.log_probs, expected, atol=1e-5, rtol=1e-5)
-    entropy = torch.special.entr(distribution.detach().exp()).sum(-1)
-    torch.testing.assert_close(scores.entropy, entropy, atol=1e-5, rtol=1e-5)
-    assert not scores.entropy.requires_grad
-    for key, parameter in model.named_parameters():
-        difference = float((parameter.grad - gradients[key]).norm())
-        assert difference <= 1e-5 * max(float(gradients[key].norm()), 1e-3), key
-
-
 def clipped(log_probs, old, advantages):
     """A loss as the objective is: a sum of terms of one token each, some without gradient."""
     ratio = (log_probs - old).exp()
@@ -103,29 +77,34 @@ def clipped(log_probs, old, advantages):
 
 
 @pytest.mark.parametrize("name", _MODELS)
-def test_a_loss_known_beforehand_has_the_gradient_of_all_logits_at_once(name, chunks_of_7):
+def test_chunks_equal_all_logits_at_once(name, chunks_of_7):
     chunks_of_7(61)
     model, random = random_model(name), torch.Generator().manual_seed(1)
     ids = torch.randint(1, 61, (3, 12), generator=random)
     advantages = torch.randn(3, 11, generator=random)
     advantages[1] = 0  # a whole chunk, and parts of two others
-    expected = (
-        as_policy(model(ids, use_cache=False).logits[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-    )
+    distribution = as_policy(model(ids, use_cache=False).logits[:, :-1]).log_softmax(-1)
+    expected = distribution.gather(-1, ids[:, 1:, None])[..., 0]
     old = expected.detach() + 0.3 * torch.randn(3, 11, generator=random)
     clipped(expected, old, advantages).backward()
     gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
     model.zero_grad()
 
     layer = LMHead.of(model)
+    assert not layer.fits_one_chunk(33)
     states = layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1]
-    loss, scores = layer.backward(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
-    assert float(loss) == pytest.approx(float(clipped(expected, old, advantages).detach()), rel=1e-5)
-    again = layer.scores(states.detach(), ids[:, 1:], as_policy)
+    scores = layer.backward(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
+    torch.testing.assert_close(scores.log_probs, expected.detach(), atol=1e-5, rtol=1e-5)
+    entropy = torch.special.entr(distribution.detach().exp()).sum(-1)
+    torch.testing.assert_close(scores.entropy, entropy, atol=1e-5, rtol=1e-5)
+    again = layer.scores(states, ids[:, 1:], as_policy)
     assert torch.equal(scores.log_probs, again.log_probs.detach()), "what the policy is asked again is another number"
     assert torch.equal(scores.entropy, again.entropy)
-    assert not scores.log_probs.requires_grad
-    assert not loss.requires_grad
+    assert (scores.log_probs.requires_grad, again.log_probs.requires_grad, again.entropy.requires_grad) == (
+        False,
+        True,
+        False,
+    )
     for key, parameter in model.named_parameters():
         difference = float((parameter.grad - gradients[key]).norm())
         assert difference <= 1e-5 * max(float(gradients[key].norm()), 1e-3), key
@@ -139,40 +118,15 @@ def test_a_loss_known_beforehand_has_the_gradient_of_all_logits_at_once(name, ch
         torch.testing.assert_close(parameter.grad, 3 * once[key], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_the_logits_of_a_known_loss_are_made_once(known, chunks_of_7):
-    chunks_of_7(61)
-    layer, products = LMHead.of(random_model("tied")), []
-    states, tokens = torch.randn(21, 32, requires_grad=True), torch.randint(1, 61, (21,))
-
-    class Count(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.addmm_.default):
-                products.append(function)
-            return function(*args, **(kwargs or {}))
-
-    with Count():
-        if known:
-            layer.backward(states, tokens, as_policy, torch.sum)
-        else:
-            layer.scores(states, tokens, as_policy).log_probs.sum().backward()
-    # By chunk: logits, the gradient by the states and that by the weight.
-    assert len(products) == 3 * (3 if known else 4)
-
-
 def test_a_frozen_head_gets_no_gradient(chunks_of_7):
     chunks_of_7(61)
     layer = LMHead.of(random_model("untied"))
     layer.head.weight.requires_grad_(False)
     states = torch.randn(20, 32, requires_grad=True)
-    layer.scores(states, torch.arange(20), as_policy).log_probs[1:].sum().backward()
+    layer.backward(states, torch.arange(20), as_policy, lambda log_probs: log_probs[1:].sum())
     assert layer.head.weight.grad is None
     assert float(states.grad[1:].norm()) > 0
     assert bool((states.grad[0] == 0).all())
-    expected, states.grad = states.grad, None
-    layer.backward(states, torch.arange(20), as_policy, lambda log_probs: log_probs[1:].sum())
-    assert layer.head.weight.grad is None
-    torch.testing.assert_close(states.grad, expected)
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
@@ -188,10 +142,9 @@ def test_the_update_by_chunks(tmp_path, architecture, dtype, share_prompts, monk
     for tokens in (1_000, 7):
         set_chunk_of(monkeypatch, tokens, vocabulary)
         policy.model.zero_grad()
-        scores = ResponseBatch(policy, [[7, 8, 9], [10, 11]], token_ids, 0.8, share_prompts).scores()
-        (scores.log_probs * weights).sum().backward()
-        gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
-        results.append((scores.log_probs.detach(), scores.entropy, gradient))
+        batch = ResponseBatch(policy, [[7, 8, 9], [10, 11]], token_ids, 0.8, share_prompts)
+        scores = batch.backward(lambda log_probs: (log_probs * weights).sum())
+        results.append((*scores, torch.cat([p.grad.flatten() for p in policy.model.parameters()])))
     tolerance = 1e-5 if dtype == "float32" else 0.02
     (log_probs, entropy, gradient), (chunked, chunked_entropy, chunked_gradient) = results
     torch.testing.assert_close(chunked, log_probs, atol=tolerance, rtol=tolerance)
@@ -201,19 +154,20 @@ def test_the_update_by_chunks(tmp_path, architecture, dtype, share_prompts, monk
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_no_tensor_holds_the_logits_of_all_tokens(known, chunks_of_7):
+def test_no_tensor_holds_the_logits_of_all_tokens_and_a_known_loss_makes_them_once(known, chunks_of_7):
     """Neither what the backward pass keeps, nor what either pass makes."""
     chunks_of_7(61)
     layer = LMHead.of(random_model("tied"))
     states, tokens = torch.randn(200, 32, requires_grad=True), torch.randint(1, 61, (200,))
-    largest, weights = 0, layer.head.weight.untyped_storage().data_ptr()
+    largest, products, weights = 0, 0, layer.head.weight.untyped_storage().data_ptr()
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal largest
+            nonlocal largest, products
             out = function(*args, **(kwargs or {}))
+            products += function.overloadpacket.__name__ in ("mm", "addmm", "addmm_")
             own = isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() != weights
-            if own and out.dim() == 2 and out.shape[1] == 61:
+            if own and out.dim() == 2 and out.shape[1] == 61 and len(out) != 32:  # the weight's gradient, transposed
                 largest = max(largest, len(out))
             return out
 
@@ -225,18 +179,8 @@ def test_no_tensor_holds_the_logits_of_all_tokens(known, chunks_of_7):
             layer.scores(states, tokens, as_policy).log_probs.sum().backward()
     assert largest == 7
     assert max(kept, default=0) <= 200 * 32
-
-
-def test_a_gradient_that_is_not_finite_is_seen(chunks_of_7):
-    chunks_of_7(61)
-    layer = LMHead.of(random_model("tied"))
-    states = torch.randn(20, 32, requires_grad=True)
-    (layer.scores(states, torch.arange(1, 21), as_policy).log_probs * math.nan).sum().backward()
-    assert bool(states.grad.isnan().any())
-    assert bool(layer.head.weight.grad.isnan().any())
-    states.grad = None
-    layer.backward(states, torch.arange(1, 21), as_policy, lambda log_probs: (log_probs * math.nan).sum())
-    assert bool(states.grad.isnan().any())
+    # By chunk: logits (twice if they are recomputed), the gradient by the states and that by the weight.
+    assert products == math.ceil(200 / 7) * (3 if known else 4)
 
 
 def test_logits_that_are_made_otherwise_are_refused(tmp_path, monkeypatch):
@@ -288,25 +232,14 @@ def test_it_is_what_pytorch_makes(tied, padding):
     assert (looked_up[:9] > 0).sum() == (9 if padding is None or tied else 8)
 
 
-class _Ran(TorchDispatchMode):
-    """The names of all operations that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.add(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 def test_a_loaded_policy_has_it(tmp_path):
     policy = load_policy(write_random_model(tmp_path / "model", "llama"), ModelConfig(), CPU)
     ids = torch.randint(5, 40, (4, 6), generator=torch.Generator().manual_seed(0))
-    with _Ran() as ran:
-        response_log_probs(policy, [[5, 6, 7], [8, 9]], ids, temperature=1.0).sum().backward()
-    assert "index_add_" in ran.names
-    assert "embedding_dense_backward" not in ran.names
+    with torch.profiler.profile() as ran:
+        ResponseBatch(policy, [[5, 6, 7], [8, 9]], ids, 1.0).backward(torch.sum)
+    names = {event.name for event in ran.events()}
+    assert "aten::index_add_" in names
+    assert "aten::embedding_dense_backward" not in names
 
 
 @pytest.mark.parametrize("how", ["another device", "another class", "sparse"])

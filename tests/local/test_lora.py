@@ -92,16 +92,14 @@ def test_another_base_is_not_resumed(finished, tmp_path):
         small_session(tmp_path / "run", *LORA, resume=True)
 
 
-@pytest.mark.parametrize("file", ["adapter_model.safetensors", "base.sha256"])
-@pytest.mark.parametrize("content", [b"damaged", None])
+@pytest.mark.parametrize(("file", "content"), [("adapter_model.safetensors", b"damaged"), ("base.sha256", None)])
 def test_damaged_adapters_are_named(tmp_path, file, content):
     policy = moved_policy(tmp_path / "model")
     save_adapters(policy, tmp_path / "adapters")
-    if content is None:
-        (tmp_path / "adapters" / file).unlink()
-    else:
+    (tmp_path / "adapters" / file).unlink()
+    if content is not None:
         (tmp_path / "adapters" / file).write_bytes(content)
-    with pytest.raises(TrainingError, match=r"adapters: (holds no readable adapters|.*another base model)"):
+    with pytest.raises(TrainingError, match=r"adapters: holds no readable adapters"):
         load_adapters(policy, tmp_path / "adapters")
 
 
@@ -140,12 +138,6 @@ def test_new_adapters_change_nothing_and_the_seed_draws_them(tmp_path):
         drawn.append(torch.cat([p.detach().flatten() for p in policy.trained_parameters()]))
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
-
-
-def test_with_recomputed_layers_and_microbatches(finished, tmp_path):
-    """The same run by other means: the same losses."""
-    train(tmp_path / "run", *LORA, "model.gradient_checkpointing=true")
-    assert result(tmp_path / "run") == result(finished[0])
 
 
 @pytest.mark.parametrize(

@@ -80,11 +80,8 @@ def test_variables_are_in_the_template_that_is_saved_with_the_trained_model(tmp_
     path = with_template(model, tmp_path / "model", THINKING)
     assert main(arguments(tmp_path, path, "model.chat_template_kwargs={enable_thinking: false}")) == 0
     assert rendered(tmp_path / "run" / "model") == rendered(path, enable_thinking=False) != rendered(path)
-
-
-def test_an_open_thought_can_be_accepted(tmp_path, model):
-    path = with_template(model, tmp_path / "model", THINKING)
-    assert main(arguments(tmp_path, path, "model.allow_open_thinking=true")) == 0
+    accepted = ModelConfig(allow_open_thinking=True)
+    check_prompts(path, accepted, [RECORD], CONFIDENCE_FIRST_PROMPT, LengthLimits(400, 8))
 
 
 def on(day, monkeypatch):
@@ -93,18 +90,21 @@ def on(day, monkeypatch):
     monkeypatch.setattr("coca_mindspeed.local.setup.datetime", clock)
 
 
+@pytest.mark.parametrize("lora", [(), ("model.lora.rank=2",)], ids=["weights", "adapters"])
 @pytest.mark.parametrize("interval", [1, 0], ids=["from a checkpoint", "from the model"])
-def test_a_run_that_is_resumed_on_another_day_asks_with_its_first_date(tmp_path, model, monkeypatch, interval):
+def test_a_run_that_is_resumed_on_another_day_asks_with_its_first_date(tmp_path, model, monkeypatch, interval, lora):
+    if lora:
+        pytest.importorskip("peft")
     path = with_template(model, tmp_path / "model", CLOCK)
     on("2024-07-05", monkeypatch)
-    assert main(arguments(tmp_path, path, "trainer.steps=1", f"checkpoint.interval={interval}")) == 0
+    assert main(arguments(tmp_path, path, "trainer.steps=1", f"checkpoint.interval={interval}", *lora)) == 0
     marker = json.loads((tmp_path / "run" / MARKER).read_text())
     assert marker["prompt"]["date"] == "2024-07-05"
     if not interval:  # as a run that was killed before its first checkpoint leaves it
         for checkpoint in list_checkpoints(tmp_path / "run" / "checkpoints"):
             (checkpoint.path).rename(tmp_path / checkpoint.path.name)
     on("2024-07-06", monkeypatch)
-    more = ("trainer.steps=2", f"checkpoint.interval={interval}", "--resume")
+    more = ("trainer.steps=2", f"checkpoint.interval={interval}", *lora, "--resume")
     assert main(arguments(tmp_path, path, *more)) == 0
     assert json.loads((tmp_path / "run" / MARKER).read_text()) == marker
     assert rendered(tmp_path / "run" / "model").startswith("05 Jul 2024.")
@@ -113,16 +113,6 @@ def test_a_run_that_is_resumed_on_another_day_asks_with_its_first_date(tmp_path,
     again.mkdir()
     assert main(arguments(again, tmp_path / "run" / "model")) == 0
     assert rendered(again / "run" / "model").startswith("05 Jul 2024.")
-
-
-def test_adapters_are_resumed_with_the_first_date_too(tmp_path, model, monkeypatch):
-    pytest.importorskip("peft")
-    path = with_template(model, tmp_path / "model", CLOCK)
-    on("2024-07-05", monkeypatch)
-    assert main(arguments(tmp_path, path, "model.lora.rank=2", "checkpoint.interval=1")) == 0
-    on("2024-07-06", monkeypatch)
-    assert main(arguments(tmp_path, path, "model.lora.rank=2", "trainer.steps=2", "--resume")) == 0
-    assert rendered(tmp_path / "run" / "model").startswith("05 Jul 2024.")
 
 
 def test_a_date_can_be_chosen_and_is_part_of_the_run(tmp_path, model, capsys):
@@ -251,8 +241,7 @@ def test_padding_by_ordinary_text_is_warned_about(tmp_path, model, capsys):
 # ---- a full disk
 
 
-@pytest.mark.parametrize("log", ["metrics.jsonl", "samples"])
-@pytest.mark.parametrize("step", [2, 4])
+@pytest.mark.parametrize(("log", "step"), [("metrics.jsonl", 2), ("samples", 4)])
 def test_a_full_disk_names_file_step_checkpoint_and_how_to_go_on(tmp_path, monkeypatch, log, step):
     def full(*arguments):
         if (log == "samples") == (len(arguments) == 2) and (tmp_path / "full").exists():

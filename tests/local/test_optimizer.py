@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import optimizer as optimizer_module
@@ -175,17 +174,3 @@ def test_it_learns_as_the_other_does_and_neither_goes_on_with_the_others_run(fin
     assert result(tmp_path / "run")[0] != result(finished[0])[0]
     with pytest.raises(ConfigError, match=r"the run to resume has optimizer\.name='adamw'"):
         small_session(tmp_path / "run", EIGHT, *SHORT, resume=True)
-
-
-@needs_bitsandbytes
-def test_adapters_too(tmp_path):
-    pytest.importorskip("peft")
-    settings = (EIGHT, "model.lora.rank=64", *SHORT, "trainer.steps=2")
-    trainer = train(tmp_path / "run", *settings)
-    policy = trainer.policy
-    assert all(parameter.numel() >= 4096 for parameter in policy.trained_parameters())
-    assert moments_bytes(policy, "adamw_8bit") < 0.27 * moments_bytes(policy, "adamw")
-
-
-def test_the_keys_default_is_the_optimizer_of_earlier_runs():
-    assert compose_run("demo").run.optimizer.name == "adamw"

@@ -6,10 +6,9 @@ from transformers import DynamicCache, Gemma2Config, LlamaConfig
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import prefill as prefill
-from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import checkpoint_activations, load_policy
-from coca_mindspeed.local.prefill import cache_bytes, preallocated_cache, repeat_rows, run_prompts
-from tests.local.models_for_tests import write_random_model
+from coca_mindspeed.local.prefill import PreallocatedCache, run_prompts
+from tests.local.models_for_tests import response_log_probs, write_random_model
 
 START = list(range(5, 45))
 
@@ -128,9 +127,7 @@ def grow(cache, steps, seed=0):
 
 
 def test_it_holds_what_the_plain_cache_holds():
-    for found, expected in zip(
-        grow(preallocated_cache(CONFIG), 60), grow(DynamicCache(config=CONFIG), 60), strict=True
-    ):
+    for found, expected in zip(grow(PreallocatedCache(CONFIG), 60), grow(DynamicCache(config=CONFIG), 60), strict=True):
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
 
@@ -138,7 +135,7 @@ def test_it_holds_what_the_plain_cache_holds():
 def test_rows_that_are_repeated_are_those_of_the_plain_cache():
     """Some several times, and in the layers with a sliding window, which transformers keeps, as well."""
     config = Gemma2Config(num_hidden_layers=2, sliding_window=5)
-    caches = [preallocated_cache(config), DynamicCache(config=config)]
+    caches = [PreallocatedCache(config), DynamicCache(config=config)]
     rows = 3
     for step, again in enumerate([[0], [], [1, 1, 3], [6, 0, 2, 4, 5, 5], [], [12]]):
         for layer in range(2):
@@ -148,7 +145,7 @@ def test_rows_that_are_repeated_are_those_of_the_plain_cache():
             assert torch.equal(found[0], expected[0])
             assert torch.equal(found[1], expected[1])
         if again:
-            repeat_rows(caches[0], torch.tensor(again), rows, 16)
+            caches[0].repeat_rows(torch.tensor(again), rows, 16)
             caches[1].batch_select_indices(torch.tensor([*range(rows), *again]))
             rows += len(again)
 
@@ -156,23 +153,23 @@ def test_rows_that_are_repeated_are_those_of_the_plain_cache():
 @pytest.mark.parametrize(("small", "moves"), [(0, 3), (2**24, 1)])  # to 16, 32 and 64 rows, or to all at once
 def test_rows_to_come_have_room(small, moves, monkeypatch):
     monkeypatch.setattr(prefill, "_SMALL", small)
-    cache = preallocated_cache(LlamaConfig(num_hidden_layers=1), 20)
+    cache = PreallocatedCache(LlamaConfig(num_hidden_layers=1), 20)
     cache.update(*states(8, 5, 0), 0)
     places = []
     for _ in range(56):
-        repeat_rows(cache, torch.tensor([3]), len(cache.layers[0].keys), 64)
+        cache.repeat_rows(torch.tensor([3]), len(cache.layers[0].keys), 64)
         places.append(cache.layers[0].keys.data_ptr())
     assert len(cache.layers[0].keys) == 64
     assert len(set(places)) == moves
-    assert cache_bytes(cache) == 2 * 64 * 3 * 20 * 4 * 4  # and none beyond the most
+    assert cache.nbytes() == 2 * 64 * 3 * 20 * 4 * 4  # and none beyond the most
 
 
 def test_most_steps_leave_the_cache_in_its_place():
-    cache = preallocated_cache(CONFIG)
+    cache = PreallocatedCache(CONFIG)
     places = {keys.data_ptr() for keys, _ in grow(cache, 4)}
     assert len(places) == 2  # one a layer
     assert cache.get_seq_length() == 11
-    long = preallocated_cache(CONFIG)
+    long = PreallocatedCache(CONFIG)
     for layer in range(2):
         long.update(*states(1, 7, layer), layer)
     long.batch_repeat_interleave(2)

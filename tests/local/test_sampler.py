@@ -12,11 +12,10 @@ from scipy.stats import chisquare
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import sampler
 from coca_mindspeed.local.policy import choose_device, load_policy
 from coca_mindspeed.local.sampler import NextStep, NoDistributionError, SharedRows, sample_responses, sample_tokens
-from coca_mindspeed.local.tiny_model import write_tiny_model
 from tests.local.models_for_tests import write_random_model
 
 RECORDS = [
@@ -26,14 +25,14 @@ RECORDS = [
 ]
 
 
-@pytest.fixture(params=["qwen2", "llama"])
-def policy(request, tmp_path):
-    path = write_random_model(tmp_path / "model", request.param)
+@pytest.fixture(scope="module", params=["qwen2", "llama"])
+def policy(request, tmp_path_factory):
+    path = write_random_model(tmp_path_factory.mktemp("models") / request.param, request.param)
     return load_policy(path, ModelConfig(), torch.device("cpu"))
 
 
 def prompts_of(policy, records=RECORDS):
-    return policy.encode_prompts(records, CONFIDENCE_FIRST_PROMPT, 500)
+    return policy.encode_prompts(records, CONFIDENCE_FIRST_PROMPT)
 
 
 def sample(policy, prompts, seed=0, **changes):
@@ -105,31 +104,6 @@ def test_entropy_is_the_mean_over_the_response(policy):
     assert float(samples.entropy[0]) == pytest.approx(float(-(p[p > 0] * p[p > 0].log()).sum()), rel=1e-4)
 
 
-def test_the_chat_template_lays_out_the_papers_prompt(policy):
-    text = policy.tokenizer.decode(prompts_of(policy)[0])
-    assert CONFIDENCE_FIRST_PROMPT in text
-    assert "1+1? Please reason step by step, and put your final answer within \\boxed{}." in text
-    factual = policy.tokenizer.decode(prompts_of(policy)[2])
-    assert "step by step" not in factual
-
-
-def test_a_prompt_that_is_too_long_is_an_error(policy):
-    with pytest.raises(DataError, match=r"record '1' of d: its prompt has \d+ tokens, expected 1 to 10"):
-        policy.encode_prompts(RECORDS, None, 10)
-
-
-def test_the_tiny_model_is_a_plain_directory(tmp_path):
-    write_tiny_model(tmp_path / "tiny", seed=0)
-    policy = load_policy(tmp_path / "tiny", ModelConfig(), torch.device("cpu"))
-    record = Record("a", "arithmetic", "math", "0012+0034", "64", metadata={"instruction": ""})
-    (prompt,) = policy.encode_prompts([record], CONFIDENCE_FIRST_PROMPT, 32)
-    assert policy.tokenizer.convert_ids_to_tokens(prompt) == list("0012+0034=")
-    assert sum(p.numel() for p in policy.model.parameters()) < 120_000
-    response = "<confidence>0.83</confidence>64"
-    ids = torch.tensor([[*policy.tokenizer(response, add_special_tokens=False)["input_ids"], policy.eos_ids[0]]])
-    assert policy.text.decode(ids, torch.tensor([ids.shape[1]])) == [response]
-
-
 @pytest.mark.parametrize("broken", ["nothing", "empty", "weights", "template"])
 def test_a_directory_that_does_not_load_is_named(tmp_path, broken):
     path = tmp_path / "model"
@@ -156,24 +130,6 @@ def test_a_cuda_device_that_is_not_there_is_refused():
 CPU = torch.device("cpu")
 
 
-def column(*tokens):
-    return torch.tensor(tokens)[:, None]
-
-
-def all_of(count):
-    return torch.ones(count, dtype=torch.bool)
-
-
-def test_few_empty_rows_stay():
-    branches = SharedRows(20, 1, CPU)
-    going = all_of(20)
-    going[3] = False
-    keep, repeat, token = branches.go_on(going, column(*range(100, 120)))
-    assert (keep, repeat) == (None, None)
-    assert [row for row in token[:, 0].tolist() if row] == [n for n in range(100, 120) if n != 103]
-    assert branches.row_of.tolist() == [n for n in range(20) if n != 3]
-
-
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_a_row_is_what_its_responses_have_said(data):
@@ -188,7 +144,7 @@ def test_a_row_is_what_its_responses_have_said(data):
         if not any(going):
             break
         said = [(*before, token) for before, token, goes in zip(said, tokens, going, strict=True) if goes]
-        keep, repeat, token = branches.go_on(torch.tensor(going), column(*tokens))
+        keep, repeat, token = branches.go_on(torch.tensor(going), torch.tensor(tokens)[:, None])
         if keep is not None:
             rows = [rows[row] for row in keep.tolist()]
         if repeat is not None:
@@ -200,9 +156,7 @@ def test_a_row_is_what_its_responses_have_said(data):
 
 
 @pytest.mark.parametrize("prompts", [[[5, 6, 7], [8, 9, 10]], [[5, 6, 7], [8]]], ids=["equal", "mixed"])
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-def test_the_same_noise_draws_the_same_responses_as_rows_of_their_own(tmp_path, monkeypatch, architecture, prompts):
-    policy = load_policy(write_random_model(tmp_path / "m", architecture), ModelConfig(), CPU)
+def test_the_same_noise_draws_the_same_responses_as_rows_of_their_own(policy, monkeypatch, prompts):
     ran = []
     step = sampler.Decoder.step
 
@@ -212,20 +166,13 @@ def test_the_same_noise_draws_the_same_responses_as_rows_of_their_own(tmp_path, 
 
     monkeypatch.setattr(sampler.Decoder, "step", counted)
 
-    def sample():
+    def counted_sample():
         ran.clear()
-        return sampler.sample_responses(
-            policy,
-            prompts,
-            group_size=16,
-            max_new_tokens=30,
-            temperature=0.05,
-            generator=torch.Generator().manual_seed(0),
-        ), sum(ran)
+        return sample(policy, prompts, group_size=16, max_new_tokens=30, temperature=0.05), sum(ran)
 
-    found, rows = sample()
+    found, rows = counted_sample()
     monkeypatch.setattr(sampler, "SharedRows", RowsOfTheirOwn)
-    plain, all_rows = sample()
+    plain, all_rows = counted_sample()
     assert rows < 0.8 * all_rows, "at this temperature responses begin alike"
     assert torch.equal(found.token_ids, plain.token_ids)
     assert torch.equal(found.lengths, plain.lengths)
@@ -245,13 +192,9 @@ class RowsOfTheirOwn:
         return NextStep(rows, None, token[going])
 
 
-def test_responses_that_share_a_row_draw_for_themselves(tmp_path):
+def test_responses_that_share_a_row_draw_for_themselves(policy):
     """The second tokens of those that share their first one, against the model's probabilities."""
-    policy = load_policy(write_random_model(tmp_path / "m", "qwen2"), ModelConfig(), CPU)
-    generator = torch.Generator().manual_seed(0)
-    sampled = sampler.sample_responses(
-        policy, [[5, 6, 7]], group_size=4000, max_new_tokens=2, temperature=0.5, generator=generator
-    )
+    sampled = sample(policy, [[5, 6, 7]], group_size=4000, max_new_tokens=2, temperature=0.5)
     going = sampled.token_ids[sampled.lengths == 2]
     first = int(going[:, 0].mode().values)
     second = going[going[:, 0] == first, 1]

@@ -10,13 +10,12 @@ from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import self_test
 from coca_mindspeed.local.attention import use_fast_attention
-from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.policy import Policy, checkpoint_activations, load_policy
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.self_test import SelfTestError, choose_computation
 from tests import tokenizers_for_tests as kinds
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import response_log_probs, write_random_model
 
 CPU = torch.device("cpu")
 _COMMON = {

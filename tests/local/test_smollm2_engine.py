@@ -10,13 +10,13 @@ from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ResponseParser
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.utils.tokenization import _byte_level, token_text
 from experiments.real_world.families import real_world_records
 from tests.algorithm.test_boundary import brute_force
 from tests.experiments.gguf_import.files_for_tests import random_model
+from tests.local.models_for_tests import response_log_probs
 from tests.real_model import needs_smollm2, smollm2_tokenizer
 
 pytestmark = needs_smollm2
@@ -79,7 +79,7 @@ def test_a_response_is_judged_as_it_is_written():
 
 def test_prompts_are_laid_out_by_the_files_own_template(policy):
     records = real_world_records("train", 2)
-    for record, ids in zip(records, policy.encode_prompts(records, CONFIDENCE_FIRST_PROMPT, 256), strict=True):
+    for record, ids in zip(records, policy.encode_prompts(records, CONFIDENCE_FIRST_PROMPT), strict=True):
         text = policy.tokenizer.decode(ids)
         assert text.startswith(f"<|im_start|>system\n{CONFIDENCE_FIRST_PROMPT}<|im_end|>\n<|im_start|>user\n")
         assert record.question in text
@@ -88,7 +88,7 @@ def test_prompts_are_laid_out_by_the_files_own_template(policy):
 
 def test_shared_prompts_give_the_log_probs_and_gradients_of_plain_ones(policy):
     """Three queries to a key, whose cache is repeated for the group."""
-    prompts = policy.encode_prompts(real_world_records("train", 1)[:2], CONFIDENCE_FIRST_PROMPT, 256)
+    prompts = policy.encode_prompts(real_world_records("train", 1)[:2], CONFIDENCE_FIRST_PROMPT)
     tokens = torch.randint(49_152, (6, 9), generator=torch.Generator().manual_seed(0))
     found = []
     for share in (True, False):

@@ -17,11 +17,9 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError, GradingError
-from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.checks import LengthLimits, check_prompts, emulated_dtype
 from coca_mindspeed.local.experience import largest_evaluation_batch
-from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.model_files import (
     context_limit,
     encode_prompts,
@@ -33,7 +31,7 @@ from coca_mindspeed.local.policy import choose_device, load_policy, resolve_dtyp
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
 from coca_mindspeed.utils.files import MARKER
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import response_log_probs, write_random_model
 from tests.local.runs_for_tests import small_session
 from tests.local.starts_for_tests import QUESTIONS, arguments, names, refused, set_config, write_rows
 
@@ -48,41 +46,24 @@ def model(tmp_path_factory):
 # ---- the model's own context
 
 
+_LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+_PHI3 = {"original_max_position_embeddings": 512, "hidden_size": 32, "num_attention_heads": 4, "pad_token_id": 0}
+
+
 @pytest.mark.parametrize(
-    ("config", "tokens", "reason"),
+    ("kind", "positions", "own", "tokens", "reason"),
     [
-        (LlamaConfig(max_position_embeddings=2048), 2048, "max_position_embeddings=2048"),
-        (GPT2Config(), 1024, "max_position_embeddings=1024"),
-        (LlamaConfig(max_position_embeddings=2048, rope_scaling={"rope_type": "dynamic", "factor": 4.0}), 2048, "NTK"),
-        (
-            LlamaConfig(max_position_embeddings=2048, rope_scaling={"rope_type": "linear", "factor": 4.0}),
-            8192,
-            "linear",
-        ),
-        (
-            LlamaConfig(
-                max_position_embeddings=4096,
-                rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
-            ),
-            8192,
-            "yarn",
-        ),
-        (
-            Phi3Config(
-                max_position_embeddings=8192,
-                original_max_position_embeddings=512,
-                hidden_size=32,
-                num_attention_heads=4,
-                pad_token_id=0,
-                rope_scaling={"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
-            ),
-            512,
-            "LongRoPE",
-        ),
+        (LlamaConfig, 2048, {}, 2048, "max_position_embeddings=2048"),
+        (GPT2Config, 1024, {}, 1024, "max_position_embeddings=1024"),
+        (LlamaConfig, 2048, {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, 2048, "NTK"),
+        (LlamaConfig, 2048, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 8192, "linear"),
+        (LlamaConfig, 4096, {"rope_scaling": _YARN}, 8192, "yarn"),
+        (Phi3Config, 8192, {**_PHI3, "rope_scaling": _LONG_ROPE}, 512, "LongRoPE"),
     ],
 )
-def test_the_context_is_read_from_the_models_configuration(config, tokens, reason):
-    limit = context_limit(config)
+def test_the_context_is_read_from_the_models_configuration(kind, positions, own, tokens, reason):
+    limit = context_limit(kind(max_position_embeddings=positions, **own))
     assert limit.tokens == tokens
     assert reason in limit.reason
 
@@ -108,22 +89,12 @@ def test_more_tokens_than_the_model_has_positions_are_refused_at_the_start(tmp_p
         check_prompts(model, ModelConfig(), records(), SYSTEM, LengthLimits(2048, 513 - longest))
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "qwen3_next"},
-        {"model_type": "jamba"},
-        {"model_type": "lfm2", "full_attn_idxs": [0]},
-        {"model_type": "recurrent_gemma"},
-        {"model_type": "falcon_h1"},
-        {"model_type": "mamba"},
-    ],
-    ids=lambda config: config["model_type"],
-)
-def test_a_model_with_a_running_state_is_refused_before_its_weights_are_read(tmp_path, model, config):
+@pytest.mark.parametrize("kind", ["qwen3_next", "jamba", "lfm2", "recurrent_gemma", "falcon_h1", "mamba"])
+def test_a_model_with_a_running_state_is_refused_before_its_weights_are_read(tmp_path, model, kind):
     directory = set_config(model, tmp_path / "model")
-    (directory / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="full or windowed attention, found " + config["model_type"]):
+    own = {"full_attn_idxs": [0]} if kind == "lfm2" else {}
+    (directory / "config.json").write_text(json.dumps({"model_type": kind, **own}))
+    with pytest.raises(ConfigError, match=f"full or windowed attention, found {kind}"):
         check_prompts(directory, ModelConfig(), records(), SYSTEM, LengthLimits(64, 8))
 
 
@@ -161,7 +132,7 @@ def records() -> list[Record]:
 
 
 def prompts_of(model: Path) -> list[list[int]]:
-    return encode_prompts(load_tokenizer(model, ModelConfig()), records(), SYSTEM, 2048)
+    return encode_prompts(load_tokenizer(model, ModelConfig()), records(), SYSTEM)
 
 
 def test_dynamic_ntk_is_refused_beyond_and_agrees_within_the_trained_length(tmp_path, model, capsys, monkeypatch):
@@ -173,7 +144,7 @@ def test_dynamic_ntk_is_refused_beyond_and_agrees_within_the_trained_length(tmp_
     for path in (within, beyond):
         policy = load_policy(path, ModelConfig(), CPU)
         policy.eos_ids = (policy.eos_ids[0],)  # let the responses reach the limit
-        prompts = policy.encode_prompts(records(), SYSTEM, 2048)
+        prompts = policy.encode_prompts(records(), SYSTEM)
         draw = torch.Generator().manual_seed(0)
         samples = sample_responses(policy, prompts, group_size=2, max_new_tokens=24, temperature=1.0, generator=draw)
         again = response_log_probs(policy, prompts, samples.token_ids, temperature=1.0)
@@ -266,50 +237,30 @@ def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
 # ---- records
 
 
-@pytest.mark.parametrize("name", ["train", "heldout"])
 @pytest.mark.parametrize(
-    ("row", "grader", "message"),
+    ("name", "row", "grader", "message"),
     [
-        (
-            {"question": "long " * 3000, "answer": "1"},
-            "exact",
-            r"record '{name}-6' of {name}: its prompt has \d+ tokens",
-        ),
-        ({"question": "q", "answer": "1", "category": "factual"}, "auto", r"record '{name}-6'.*metadata\['aliases'\]"),
-        ({"question": "q", "answer": "1", "category": "code"}, "auto", r"record '{name}-6'.*tests"),
-        (
-            {"question": "q", "answer": "2+2=<<2+2=4>>4\n#### 4"},
-            "math",
-            r"{name}\.jsonl:6: record '{name}-6'.*data prepare",
-        ),
-        ({"question": "q", "answer": r"\frac{1"}, "auto", r"{name}\.jsonl:6: record '{name}-6'"),
-        ({"question": "q", "answer": " "}, "exact", r"{name}\.jsonl:6: record '{name}-6'"),
-        ({"question": "q", "answer": "1", "category": "poetry"}, "auto", r"record '{name}-6'.*'poetry'"),
-        ({"question": "q", "answer": "1", "dataset": "simpleqa"}, "auto", "language model judge is not configured"),
-        (
-            {"question": "half \ud83d", "answer": "1"},
-            "exact",
-            r"{name}\.jsonl:6: .*half of a surrogate pair \('\\ud83d'\)",
-        ),
+        ("heldout", {"question": "long " * 3000}, "exact", r"record 'heldout-6' of heldout: its prompt has \d+ tokens"),
+        ("train", {"category": "factual"}, "auto", r"record 'train-6'.*metadata\['aliases'\]"),
+        ("heldout", {"category": "code"}, "auto", r"record 'heldout-6'.*tests"),
+        ("train", {"answer": "2+2=<<2+2=4>>4\n#### 4"}, "math", r"train\.jsonl:6: record 'train-6'.*data prepare"),
+        ("heldout", {"answer": r"\frac{1"}, "auto", r"heldout\.jsonl:6: record 'heldout-6'"),
+        ("train", {"answer": " "}, "exact", r"train\.jsonl:6: record 'train-6'"),
+        ("train", {"category": "poetry"}, "auto", r"record 'train-6'.*'poetry'"),
+        ("train", {"dataset": "simpleqa"}, "auto", "language model judge is not configured"),
+        ("train", {"question": "half \ud83d"}, "exact", r"train\.jsonl:6: .*half of a surrogate pair \('\\ud83d'\)"),
+        ("train", {}, "exakt", "did you mean 'exact'"),
+        ("heldout", None, "exact", r"data\.evaluate=.* holds no records"),
     ],
-    ids=["too long", "no aliases", "no tests", "worked", "cut off", "empty", "no grader", "no judge", "surrogate"],
+    ids=["long", "aliases", "tests", "worked", "cut", "empty", "poetry", "judge", "surrogate", "grader", "no records"],
 )
 def test_records_that_cannot_be_asked_or_graded_are_found_first(
     tmp_path, model, capsys, monkeypatch, name, row, grader, message
 ):
-    write_rows(tmp_path / f"{name}.jsonl", [*QUESTIONS[:5], row])
+    rows = [] if row is None else [*QUESTIONS[:5], {"question": "q", "answer": "1", **row}]
+    write_rows(tmp_path / f"{name}.jsonl", rows)
     found = refused(tmp_path, model, capsys, monkeypatch, f"data.grader={grader}")
-    assert re.search(message.replace("{name}", name), found), found
-
-
-def test_an_empty_evaluation_file_is_refused(tmp_path, model, capsys, monkeypatch):
-    write_rows(tmp_path / "heldout.jsonl", [])
-    assert "data.evaluate=" in (message := refused(tmp_path, model, capsys, monkeypatch))
-    assert "holds no records" in message
-
-
-def test_an_unknown_grader_is_found_first(tmp_path, model, capsys, monkeypatch):
-    assert "did you mean 'exact'" in refused(tmp_path, model, capsys, monkeypatch, "data.grader=exakt")
+    assert re.search(message, found), found
 
 
 def test_the_tiny_model_refuses_what_it_cannot_read(tmp_path):
@@ -333,7 +284,7 @@ def test_short_cuts_of_the_length_check_are_never_wrong(model):
     tokenizer = load_tokenizer(model, ModelConfig())
     texts = ["\ufdfa" * 5, "\u0390" * 9, "🙂" * 7, "é" * 20, "1" * 50, " x" * 30]
     many = [Record(str(i), "d", "math", text, "1") for i, text in enumerate(texts)]
-    longest = max(map(len, encode_prompts(tokenizer, many, SYSTEM, 10_000)))
+    longest = max(map(len, encode_prompts(tokenizer, many, SYSTEM)))
     assert longest < 512
     for limit in range(longest - 3, longest + 4):
         limits = LengthLimits(limit, 0)
@@ -406,42 +357,30 @@ def test_the_configuration_knows_every_device_that_the_engine_knows():
 
 
 @pytest.mark.parametrize(
-    ("processor", "warned"),
+    ("processor", "dtype", "warned"),
     [
-        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}, True),
-        ({"architecture": "x86_64"}, True),
-        ({"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": False}, False),
-        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": True}, False),
-        ({"architecture": "aarch64"}, False),
+        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}, "float32", True),
+        ({"architecture": "x86_64"}, "float32", True),
+        ({"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": False}, "bfloat16", False),
+        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": True}, "bfloat16", False),
+        ({"architecture": "aarch64"}, "float32", False),
     ],
 )
-def test_whoever_would_compute_in_an_imitated_dtype_is_told(processor, warned, monkeypatch):
+def test_auto_is_bfloat16_where_the_processor_has_it_and_an_emulated_one_is_warned_about(
+    processor, dtype, warned, monkeypatch
+):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor, raising=False)
     bfloat16 = ModelConfig(compute_dtype="bfloat16")
     assert (emulated_dtype(bfloat16, CPU) is not None) == warned
     assert emulated_dtype(ModelConfig(), CPU) is None
     assert emulated_dtype(bfloat16, torch.device("cuda")) is None
-
-
-@pytest.mark.parametrize(
-    ("features", "expected"),
-    [({}, "float32"), ({"avx512_bf16": True}, "bfloat16"), ({"avx512_bf16": False, "amx_bf16": True}, "bfloat16")],
-)
-def test_auto_is_bfloat16_where_the_processor_has_it(features, expected, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
-    assert resolve_dtype(ModelConfig(compute_dtype="auto"), CPU) == expected
-    assert resolve_dtype(ModelConfig(compute_dtype="bfloat16"), CPU) == "bfloat16"
+    assert resolve_dtype(ModelConfig(compute_dtype="auto"), CPU) == dtype
+    assert resolve_dtype(bfloat16, CPU) == "bfloat16"
     assert resolve_dtype(ModelConfig(compute_dtype="float32"), CPU) == "float32"
     assert resolve_dtype(ModelConfig(compute_dtype="auto", attention="flash_attention_2"), CPU) == "bfloat16"
-
-
-@pytest.mark.parametrize("supported", [True, False])
-def test_auto_asks_cuda_for_instructions(supported, monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: asked.append(options) or supported)
-    expected = "bfloat16" if supported else "float32"
-    assert resolve_dtype(ModelConfig(compute_dtype="auto"), torch.device("cuda")) == expected
-    assert asked == [{"including_emulation": False}]
+    for supported, expected in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, s=supported: s)
+        assert resolve_dtype(ModelConfig(compute_dtype="auto"), torch.device("cuda")) == expected
 
 
 def test_a_resumed_run_keeps_the_compute_dtype_of_its_first_machine(tmp_path, monkeypatch):
@@ -458,19 +397,6 @@ def test_a_resumed_run_keeps_the_compute_dtype_of_its_first_machine(tmp_path, mo
     assert session.run.config.model.compute_dtype == "bfloat16"
 
 
-def test_the_local_run_takes_auto_and_the_demo_float32():
-    assert compose_run("local", ["model.path=m", "data.train=t"]).run.model.compute_dtype == "auto"
-    assert compose_run("demo").run.model.compute_dtype == "float32"
-
-
-def test_the_warning_is_printed_before_the_run_starts(tmp_path, model, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64"}, raising=False)
-    message = refused(
-        tmp_path, model, capsys, monkeypatch, "model.compute_dtype=bfloat16", "rollout.max_new_tokens=500"
-    )
-    assert "[emulated-dtype]" in message
-
-
 # ---- baselines
 
 
@@ -480,9 +406,7 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
     long = write_rows(tmp_path / "long.jsonl", [*QUESTIONS, {"question": "long " * 3000, "answer": "1"}])
     others = [{**row, "question": f"Once more: {row['question']}"} for row in QUESTIONS]
     examples = write_rows(tmp_path / "examples.jsonl", others)
-    bad_lessons = write_rows(
-        tmp_path / "bad_lessons.jsonl", [*others, {"question": "q", "answer": "1", "category": "factual"}]
-    )
+    bad_lessons = write_rows(tmp_path / "bad_lessons.jsonl", [*others, {**others[0], "category": "factual"}])
     output = tmp_path / "out"
 
     def baseline(*more: str) -> str:
@@ -497,8 +421,6 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
         patched.setattr("coca_mindspeed.cli.baseline.load_policy", load)
         assert f"{bad}:{len(QUESTIONS) + 1}: record" in (said := baseline("--data", str(bad)))
         assert "metadata['aliases']" in said
-        unread = write_rows(tmp_path / "unread.jsonl", [*QUESTIONS, {"question": "q", "answer": r"\frac{1"}])
-        assert f"{unread}:{len(QUESTIONS) + 1}: record" in baseline("--data", str(unread))
         assert re.search(
             r"record 'long-7' of long: its prompt has \d+ tokens.*--max-prompt-tokens", baseline("--data", str(long))
         )
@@ -517,29 +439,6 @@ def baseline_of(name: str, model: Path, data: Path, output: Path, capsys, *more:
     common = ("--output", str(output), "--device", "cpu", "--max-new-tokens", "8", "--quiet")
     assert main(["baseline", name, "--model", str(model), "--data", str(data), *common, *more]) == 1
     return capsys.readouterr().err
-
-
-def test_graders_check_what_they_would_refuse():
-    record = Record("r", "d", "factual", "?", "x")
-    for name in ("factual", "auto"):
-        with pytest.raises(DataError, match="aliases"):
-            build_grader(name).check([record])
-    with pytest.raises(GradingError, match="language model judge is not configured"):
-        build_grader("auto").check([Record("r", "simpleqa", "factual", "?", "x")])
-    for name in ("exact", "math"):
-        grader = build_grader(name)
-        grader.check([record])
-        grader.close()
-    unusable = {
-        " ": "it is empty",
-        "9" * 2_001: "over 2000",
-        "(" * 51: "50 deep",
-        r"\frac{1": "parsed",
-        "1\n#### 1": "",
-    }
-    for gold, why in unusable.items():
-        with pytest.raises(DataError, match=rf"record 'r' of 'd': the gold answer .* cannot be used: .*{why}"):
-            build_grader("math").check([Record("r", "d", "math", "?", gold)])
 
 
 def test_the_documented_lines_mend_such_a_template(tmp_path, model):

@@ -1,17 +1,15 @@
 """The training loop: what it writes, what it survives, and that a stopped run ends like one that never was."""
 
 import errno
-import json
 import math
 import multiprocessing
 import os
 import random
-import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +28,7 @@ from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, open_session, result, rows, small_session, train
+from tests.local.starts_for_tests import arguments
 from tests.new_method import Doubt
 
 
@@ -87,9 +86,9 @@ def test_the_model_is_a_plain_directory(finished):
     assert all(moved)
 
 
-@pytest.mark.parametrize("method", ["coca", "rlvr", "joint", "sequential", "rlcr"])
+@pytest.mark.parametrize("method", ["coca", "sequential", "rlcr"])
 def test_every_method_trains_and_resumes_bit_for_bit(tmp_path, method, monkeypatch):
-    """Stop right after step 4 by a failing evaluation of step 5, go on, and compare with a run that was not stopped."""
+    """Stop right after step 4 by a failing update of step 5, go on, and compare with a run that was not stopped."""
     overrides = (f"method={method}", "trainer.steps=3" if method == "sequential" else "trainer.steps=6")
     train(tmp_path / "whole", *overrides)
 
@@ -192,7 +191,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(tmp_path, monkeypatc
 
     monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", poisoned)
     with pytest.raises(
-        TrainingError, match=r"step 4: objective/loss is nan; .*; the last good checkpoint is .*step_000002"
+        TrainingError, match=r"(?s)step 4: objective/loss is nan; .*the last good checkpoint is .*step_000002"
     ):
         trainer.run()
     assert all(bool(p.isfinite().all()) for p in trainer.policy.model.parameters())
@@ -215,52 +214,44 @@ def test_weights_that_are_not_finite_end_the_run_by_its_step(tmp_path, monkeypat
         trainer.run()
 
 
+_OUT_OF_MEMORY = r"step 1: out of memory \(.+\)\n.*trainer\.microbatch_tokens.*\nno checkpoint was written before it"
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory):
+    """A trainer before its first step, at which each test makes it fail."""
+    return small_session(tmp_path_factory.mktemp("waiting") / "run").trainer
+
+
 @pytest.mark.parametrize(
-    "error",
+    ("error", "kind", "message"),
     [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"),
-        MemoryError("Unable to allocate 8 GiB"),
-        MemoryError(),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate"),
+            TrainingError,
+            _OUT_OF_MEMORY,
+        ),
+        (RuntimeError("[..] DefaultCPUAllocator: can't allocate memory"), TrainingError, _OUT_OF_MEMORY),
+        (MemoryError("Unable to allocate 8 GiB"), TrainingError, _OUT_OF_MEMORY),
+        (MemoryError(), TrainingError, _OUT_OF_MEMORY),
+        (NotFiniteError("objective/loss is nan"), TrainingError, "step 1: objective/loss is nan\nno checkpoint"),
+        (RuntimeError("shapes do not match"), RuntimeError, "shapes do not match"),
     ],
-    ids=["cuda", "cpu", "numpy", "python"],
+    ids=["cuda", "cpu", "numpy", "python", "not finite", "another"],
 )
-def test_what_would_need_less_memory_is_named(tmp_path, monkeypatch, error):
-    def too_large(*_):
+def test_errors_of_a_step_are_explained(waiting, monkeypatch, error, kind, message):
+    """Also where the logs cannot be closed, which must not hide what ended the run."""
+
+    def fails(*_):
         raise error
 
-    trainer = small_session(tmp_path / "run").trainer
-    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", too_large)
-    with pytest.raises(TrainingError) as stopped:
-        trainer.run()
-    what, remedy, saved = str(stopped.value).splitlines()
-    assert re.fullmatch(r"step 1: out of memory \(.+\)", what)
-    assert "trainer.microbatch_tokens" in remedy
-    assert saved == "no checkpoint was written before it"
-
-
-def test_a_log_that_cannot_be_closed_does_not_hide_what_ended_the_run(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def not_finite(*_):
-        raise NotFiniteError("objective/loss is nan")
-
-    trainer = small_session(tmp_path / "run").trainer
+    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", fails)
     monkeypatch.setattr("coca_mindspeed.local.logging.RunLog.close", full)
-    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", not_finite)
-    with pytest.raises(TrainingError, match="objective/loss is nan"):
-        trainer.run()
-
-
-def test_another_error_stays_what_it_is(tmp_path, monkeypatch):
-    def wrong(*_):
-        raise RuntimeError("shapes do not match")
-
-    trainer = small_session(tmp_path / "run").trainer
-    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", wrong)
-    with pytest.raises(RuntimeError, match="shapes do not match"):
-        trainer.run()
+    with pytest.raises(kind, match=message):
+        waiting.run()
 
 
 def test_a_run_that_is_not_there_is_said_to_begin(tmp_path, capsys):
@@ -268,19 +259,7 @@ def test_a_run_that_is_not_there_is_said_to_begin(tmp_path, capsys):
     assert f"--resume: no run found in {tmp_path / 'run'}" in capsys.readouterr().err
 
 
-def test_a_gradient_that_is_not_finite_is_named(tmp_path, monkeypatch):
-    clip = torch.nn.utils.clip_grad_norm_
-
-    def infinite(*arguments):
-        trained = (tmp_path / "run" / "warm_start").exists()
-        return torch.tensor(math.inf) if trained else clip(*arguments)
-
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", infinite)
-    with pytest.raises(TrainingError, match=r"step 1: objective/grad_norm is inf; .*no checkpoint was written before"):
-        train(tmp_path / "run")
-
-
-def test_a_disk_that_fills_up_loses_no_checkpoint(tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_loses_no_checkpoint(finished, tmp_path, monkeypatch):
     save = torch.save
 
     def full(value, path):
@@ -297,22 +276,7 @@ def test_a_disk_that_fills_up_loses_no_checkpoint(tmp_path, monkeypatch):
     assert not list((output / "checkpoints").glob(".*"))
     monkeypatch.undo()
     train(output, resume=True)
-    train(tmp_path / "whole")
-    assert result(output) == result(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_file_size_limit_is_a_real_full_disk(tmp_path):
-    """The kernel refuses writes beyond 600 kB: the weights (430 kB) fit, the optimizer (870 kB) does not."""
-    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000)); "
-    limited += "from coca_mindspeed.cli import main; sys.exit(main(sys.argv[1:]))"
-    arguments = [sys.executable, "-c", limited, *command(tmp_path / "run", "--quiet")[3:]]
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "step 1: the checkpoint" in done.stderr
-    assert "there is none before it" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
+    assert result(output) == result(finished)
 
 
 def test_a_small_disk_is_said_before_the_first_step(tmp_path, monkeypatch):
@@ -340,46 +304,31 @@ def test_another_run_is_not_resumed(finished, capsys):
     small_session(finished, "evaluation.interval=1", "checkpoint.keep=5", resume=True)
 
 
-def test_a_damaged_optimizer_state_is_named(tmp_path):
-    train(tmp_path / "run", "trainer.steps=4", "checkpoint.interval=1")
-    config = (tmp_path / "run" / "config.yaml").read_text()
-    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
-    newest.path.rename(newest.path.with_name("step_000003b"))  # as if step 4 had not been reached
-    (list_checkpoints(tmp_path / "run" / "checkpoints")[-1].path / "optimizer.pt").write_bytes(b"damaged")
-    assert config == (tmp_path / "run" / "config.yaml").read_text()
-    with pytest.raises(TrainingError, match=r"step_000003/optimizer\.pt: is damaged .* to resume from an older"):
-        train(tmp_path / "run", "trainer.steps=4", "checkpoint.interval=1", resume=True)
+def test_a_damaged_optimizer_state_is_named(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    older, newest = list_checkpoints(tmp_path / "run" / "checkpoints")
+    shutil.rmtree(newest.path)
+    (older.path / "optimizer.pt").write_bytes(b"damaged")
+    with pytest.raises(TrainingError, match=r"step_000004/optimizer\.pt: is damaged .* to resume from an older"):
+        train(tmp_path / "run", resume=True)
 
 
-def test_a_torn_last_line_of_metrics_is_mended(tmp_path):
-    train(tmp_path / "whole")
-    session = small_session(tmp_path / "run")
-    session.trainer.run()
-    checkpoints = list_checkpoints(tmp_path / "run" / "checkpoints")
-    checkpoints[-1].path.rename(tmp_path / "gone")
+def test_a_torn_last_line_of_metrics_is_mended(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    list_checkpoints(tmp_path / "run" / "checkpoints")[-1].path.rename(tmp_path / "gone")
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "rew')
     train(tmp_path / "run", resume=True)
-    assert result(tmp_path / "run") == result(tmp_path / "whole")
+    assert result(tmp_path / "run") == result(finished)
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 def test_any_hugging_face_directory_and_jsonl_data(tmp_path, architecture, capsys):
     model = write_random_model(tmp_path / "model", architecture)
-    questions = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(12)]
-    for name in ("train", "heldout"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
-    code = main(
-        [
-            *("train", "local", f"model.path={model}", f"data.train={tmp_path}/train.jsonl", "data.grader=exact"),
-            *(f"data.evaluate={tmp_path}/heldout.jsonl", "rollout.prompts=4", "rollout.group_size=2"),
-            *("rollout.max_new_tokens=12", "trainer.steps=2", "trainer.device=cpu", "model.compute_dtype=float32"),
-            *("optimizer.lr=1e-3", "evaluation.interval=2", "--output", str(tmp_path / "run"), "--quiet"),
-        ]
-    )
-    assert code == 0, capsys.readouterr().err
+    more = ("rollout.max_new_tokens=12", "trainer.steps=2", "optimizer.lr=1e-3", "evaluation.interval=2")
+    assert main(arguments(tmp_path, model, *more)) == 0, capsys.readouterr().err
     predictions = rows(tmp_path / "run" / "predictions_after.jsonl")
-    assert [p["id"] for p in predictions] == [f"heldout-{i}" for i in range(1, 13)]
+    assert [p["id"] for p in predictions] == [f"heldout-{i}" for i in range(1, 7)]
     assert set(predictions[0]) >= {"id", "dataset", "question", "response", "confidence", "correct"}
     before = AutoModelForCausalLM.from_pretrained(model)
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
@@ -419,33 +368,6 @@ def test_the_package_imports_without_ray_or_an_accelerator():
     code = "import sys; sys.modules['ray'] = sys.modules['torch_npu'] = sys.modules['mindspeed_rl'] = None\n"
     code += "import coca_mindspeed, coca_mindspeed.cli, coca_mindspeed.local.trainer"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": "."})
-
-
-def test_wandb_and_swanlab_get_every_step(tmp_path, monkeypatch):
-    """Against stand-ins that record what they are given."""
-    logged: dict[str, list] = {"wandb": [], "swanlab": []}
-    closed = []
-
-    class Run:
-        def log(self, scalars, step):
-            logged["wandb"].append((step, scalars))
-
-        def finish(self):
-            closed.append("wandb")
-
-    wandb, swanlab = types.ModuleType("wandb"), types.ModuleType("swanlab")
-    wandb.init = lambda **_: Run()
-    swanlab.init = lambda **_: None
-    swanlab.log = lambda scalars, step: logged["swanlab"].append((step, scalars))
-    swanlab.finish = lambda: closed.append("swanlab")
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setitem(sys.modules, "swanlab", swanlab)
-    train(tmp_path / "run", "logging.wandb=project", "logging.swanlab=project")
-    for steps in logged.values():
-        assert [step for step, _ in steps] == [1, 2, 3, 4, 5, 6]
-        assert all(math.isfinite(value) for _, scalars in steps for value in scalars.values())
-        assert "eval/ece" in steps[2][1]
-    assert sorted(closed) == ["swanlab", "wandb"]
 
 
 @pytest.mark.parametrize("required", [True, False])

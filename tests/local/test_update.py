@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -76,7 +75,9 @@ def mixed(session, experience):
 
 @pytest.mark.parametrize("share_prompts", [True, False])
 @pytest.mark.parametrize("aggregation", ["sum", "token_mean", "segment_mean"])
-def test_microbatches_make_the_same_update(session, mixed, aggregation, share_prompts):
+def test_microbatches_and_chunks_of_logits_make_the_same_update(
+    session, mixed, aggregation, share_prompts, monkeypatch
+):
     whole, expected = updated(session, mixed, aggregation, share_prompts=share_prompts)
     moved = float((whole - torch.cat([p.detach().flatten() for p in session.trainer.policy.model.parameters()])).norm())
     assert moved > 0
@@ -85,15 +86,9 @@ def test_microbatches_make_the_same_update(session, mixed, aggregation, share_pr
         weights, metrics = updated(session, mixed, aggregation, share_prompts=share_prompts, **split)
         assert float((weights - whole).norm()) < 1e-5 * moved
         assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.parametrize("aggregation", ["sum", "token_mean", "segment_mean"])
-def test_an_update_by_chunks_of_logits_is_the_same(session, mixed, aggregation, monkeypatch):
-    whole, expected = updated(session, mixed, aggregation)
-    moved = float((whole - torch.cat([p.detach().flatten() for p in session.trainer.policy.model.parameters()])).norm())
     set_chunk_of(monkeypatch, 100, session.trainer.policy.model.config.vocab_size)
     assert not session.trainer.policy.lm_head.fits_one_chunk(101)
-    weights, metrics = updated(session, mixed, aggregation)
+    weights, metrics = updated(session, mixed, aggregation, share_prompts=share_prompts)
     assert float((weights - whole).norm()) < 1e-5 * moved
     assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
@@ -121,51 +116,6 @@ def test_microbatches_hold_every_row_once_and_no_more_than_asked(seed, share_pro
         assert len(part.rows) == 1 or _tokens_of(part, lengths, prompt_lengths, share_prompts) <= limit
 
 
-def _cost(parts, lengths, prompt_lengths, group, share_prompts, another):
-    """By the definition: tokens of every pass, padding included, and what another pass costs."""
-    total = 0
-    for rows in parts:
-        prompts = [row // group for row in rows]
-        copies = len(set(prompts)) if share_prompts else len(rows)
-        total += another + len(rows) * max(lengths[r] for r in rows) + copies * max(prompt_lengths[p] for p in prompts)
-    return total
-
-
-def _every_cut(rows):
-    for pattern in itertools.product((False, True), repeat=len(rows) - 1):
-        ends = [i + 1 for i, cut in enumerate(pattern) if cut]
-        yield [rows[a:b] for a, b in itertools.pairwise([0, *ends, len(rows)])]
-
-
-@pytest.mark.parametrize("share_prompts", [True, False])
-@pytest.mark.parametrize("seed", range(12))
-def test_no_cut_of_the_orders_costs_less(seed, share_prompts):
-    """Against every cut there is, of ten rows in the order of their lengths and of their groups."""
-    random = np.random.default_rng(seed)
-    group, prompts = 2, range(5)
-    scale, prompt_scale, limit, another = (1000, 30, 2500, 256) if seed % 2 else (60, 2000, 6400, 400)
-    lengths = random.integers(1, scale, size=10).tolist()
-    prompt_lengths = random.integers(1, prompt_scale, size=5).tolist()
-    config = TrainerConfig(microbatch_tokens=limit, share_prompts=share_prompts)
-    parts = [part.rows for part in microbatches(prompts, group, lengths, prompt_lengths, config)]
-
-    def tokens(rows):
-        return _cost([rows], lengths, prompt_lengths, group, share_prompts, another=0)
-
-    by_length = sorted(range(10), key=lambda r: (-lengths[r], -prompt_lengths[r // group]))
-    longest = [max(lengths[2 * p : 2 * p + 2]) for p in prompts]
-    by_group = sorted(range(10), key=lambda r: (-longest[r // group], r // group, -lengths[r]))
-    by_prompt = sorted(range(10), key=lambda r: (-prompt_lengths[r // group], r // group, -lengths[r]))
-    by_sum = sorted(range(10), key=lambda r: -lengths[r] - prompt_lengths[r // group])
-    costs = [
-        _cost(cut, lengths, prompt_lengths, group, share_prompts, another)
-        for order in ((by_length, by_group, by_prompt) if share_prompts else (by_sum,))
-        for cut in _every_cut(order)
-        if all(len(rows) == 1 or tokens(rows) <= limit for rows in cut)
-    ]
-    assert _cost(parts, lengths, prompt_lengths, group, share_prompts, another) == min(costs)
-
-
 def test_long_responses_are_hardly_padded():
     """Lengths as a model's, from tens to thousands of tokens; group by group every second token would be padding."""
     random = np.random.default_rng(0)
@@ -176,28 +126,6 @@ def test_long_responses_are_hardly_padded():
     parts = microbatches(prompts, group, lengths, prompt_lengths, config)
     needed = sum(lengths) + sum(prompt_lengths)
     assert sum(_tokens_of(part, lengths, prompt_lengths, True) for part in parts) < 1.15 * needed
-
-
-def test_prompts_of_a_length_come_together():
-    """Responses are all alike, and a pass is as wide as its longest prompt."""
-    config = TrainerConfig(microbatch_tokens=9000)
-    parts = microbatches(range(8), 2, [5] * 16, [2000, 100] * 4, config)
-    assert [sorted({part.prompts[0] % 2, part.prompts[-1] % 2}) for part in parts] == [[0], [1]]
-
-
-def test_a_limit_that_holds_everything_makes_one_pass():
-    random = np.random.default_rng(0)
-    lengths = random.integers(1000, 1400, size=64).tolist()
-    config = TrainerConfig(microbatch_tokens=10**6)
-    assert len(microbatches(range(8), 8, lengths, [100] * 8, config)) == 1
-
-
-def test_groups_share_long_prompts():
-    random = np.random.default_rng(0)
-    lengths, prompt_lengths = random.integers(10, 200, size=128).tolist(), [3000] * 16
-    config = TrainerConfig(microbatch_tokens=10_000)
-    parts = microbatches(range(16), 8, lengths, prompt_lengths, config)
-    assert sum(len(part.prompts) for part in parts) == 16
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
@@ -217,20 +145,6 @@ def test_none_holds_more_than_the_fullest(seed, share_prompts):
         assert len(part.rows) <= most
         copies = len(sizes) if share_prompts else most
         assert most == 1 or most * longest + copies * prompt <= limit
-
-
-def test_rows_of_a_length_come_together():
-    """Without shared prompts, long and short responses are not padded to one another."""
-    lengths = [100, 1] * 8
-    config = TrainerConfig(microbatch_tokens=8 * 110, share_prompts=False)
-    parts = microbatches(range(4), 4, lengths, [10] * 4, config)
-    assert [sorted({lengths[row] for row in part.rows}) for part in parts] == [[100], [1]]
-
-
-def test_groups_stay_together_where_they_fit():
-    config = TrainerConfig(microbatch_tokens=2 * (10 + 4 * 50))
-    parts = microbatches(range(4), 4, [50] * 16, [10] * 4, config)
-    assert [part.group_sizes for part in parts] == [[4, 4], [4, 4]]
 
 
 def test_a_resumed_run_with_microbatches_of_tokens_ends_with_the_same_bytes(tmp_path):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp, ttest_rel
 
-from coca_mindspeed.baselines.resumable import claim_directory
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
+from coca_mindspeed.local.resumable import claim_directory
 from experiments.__main__ import main
 from experiments.reproduce import scheduler
 from experiments.reproduce.claims import Claim, claims, claims_table, sequential_claims, sequential_phases

@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import MethodConfig
-from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.scoring.responses import credit_rule
 from tests.integration.verl import tiny
+from tests.local.models_for_tests import response_log_probs
 
 
 def gradient_norms(
