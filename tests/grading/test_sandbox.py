@@ -33,7 +33,7 @@ def reports(request: pytest.FixtureRequest, server_port: int) -> dict[str, dict[
     """Every attack's report; run once as the user of these tests and, where that is root, once as nobody."""
     if request.param == "this user":
         return sandbox_attacks.run_all(str(REPOSITORY), server_port)
-    with script_of("nobody", "sandbox_attacks.py") as (command, options):
+    with script_of("nobody", "sandbox_attacks.py", "attacks.txt") as (command, options):
         options["env"]["GRADING_SECRET"] = "x"
         arguments = [str(REPOSITORY), str(server_port)]
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, **options)
