@@ -242,7 +242,7 @@ def test_a_program_that_gets_no_processor_is_tried_again_and_then_ungradable(
 
     monkeypatch.setattr(Sandbox, "_attempt", count)
     with one_processor(competitors=24):
-        report = report_of(sandbox, kind, "while True: pass", seconds=0.8)
+        report = report_of(sandbox, kind, "while True: pass", seconds=0.4)
     assert (report.outcome, attempts) == ("ungradable", 2), report
 
 

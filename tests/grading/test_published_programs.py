@@ -45,8 +45,9 @@ def test_humaneval_solutions_are_right_and_empty_ones_wrong(grader: CodeGrader, 
     records = prepared("humaneval", path, tmp_path / "humaneval")
     found, reasons = outcomes(grader, records, [solutions[record.id] for record in records])
     assert found == {"right": 164}, reasons
-    found, reasons = outcomes(grader, records, ["    return None"] * len(records))
-    assert found == {"wrong": 164}, reasons
+    some = records[::8]
+    found, reasons = outcomes(grader, some, ["    return None"] * len(some))
+    assert found == {"wrong": len(some)}, reasons
 
 
 def test_mbpp_solutions_are_right(grader: CodeGrader, tmp_path: Path) -> None:
