@@ -1,4 +1,4 @@
-"""Group-relative advantages (paper, equation 9), one for each segment, and their way onto tokens."""
+"""Group-relative advantages (paper, equation 9) of each segment and of its tokens."""
 
 from typing import NamedTuple
 
@@ -59,13 +59,7 @@ def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Te
 
 
 def segment_masks(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> SegmentMasks:
-    """Masks over ``width`` response tokens from the number of tokens in each segment.
-
-    Args:
-        confidence_lengths: int ``[batch]``, tokens of the confidence segment.
-        response_lengths: int ``[batch]``, tokens of the whole response.
-        width: tokens of the padded responses.
-    """
+    """Masks over ``width`` response tokens, from the lengths of confidence segments and responses, int ``[batch]``."""
     _check_lengths(confidence_lengths, response_lengths, width)
     position = torch.arange(width, device=response_lengths.device)
     confidence = position < confidence_lengths[:, None]
@@ -78,10 +72,8 @@ def token_advantages(
     """Put each segment's advantage on its own tokens (paper, equation 10), and 0 on padding.
 
     Args:
-        confidence: float ``[batch]``, advantage of each confidence segment.
-        answer: float ``[batch]``, advantage of each answer segment.
-        confidence_lengths: int ``[batch]``.
-        response_lengths: int ``[batch]``.
+        confidence, answer: float ``[batch]``, advantage of each segment.
+        confidence_lengths, response_lengths: int ``[batch]``.
         width: tokens of the padded responses.
 
     Returns:

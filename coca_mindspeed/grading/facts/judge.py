@@ -48,7 +48,6 @@ Reply with the grade and nothing else: CORRECT, INCORRECT or NOT_ATTEMPTED."""
 _REPLY = re.compile(r"[\s*`\"']*(CORRECT|INCORRECT|NOT[_ ]ATTEMPTED)[\s*`\"'.]*", re.IGNORECASE)
 # Longer answers to short questions try to influence the judge.
 _MAX_ANSWER_CHARACTERS = 4_000
-_MAX_REPLY_BYTES = 1 << 20
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _TRANSIENT_STATUSES = {408, 409, 429}
 _REFUSING_STATUSES = {400, 413, 422, 500}  # possibly for the content of the request; 500 after all retries
@@ -236,7 +235,8 @@ class JudgeGrader:
             error: Exception
             try:
                 left = deadline - time.monotonic()
-                return _reply_text(await asyncio.wait_for(self._body(request), min(self._seconds, left)))
+                reply = self._client.chat.completions.with_raw_response.create(**request)
+                return _reply_text((await asyncio.wait_for(reply, min(self._seconds, left))).content)
             except self._errors as failure:
                 error, problem = failure, f"{type(failure).__name__}: {failure!s:.300}"
                 if (status := getattr(failure, "status_code", None)) is not None:
@@ -258,20 +258,6 @@ class JudgeGrader:
             f"the judge at {self._url} does not grade: {problem}; check its url, model and key, then run again (grades "
             "that were given are in the cache, if one is configured)"
         ) from error
-
-    async def _body(self, request: Mapping[str, Any]) -> bytes:
-        body = bytearray()
-        async with self._client.chat.completions.with_streaming_response.create(**request) as response:
-            try:
-                async for chunk in response.iter_bytes():
-                    body += chunk
-                    if len(body) > _MAX_REPLY_BYTES:
-                        break
-            except Exception as error:  # of the client's own HTTP library, whichever that is
-                raise _UnusableReplyError(f"{type(error).__name__}: {error!s:.300}") from error
-        if len(body) > _MAX_REPLY_BYTES:
-            raise _UnusableReplyError(f"expected a chat completion, found more than {_MAX_REPLY_BYTES} bytes")
-        return bytes(body)
 
 
 class _RefusedError(GradingError):
