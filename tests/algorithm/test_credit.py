@@ -46,12 +46,6 @@ def test_by_hand():
     assert (result.confidence_varies.tolist(), result.answer_varies.tolist()) == ([True], [True])
 
 
-def test_segments_get_different_advantages():
-    """r_a = (1, 0), s = (0, 0.5): the wrong answer has the better confidence."""
-    result = credit([True, False], [0.0, 0.5], [1, 2], [3, 3], 3)
-    torch.testing.assert_close(result.tokens, torch.tensor([[-UP, UP, UP], [UP, UP, -UP]]))
-
-
 def test_one_segment_may_have_nothing_to_learn_from():
     result = credit([True, True], [0.9, 0.4], [1, 1], [2, 2], 2)
     torch.testing.assert_close(result.tokens, torch.tensor([[UP, 0], [-UP, 0]]))
@@ -73,13 +67,6 @@ def test_confidence_reward_is_the_brier_score_whatever_the_method_rewards():
     for name in METHODS:
         result = credit([True, False], [0.5, math.nan], [1, 1], [2, 2], 2, method=name, invalid_reward=-2.0)
         assert result.confidence_reward.tolist() == [[0.0, -2.0]]
-
-
-def test_choices_reach_the_advantages():
-    # r_a = (1, 0): deviation sqrt(1/2) or 1/2, plus eps
-    for ddof, deviation in ((1, UP), (0, 0.5)):
-        result = credit([True, False], [0.5, 0.5], [0, 0], [1, 1], 1, ddof=ddof, eps=0.25)
-        assert result.answer[0].tolist() == pytest.approx([0.5 / (deviation + 0.25), -0.5 / (deviation + 0.25)])
 
 
 def test_the_stage_decides_what_sequential_rewards():

