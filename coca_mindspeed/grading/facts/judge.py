@@ -21,7 +21,7 @@ from typing import Any
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict, refuse_empty
+from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict, refuse_empty
 
 
 class Grade(str, Enum):
@@ -61,7 +61,7 @@ def parse_grade(reply: str) -> Grade | None:
     return Grade(match[1].upper().replace(" ", "_")) if match else None
 
 
-class JudgeGrader:
+class JudgeGrader(TalliedGrader):
     """Asks a language model whether the answer states the gold answer.
 
     Args:
@@ -106,6 +106,7 @@ class JudgeGrader:
                 f"the judge's key should be in the environment variable {key_variable}, which is not set; "
                 "if the endpoint needs no key, set key_variable to null"
             )
+        super().__init__()
         import openai  # takes most of a second
 
         self._errors = (openai.APIConnectionError, openai.APIStatusError)
@@ -125,7 +126,6 @@ class JudgeGrader:
 
             # diskcache's default format is pickle, which runs code when a file is read.
             self._cache = diskcache.Cache(str(cache), disk=diskcache.JSONDisk)
-        self._tally = Tally()
         self._replies = 0
         # By question and reference: whether the judge can grade the reference as an answer; for all its answers.
         self._grades_reference: dict[tuple[str, str], asyncio.Future[bool]] = {}
@@ -134,13 +134,12 @@ class JudgeGrader:
     def check(records: Sequence[Record]) -> None:
         refuse_empty(records)
 
-    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+    def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """A refused request, or a reply that is no grade, makes the answer wrong, or ungradable if the reference fails.
 
         Raises:
             GradingError: the endpoint refuses everything, or fails after all retries. Earlier grades are cached.
         """
-        started = time.perf_counter()
         pairs, in_flight = zip(records, answers, strict=True), 4 * self._concurrency
         pending: deque[Future[Verdict]] = deque()
         verdicts: list[Verdict] = []
@@ -162,11 +161,7 @@ class JudgeGrader:
                 future.cancel()
         if refusals and not self._replies:  # it has refused every request so far
             raise refusals[0]
-        self._tally.add(verdicts, time.perf_counter() - started)
         return verdicts
-
-    def metrics(self) -> dict[str, float]:
-        return self._tally.metrics()
 
     def close(self) -> None:
         if not self._loop.is_closed():
