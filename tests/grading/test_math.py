@@ -63,7 +63,7 @@ def test_the_table_of_pairs(patient_grader: MathGrader, impatient_grader: MathGr
 def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(patient_grader: MathGrader) -> None:
     # Time limits depend on the machine's load, so the bombs are left out here.
     grader = patient_grader
-    pairs = [pair[:2] for pair in PAIRS if pair[2] != "ungradable"][::3]
+    pairs = [pair[:2] for pair in PAIRS if pair[2] != "ungradable" and "bomb" not in pair[3]][::9]
     expected = outcomes(grader, pairs)
     assert outcomes(grader, pairs[::-1])[::-1] == expected
     assert [outcomes(grader, [pair])[0] for pair in pairs] == expected
