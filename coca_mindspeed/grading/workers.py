@@ -22,7 +22,7 @@ from coca_mindspeed.grading.code.inside.process import WALL_FACTOR
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_MAX_FAILED_STARTS = 3  # in a row
+_MAX_FAILED_STARTS, _PAUSE_SECONDS = 3, 0.1  # in a row; before the next one, doubled each time
 # Tasks taken from the input per worker: enough for the others while one waits for its time limit.
 _IN_FLIGHT = 256
 _START_SECONDS = 60.0  # for a worker to start and warm up
@@ -118,14 +118,15 @@ class _Worker:
         assert self._process.stdin is not None
         self._alive = self._process.stdin  # the worker ends when this is closed, by end() or the end of this process
         processes.hold(self._alive.fileno())
-        self.connection.send(settings)
+        with suppress(OSError):  # it has died, and its connection is at its end
+            self.connection.send(settings)
         self.ready, self.tasks_done = False, 0
         self.task: _Task | None = None
         self.deadline = 0.0
 
     def start(self, task: _Task, seconds: float) -> None:
         self.task, self.deadline = task, time.monotonic() + seconds
-        with suppress(OSError):  # it has died, and its connection is at its end
+        with suppress(OSError):  # as above
             self.connection.send((task.function, task.item))
 
     def end(self) -> int:
@@ -216,7 +217,11 @@ class Workers:
                 return
             self._remove(idle)  # at its end: it was killed from outside
             self.restarts += 1
-        worker = _Worker(*self._settings)
+        try:
+            worker = _Worker(*self._settings)
+        except OSError as error:
+            self._start_again(task, str(error))
+            return
         self._workers.append(worker)
         worker.start(task, _START_SECONDS)
 
@@ -253,13 +258,7 @@ class Workers:
         assert task is not None
         self.restarts += 1
         if not worker.ready:
-            self._failed_starts += 1
-            if self._failed_starts > _MAX_FAILED_STARTS:
-                raise GradingError(
-                    f"the grading workers did not start {self._failed_starts} times in a row; see the standard error "
-                    "output of the worker processes, and the kernel's log for out-of-memory kills"
-                )
-            self._again.append(task)
+            self._start_again(task, "too slow" if late else f"exit code {exit_code}")
             return
         failure, detail = self._reason(exit_code, late)
         task.starved += failure is Failure.STARVED
@@ -268,6 +267,16 @@ class Workers:
             return
         self.timeouts += failure is Failure.TIMEOUT
         task.result = TaskResult(None, failure, detail, self._seconds if failure is Failure.TIMEOUT else 0.0)
+
+    def _start_again(self, task: _Task, problem: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts > _MAX_FAILED_STARTS:
+            raise GradingError(
+                f"the grading workers did not start {self._failed_starts} times in a row ({problem}); see the standard "
+                "error output of the worker processes, and the kernel's log for out-of-memory kills"
+            )
+        time.sleep(_PAUSE_SECONDS * 2**self._failed_starts)
+        self._again.append(task)
 
     def _reason(self, exit_code: int, late: bool) -> tuple[Failure, str]:
         if late:

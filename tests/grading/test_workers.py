@@ -171,6 +171,25 @@ def test_workers_that_do_not_start_are_an_error_and_not_a_verdict() -> None:
         list(workers.map(double, [1]))
 
 
+@pytest.mark.parametrize("refusals", [2, 9])
+def test_a_process_that_is_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch, refusals: int) -> None:
+    popen, asked = subprocess.Popen, []
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        asked.append(1)
+        if len(asked) <= refusals:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return popen(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with closing(Workers(count=1, seconds=5.0)) as workers:
+        if refusals == 2:
+            assert [result.value for result in workers.map(double, [1])] == [2]
+        else:
+            with pytest.raises(GradingError, match="temporarily unavailable"):
+                list(workers.map(double, [1]))
+
+
 def test_a_task_is_limited_in_processor_time_even_if_nobody_watches_the_clock() -> None:
     """By a timer of the kernel."""
     with closing(Workers(count=1, seconds=1.0)) as workers:
