@@ -52,7 +52,6 @@ setup(
         "matplotlib",
         "rich",
         "tensorboard",
-        "pebble>=5.2,<5.3",  # its manager of processes is refined in grading/workers.py
         "math-verify[antlr4_9_3]",
         "pyarrow",
         "openai",

@@ -1,9 +1,11 @@
-"""Group-relative advantages (paper, equation 9), one for each segment, and their way onto tokens."""
+"""Group-relative advantages (paper, equation 9) of each segment and of its tokens."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from coca_mindspeed.algorithm.checks import check_tensor
 
 
 class SegmentMasks(NamedTuple):
@@ -45,8 +47,7 @@ def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Te
     Raises:
         ValueError: wrong shape or dtype, or a reward that is not finite.
     """
-    if not rewards.is_floating_point() or rewards.dim() != 2:
-        raise ValueError(f"rewards should be float [prompts, group], found {rewards.dtype} {tuple(rewards.shape)}")
+    check_tensor("rewards", rewards, "float", "prompts", "group")
     if rewards.shape[1] < 2:
         raise ValueError(f"rewards should have at least 2 responses in a group, found {tuple(rewards.shape)}")
     if not bool(rewards.isfinite().all()):
@@ -58,13 +59,7 @@ def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Te
 
 
 def segment_masks(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> SegmentMasks:
-    """Masks over ``width`` response tokens from the number of tokens in each segment.
-
-    Args:
-        confidence_lengths: int ``[batch]``, tokens of the confidence segment.
-        response_lengths: int ``[batch]``, tokens of the whole response.
-        width: tokens of the padded responses.
-    """
+    """Masks over ``width`` response tokens, from the lengths of confidence segments and responses, int ``[batch]``."""
     _check_lengths(confidence_lengths, response_lengths, width)
     position = torch.arange(width, device=response_lengths.device)
     confidence = position < confidence_lengths[:, None]
@@ -77,10 +72,8 @@ def token_advantages(
     """Put each segment's advantage on its own tokens (paper, equation 10), and 0 on padding.
 
     Args:
-        confidence: float ``[batch]``, advantage of each confidence segment.
-        answer: float ``[batch]``, advantage of each answer segment.
-        confidence_lengths: int ``[batch]``.
-        response_lengths: int ``[batch]``.
+        confidence, answer: float ``[batch]``, advantage of each segment.
+        confidence_lengths, response_lengths: int ``[batch]``.
         width: tokens of the padded responses.
 
     Returns:
@@ -88,13 +81,7 @@ def token_advantages(
     """
     _check_lengths(confidence_lengths, response_lengths, width)
     for name, advantage in (("confidence", confidence), ("answer", answer)):
-        if not advantage.is_floating_point() or advantage.shape != response_lengths.shape:
-            raise ValueError(
-                f"{name} should be float {tuple(response_lengths.shape)}, "
-                f"found {advantage.dtype} {tuple(advantage.shape)}"
-            )
-        if advantage.device != response_lengths.device:
-            raise ValueError(f"{name} is on {advantage.device}, the lengths are on {response_lengths.device}")
+        check_tensor(name, advantage, "float", *response_lengths.shape, device=response_lengths.device)
     # int32 positions halve the traffic of the one comparison that runs over the whole matrix.
     position = torch.arange(width, device=response_lengths.device, dtype=torch.int32)
     inside = position < response_lengths[:, None].to(torch.int32)
@@ -121,14 +108,10 @@ def per_token_of_segment(advantages: Tensor, masks: SegmentMasks) -> Tensor:
 
 
 def _check_lengths(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> None:
-    for name, lengths in (("confidence_lengths", confidence_lengths), ("response_lengths", response_lengths)):
-        if lengths.dtype not in (torch.int64, torch.int32) or lengths.dim() != 1:
-            raise ValueError(f"{name} should be int [batch], found {lengths.dtype} {tuple(lengths.shape)}")
-    if confidence_lengths.shape != response_lengths.shape or confidence_lengths.device != response_lengths.device:
-        raise ValueError(
-            f"confidence_lengths is {tuple(confidence_lengths.shape)} on {confidence_lengths.device}, "
-            f"response_lengths {tuple(response_lengths.shape)} on {response_lengths.device}"
-        )
+    check_tensor("response_lengths", response_lengths, "int", "batch")
+    check_tensor(
+        "confidence_lengths", confidence_lengths, "int", *response_lengths.shape, device=response_lengths.device
+    )
     wrong = (confidence_lengths < 0) | (confidence_lengths > response_lengths) | (response_lengths > width)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])

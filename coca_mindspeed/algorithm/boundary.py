@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from coca_mindspeed.algorithm.checks import check_tensor
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, ConfidencePosition
 
 _FIRST_WINDOW = 32  # tokens searched at first; a confidence takes about ten
@@ -102,15 +103,11 @@ def confidence_segment_lengths(
         int64 ``[batch]`` on the device of ``token_ids``.
 
     Raises:
-        TypeError, ValueError: on mismatching shapes, dtypes, devices or ids.
-        ValueError: a response is said to be valid, but its tokens hold no closing tag.
+        ValueError: mismatching shapes, dtypes, devices or ids, or a response is said to be valid, but its tokens hold
+            no closing tag.
     """
     _check_responses(token_ids, response_lengths, token_text)
-    if valid.dtype != torch.bool or valid.shape != response_lengths.shape or valid.device != token_ids.device:
-        raise ValueError(
-            f"valid should be bool {tuple(response_lengths.shape)} on {token_ids.device}, "
-            f"found {valid.dtype} {tuple(valid.shape)} on {valid.device}"
-        )
+    check_tensor("valid", valid, "bool", *response_lengths.shape, device=token_ids.device)
     if max_confidence_tokens < 1:
         raise ValueError(f"max_confidence_tokens should be at least 1, found {max_confidence_tokens}")
     token_text.to(token_ids.device)
@@ -166,15 +163,8 @@ def _closing_tag_in_window(
 
 
 def _check_responses(token_ids: Tensor, lengths: Tensor, token_text: TokenText) -> None:
-    for name, tensor, dimensions in (("token_ids", token_ids, 2), ("response_lengths", lengths, 1)):
-        if tensor.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"{name} should be int64 or int32, found {tensor.dtype}")
-        if tensor.dim() != dimensions:
-            raise ValueError(f"{name} should have {dimensions} dimension(s), found shape {tuple(tensor.shape)}")
-    if len(token_ids) != len(lengths):
-        raise ValueError(f"token_ids has {len(token_ids)} rows, response_lengths has {len(lengths)}")
-    if token_ids.device != lengths.device:
-        raise ValueError(f"token_ids is on {token_ids.device}, response_lengths on {lengths.device}")
+    check_tensor("token_ids", token_ids, "int", "batch", "tokens")
+    check_tensor("response_lengths", lengths, "int", len(token_ids), device=token_ids.device)
     if len(lengths) and (int(lengths.min()) < 0 or int(lengths.max()) > token_ids.shape[1]):
         raise ValueError(f"response_lengths should be in [0, {token_ids.shape[1]}], found {lengths.tolist()[:8]} ...")
     if token_ids.numel() and (int(token_ids.min()) < 0 or int(token_ids.max()) >= token_text.vocabulary_size):

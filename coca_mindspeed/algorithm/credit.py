@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import group_advantages, group_varies, token_advantages
+from coca_mindspeed.algorithm.checks import check_tensor
 from coca_mindspeed.algorithm.rewards import TrainingMethod, brier_reward, group_success_rate
 
 
@@ -95,18 +96,12 @@ class CreditRule:
         Raises:
             ValueError: a wrong shape or dtype, or an entropy bonus without log-probs.
         """
-        if correct.dtype != torch.bool or correct.dim() != 2 or correct.shape[1] < 2:
-            raise ValueError(
-                "correct should be bool [prompts, group] with at least 2 responses in a group, found "
-                f"{correct.dtype} {list(correct.shape)}"
-            )
+        check_tensor("correct", correct, "bool", "prompts", "group")
+        if correct.shape[1] < 2:
+            raise ValueError(f"correct should have at least 2 responses in a group, found {list(correct.shape)}")
         gradable = torch.ones_like(correct) if gradable is None else gradable
-        for name, tensor, kind in (("confidence", confidence, "float"), ("gradable", gradable, "bool")):
-            right_kind = tensor.is_floating_point() if kind == "float" else tensor.dtype == torch.bool
-            if tensor.shape != correct.shape or not right_kind:
-                raise ValueError(
-                    f"{name} should be {kind} {list(correct.shape)}, found {tensor.dtype} {list(tensor.shape)}"
-                )
+        check_tensor("confidence", confidence, "float", *correct.shape)
+        check_tensor("gradable", gradable, "bool", *correct.shape)
         if self.entropy_bonus and (log_probs is None or log_probs.shape != correct.shape):
             raise ValueError(f"entropy_bonus={self.entropy_bonus} needs log_probs, float {list(correct.shape)}")
         sizes = gradable.sum(dim=1)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks
+from coca_mindspeed.algorithm.checks import check_tensor
 from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 
 # exp(60) is 1e26: far beyond every clip, and sums of it stay within float32.
@@ -108,18 +109,9 @@ def segment_objective(
 
 
 def _check(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, masks: SegmentMasks) -> None:
-    named = {
-        "log_probs": log_probs,
-        "old_log_probs": old_log_probs,
-        "advantages": advantages,
-        "masks.confidence": masks.confidence,
-        "masks.answer": masks.answer,
-    }
-    for name, tensor in named.items():
-        if tensor.dim() != 2 or tensor.shape != log_probs.shape:
-            raise ValueError(f"{name} should be [batch, tokens] {tuple(log_probs.shape)}, found {tuple(tensor.shape)}")
-        if tensor.device != log_probs.device:
-            raise ValueError(f"{name} is on {tensor.device}, log_probs on {log_probs.device}")
-        is_mask = name.startswith("masks.")
-        if tensor.dtype != torch.bool if is_mask else not tensor.is_floating_point():
-            raise ValueError(f"{name} should be {'bool' if is_mask else 'float'}, found {tensor.dtype}")
+    check_tensor("log_probs", log_probs, "float", "batch", "tokens")
+    shape, device = log_probs.shape, log_probs.device
+    for name, tensor in (("old_log_probs", old_log_probs), ("advantages", advantages)):
+        check_tensor(name, tensor, "float", *shape, device=device)
+    for name, mask in zip(masks._fields, masks, strict=True):
+        check_tensor(f"masks.{name}", mask, "bool", *shape, device=device)

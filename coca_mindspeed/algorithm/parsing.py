@@ -118,17 +118,5 @@ class ResponseParser:
 
 
 def parse_response(text: str, *, position: ConfidencePosition = "first", decimals: int | None = None) -> ParsedResponse:
-    """Parse one response; :class:`ResponseParser` does the same for many.
-
-    Args:
-        text: the decoded response, without special tokens.
-        position: ``first`` for ``<confidence> s </confidence> answer``, ``last`` for answer-first responses (RLCR).
-        decimals: exactly so many digits after the point, or None for any plain decimal.
-
-    Returns:
-        ``confidence``, None if the response is invalid, and ``answer``.
-
-    Raises:
-        ValueError: an unknown position, or fewer than one decimal.
-    """
+    """Parse one decoded response, without special tokens; see :class:`ResponseParser` for the options."""
     return ResponseParser(position, decimals)(text)

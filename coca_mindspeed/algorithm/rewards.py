@@ -9,6 +9,7 @@ Configurations name the methods of this module, so it imports torch, which takes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -27,11 +28,10 @@ class SegmentRewards(NamedTuple):
 
 def answer_reward(correct: Tensor) -> Tensor:
     """``r_a = 1[answer is correct]`` (equation 6): bool ``[prompts, group]`` to float64 of the same shape."""
-    import torch
+    from coca_mindspeed.algorithm.checks import check_tensor
 
-    if correct.dtype != torch.bool or correct.dim() != 2:
-        raise ValueError(f"correct should be bool [prompts, group], found {correct.dtype} {tuple(correct.shape)}")
-    return correct.to(torch.float64)
+    check_tensor("correct", correct, "bool", "prompts", "group")
+    return correct.double()
 
 
 def group_success_rate(correct: Tensor) -> Tensor:
@@ -59,12 +59,9 @@ def brier_reward(confidence: Tensor, target: Tensor, invalid_reward: float = -1.
     """
     import torch
 
-    if not confidence.is_floating_point() or confidence.dim() != 2:
-        raise ValueError(
-            f"confidence should be float [prompts, group], found {confidence.dtype} {tuple(confidence.shape)}"
-        )
-    if confidence.device != target.device:
-        raise ValueError(f"confidence is on {confidence.device}, target on {target.device}")
+    from coca_mindspeed.algorithm.checks import check_tensor
+
+    check_tensor("confidence", confidence, "float", "prompts", "group", device=target.device)
     if bool(((confidence < 0) | (confidence > 1)).any()):
         raise ValueError(f"confidence should be in [0, 1] or NaN, found {confidence.min()} to {confidence.max()}")
     stated = confidence.to(torch.float64)
@@ -74,7 +71,7 @@ def brier_reward(confidence: Tensor, target: Tensor, invalid_reward: float = -1.
 
 
 class TrainingMethod(Protocol):
-    """One of the training methods that the paper compares."""
+    """A training method: which segment earns what, and the response format."""
 
     @property
     def name(self) -> str: ...
@@ -91,7 +88,7 @@ class TrainingMethod(Protocol):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Names of the training stages, run one after the other; all but ``sequential`` have one."""
+        """Names of the training stages, run one after the other."""
         ...
 
     def rewards(
@@ -109,98 +106,59 @@ class TrainingMethod(Protocol):
 
 
 @dataclass(frozen=True)
-class _ConfidenceFirst:
-    """What the confidence-first methods share; a subclass says who earns what."""
+class _Method:
+    """A method that rewards a combination of correctness and Brier score.
 
+    Attributes:
+        combine: from the answer reward, the Brier score and the stage's name to the rewards.
+        own_target: the Brier score is against the response's own correctness; otherwise against GESR.
+    """
+
+    name: str
+    combine: Callable[[Tensor, Tensor, str], SegmentRewards]
     system_prompt: str = CONFIDENCE_FIRST_PROMPT
     confidence_position: ConfidencePosition = "first"
     stages: tuple[str, ...] = ("train",)
-
-
-@dataclass(frozen=True)
-class CoCA(_ConfidenceFirst):
-    """The paper's method: the confidence segment earns the Brier score against GESR, the answer its correctness."""
-
-    name: str = "coca"
-
-    def rewards(
-        self, correct: Tensor, confidence: Tensor, *, stage: int = 0, invalid_reward: float = -1.0
-    ) -> SegmentRewards:
-        return SegmentRewards(
-            confidence=brier_reward(confidence, group_success_rate(correct), invalid_reward),
-            answer=answer_reward(correct),
-        )
-
-
-@dataclass(frozen=True)
-class RLVR(_ConfidenceFirst):
-    """GRPO on correctness alone; the confidence is verbalised but earns nothing of its own."""
-
-    name: str = "rlvr"
-
-    def rewards(
-        self, correct: Tensor, confidence: Tensor, *, stage: int = 0, invalid_reward: float = -1.0
-    ) -> SegmentRewards:
-        reward = answer_reward(correct)
-        return SegmentRewards(confidence=reward, answer=reward)
-
-
-@dataclass(frozen=True)
-class Joint(_ConfidenceFirst):
-    """The ablation without segments: the sum of CoCA's two rewards on every token."""
-
-    name: str = "joint"
-
-    def rewards(
-        self, correct: Tensor, confidence: Tensor, *, stage: int = 0, invalid_reward: float = -1.0
-    ) -> SegmentRewards:
-        reward = answer_reward(correct) + brier_reward(confidence, group_success_rate(correct), invalid_reward)
-        return SegmentRewards(confidence=reward, answer=reward)
-
-
-@dataclass(frozen=True)
-class Sequential(_ConfidenceFirst):
-    """First correctness alone, then confidence alone, each on every token: the paper's case of reward hacking."""
-
-    name: str = "sequential"
-    stages: tuple[str, ...] = ("accuracy", "confidence")
-
-    def rewards(
-        self, correct: Tensor, confidence: Tensor, *, stage: int = 0, invalid_reward: float = -1.0
-    ) -> SegmentRewards:
-        if self.stages[stage] == "accuracy":
-            reward = answer_reward(correct)
-        else:
-            reward = brier_reward(confidence, group_success_rate(correct), invalid_reward)
-        return SegmentRewards(confidence=reward, answer=reward)
-
-
-@dataclass(frozen=True)
-class RLCR:
-    """Answer first (Damani et al., 2025): ``1[y] - (s - 1[y])^2``, on every token; s is judged by its own response."""
-
-    name: str = "rlcr"
-    system_prompt: str = ANSWER_FIRST_PROMPT
-    confidence_position: ConfidencePosition = "last"
-    stages: tuple[str, ...] = ("train",)
+    own_target: bool = False
 
     def rewards(
         self, correct: Tensor, confidence: Tensor, *, stage: int = 0, invalid_reward: float = -1.0
     ) -> SegmentRewards:
         right = answer_reward(correct)
-        reward = right + brier_reward(confidence, right, invalid_reward)
-        return SegmentRewards(confidence=reward, answer=reward)
+        target = right if self.own_target else group_success_rate(correct)
+        return self.combine(right, brier_reward(confidence, target, invalid_reward), self.stages[stage])
 
 
-METHODS: dict[str, TrainingMethod] = {m.name: m for m in (CoCA(), RLVR(), Joint(), Sequential(), RLCR())}
+def _on_all_tokens(reward: Tensor) -> SegmentRewards:
+    return SegmentRewards(confidence=reward, answer=reward)
+
+
+METHODS: dict[str, TrainingMethod] = {
+    # The paper's method: the confidence segment earns the Brier score, the answer its correctness.
+    "coca": _Method("coca", lambda right, brier, _: SegmentRewards(confidence=brier, answer=right)),
+    # GRPO on correctness alone; the confidence is stated but earns nothing of its own.
+    "rlvr": _Method("rlvr", lambda right, brier, _: _on_all_tokens(right)),
+    # The ablation without segments: the sum of CoCA's two rewards.
+    "joint": _Method("joint", lambda right, brier, _: _on_all_tokens(right + brier)),
+    # First correctness alone, then confidence alone: the paper's case of reward hacking.
+    "sequential": _Method(
+        "sequential",
+        lambda right, brier, stage: _on_all_tokens(right if stage == "accuracy" else brier),
+        stages=("accuracy", "confidence"),
+    ),
+    # Answer first (Damani et al., 2025): 1[y] - (s - 1[y])^2.
+    "rlcr": _Method(
+        "rlcr",
+        lambda right, brier, _: _on_all_tokens(right + brier),
+        ANSWER_FIRST_PROMPT,
+        "last",
+        own_target=True,
+    ),
+}
 
 
 def training_method(name: str) -> TrainingMethod:
-    """The method called ``name``.
-
-    Raises:
-        ValueError: there is none; the message lists those that there are.
-    """
+    """The method called ``name``; ``ValueError`` if there is none."""
     if name not in METHODS:
         raise ValueError(f"unknown training method {name!r}; known methods: {', '.join(METHODS)}")
     return METHODS[name]

@@ -9,7 +9,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError, nearest
 from coca_mindspeed.grading.verdict import MeasuredGrader, Verdict
 
-# Imported on use: the exact grader needs neither pebble nor openai.
+# Imported on use: the exact grader needs neither sympy nor openai.
 _GRADERS = {
     "exact": "coca_mindspeed.grading.exact:ExactGrader",
     "math": "coca_mindspeed.grading.math.grader:MathGrader",

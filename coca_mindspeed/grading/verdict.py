@@ -1,5 +1,6 @@
 """Verdicts and the interfaces of graders."""
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -103,3 +104,25 @@ class Tally:
         return {
             **counts, "seconds": self.seconds, "timeouts": float(self.timeouts), "restarts": float(self.restarts)
         }  # fmt: skip
+
+
+class TalliedGrader:
+    """Base of the graders: it counts their verdicts."""
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        started = time.perf_counter()
+        verdicts = self._grade(records, answers)
+        self._tally.add(verdicts, time.perf_counter() - started)
+        return verdicts
+
+    def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        raise NotImplementedError
+
+    def metrics(self) -> dict[str, float]:
+        return self._tally.metrics()
+
+    def close(self) -> None:
+        """Release processes and connections; there are none by default."""

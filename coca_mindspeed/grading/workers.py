@@ -1,89 +1,29 @@
-"""Process pool with limits on processor time, wall time and memory.
+"""Process pool with limits on processor time, wall time and memory, for functions of untrusted input."""
 
-Built on pebble, which judges timeouts and deaths by the worker messages that it has read. A busy caller reads late, so
-that pebble blames a task whose unread result has long arrived. Here all messages are read before a worker is judged.
-"""
-
-import multiprocessing
-import multiprocessing.context
-import multiprocessing.popen_spawn_posix
-import multiprocessing.spawn
 import os
 import resource
 import signal
-import threading
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from concurrent.futures import wait
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
-
-from pebble import ProcessExpired, ProcessPool
-from pebble.pool.process import PoolManager
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.inside import process as processes
 from coca_mindspeed.grading.code.inside.process import WALL_FACTOR
 
-# Wait until no worker is sending; a worker that died while sending blocks the others.
-_SILENCE_SECONDS = 1.0
-
-
-class OrderlyPool(ProcessPool):
-    """A pebble pool that reads all messages before it judges a worker."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._pool_manager = _ReadingFirst(self._context, options["context"])
-
-
-class _ReadingFirst(PoolManager):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._reading = threading.Lock()
-
-    def process_next_message(self, timeout: float) -> None:
-        try:
-            arrived = self.worker_manager.pool_channel.poll(timeout)
-        except OSError as error:
-            raise BrokenProcessPool from error
-        if arrived:
-            with self._reading:
-                super().process_next_message(0)
-
-    def update_tasks(self) -> None:
-        if not self.task_manager.timeout_tasks():
-            super().update_tasks()
-            return
-        with self.worker_manager.workers_channel.lock(block=False) as silent:
-            if silent:  # otherwise try again in a tenth of a second
-                self._read_all()
-                super().update_tasks()
-
-    def handle_worker_expiration(self, expiration: tuple[int, int]) -> None:
-        with self.worker_manager.workers_channel.lock(timeout=_SILENCE_SECONDS) as silent:
-            if not silent:  # no other worker can send
-                raise BrokenProcessPool("a worker died while it was sending")
-            self._read_all()
-        super().handle_worker_expiration(expiration)
-
-    def _read_all(self) -> None:
-        """Read all sent messages; workers do not send meanwhile."""
-        with self._reading:
-            while self.worker_manager.pool_channel.poll(0):
-                super().process_next_message(0)
-
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_MAX_REBUILDS = 3
-# Tasks in flight per worker: enough for the others while one waits for its time limit.
+_MAX_FAILED_STARTS, _PAUSE_SECONDS = 3, 0.1  # in a row; before the next one, doubled each time
+# Tasks taken from the input per worker: enough for the others while one waits for its time limit.
 _IN_FLIGHT = 256
 _START_SECONDS = 60.0  # for a worker to start and warm up
 _EXIT_OUT_OF_MEMORY = 77
@@ -107,92 +47,100 @@ class TaskResult(Generic[Result]):
     seconds: float = 0.0  # wall time of the function; the limit after a timeout; 0 if it raised or its process died
 
 
-class _Popen(multiprocessing.popen_spawn_posix.Popen):
-    """Starts an interpreter that does not import the caller's ``__main__``.
-
-    The standard one does, to unpickle functions defined there. A training script imports torch: seconds and hundreds of
-    megabytes for each replaced worker.
-    """
-
-    def _launch(self, process_obj: Any) -> None:
-        with _MAIN_LOCK:
-            original = multiprocessing.spawn.get_preparation_data
-            launching = threading.get_ident()
-
-            def without_main(name: str) -> dict[str, Any]:
-                data = original(name)
-                if threading.get_ident() != launching:  # another thread's process
-                    return data
-                return {key: value for key, value in data.items() if not key.startswith("init_main")}
-
-            multiprocessing.spawn.get_preparation_data = without_main
-            try:
-                super()._launch(process_obj)  # type: ignore[misc]  # not in typeshed
-            finally:
-                multiprocessing.spawn.get_preparation_data = original
+@dataclass(slots=True, eq=False)
+class _Task:
+    function: Callable[[Any], Any]
+    item: Any
+    starved: int = 0
+    result: TaskResult[Any] | None = None
 
 
-_MAIN_LOCK = threading.Lock()
-
-
-class _Process(multiprocessing.context.SpawnProcess):
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802  # multiprocessing's own hook
-        return _Popen(process_obj)
-
-
-class _Context(multiprocessing.context.SpawnContext):
-    """The spawn start method: unlike fork, safe while the caller's threads (torch, Ray) hold locks."""
-
-    Process = _Process
-
-
-def _start_worker(memory_bytes: int, warm_up: Callable[[], None] | None, caller: Connection) -> None:
-    # Reopened: the kernel notifies one process per open file description, and all workers inherit the same one.
-    processes.end_with_writer(os.open(f"/proc/self/fd/{caller.fileno()}", os.O_RDONLY | os.O_CLOEXEC))
-    # The default actions of pebble's terminate(), of the timer and of an inherited ``ulimit -t`` take effect at once.
-    # Python's handlers run between bytecodes, and 9**9**9 is one bytecode.
-    numbers = (signal.SIGTERM, signal.SIGPROF, signal.SIGXCPU)
+def serve(descriptor: int) -> None:
+    """Run tasks until the caller is gone: the main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the caller too, which ends its workers
+    processes.end_with_writer(sys.stdin.fileno())
+    # The default actions of the timer and of an inherited ``ulimit -t`` take effect at once. Python's handlers run
+    # between bytecodes, and 9**9**9 is one bytecode.
+    numbers = (signal.SIGPROF, signal.SIGXCPU)
     for number in numbers:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    connection = Connection(descriptor)
+    seconds, memory_bytes, warm_up = connection.recv()
     processes.limit_resource("RLIMIT_CORE", 0)
     processes.limit_resource("RLIMIT_AS", memory_bytes)
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if soft == hard > 1:  # for SIGXCPU before SIGKILL
         resource.setrlimit(resource.RLIMIT_CPU, (hard - 1, hard))
-    if warm_up is not None:
-        warm_up()
+    try:
+        if warm_up is not None:
+            warm_up()
+        connection.send(None)  # ready
+        while True:
+            function, item = connection.recv()
+            connection.send(_run(function, item, seconds))
+    except MemoryError:
+        # The heap may stay full: replace the process.
+        os._exit(_EXIT_OUT_OF_MEMORY)
 
 
-def _run(function: Callable[[Item], Result], item: Item, seconds: float) -> tuple[Result, float]:
+def _run(function: Callable[[Any], Any], item: Any, seconds: float) -> TaskResult[Any]:
     # A timer of the kernel on processor time: it also works while the caller is stopped.
     signal.setitimer(signal.ITIMER_PROF, seconds)
     started = time.perf_counter()
     try:
-        return function(item), time.perf_counter() - started
+        return TaskResult(function(item), seconds=time.perf_counter() - started)
     except MemoryError:
-        # The heap may stay full: replace the process.
-        os._exit(_EXIT_OUT_OF_MEMORY)
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever the function raises is the task's outcome
+        return TaskResult(None, Failure.RAISED, f"{type(error).__name__}: {error!s:.200}")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    function: Callable[[Any], Any]
-    item: Any
-    future: Any
-    pool: Any
-    starved: int
+class _Worker:
+    """A process and its connection; it does one task at a time.
 
+    The interpreter does not import the caller's ``__main__``: a training script imports torch, seconds and hundreds of
+    megabytes for each replaced worker.
+    """
 
-def _has_result(future: Any) -> bool:
-    return future.done() and not isinstance(future.exception(), BrokenProcessPool)
+    def __init__(self, *settings: Any) -> None:
+        self.connection, other = Pipe()
+        with other:
+            serve_tasks = (
+                f"import sys; sys.path[:] = {sys.path!r}; "
+                f"from coca_mindspeed.grading.workers import serve; serve({other.fileno()})"
+            )
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", serve_tasks], stdin=subprocess.PIPE, pass_fds=[other.fileno()]
+            )
+        assert self._process.stdin is not None
+        self._alive = self._process.stdin  # the worker ends when this is closed, by end() or the end of this process
+        processes.hold(self._alive.fileno())
+        with suppress(OSError):  # it has died, and its connection is at its end
+            self.connection.send(settings)
+        self.ready, self.tasks_done = False, 0
+        self.task: _Task | None = None
+        self.deadline = 0.0
+
+    def start(self, task: _Task, seconds: float) -> None:
+        self.task, self.deadline = task, time.monotonic() + seconds
+        with suppress(OSError):  # as above
+            self.connection.send((task.function, task.item))
+
+    def end(self) -> int:
+        """Kill the process if it still runs, and return its exit code."""
+        self._process.kill()
+        exit_code = self._process.wait()
+        processes.release(self._alive.fileno())
+        self._alive.close()
+        self.connection.close()
+        return exit_code
 
 
 class Workers:
-    """A pool of processes for functions of untrusted input. Not thread-safe.
+    """A pool of processes for functions of untrusted input. Not thread-safe; it runs one :meth:`map` at a time.
 
     Args:
         count: number of processes.
@@ -215,128 +163,136 @@ class Workers:
             raise GradingError(f"a pool needs at least 1 worker, found {count}")
         if seconds <= 0:
             raise GradingError(f"the limit for one answer should be more than 0 seconds, found {seconds}")
-        self._count = count
+        self._count, self._tasks_per_worker = count, tasks_per_worker
         self._seconds, self._wall_seconds = seconds, WALL_FACTOR * seconds
-        # Workers inherit the reading end; close() or the end of this process closes the writing end.
-        self._caller, self._alive = multiprocessing.Pipe(duplex=False)
-        processes.hold(self._alive.fileno())
-        self._pool_options = {
-            "max_workers": count,
-            "max_tasks": tasks_per_worker,
-            "initializer": _start_worker,
-            "initargs": (memory_bytes, warm_up, self._caller),
-            "context": _Context(),
-        }
-        self._pool: Any = None  # an OrderlyPool, from the first task on
+        self._settings = (seconds, memory_bytes, warm_up)
+        self._workers: list[_Worker] = []
+        self._again: deque[_Task] = deque()  # to be run once more
+        self._failed_starts = 0
         self._closed = False
         self.timeouts = 0
         self.restarts = 0
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[TaskResult[Result]]:
-        """Run ``function`` on every item; results come in order, and a limited number of tasks is in flight.
+        """Run ``function`` on every item; results come in order, and a limited number of items is taken ahead.
 
         Args:
             function: importable; its argument and result must be picklable.
             items: may be a stream; taken as tasks are finished.
         """
-        waiting: deque[_Task] = deque()
-        try:
-            for item in items:
-                waiting.append(self._submit(function, item))
-                if len(waiting) >= _IN_FLIGHT * self._count:
-                    yield self._finish(waiting)
-            while waiting:
-                yield self._finish(waiting)
-        finally:
-            if waiting:  # interrupted
-                self._discard_pool()
-
-    def _finish(self, waiting: "deque[_Task]") -> TaskResult[Any]:
-        rebuilds = 0
-        while True:
-            task = waiting[0]
-            result = self._result(task)
-            if result is not None:
-                if result.failure is not Failure.STARVED or task.starved + 1 == _STARVED_ATTEMPTS:
-                    waiting.popleft()
-                    return result
-                waiting[0] = self._submit(task.function, task.item, task.starved + 1)
-                continue
-            # The pool broke (a worker was killed between tasks) under all tasks that have no result yet.
-            rebuilds += 1
-            if rebuilds > _MAX_REBUILDS:
-                raise GradingError(
-                    f"the grading workers broke {rebuilds} times in a row; see the standard error output of the "
-                    "worker processes, and the kernel's log for out-of-memory kills"
-                )
-            for place, task in enumerate(waiting):
-                if task.pool is not self._pool and not _has_result(task.future):
-                    waiting[place] = self._submit(task.function, task.item, task.starved)
-
-    def _submit(self, function: Callable[[Any], Any], item: Any, starved: int = 0) -> _Task:
         if self._closed:
             raise GradingError("these workers were closed")
-        for _ in range(_MAX_REBUILDS):
-            if self._pool is None or not self._pool.active:
-                self._discard_pool()
-                self._pool = OrderlyPool(**self._pool_options)
-            try:
-                future = self._pool.schedule(_run, args=(function, item, self._seconds), timeout=self._wall_seconds)
-                return _Task(function, item, future, self._pool, starved)
-            except RuntimeError:  # it broke since the check
-                self.restarts += 1
-        raise GradingError("the grading workers do not start; see the standard error output of the worker processes")
-
-    def _result(self, pending: _Task) -> TaskResult[Any] | None:
-        """The task's result, or None if the pool broke."""
-        # pebble never answers tasks that were queued when a pool broke, so the pool is watched too. All earlier tasks
-        # are done: this one is running or next.
-        timeout = time.perf_counter() + 2 * self._wall_seconds + _START_SECONDS
-        while not wait([pending.future], timeout=0.5).done:
-            if pending.pool is not self._pool or not pending.pool.active or time.perf_counter() > timeout:
-                self._broken(pending.pool)
-                return None
-        failure: Failure
+        new = (_Task(function, item) for item in items)
+        unfinished: deque[_Task] = deque()  # in order; tasks after the first one may have a result
         try:
-            value, seconds = pending.future.result()
-            return TaskResult(value, seconds=seconds)
-        except BrokenProcessPool:
-            self._broken(pending.pool)
-            return None
-        except FutureTimeoutError:
-            self.restarts += 1
-            failure, detail = Failure.STARVED, f"did not get {self._seconds:g} s in {self._wall_seconds:g} s"
-        except ProcessExpired as error:
-            self.restarts += 1
-            failure, detail = self._death(error.exitcode)
-            self.timeouts += failure is Failure.TIMEOUT
-        except Exception as error:  # noqa: BLE001  # whatever the function raised is the task's outcome
-            failure, detail = Failure.RAISED, f"{type(error).__name__}: {error!s:.200}"
-        return TaskResult(None, failure, detail, self._seconds if failure is Failure.TIMEOUT else 0.0)
+            while True:
+                while len(self._busy()) < self._count:
+                    if self._again:
+                        self._start(self._again.popleft())
+                    elif len(unfinished) < _IN_FLIGHT * self._count and (task := next(new, None)):
+                        unfinished.append(task)
+                        self._start(task)
+                    else:
+                        break
+                if not unfinished:
+                    return
+                while unfinished and (result := unfinished[0].result):
+                    unfinished.popleft()
+                    yield result
+                if unfinished:
+                    self._receive()
+        finally:
+            self._again.clear()
+            for worker in self._busy():  # interrupted
+                self._remove(worker)
 
-    def _death(self, exit_code: int) -> tuple[Failure, str]:
+    def _busy(self) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.task]
+
+    def _start(self, task: _Task) -> None:
+        """Give a task to an idle worker or to a new one."""
+        for idle in [worker for worker in self._workers if not worker.task]:
+            if not idle.connection.poll():
+                idle.start(task, self._wall_seconds)
+                return
+            self._remove(idle)  # at its end: it was killed from outside
+            self.restarts += 1
+        try:
+            worker = _Worker(*self._settings)
+        except OSError as error:
+            self._start_again(task, str(error))
+            return
+        self._workers.append(worker)
+        worker.start(task, _START_SECONDS)
+
+    def _receive(self) -> None:
+        """Wait for messages or the next deadline. All messages are read before a worker counts as late."""
+        busy = self._busy()
+        timeout = min(worker.deadline for worker in busy) - time.monotonic()
+        readable = wait([worker.connection for worker in busy], max(0.0, timeout))
+        for worker in busy:
+            if worker.connection in readable:
+                self._read(worker)
+            elif time.monotonic() > worker.deadline:
+                self._lose(worker, late=True)
+
+    def _read(self, worker: _Worker) -> None:
+        try:
+            result: TaskResult[Any] | None = worker.connection.recv()
+        except (EOFError, OSError):
+            self._lose(worker)
+            return
+        if result is None:  # it is ready
+            worker.ready, worker.deadline = True, time.monotonic() + self._wall_seconds
+            self._failed_starts = 0
+            return
+        assert worker.task is not None
+        worker.task.result, worker.task = result, None
+        worker.tasks_done += 1
+        if worker.tasks_done == self._tasks_per_worker:
+            self._remove(worker)
+
+    def _lose(self, worker: _Worker, late: bool = False) -> None:
+        """Remove a worker that has died or is late, and give its task a result or another attempt."""
+        exit_code, task = self._remove(worker), worker.task
+        assert task is not None
+        self.restarts += 1
+        if not worker.ready:
+            self._start_again(task, "too slow" if late else f"exit code {exit_code}")
+            return
+        failure, detail = self._reason(exit_code, late)
+        task.starved += failure is Failure.STARVED
+        if failure is Failure.STARVED and task.starved < _STARVED_ATTEMPTS:
+            self._again.append(task)
+            return
+        self.timeouts += failure is Failure.TIMEOUT
+        task.result = TaskResult(None, failure, detail, self._seconds if failure is Failure.TIMEOUT else 0.0)
+
+    def _start_again(self, task: _Task, problem: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts > _MAX_FAILED_STARTS:
+            raise GradingError(
+                f"the grading workers did not start {self._failed_starts} times in a row ({problem}); see the standard "
+                "error output of the worker processes, and the kernel's log for out-of-memory kills"
+            )
+        time.sleep(_PAUSE_SECONDS * 2**self._failed_starts)
+        self._again.append(task)
+
+    def _reason(self, exit_code: int, late: bool) -> tuple[Failure, str]:
+        if late:
+            return Failure.STARVED, f"did not get {self._seconds:g} s in {self._wall_seconds:g} s"
         if exit_code == -signal.SIGPROF:
             return Failure.TIMEOUT, f"took longer than {self._seconds:g} s"
         if exit_code == -signal.SIGXCPU:  # earlier tasks have used most of it
             return Failure.STARVED, "its worker reached the limit on processor time that it inherited (ulimit -t)"
         return Failure.DIED, "ran out of memory" if exit_code == _EXIT_OUT_OF_MEMORY else "killed its worker process"
 
-    def _broken(self, pool: Any) -> None:
-        if pool is self._pool:
-            self._discard_pool()
-            self.restarts += 1
-
-    def _discard_pool(self) -> None:
-        if self._pool is not None:
-            self._pool.stop()
-            self._pool.join()
-            self._pool = None
+    def _remove(self, worker: _Worker) -> int:
+        """Kill the worker if it still runs, and return its exit code."""
+        self._workers.remove(worker)
+        return worker.end()
 
     def close(self) -> None:
-        if self._closed:
-            return
         self._closed = True
-        self._discard_pool()
-        processes.release(self._alive.fileno())
-        self._alive.close()
-        self._caller.close()
+        for worker in list(self._workers):
+            self._remove(worker)

@@ -52,20 +52,13 @@ class ScoredBatch:
         texts: Sequence[str] = (),
         verdicts: Sequence[Verdict] = (),
     ) -> "ScoredBatch":
-        """Compute the credit of ``B`` responses, given as flat tensors ``[B]``.
+        """Compute the credit of ``B`` responses. All tensors are ``[B]``, except ``log_probs``; see the attributes.
 
         Args:
-            rule: from rewards to advantages.
             group_size: G.
-            correct: bool, anything where not gradable.
             gradable: bool; None: all are.
-            confidence: float, NaN where the response is invalid.
-            confidence_lengths: int, tokens up to the end of the stated confidence.
-            response_lengths: int.
             width: tokens of the padded responses.
             log_probs: float ``[B, width]`` of the sampled tokens, if known; ``entropy_bonus`` needs them.
-            texts: decoded responses, if known.
-            verdicts: of the grader, if known.
 
         Raises:
             ValueError: a wrong shape or dtype.

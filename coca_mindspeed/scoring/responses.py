@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,14 +18,16 @@ from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
 
-class ReadResponses(NamedTuple):
-    """``n`` decoded and parsed responses.
+@dataclass(frozen=True, slots=True)
+class ReadResponses:
+    """``n`` decoded and parsed responses, on the CPU.
 
     Attributes:
         texts: decoded responses.
         parsed: confidence and answer of each.
         confidence: float64 ``[n]``, NaN where the response is invalid.
-        confidence_lengths: int64 ``[n]``, see :func:`confidence_segment_lengths`.
+        confidence_lengths: int64 ``[n]``, tokens up to the end of the closing tag; ``max_confidence_tokens`` at most
+            where the response is invalid.
     """
 
     texts: list[str]
@@ -62,26 +63,17 @@ def read_responses(
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredResponses:
-    """``n`` scored responses, on the CPU.
+class ScoredResponses(ReadResponses):
+    """``n`` scored responses.
 
     Attributes:
-        texts: decoded responses.
-        parsed: confidence and answer of each.
         verdicts: of the grader.
         correct: bool ``[n]``, False where not gradable.
-        confidence: float64 ``[n]``, NaN where the response is invalid.
-        confidence_lengths: int64 ``[n]``, tokens up to the end of the closing tag; ``max_confidence_tokens`` at most
-            where the response is invalid.
         grading_seconds: wall time of the grader.
     """
 
-    texts: list[str]
-    parsed: list[ParsedResponse]
     verdicts: list[Verdict]
     correct: Tensor
-    confidence: Tensor
-    confidence_lengths: Tensor
     grading_seconds: float
 
     @property
@@ -120,7 +112,7 @@ class ResponseScorer:
         seconds = time.perf_counter() - start
         correct = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
         return ScoredResponses(
-            read.texts, read.parsed, verdicts, correct, read.confidence, read.confidence_lengths, seconds
+            read.texts, read.parsed, read.confidence, read.confidence_lengths, verdicts, correct, seconds
         )
 
 

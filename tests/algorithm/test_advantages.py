@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coca_mindspeed.algorithm.advantages import group_advantages, group_varies, segment_masks, token_advantages
-from coca_mindspeed.algorithm.rewards import CoCA
+from coca_mindspeed.algorithm.rewards import METHODS
 
 
 def test_by_hand():
@@ -61,7 +61,9 @@ _EQUALLY_FAR = [
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 def test_rewards_that_are_equal_by_definition_teach_nothing(confidences, correct, dtype, eps):
     """Confidences .1 and .9 are equally far from p = .5; rounding must not decide which of them was the better one."""
-    rewards = CoCA().rewards(torch.tensor([correct]).bool(), torch.tensor([confidences], dtype=dtype)).confidence
+    rewards = (
+        METHODS["coca"].rewards(torch.tensor([correct]).bool(), torch.tensor([confidences], dtype=dtype)).confidence
+    )
     assert group_advantages(rewards, eps=eps).tolist() == [[0.0] * len(confidences)]
     assert group_varies(rewards).tolist() == [False]
 
@@ -79,7 +81,7 @@ def test_advantages_of_stated_decimals_against_fractions(drawn):
     hundredths, correct = drawn
     p = Fraction(sum(correct), len(correct))
     exact = [-((Fraction(h, 100) - p) ** 2) for h in hundredths]
-    rewards = CoCA().rewards(torch.tensor([correct]), torch.tensor([[h / 100 for h in hundredths]])).confidence
+    rewards = METHODS["coca"].rewards(torch.tensor([correct]), torch.tensor([[h / 100 for h in hundredths]])).confidence
     assert group_varies(rewards).item() == (len(set(exact)) > 1)
     if len(set(exact)) > 1:
         deviation = math.sqrt(statistics.variance(exact))
@@ -130,11 +132,11 @@ def test_bad_rewards_are_refused(rewards):
         ({"confidence_lengths": torch.tensor([2, 3])}, "response 1: expected 0 <= confidence tokens"),
         ({"confidence_lengths": torch.tensor([-1, 1])}, "response 0"),
         ({"width": 2}, "<= 2, found 1 and 3"),
-        ({"confidence_lengths": torch.tensor([1])}, r"confidence_lengths is \(1,\)"),
+        ({"confidence_lengths": torch.tensor([1])}, "confidence_lengths should be int"),
         ({"response_lengths": torch.tensor([3.0, 2.0])}, "response_lengths should be int"),
         ({"answer": torch.zeros(3)}, "answer should be float"),
         ({"confidence": torch.zeros(2, dtype=torch.int64)}, "confidence should be float"),
-        ({"confidence": torch.zeros(2, device="meta")}, "confidence is on meta"),
+        ({"confidence": torch.zeros(2, device="meta")}, "confidence should be .* on meta"),
     ],
 )
 def test_mismatches_raise(change, message):

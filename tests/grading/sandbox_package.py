@@ -47,8 +47,8 @@ needs_sandbox = pytest.mark.skipif(bool(problem := sandbox_problem()), reason=f"
 
 
 @contextmanager
-def copied_package(*scripts: str) -> Iterator[Path]:
-    """A directory that holds the sandbox's modules as the package, and scripts of these tests beside them."""
+def copied_package(*files: str) -> Iterator[Path]:
+    """A directory that holds the sandbox's modules as the package, and files of these tests beside them."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         package = directory / "coca_mindspeed"
@@ -61,13 +61,13 @@ def copied_package(*scripts: str) -> Iterator[Path]:
             package / "grading/code/inside",
             ignore=shutil.ignore_patterns("__pycache__"),
         )
-        for script in scripts:
-            shutil.copy(REPOSITORY / "tests/grading" / script, directory)
+        for file in files:
+            shutil.copy(REPOSITORY / "tests/grading" / file, directory)
         yield directory
 
 
 @contextmanager
-def script_of(user: str, name: str) -> Iterator[tuple[list[str], dict[str, Any]]]:
+def script_of(user: str, name: str, *others: str) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """Command and ``Popen`` options that run a script of these tests as ``this user`` or as ``nobody``."""
     if user == "this user":
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -77,7 +77,7 @@ def script_of(user: str, name: str) -> Iterator[tuple[list[str], dict[str, Any]]
         pytest.skip("these tests run as a normal user already")
     if (python := python_for_everybody()) is None:
         pytest.skip("no Python 3.10 or newer that an unprivileged user may start")
-    with copied_package(name) as directory:
+    with copied_package(name, *others) as directory:
         user_ids = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
         environment = {"PATH": os.environ["PATH"], "HOME": "/"}
         yield [python, f"{directory}/{name}"], {**user_ids, "cwd": directory, "env": environment}

@@ -57,17 +57,29 @@ def test_a_sandbox_that_starts_late_leaves_a_program_its_time(
     assert report_of(sandbox, "stdio", "import time; time.sleep(0.8)", 3.0).outcome == "right"
 
 
+NO_PROCESS = 'echo "bwrap: Creating new namespace failed: Resource temporarily unavailable" >&2; exit 1'
+
+
 @needs_sandbox
-def test_a_sandbox_that_does_not_start_is_nobodys_wrong_answer(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("failures", "failure", "reason"),
+    [(2, NO_PROCESS, ""), (9, NO_PROCESS, "temporarily unavailable"), (9, "sleep 60", "did not start within 0.3 s")],
+)
+def test_a_sandbox_that_does_not_start_is_started_again_and_then_ungradable(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failures: int, failure: str, reason: str
 ) -> None:
-    monkeypatch.setattr(sandboxes, "_START_SECONDS", 0.3)
+    if failure != NO_PROCESS:
+        monkeypatch.setattr(sandboxes, "_START_SECONDS", 0.3)
     monkeypatch.setattr(sandboxes, "_PAUSE_SECONDS", 0.01)
     assert sandbox._prefix is not None
-    monkeypatch.setattr(sandbox, "_prefix", ["sh", "-c", "sleep 60", "sh"])
-    report = report_of(sandbox, "stdio", "", 1.0)
-    assert (report.outcome, report.timed_out) == ("ungradable", False)
-    assert "did not start within 0.3 s" in report.reason
+    counter = tmp_path / "attempts"
+    script = f'echo x >> {counter}; if [ "$(wc -l < {counter})" -le {failures} ]; then {failure}; fi; exec "$@"'
+    shell = ["/bin/sh", "-c", f"PATH={os.environ['PATH']}; {script}", "sh"]
+    monkeypatch.setattr(sandbox, "_prefix", [*shell, *sandbox._prefix])
+    report = report_of(sandbox, "stdio", "", 5.0)
+    assert (report.outcome, report.timed_out) == ("ungradable" if reason else "right", False)
+    assert reason in report.reason
+    assert len(counter.read_text().split()) == min(failures + 1, 4)
 
 
 @needs_sandbox
@@ -242,7 +254,7 @@ def test_a_program_that_gets_no_processor_is_tried_again_and_then_ungradable(
 
     monkeypatch.setattr(Sandbox, "_attempt", count)
     with one_processor(competitors=24):
-        report = report_of(sandbox, kind, "while True: pass", seconds=0.8)
+        report = report_of(sandbox, kind, "while True: pass", seconds=0.4)
     assert (report.outcome, attempts) == ("ungradable", 2), report
 
 
@@ -252,10 +264,10 @@ def test_a_sandbox_that_is_stopped_from_outside_costs_no_verdict(sandbox: Sandbo
         pending = thread.submit(report_of, sandbox, "asserts", COMPUTE.format(1.0), 2.0)
         time.sleep(0.7)
         below = [each for each in processes.descendants(os.getpid()) if "/inside/" in command(each)]
-        for number in (signal.SIGSTOP, signal.SIGCONT):
+        for number, seconds in ((signal.SIGSTOP, 3.0), (signal.SIGCONT, 0.0)):
             for each in below:
                 os.kill(each, number)
-            time.sleep(3.0)
+            time.sleep(seconds)
         assert pending.result().outcome == "right", pending.result()
 
 

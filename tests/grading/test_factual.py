@@ -34,10 +34,6 @@ def test_normalising_twice_is_normalising_once(text: str) -> None:
     assert normalise(normalise(text)) == normalise(text)
 
 
-def test_a_long_answer_around_an_alias_is_wrong() -> None:
-    assert not FactualGrader("contains").grade([record(["Paris"])], ["x " * 40 + "Paris"])[0].correct
-
-
 @pytest.mark.parametrize("aliases", [None, [], "Paris", [1], ["A"], ["The The", "?"]])
 def test_records_without_aliases_are_refused(aliases: object) -> None:
     with pytest.raises(DataError, match=r"'t1' of 'triviaqa'.*aliases"):

@@ -8,6 +8,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.code.inside.names import undefined
 from coca_mindspeed.grading.verdict import Outcome
+from tests.grading.sandbox_attacks import read_attacks
 from tests.grading.sandbox_package import needs_sandbox
 
 pytestmark = needs_sandbox
@@ -23,38 +24,7 @@ def serve(exports):
 NAMES = "set sorted len abs all any isinstance list str __import__ AssertionError".split()
 handle = {"reference": 0}
 """
-BUILTINS = '{"dict": [[name, handle] for name in NAMES]}'
-FORGED = {
-    "builtins": SERVER + f"serve({{'f': handle, '__builtins__': {BUILTINS}}})",
-    "builtins, and the function left out": SERVER + f"serve({{'__builtins__': {BUILTINS}}})",
-    "a builtin's name": SERVER + "serve({'f': handle, 'set': handle})",
-    "exports that are values": SERVER + f"serve({{'f': {{'value': handle}}, '__builtins__': {{'value': {BUILTINS}}}}})",
-    "a module": SERVER + "serve({'f': handle, 'set': {'module': 'os'}})",
-    "not an object": SERVER + "serve([['__builtins__', {}]])",
-    "a name that lies about itself": """
-import builtins
-class Name(str):
-    __hash__ = str.__hash__
-    def __eq__(self, other): return self is other
-    def startswith(self, *prefix): return False
-fake = dict(vars(builtins), set=lambda values: 0, sorted=lambda values: 0)
-globals()[Name("__builtins__")] = fake
-def f(x): return []
-""",
-    "the server's own code": """
-import json, sys
-main = sys.modules["__main__"]
-import builtins
-load = main.Server.load
-def announce(self, request):
-    self._objects.append(lambda *a, **k: 0)
-    return {"exports": {n: {"reference": 0} for n in ("f", "set", "sorted", "__builtins__")}}
-main.Server.load = announce
-dumps = json.dumps
-json.dumps = lambda value: dumps(announce(main.Server(), {})) if "exports" in value else '{"value": 0}'
-def f(x): return 0
-""",
-}
+FORGED = read_attacks("forged") | {name: SERVER + source for name, source in read_attacks("server").items()}
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading.facts import judge as judge_module
 from coca_mindspeed.grading.facts.judge import Grade, JudgeGrader, parse_grade
 from coca_mindspeed.grading.verdict import Outcome
 
@@ -78,7 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[JudgeServer]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
+    monkeypatch.setattr(judge_module, "_FIRST_PAUSE_SECONDS", 0.01)
     server = JudgeServer()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -176,17 +178,6 @@ def test_an_endpoint_that_does_not_grade_stops_the_run(
     assert len(server.requests) == requests
 
 
-@pytest.mark.parametrize("status", [400, 413, 422, 500])
-def test_an_answer_that_the_endpoint_does_not_take_is_wrong_and_stops_nothing(server: JudgeServer, status: int) -> None:
-    """A filter of contents, say: what a model writes must neither end its training nor take it out of its group."""
-    server.reply = lambda data: (status, "content filter") if data["answer"] == "7" else (200, "CORRECT")
-    grader = judge(server, concurrency=2)
-    verdicts = grader.grade([record(n) for n in range(20)], [str(n) for n in range(20)])
-    assert [n for n, v in enumerate(verdicts) if v.outcome is not Outcome.RIGHT] == [7]
-    assert verdicts[7].outcome is Outcome.WRONG
-    assert "content filter" in verdicts[7].reason
-
-
 @pytest.mark.parametrize(
     ("to_the_answer", "to_the_reference", "outcome"),
     [
@@ -197,6 +188,9 @@ def test_an_answer_that_the_endpoint_does_not_take_is_wrong_and_stops_nothing(se
         ((400, "too long"), (200, "CORRECT"), Outcome.WRONG),
         ((400, "too long"), (200, "banana"), Outcome.UNGRADABLE),
         ((400, "content filter"), (413, "content filter"), Outcome.UNGRADABLE),
+        ((413, "too long"), (200, "CORRECT"), Outcome.WRONG),
+        ((422, "too long"), (200, "CORRECT"), Outcome.WRONG),
+        ((500, "too long"), (200, "CORRECT"), Outcome.WRONG),
     ],
 )
 def test_a_failure_is_the_answers_unless_the_reference_fails_too(
@@ -215,16 +209,7 @@ def test_a_failure_is_the_answers_unless_the_reference_fails_too(
     assert len(asked) == 1, "the reference is asked about once"
 
 
-def test_a_group_that_is_refused_as_a_whole_stops_nothing_either(server: JudgeServer) -> None:
-    """A step may hold one question for the judge, and a filter that trips on the question takes none of its answers."""
-    server.reply = lambda data: (400, "content filter") if data["question"] == "Question 1?" else (200, "CORRECT")
-    grader = judge(server, concurrency=2)
-    assert grader.grade([record(0)], ["x"])[0].correct
-    verdicts = grader.grade([record(1)] * 16, [str(n) for n in range(16)])
-    assert {v.outcome for v in verdicts} == {Outcome.UNGRADABLE}
-
-
-@pytest.mark.parametrize("count", [1, 5, 100])
+@pytest.mark.parametrize("count", [1, 100])
 def test_an_endpoint_that_takes_nothing_stops_the_run(server: JudgeServer, count: int) -> None:
     server.reply = lambda data: (400, "no such model")
     grader = judge(server, concurrency=2)
@@ -252,7 +237,6 @@ UNUSABLE = {
     "choices that are a number": b'{"choices": 7}',
     "content that is a list": completion(["CORRECT"]),
     "deeper than any reader": b"[" * 100_000,
-    "too long": b" " * (2 << 20),
 }
 
 

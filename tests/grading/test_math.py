@@ -63,7 +63,7 @@ def test_the_table_of_pairs(patient_grader: MathGrader, impatient_grader: MathGr
 def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(patient_grader: MathGrader) -> None:
     # Time limits depend on the machine's load, so the bombs are left out here.
     grader = patient_grader
-    pairs = [pair[:2] for pair in PAIRS if pair[2] != "ungradable"][::3]
+    pairs = [pair[:2] for pair in PAIRS if pair[2] != "ungradable" and "bomb" not in pair[3]][::9]
     expected = outcomes(grader, pairs)
     assert outcomes(grader, pairs[::-1])[::-1] == expected
     assert [outcomes(grader, [pair])[0] for pair in pairs] == expected
@@ -87,53 +87,44 @@ def test_no_text_raises_or_is_right_by_accident(grader: MathGrader, answer: str,
     assert verdict.outcome is not Outcome.UNGRADABLE
 
 
-@pytest.mark.parametrize(
-    "bomb",
-    [
-        "9^{9^{9^9}}",
-        r"\boxed{" * 20_000,
-        "{" * 50_000 + "}" * 50_000,
-        r"\boxed{" + "{" * 900 + "1" + "}" * 900 + "}",
-        r"\boxed{" + "(" * 990 + "1" + ")" * 990 + "}",
-        r"\boxed{" + "9" * 100_000 + "}",
-        r"\boxed{1e999999999}",
-        r"\boxed{10^{999999999}}",
-        r"\boxed{" + "9!" * 50 + "}",
-        r"\boxed{99999999!}",
-        r"\boxed{\sum_{k=1}^{10^{12}} \frac{1}{k^{k}}}",
-        r"\boxed{" + "x" * 1_900 + "!}",
-        r"\boxed{" + "1 " * 950 + "}",
-        r"\boxed{" + r"\text{a} " * 200 + "!}",
-        "$" * 100_000,
-        "answer is " * 10_000,
-        "1," * 50_000,
-        "\u0000\ud800\uffff",
-        r"\boxed{__import__('os').system('touch /tmp/grading_was_here')}",
-        r"\boxed{\text{__import__('os').system('touch /tmp/grading_was_here')}}",
-    ],
-    ids=lambda bomb: bomb[:40].encode("ascii", "backslashreplace").decode(),
-)
-def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: MathGrader, bomb: str) -> None:
-    verdicts = impatient_grader.grade([record("7"), record("x+1")], [bomb, r"\boxed{1+x}"])
-    assert verdicts[0].outcome is Outcome.WRONG
-    assert verdicts[0].seconds <= 1.0
-    assert verdicts[1].correct
+BOMBS = [
+    "9^{9^{9^9}}",
+    r"\boxed{" * 20_000,
+    "{" * 50_000 + "}" * 50_000,
+    r"\boxed{" + "{" * 900 + "1" + "}" * 900 + "}",
+    r"\boxed{" + "(" * 990 + "1" + ")" * 990 + "}",
+    r"\boxed{" + "9" * 100_000 + "}",
+    r"\boxed{1e999999999}",
+    r"\boxed{10^{999999999}}",
+    r"\boxed{" + "9!" * 50 + "}",
+    r"\boxed{99999999!}",
+    r"\boxed{\sum_{k=1}^{10^{12}} \frac{1}{k^{k}}}",
+    r"\boxed{" + "x" * 1_900 + "!}",
+    r"\boxed{" + "1 " * 950 + "}",
+    r"\boxed{" + r"\text{a} " * 200 + "!}",
+    "$" * 100_000,
+    "answer is " * 10_000,
+    "1," * 50_000,
+    "\u0000\ud800\uffff",
+    r"\boxed{__import__('os').system('touch /tmp/grading_was_here')}",
+    r"\boxed{\text{__import__('os').system('touch /tmp/grading_was_here')}}",
+]
+
+
+def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: MathGrader) -> None:
+    records = [record("7", number) for number in range(len(BOMBS))]
+    *verdicts, last = impatient_grader.grade([*records, record("x+1")], [*BOMBS, r"\boxed{1+x}"])
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.WRONG}
+    assert max(verdict.seconds for verdict in verdicts) <= 1.0
+    assert last.correct
     assert not Path("/tmp/grading_was_here").exists()
 
 
-def test_each_distinct_answer_is_compared_once(impatient_grader: MathGrader) -> None:
-    bomb = r"\boxed{3^{3^{3^{33}}}}"
-    before = impatient_grader.metrics()["timeouts"]
-    verdicts = impatient_grader.grade([record("7")] * 16, [bomb] * 16)
-    assert {v.outcome for v in verdicts} == {Outcome.WRONG}
-    assert impatient_grader.metrics()["timeouts"] == before + 1
-
-
-def test_metrics_count_every_outcome() -> None:
+def test_metrics_count_every_outcome_and_each_distinct_answer_is_compared_once() -> None:
     with closing(MathGrader(seconds=1.0, workers=1)) as grader:
-        grader.grade([record("7")] * 4, [r"\boxed{7}", r"\boxed{8}", "", r"\boxed{9^{9^{9^9}}}"])
+        grader.grade([record("7")] * 19, [r"\boxed{7}", r"\boxed{8}", "", *[r"\boxed{9^{9^{9^9}}}"] * 16])
         metrics = grader.metrics()
-    expected = {"right": 1, "wrong": 3, "ungradable": 0, "timeouts": 1, "restarts": 1}
+    expected = {"right": 1, "wrong": 18, "ungradable": 0, "timeouts": 1, "restarts": 1}
     assert {name: metrics[name] for name in expected} == expected
     assert metrics["seconds"] >= 1.0
 
@@ -164,14 +155,14 @@ def test_equivalence_does_not_depend_on_the_order_of_the_pair(grader: MathGrader
     assert grader.equivalent(pairs) == [True, True, True, True, False]
 
 
-def test_a_batch_with_bombs_finishes_in_order_with_flat_memory(grader: MathGrader) -> None:
+def test_a_batch_with_bombs_finishes_in_order_with_flat_memory(impatient_grader: MathGrader) -> None:
     # 1% bombs, as in `python -m benchmarks.math_grading --bombs 10000`, on fewer answers.
     count = 200
     answers = [f"9^{{9^{{9^{{{n}}}}}}}" if n % 100 == 30 else f"(x+{n})^2" for n in range(count)]
     golds = [f"x^2+{2 * n}x+{n * n + n % 2}" for n in range(count)]
     resident = []
     for start in range(0, count, 50):
-        found = outcomes(grader, list(zip(golds, answers, strict=True))[start : start + 50])
+        found = outcomes(impatient_grader, list(zip(golds, answers, strict=True))[start : start + 50])
         expected = ["wrong" if n % 100 == 30 or n % 2 else "right" for n in range(start, start + 50)]
         assert found == expected
         statm = Path("/proc/self/statm").read_text(encoding="ascii").split()
@@ -182,7 +173,7 @@ def test_a_batch_with_bombs_finishes_in_order_with_flat_memory(grader: MathGrade
 def test_the_quick_parser_agrees_with_the_full_one() -> None:
     latex = pytest.importorskip("coca_mindspeed.grading.math.latex")
     texts = {text for gold, answer, verdict, _ in PAIRS if verdict != "ungradable" for text in (gold, answer)}
-    quick = {text: latex.parse_quickly(text) for text in sorted(texts)}
+    quick = {text: latex.parse_quickly(text) for text in sorted(texts)[::3]}
     found = {text: expression for text, expression in quick.items() if expression is not None}
     assert len(found) > 100
     assert {text: str(expression) for text, expression in found.items()} == {

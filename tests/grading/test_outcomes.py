@@ -15,43 +15,10 @@ from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.grading.workers import Failure, TaskResult
 
 WRONG, UNGRADABLE = Outcome.WRONG, Outcome.UNGRADABLE
-BOMB = "(10^{10})!"
 
 
 def record(gold: str, category: str = "math", **metadata: Any) -> Record:
     return Record(id="r", dataset="d", category=category, question="?", answer=gold, metadata=metadata)
-
-
-@pytest.fixture(scope="module")
-def math() -> Iterator[MathGrader]:
-    grader = MathGrader(seconds=2.0, workers=1)
-    yield grader
-    grader.close()
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer", "outcome"),
-    [
-        # The answer is at fault: it cannot be read, or its comparison exceeds a limit.
-        (r"\frac{\pi}{2}", "", WRONG),
-        (r"\frac{\pi}{2}", r"\boxed{\frac{1}", WRONG),
-        (r"\frac{\pi}{2}", r"\boxed{\frac{1}{}", WRONG),
-        (r"\frac{\pi}{2}", r"\boxed{\begin{pmatrix} 1 & \end}", WRONG),
-        (r"\frac{\pi}{2}", r"\boxed{\frac{x}{0}}", WRONG),
-        (r"\frac{\pi}{2}", rf"\boxed{{{BOMB}}}", WRONG),  # time
-        (r"\frac{\pi}{2}", r"\boxed{\binom{10^{9}}{5\cdot 10^{8}}}", WRONG),
-        (r"\frac{\pi}{2}", r"\boxed{" + "(" * 60 + "1" + ")" * 60 + "}", WRONG),
-        (r"\frac{\pi}{2}", r"\boxed{" + "1+" * 1_500 + "1}", WRONG),
-        # The gold answer is.
-        (r"2n+1, n\in\mathbb{Z}", r"\boxed{\pi}", UNGRADABLE),
-        (BOMB, r"\boxed{\pi}", UNGRADABLE),
-        (r"\frac{5}{0}", r"\boxed{5}", UNGRADABLE),
-        # Both are: nothing can be said of any answer to it.
-        (BOMB, r"\boxed{8^{8^{8^8}}}", UNGRADABLE),
-    ],
-)
-def test_mathematics(math: MathGrader, gold: str, answer: str, outcome: Outcome) -> None:
-    assert math.grade([record(gold)], [answer])[0].outcome is outcome
 
 
 @pytest.mark.parametrize("failure", list(Failure))
@@ -88,11 +55,8 @@ ECHO = {"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2}
     ("tests", "program", "outcome"),
     [
         (ADD, "", WRONG),
-        (ADD, "def add(a, b:", WRONG),
         (ADD, "import no_such_module", WRONG),
-        (ADD, "def add(a, b):\n    while True: pass", WRONG),
         (ADD, "def add(a, b):\n    return [0] * 10**10", WRONG),
-        (ADD, "import os\nos._exit(0)", WRONG),
         (ADD, "def add(a, b):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)", WRONG),
         (ADD, "def add(a, b):\n    import sys\n    sys.setrecursionlimit(10**9)\n    return add(a, b)", WRONG),
         (ADD, "x" * 300_000, WRONG),

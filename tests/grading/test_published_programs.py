@@ -45,12 +45,13 @@ def test_humaneval_solutions_are_right_and_empty_ones_wrong(grader: CodeGrader, 
     records = prepared("humaneval", path, tmp_path / "humaneval")
     found, reasons = outcomes(grader, records, [solutions[record.id] for record in records])
     assert found == {"right": 164}, reasons
-    found, reasons = outcomes(grader, records, ["    return None"] * len(records))
-    assert found == {"wrong": 164}, reasons
+    some = records[::8]
+    found, reasons = outcomes(grader, some, ["    return None"] * len(some))
+    assert found == {"wrong": len(some)}, reasons
 
 
 def test_mbpp_solutions_are_right(grader: CodeGrader, tmp_path: Path) -> None:
-    """Those of its test split as prepared, and all others."""
+    """A third of them: those of its test split as prepared, and the others."""
     path = shared_data("sanitized-mbpp.json")
     rows = json.loads(path.read_text(encoding="utf-8"))
     solutions = {f"mbpp-{row['task_id']}": f"```python\n{row['code']}\n```" for row in rows}
@@ -59,5 +60,6 @@ def test_mbpp_solutions_are_right(grader: CodeGrader, tmp_path: Path) -> None:
     test_split = {record.id for record in records}
     every = [mbpp_sanitized(row, number) for number, row in enumerate(rows)]
     records += [record for record in every if record.id not in test_split]
-    found, reasons = outcomes(grader, records, [solutions[record.id] for record in records])
-    assert found == {"right": 427}, reasons
+    some = records[::3]
+    found, reasons = outcomes(grader, some, [solutions[record.id] for record in some])
+    assert found == {"right": len(some)}, reasons

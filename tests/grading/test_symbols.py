@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from coca_mindspeed.grading.math.final_answer import final_answer
 from coca_mindspeed.grading.math.grader import plain_verdict
 from coca_mindspeed.grading.math.quantity import read_answer
-from coca_mindspeed.grading.math.words import same_words
 from coca_mindspeed.grading.verdict import Outcome
 
 symbolic = pytest.importorskip("coca_mindspeed.grading.math.symbolic")
@@ -117,22 +116,3 @@ def test_a_gold_answer_that_says_nothing_is_refused(gold: str) -> None:
 )
 def test_a_gold_answer_that_says_something_is_used(gold: str) -> None:
     assert symbolic.gold_problem(gold) == ""
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer", "same"),
-    [
-        ("Tuesday", "TUESDAY", True),
-        ("No", "NO", True),
-        ("Team A", "team a", True),
-        ("Bob Smith", "bob smith", True),
-        ("AB", "ab", False),
-        ("Rr", "rr", False),
-        ("Aa", "AA", False),
-        ("ABCD", "abcd", False),
-        ("mMkK", "mmkk", False),
-        ("AB", "AB", True),
-    ],
-)
-def test_letters_in_a_row_keep_their_case_unless_they_are_words(gold: str, answer: str, same: bool) -> None:
-    assert same_words(gold, answer) is same

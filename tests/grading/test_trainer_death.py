@@ -60,4 +60,4 @@ def test_a_process_that_the_trainer_forked_does_not_keep_its_workers_alive() -> 
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     left = end_and_count(trainer, signal.SIGKILL, at_least=3)
     assert left  # the forked process itself
-    assert not [command for command in left if "spawn_main" in command]
+    assert not [command for command in left if "serve(" in command]

@@ -59,30 +59,6 @@ def test_a_directory_of_locks_that_somebody_else_made_is_not_used(
         pass
 
 
-JOB = {"kind": "asserts", "prompt": None, "entry_point": None, "seconds": 5.0, "tests": "assert f() == 1"}
-
-
-@pytest.mark.parametrize(("failures", "outcome"), [(2, "right"), (9, "ungradable")])
-def test_a_sandbox_that_does_not_start_is_started_again_and_then_ungradable(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failures: int, outcome: str
-) -> None:
-    sandbox = Sandbox()
-    assert sandbox._prefix is not None
-    monkeypatch.setattr(sandbox_module, "_PAUSE_SECONDS", 0.01)
-    counter = tmp_path / "attempts"
-    # Fails as bubblewrap does where the machine has no process left.
-    script = (
-        f'echo x >> {counter}; if [ "$(wc -l < {counter})" -le {failures} ]; then '
-        'echo "bwrap: Creating new namespace failed: Resource temporarily unavailable" >&2; exit 1; fi; exec "$@"'
-    )
-    shell = ["/bin/sh", "-c", f"PATH={os.environ['PATH']}; {script}", "sh"]
-    monkeypatch.setattr(sandbox, "_prefix", [*shell, *sandbox._prefix])
-    report = sandbox.run({**JOB, "source": "def f(): return 1"}, 5.0)
-    assert report.outcome == outcome
-    assert ("Resource temporarily unavailable" in report.reason) is (outcome == "ungradable")
-    assert len(counter.read_text().split()) == min(failures + 1, 4)
-
-
 def test_what_a_case_leaves_behind_does_not_count_against_the_next() -> None:
     source = """
 import os, time

@@ -7,7 +7,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.extraction import MAX_ANSWER_CHARACTERS, Job, build_job, check_asserts, time_limit
 from coca_mindspeed.grading.code.sandbox import Limits, Report, Sandbox
-from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
+from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 from coca_mindspeed.utils.limits import usable_cpus
 
 _MAX_WORKERS = 64
@@ -15,7 +15,7 @@ _MOST_WORKERS_BY_DEFAULT = 32
 _MAX_PROGRAM_CHARACTERS = 200_000
 
 
-class CodeGrader:
+class CodeGrader(TalliedGrader):
     """Right if and only if the program passes all of its tests. Raises ``GradingError`` without a sandbox.
 
     Args:
@@ -42,10 +42,10 @@ class CodeGrader:
             raise GradingError(f"the number of sandboxes should be between 1 and {_MAX_WORKERS}, found {count}")
         if seconds <= 0 or total_seconds < seconds:
             raise GradingError(f"expected 0 < seconds <= total_seconds, found {seconds:g} and {total_seconds:g}")
+        super().__init__()
         self._seconds, self._total_seconds = seconds, total_seconds
         self._sandbox = Sandbox(Limits(memory_bytes=memory_mib << 20, processes=processes), allow_unsandboxed)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="sandbox")
-        self._tally = Tally()
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
@@ -54,15 +54,12 @@ class CodeGrader:
             check_asserts(record)
             time_limit(record, default=1.0)
 
-    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+    def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """Run no program if a record's tests are malformed (``RecordError``)."""
-        started = time.perf_counter()
         jobs = [self._job(record, answer) for record, answer in zip(records, answers, strict=True)]
         reports = list(self._reports(jobs))
-        verdicts = [Verdict(Outcome(report.outcome), report.reason, seconds) for report, seconds in reports]
-        self._tally.add(verdicts, time.perf_counter() - started)
         self._tally.timeouts += sum(report.timed_out for report, _ in reports)
-        return verdicts
+        return [Verdict(Outcome(report.outcome), report.reason, seconds) for report, seconds in reports]
 
     def outputs(self, jobs: Sequence[Job]) -> list[tuple[str | None, ...]]:
         """Digests of each program's result on each input; ``GradingError`` if a program could not be run."""
@@ -72,9 +69,6 @@ class CodeGrader:
                 raise GradingError(f"a program could not be run on the inputs of its tests: {report.reason}")
             found.append(report.outputs or (None,))
         return found
-
-    def metrics(self) -> dict[str, float]:
-        return self._tally.metrics()
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

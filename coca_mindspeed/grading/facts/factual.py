@@ -7,7 +7,6 @@ commas between thousands are removed, and short names keep a sign at the end: ``
 
 import re
 import string
-import time
 import unicodedata
 from collections.abc import Sequence
 from typing import Literal
@@ -15,7 +14,7 @@ from typing import Literal
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.math.final_answer import is_cut_off, last_boxed, last_tagged
-from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
+from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`“”−", " "))
 _THOUSANDS = re.compile(r"(?<![\w.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
@@ -94,7 +93,7 @@ def _stated(answer: str) -> tuple[str, list[str]]:
     return (lines[0], lines[1:]) if lines else ("", [])
 
 
-class FactualGrader:
+class FactualGrader(TalliedGrader):
     """Compares with ``record.metadata["aliases"]``.
 
     Args:
@@ -107,34 +106,25 @@ class FactualGrader:
     def __init__(self, match: MatchRule = "exact") -> None:
         if match not in ("exact", "contains"):
             raise GradingError(f"match should be 'exact' or 'contains', found {match!r}")
+        super().__init__()
         self._match = match
-        self._tally = Tally()
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
         for record in records:
             aliases_of(record)
 
-    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        started = time.perf_counter()
-        verdicts = [
+    def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        return [
             self._verdict({normalise(alias) for alias in aliases_of(record)} - {""}, answer)
             for record, answer in zip(records, answers, strict=True)
         ]
-        self._tally.add(verdicts, time.perf_counter() - started)
-        return verdicts
 
     def final_answers(self, answers: Sequence[str]) -> list[str | None]:
         return [stated_fact(answer) or None for answer in answers]
 
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         return [normalise(first) == normalise(second) != "" for first, second in pairs]
-
-    def metrics(self) -> dict[str, float]:
-        return self._tally.metrics()
-
-    def close(self) -> None:
-        """Hold no resources."""
 
     def _verdict(self, aliases: set[str], answer: str) -> Verdict:
         fact, following = _stated(answer)

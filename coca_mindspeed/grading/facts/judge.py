@@ -21,7 +21,7 @@ from typing import Any
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict, refuse_empty
+from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict, refuse_empty
 
 
 class Grade(str, Enum):
@@ -48,7 +48,6 @@ Reply with the grade and nothing else: CORRECT, INCORRECT or NOT_ATTEMPTED."""
 _REPLY = re.compile(r"[\s*`\"']*(CORRECT|INCORRECT|NOT[_ ]ATTEMPTED)[\s*`\"'.]*", re.IGNORECASE)
 # Longer answers to short questions try to influence the judge.
 _MAX_ANSWER_CHARACTERS = 4_000
-_MAX_REPLY_BYTES = 1 << 20
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _TRANSIENT_STATUSES = {408, 409, 429}
 _REFUSING_STATUSES = {400, 413, 422, 500}  # possibly for the content of the request; 500 after all retries
@@ -62,7 +61,7 @@ def parse_grade(reply: str) -> Grade | None:
     return Grade(match[1].upper().replace(" ", "_")) if match else None
 
 
-class JudgeGrader:
+class JudgeGrader(TalliedGrader):
     """Asks a language model whether the answer states the gold answer.
 
     Args:
@@ -107,6 +106,7 @@ class JudgeGrader:
                 f"the judge's key should be in the environment variable {key_variable}, which is not set; "
                 "if the endpoint needs no key, set key_variable to null"
             )
+        super().__init__()
         import openai  # takes most of a second
 
         self._errors = (openai.APIConnectionError, openai.APIStatusError)
@@ -126,7 +126,6 @@ class JudgeGrader:
 
             # diskcache's default format is pickle, which runs code when a file is read.
             self._cache = diskcache.Cache(str(cache), disk=diskcache.JSONDisk)
-        self._tally = Tally()
         self._replies = 0
         # By question and reference: whether the judge can grade the reference as an answer; for all its answers.
         self._grades_reference: dict[tuple[str, str], asyncio.Future[bool]] = {}
@@ -135,13 +134,12 @@ class JudgeGrader:
     def check(records: Sequence[Record]) -> None:
         refuse_empty(records)
 
-    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+    def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """A refused request, or a reply that is no grade, makes the answer wrong, or ungradable if the reference fails.
 
         Raises:
             GradingError: the endpoint refuses everything, or fails after all retries. Earlier grades are cached.
         """
-        started = time.perf_counter()
         pairs, in_flight = zip(records, answers, strict=True), 4 * self._concurrency
         pending: deque[Future[Verdict]] = deque()
         verdicts: list[Verdict] = []
@@ -163,11 +161,7 @@ class JudgeGrader:
                 future.cancel()
         if refusals and not self._replies:  # it has refused every request so far
             raise refusals[0]
-        self._tally.add(verdicts, time.perf_counter() - started)
         return verdicts
-
-    def metrics(self) -> dict[str, float]:
-        return self._tally.metrics()
 
     def close(self) -> None:
         if not self._loop.is_closed():
@@ -236,7 +230,8 @@ class JudgeGrader:
             error: Exception
             try:
                 left = deadline - time.monotonic()
-                return _reply_text(await asyncio.wait_for(self._body(request), min(self._seconds, left)))
+                reply = self._client.chat.completions.with_raw_response.create(**request)
+                return _reply_text((await asyncio.wait_for(reply, min(self._seconds, left))).content)
             except self._errors as failure:
                 error, problem = failure, f"{type(failure).__name__}: {failure!s:.300}"
                 if (status := getattr(failure, "status_code", None)) is not None:
@@ -258,20 +253,6 @@ class JudgeGrader:
             f"the judge at {self._url} does not grade: {problem}; check its url, model and key, then run again (grades "
             "that were given are in the cache, if one is configured)"
         ) from error
-
-    async def _body(self, request: Mapping[str, Any]) -> bytes:
-        body = bytearray()
-        async with self._client.chat.completions.with_streaming_response.create(**request) as response:
-            try:
-                async for chunk in response.iter_bytes():
-                    body += chunk
-                    if len(body) > _MAX_REPLY_BYTES:
-                        break
-            except Exception as error:  # of the client's own HTTP library, whichever that is
-                raise _UnusableReplyError(f"{type(error).__name__}: {error!s:.300}") from error
-        if len(body) > _MAX_REPLY_BYTES:
-            raise _UnusableReplyError(f"expected a chat completion, found more than {_MAX_REPLY_BYTES} bytes")
-        return bytes(body)
 
 
 class _RefusedError(GradingError):

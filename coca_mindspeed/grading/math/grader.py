@@ -5,7 +5,6 @@ tests/grading/math_pairs.tsv.
 """
 
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from coca_mindspeed.data.records import Record, RecordError
@@ -13,7 +12,7 @@ from coca_mindspeed.grading.math import words
 from coca_mindspeed.grading.math.final_answer import final_answer, is_cut_off
 from coca_mindspeed.grading.math.quantity import Answer, assigned_number, read_answer, same_number
 from coca_mindspeed.grading.math.units import same_unit
-from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
+from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 from coca_mindspeed.grading.workers import Failure, TaskResult, Workers
 from coca_mindspeed.utils.eta import SlowProgress
 from coca_mindspeed.utils.limits import usable_cpus
@@ -59,7 +58,7 @@ def _warm_up() -> None:
     warm_up()
 
 
-class MathGrader:
+class MathGrader(TalliedGrader):
     r"""Grades by value, not by spelling. Not thread-safe.
 
     Args:
@@ -70,10 +69,10 @@ class MathGrader:
 
     def __init__(self, seconds: float = 5.0, workers: int | None = None, boxed_only: bool = False) -> None:
         count = min(_MAX_WORKERS, usable_cpus()) if workers is None else workers
+        super().__init__()
         self._boxed_only = boxed_only
         self._gold_fails: dict[str, bool] = {}
         self._workers = Workers(count, seconds, warm_up=_warm_up)
-        self._tally = Tally()
 
     def check(self, records: Sequence[Record]) -> None:
         golds = list(dict.fromkeys(record.answer for record in records))
@@ -85,9 +84,8 @@ class MathGrader:
             progress.show(len(problems))
         _refuse(records, problems)
 
-    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+    def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """Grade responses, or bare final answers; ``DataError`` for an empty, too long or too deep gold answer."""
-        started = time.perf_counter()
         golds = {record.answer for record in records}
         _refuse(records, {gold: _unreadable(gold) or ("" if gold.strip() else "it is empty") for gold in golds})
         finals = self.final_answers(answers)
@@ -95,7 +93,6 @@ class MathGrader:
         for index, (final, answer) in enumerate(zip(finals, answers, strict=True)):
             if final is None and is_cut_off(answer):
                 verdicts[index] = Verdict(Outcome.WRONG, "its box is never closed")
-        self._tally.add(verdicts, time.perf_counter() - started)
         return verdicts
 
     def final_answers(self, answers: Sequence[str]) -> list[str | None]:
@@ -127,7 +124,7 @@ class MathGrader:
     def metrics(self) -> dict[str, float]:
         self._tally.timeouts = self._workers.timeouts
         self._tally.restarts = self._workers.restarts
-        return self._tally.metrics()
+        return super().metrics()
 
     def close(self) -> None:
         self._workers.close()
