@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = MetricOptions(
         bins=arguments.bins, scheme=arguments.bin_scheme, closed=arguments.bins_closed, debias=arguments.debias
     )
-    runs = _runs(predictions)
+    runs = unique_labels(split_runs(predictions, "all"))
     _warn_of_ungradable(runs)
     board = Scoreboard(runs, replicates=arguments.replicates, seed=arguments.seed, options=options)
     text = f"{_table(board)}\nECE: {options.bins_text}.\n"
@@ -122,15 +122,6 @@ def _check_usage(arguments: argparse.Namespace) -> None:
         raise UsageError("--format responses needs --gold, the records that hold the gold answers")
 
 
-def _runs(predictions: Sequence[Prediction]) -> list[Run]:
-    """A run for each model and method, labelled by their names."""
-    runs = split_runs(predictions, "all")
-    if len(runs) == 1:
-        first = predictions[0]
-        runs = [replace(runs[0], label=" ".join(filter(None, (first.model, first.method))) or "all")]
-    return unique_labels(runs)
-
-
 def _base(path: Path) -> Run:
     """The predictions of one model and method that ``--against`` names."""
     runs = split_runs(_predictions(path), "against")
@@ -139,7 +130,7 @@ def _base(path: Path) -> Run:
             f"--against {path}: holds predictions of {len(runs)} methods ({', '.join(run.label for run in runs)}); "
             "expected one method"
         )
-    return replace(runs[0], label="against")
+    return runs[0]
 
 
 def _predictions(path: Path) -> list[Prediction]:
@@ -255,7 +246,7 @@ def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[st
 
 
 def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
-    metrics = next(iter(board.metrics.values())).values()
+    metrics = next(iter(board.metrics.values())).values
     found = board.ece_under_calibration(run.label, column)
     own = None if column.is_average else board.metrics.get((run.label, column.name))
     return {

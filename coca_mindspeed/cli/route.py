@@ -144,8 +144,7 @@ def _by_log_prob(arguments: argparse.Namespace, tiers: Tiers, predictions: Seque
 
 
 def _auroc(tiers: Tiers) -> float:
-    auroc = calibration_metrics(tiers.confidence[0], tiers.correct[0]).as_dict()["auroc"]
-    return float(auroc) if isinstance(auroc, int | float) else float("nan")
+    return calibration_metrics(tiers.confidence[0], tiers.correct[0]).values["auroc"]
 
 
 def _prices(text: str | None, tiers: int) -> list[float]:

@@ -14,7 +14,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
-from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
+from coca_mindspeed.evaluation.tokens import TokenCounter, parse_and_count
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
 from coca_mindspeed.utils.files import read_json_lines
@@ -130,9 +130,7 @@ def read_lm_eval(
     predictions = []
     for number, row in rows:
         response = row["resps"][0][0]
-        parsed = parser(response)
-        end = confidence_end(response, parsed, parser)
-        tokens = None if end is None or tokenizer is None else tokenizer.before(response, end)
+        parsed, tokens = parse_and_count(response, parser, tokenizer)
         question = row.get("arguments", {}).get("gen_args_0", {}).get("arg_0", "")
         for metric in row["metrics"]:
             if (metric, row["filter"]) not in verdicts:
@@ -184,9 +182,9 @@ def read_responses(
             f"{json.dumps(unanswered[0])}; leaving them out would change the accuracy"
         )
     check_records(grader, {gold: list(records.values())})
-    parsed = [parser(row["response"]) for _, row in rows]
+    parsed = [parse_and_count(row["response"], parser, tokenizer) for _, row in rows]
     asked: Sequence[Record] = [records[str(row["id"])] for _, row in rows]
-    verdicts = grader.grade(asked, [p.answer for p in parsed])
+    verdicts = grader.grade(asked, [parts.answer for parts, _ in parsed])
     ungradable = [i for i, verdict in enumerate(verdicts) if verdict.outcome is Outcome.UNGRADABLE]
     if len(ungradable) > max(1, _MAX_UNGRADABLE * len(verdicts)):
         first = ungradable[0]
@@ -197,10 +195,8 @@ def read_responses(
         )
     seen: Counter[str] = Counter()
     predictions = []
-    for (number, row), record, parts, verdict in zip(rows, asked, parsed, verdicts, strict=True):
-        end = confidence_end(row["response"], parts, parser)
+    for (number, row), record, (parts, counted), verdict in zip(rows, asked, parsed, verdicts, strict=True):
         external = "confidence" in row
-        counted = None if end is None or tokenizer is None or external else tokenizer.before(row["response"], end)
         values = {
             "id": record.id,
             "dataset": record.dataset,
@@ -208,7 +204,7 @@ def read_responses(
             "response": row["response"],
             "confidence": row["confidence"] if external else parts.confidence,
             "correct": verdict.correct_or_none,
-            "tokens_to_confidence": row.get("tokens_to_confidence", counted),
+            "tokens_to_confidence": row.get("tokens_to_confidence", None if external else counted),
             "category": record.category,
             "gold": record.answer,
             "sample": seen[record.id],

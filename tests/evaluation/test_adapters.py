@@ -11,7 +11,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.adapters import read_lm_eval, read_responses, read_rollouts
-from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
+from coca_mindspeed.evaluation.tokens import TokenCounter, parse_and_count
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 
@@ -180,22 +180,21 @@ def tokenizer(tmp_path_factory):
 
 def test_tokens_are_counted_to_the_end_of_the_confidence(tokenizer):
     counter, parser = TokenCounter(tokenizer), ResponseParser()
-    text = "<confidence>0.85</confidence>\nThe answer is 数学"
-    end = confidence_end(text, parser(text), parser)
-    assert text[:end].endswith("</confidence>")
+    stated = "<confidence>0.85</confidence>"
+    text = f"{stated}\nThe answer is 数学"
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer)
     ids = fast(text)["input_ids"]
     # Brute force over prefixes: the first that decodes to the closing tag.
-    expected = next(n for n in range(1, len(ids) + 1) if fast.decode(ids[:n]).startswith(text[:end]))
-    assert counter.before(text, end) == expected
+    expected = next(n for n in range(1, len(ids) + 1) if fast.decode(ids[:n]).startswith(stated))
+    assert parse_and_count(text, parser, counter)[1] == expected
     assert fast.decode(ids[:expected]).endswith(">\n")  # the straddling token counts
 
 
-def test_the_end_of_a_confidence():
-    first, last = ResponseParser(), ResponseParser("last")
-    assert confidence_end("nothing", first("nothing"), first) is None
+def test_tokens_to_a_confidence_at_the_end(tokenizer):
+    counter = TokenCounter(tokenizer)
+    assert parse_and_count("nothing", ResponseParser(), counter)[1] is None
     text = "42 <confidence>1</confidence> \n"
-    assert confidence_end(text, last(text), last) == len(text) - 2
+    assert parse_and_count(text, ResponseParser("last"), counter)[1] == counter.before(text, len(text) - 2)
 
 
 def test_a_missing_tokenizer_is_an_error(tmp_path):

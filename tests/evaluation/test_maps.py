@@ -104,7 +104,7 @@ def test_cross_fitting_never_shows_a_question_its_own_labels():
     flipped[:4] = ~flipped[:4]  # all samples of one question
     after = cross_fitted(s, flipped, ["d"] * 400, ids, IDENTITY, kind="isotonic")
     assert before[:4] == pytest.approx(after[:4])
-    assert calibration_metrics(before, y).ece < calibration_metrics(s, y).ece / 2
+    assert calibration_metrics(before, y).values["ece"] < calibration_metrics(s, y).values["ece"] / 2
     with pytest.raises(DataError, match="folds"):
         cross_fitted(s[:8], y[:8], ["d"] * 8, ids[:8], IDENTITY)
 
@@ -146,7 +146,9 @@ def test_the_command(tmp_path, capsys):
     assert main(["calibrate", str(fresh), "--apply", str(path), "--output", str(out)]) == 0
 
     def ece(rows):
-        return calibration_metrics(np.array([p.confidence for p in rows]), np.array([p.correct for p in rows])).ece
+        return calibration_metrics(np.array([p.confidence for p in rows]), np.array([p.correct for p in rows])).values[
+            "ece"
+        ]
 
     before, after = ece(read_predictions(fresh)), ece(read_predictions(out))
     assert after < before / 2

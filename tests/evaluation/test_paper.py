@@ -74,7 +74,7 @@ def test_show():
 
 
 def test_every_metric_has_a_spec():
-    values = calibration_metrics(np.array([0.5]), np.array([True])).values()
+    values = calibration_metrics(np.array([0.5]), np.array([True])).values
     assert set(values) - {n for n in values if n.startswith("accuracy_at_")} == set(METRIC_SPECS)
     assert column_title("tokens_to_confidence") == "TTC ↓"
 

@@ -34,7 +34,7 @@ def test_reliability_diagram_shows_accuracy_counts_and_metrics():
     assert {"1", "3"} <= set(texts(figure))
     title = figure.axes[0].get_title()
     assert title.startswith("before\n")
-    assert f"ECE {calibration_metrics(STATED, RIGHT).ece:.3f}" in title
+    assert f"ECE {calibration_metrics(STATED, RIGHT).values['ece']:.3f}" in title
     for axes in figure.axes:
         assert axes.get_ylabel()
     assert "5 of 6 valid" in figure.axes[2].get_xlabel()
@@ -99,5 +99,5 @@ def test_area_below_roc_is_auroc():
     stated = np.round(rng.random(300), 1)
     right = rng.random(300) < stated
     alarm, hit = roc(stated, right)
-    assert np.trapezoid(hit, alarm) == pytest.approx(calibration_metrics(stated, right).auroc)
+    assert np.trapezoid(hit, alarm) == pytest.approx(calibration_metrics(stated, right).values["auroc"])
     assert len(roc(stated, np.ones(300, dtype=bool))[0]) == 0

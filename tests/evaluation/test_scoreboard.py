@@ -77,7 +77,7 @@ def test_the_options_reach_every_figure():
     run = Run("coca", rows("mine", [(1.0, False), (0.9, True)]))
     for bins, ece in ((10, 0.55), (2, 0.45)):  # in two bins both answers are in one
         board = Scoreboard([run], replicates=5, options=MetricOptions(bins=bins))
-        assert board.metrics["coca", "mine"].ece == pytest.approx(ece)
+        assert board.metrics["coca", "mine"].values["ece"] == pytest.approx(ece)
         assert board.interval("coca", board.columns[0], "ece").estimate == pytest.approx(ece)
 
 

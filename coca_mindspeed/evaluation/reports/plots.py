@@ -163,7 +163,7 @@ def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData) -> N
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.2, label="perfect calibration")
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     metrics = calibration_metrics(confidence, correct)
-    shown = "   ".join(f"{metric_spec(m).label} {show(m, metrics.values()[m])}" for m in ("ece", "auroc", "accuracy"))
+    shown = "   ".join(f"{metric_spec(m).label} {show(m, metrics.values[m])}" for m in ("ece", "auroc", "accuracy"))
     axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=10)
     if not full.any():
         axes.text(0.5, 0.5, "no valid confidence", ha="center", va="center")
