@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Phase(NamedTuple):
-    """Memory of one phase: parts, and their total and limit in GiB."""
+    """Memory of one phase, in GiB."""
 
     name: str
     parts: Sequence[Part]

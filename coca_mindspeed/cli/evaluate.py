@@ -68,7 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read, compute, write and print."""
     _check_usage(arguments)
     predictions = [p for path in arguments.files for p in _read(path, arguments)]
     if arguments.method is not None:
@@ -195,7 +194,7 @@ def _suggested(runs: Sequence[Run]) -> str:
     text, tiers = "", {}
     for run in runs:
         data = outcomes(run.predictions)
-        if found := suggested_threshold(data.confidence, data.correct):
+        if not _answers_first(run) and (found := suggested_threshold(data.confidence, data.correct)):
             tiers[as_tier_name(run.label)] = bands_from(found.threshold)
             text += (
                 f"{run.label}: from {found.threshold:.6g} on, {found.coverage:.1%} of the answers are accepted and "
@@ -205,6 +204,15 @@ def _suggested(runs: Sequence[Run]) -> str:
         return ""
     heading = "Suggested thresholds: where right answers exceed wrong ones by most; `calibrate --risk` certifies one."
     return f"\n{heading}\n\n{text}\n```yaml\n{tiers_yaml(tiers)}```\n"
+
+
+def _answers_first(run: Run) -> bool:
+    """Whether confidences are stated behind the answers; a proxy cannot route by them."""
+    first, last = ResponseParser("first"), ResponseParser("last")
+    return any(
+        p.confidence is not None and first(p.response).confidence is None and last(p.response).confidence is not None
+        for p in run.predictions
+    )
 
 
 def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, object], str]:

@@ -36,7 +36,6 @@ from coca_mindspeed.utils.markdown import print_markdown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``route``."""
     parser.add_argument(
         "predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="one file a tier, from the cheapest"
     )
@@ -59,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay, compare, write and print."""
     files: list[Path] = arguments.predictions
     names = [tier_name(path) for path in files]
     if len(set(names)) < len(names):

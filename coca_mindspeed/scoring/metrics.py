@@ -35,7 +35,7 @@ def batch_metrics(
         credit: rewards and advantages.
     """
     graded = credit.gradable
-    found = calibration_metrics(confidence[graded].numpy(), correct[graded].numpy(), coverages=())
+    found = calibration_metrics(confidence[graded].numpy(), correct[graded].numpy())
     accuracy = found.values["accuracy"]
     lengths, segment = response_lengths.double(), credit.segment_lengths.double()
     earned = ~credit.confidence_reward.isnan()

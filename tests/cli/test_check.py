@@ -104,14 +104,8 @@ def test_it_makes_no_directory(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_patches_verify_takes_the_checkout_in_both_ways(tmp_path, capsys, monkeypatch):
+def test_patches_verify(tmp_path, capsys):
     (tmp_path / "mindspeed_rl").mkdir()
-    monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
     assert main(["patches", "verify", str(tmp_path)]) == 1
-    shown = capsys.readouterr().out
     hooked = len(yaml.safe_load((PATCHES / "mindspeed_rl_2.3.0.yaml").read_text())["hooks"])
-    assert f"{hooked} of {hooked} differ" in shown
-    assert main(["patches", "verify", "--mindspeed-rl", str(tmp_path)]) == 1
-    assert capsys.readouterr().out == shown
-    assert main(["patches", "verify", str(tmp_path), "--mindspeed-rl", str(tmp_path)]) == 2
-    assert "one checkout at a time" in capsys.readouterr().err
+    assert f"{hooked} of {hooked} differ" in capsys.readouterr().out

@@ -38,7 +38,7 @@ def test_a_weighting_is_the_same_as_copied_rows(decimals, options):
     values = sample.metrics(weights[:, sample.order])
     for i, row in enumerate(rows):
         arrays = (each[row] for each in (data.confidence, data.correct, data.tokens_to_confidence))
-        copied = calibration_metrics(*arrays, bins=options.bins, debias=options.debias)
+        copied = calibration_metrics(*arrays, options)
         expected = {name: value for name, value in copied.values.items() if name != "smooth_ece"}  # never redrawn
         assert {name: value[i] for name, value in values.items()} == pytest.approx(expected, abs=1e-9)
         valid = ~np.isnan(data.confidence[row])

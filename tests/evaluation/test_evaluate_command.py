@@ -104,6 +104,14 @@ def test_the_suggested_thresholds_are_tiers(files, capsys):
     assert (tier.name, tier.bands[0].at_least, tier.bands[0].action) == ("co-ca", 0.9, "answer")
 
 
+def test_no_threshold_is_suggested_where_the_answer_comes_first(files, capsys):
+    rows = read_predictions(files / "one.jsonl")
+    for response, suggested in (("<confidence>0.9</confidence> 4", True), ("4 <confidence>0.9</confidence>", False)):
+        write_predictions(files / "rows.jsonl", [replace(p, response=response) for p in rows])
+        assert evaluate(files / "rows.jsonl", "--output", files / "out", "--replicates", 5) == 0
+        assert ("```yaml" in capsys.readouterr().out) == suggested
+
+
 def test_a_difference_says_on_how_many_questions_it_is(files, capsys):
     """Two of five questions of one data set, none of the other: no figure may pass for one of the whole."""
     one = [p for p in read_predictions(files / "one.jsonl") if p.dataset == "gsm8k"]

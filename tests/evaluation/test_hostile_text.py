@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
 from coca_mindspeed.evaluation.reports.plots import plot_text, png_bytes, reliability_diagram, training_curves
 from coca_mindspeed.evaluation.reports.report import write_report
@@ -50,7 +50,7 @@ def test_what_the_font_lacks_is_an_escape_in_a_picture_and_nowhere_else():
 @pytest.mark.filterwarnings("error")  # "Glyph missing from font"
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_in_a_picture_is_drawn(name):
-    figure = reliability_diagram({name: rows()})
+    figure = reliability_diagram({name: outcomes(rows())})
     assert png_bytes(figure)
     assert figure.axes[0].get_title().startswith(plot_text(name))
     curves = training_curves({name: [{"step": 1, "reward/answer": 0.5}], "other": []})

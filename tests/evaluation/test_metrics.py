@@ -15,13 +15,14 @@ from torchmetrics.functional.classification import binary_calibration_error
 
 from coca_mindspeed.evaluation.metrics.binning import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE, calibration_metrics
+from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 
 outcomes = st.lists(st.tuples(st.integers(0, 10), st.booleans()), min_size=1, max_size=40)
 
 
 def measure(pairs, scale=10, **options):
     confidence = np.array([s / scale for s, _ in pairs])
-    return calibration_metrics(confidence, np.array([y for _, y in pairs]), **options)
+    return calibration_metrics(confidence, np.array([y for _, y in pairs]), options=MetricOptions(**options))
 
 
 BY_HAND = {
@@ -48,7 +49,7 @@ def test_by_hand():
     confidence = np.array([0.9, 0.9, 0.6, 0.2, np.nan])
     correct = np.array([True, False, True, False, True])
     tokens = np.array([9.0, 11.0, 10.0, np.nan, np.nan])
-    metrics = calibration_metrics(confidence, correct, tokens, coverages=(0.25, 0.5, 0.75))
+    metrics = calibration_metrics(confidence, correct, tokens)
     assert (metrics.n, metrics.n_valid) == (5, 4)
     assert {name: metrics.values[name] for name in BY_HAND} == pytest.approx(BY_HAND)
     assert metrics.undefined == {}
@@ -80,7 +81,7 @@ def test_equal_to_the_oracles(seed):
     confidence = np.round(rng.beta(*rng.uniform(0.3, 3, size=2), size=n), int(rng.integers(1, 5)))
     correct = rng.random(n) < confidence ** rng.uniform(0.3, 3)
     correct[:2] = [True, False]
-    metrics = calibration_metrics(confidence, correct, bins=int(bins := rng.choice([5, 10, 20])))
+    metrics = calibration_metrics(confidence, correct, options=MetricOptions(int(bins := rng.choice([5, 10, 20]))))
     assert metrics.values["auroc"] == pytest.approx(roc_auc_score(correct, confidence), abs=1e-9)
     assert metrics.values["brier"] == pytest.approx(brier_score_loss(correct, confidence), abs=1e-9)
     assert metrics.values["log_score"] == pytest.approx(log_loss(correct, confidence.clip(1e-6, 1 - 1e-6)), abs=1e-9)
@@ -93,7 +94,7 @@ def test_equal_to_torchmetrics_away_from_the_edges(seed):
     rng = np.random.default_rng(seed)
     confidence = rng.random(300)  # no value on an edge, where conventions differ
     correct = rng.random(300) < confidence**2
-    metrics = calibration_metrics(confidence, correct, bins=15)
+    metrics = calibration_metrics(confidence, correct, options=MetricOptions(15))
     for norm_name, value in (("l1", metrics.values["ece"]), ("max", metrics.values["mce"])):
         theirs = binary_calibration_error(
             torch.tensor(confidence), torch.tensor(correct.astype(int)), n_bins=15, norm=norm_name
@@ -136,7 +137,7 @@ def test_selective_accuracy_is_the_mean_over_orders_of_ties(coverage):
 def test_a_coverage_that_is_a_whole_number_of_answers_is_not_rounded_up():
     # In floats 0.29 * 100 is 28.999999999999996 and 0.07 * 100 is 7.000000000000001.
     confidence, correct = np.arange(100) / 100, np.arange(100) >= 93
-    values = calibration_metrics(confidence, correct, coverages=(0.07, 0.29)).values
+    values = calibration_metrics(confidence, correct, options=MetricOptions(coverages=(0.07, 0.29))).values
     assert (values["accuracy_at_0.07"], values["accuracy_at_0.29"]) == pytest.approx((1.0, 7 / 29))
 
 
@@ -144,7 +145,7 @@ def test_debiased_ece_takes_off_the_expected_noise():
     confidence = np.array([0.75] * 20 + [0.35] * 10)
     correct = np.array([True] * 13 + [False] * 7 + [True] * 6 + [False] * 4)
     plain = calibration_metrics(confidence, correct).values["ece"]
-    debiased = calibration_metrics(confidence, correct, debias=True).values["ece"]
+    debiased = calibration_metrics(confidence, correct, options=MetricOptions(debias=True)).values["ece"]
     # E|N(gap, sd^2)| by numerical integration instead of the closed form.
     expected = 0.0
     for count, stated, accuracy in ((20, 0.75, 0.65), (10, 0.35, 0.6)):
@@ -159,7 +160,7 @@ def test_debiased_ece_takes_off_the_expected_noise():
 def test_equal_mass_bins_by_hand():
     confidence = np.array([0.01, 0.02, 0.03, 0.99])
     correct = np.array([False, True, False, True])
-    metrics = calibration_metrics(confidence, correct, bins=2, scheme="equal_mass")
+    metrics = calibration_metrics(confidence, correct, options=MetricOptions(2, "equal_mass"))
     assert metrics.values["ece"] == pytest.approx((abs(0.015 - 0.5) + abs(0.51 - 0.5)) / 2)
     assert metrics.values["mce"] == pytest.approx(0.485)
 
@@ -196,7 +197,7 @@ def test_undefined_is_nan_with_a_reason_and_null_in_json(confidence, correct, na
 )
 def test_bad_arguments_are_refused(correct, tokens, options, error, named):
     with pytest.raises(error, match=named):
-        calibration_metrics(np.array([0.5, 0.5]), correct, tokens, **options)
+        calibration_metrics(np.array([0.5, 0.5]), correct, tokens, MetricOptions(**options))
 
 
 _ROWS = st.lists(

@@ -316,7 +316,7 @@ def transfer_matrix(predictions: Sequence[Prediction], *, folds: int = 5, seed: 
 
 
 def _smooth_ece(confidence: Floats, correct: Labels) -> float:
-    return calibration_metrics(confidence, correct, coverages=()).values["smooth_ece"]
+    return calibration_metrics(confidence, correct).values["smooth_ece"]
 
 
 def _error_within(stated: Floats, correct: Labels, questions: Sequence[str], folds: int, seed: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed, Floats
+from coca_mindspeed.evaluation.metrics.binning import Floats
 from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS, METRIC_SPECS
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample, coverage_name
 
@@ -64,14 +64,9 @@ def calibration_metrics(
     confidence: npt.NDArray[Any],
     correct: npt.NDArray[np.bool_],
     tokens_to_confidence: npt.NDArray[Any] | None = None,
-    *,
-    bins: int = 10,
-    scheme: BinScheme = "equal_width",
-    closed: BinsClosed = "right",
-    debias: bool = False,
-    coverages: tuple[float, ...] = (0.25, 0.5, 0.75),
+    options: MetricOptions | None = None,
 ) -> CalibrationMetrics:
-    """Compute all metrics of n predictions; the options are those of :class:`MetricOptions`.
+    """Compute all metrics of n predictions.
 
     Args:
         confidence: float64 (n,) in [0, 1], NaN where invalid.  float32 is binned by the float32 nearest to each edge.
@@ -82,8 +77,7 @@ def calibration_metrics(
         ValueError: lengths differ, or a confidence lies outside [0, 1].
         TypeError: a dtype is wrong.
     """
-    options = MetricOptions(bins=bins, scheme=scheme, closed=closed, debias=debias, coverages=coverages)
-    return metrics_of(WeightedSample(confidence, correct, tokens_to_confidence, options))
+    return metrics_of(WeightedSample(confidence, correct, tokens_to_confidence, options or MetricOptions()))
 
 
 def metrics_of(sample: WeightedSample) -> CalibrationMetrics:

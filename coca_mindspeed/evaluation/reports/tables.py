@@ -56,16 +56,10 @@ class Table:
     rows: Sequence[tuple[str, Sequence[TableCell]]]
     corner: str = "run"
 
-    @property
-    def header(self) -> list[str]:
-        return [self.corner, *(column.text for column in self.columns)]
-
-    def cells(self) -> list[tuple[str, ...]]:
-        """The rows as Markdown text."""
-        return [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
-
     def markdown(self) -> str:
-        return markdown_table(self.header, self.cells(), numbers=range(1, len(self.columns) + 1))
+        header = [self.corner, *(column.text for column in self.columns)]
+        rows = [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
+        return markdown_table(header, rows, numbers=range(1, len(header)))
 
 
 def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
