@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -64,8 +65,6 @@ def test_rollouts_of_the_local_engine(tmp_path):
     ("row", "message"),
     [
         ({"prompt": "p"}, r"x\.jsonl:1: .*'response'"),
-        ({"prompt": "p", "response": "r"}, "'correct'"),
-        ({"prompt": "p", "response": "r", "grade": 0.7}, "0.7"),
         ({"prompt": 3, "response": "r", "correct": True}, "'prompt'"),
         ({"prompt": "p", "response": "r", "correct": True, "confidence": 7}, "'confidence'"),
         ({"prompt": "p", "response": ["r"], "correct": True}, "'response'"),
@@ -124,14 +123,12 @@ def test_a_gold_answer_that_cannot_be_used_is_refused_before_anything_is_graded(
 
 def test_answers_that_cannot_be_graded_are_refused_unless_they_are_rare(tmp_path):
     class Undecided(ExactGrader):
-        def __init__(self, share):
-            self._share = share
+        def __init__(self, count):
+            self._count = count
 
         def grade(self, records, answers):
-            return [
-                Verdict(Outcome.UNGRADABLE, "no parse") if i < self._share else Verdict(Outcome.RIGHT)
-                for i in range(len(answers))
-            ]
+            decided = [Verdict(Outcome.RIGHT)] * (len(answers) - self._count)
+            return [*[Verdict(Outcome.UNGRADABLE, "no parse")] * self._count, *decided]
 
     write_records(tmp_path / "gold.jsonl", [Record(str(i), "sums", "math", "1+1", "2") for i in range(100)])
     path = write(tmp_path / "r.jsonl", [{"id": str(i), "response": "2"} for i in range(100)])
@@ -150,16 +147,14 @@ def test_answers_that_cannot_be_graded_are_refused_unless_they_are_rare(tmp_path
         ({"grade": "ungradable"}, None),
         ({"correct": None}, None),  # as a training dumps it
         ({"correct": None, "grade": 1}, True),
+        ({}, DataError),
         ({"grade": None}, DataError),
         ({"grade": 0.5}, DataError),
     ],
 )
 def test_what_a_dump_says_of_an_answer(tmp_path, said, correct):
     path = write(tmp_path / "r.jsonl", [{"prompt": "1+1", "response": "2", "confidence": 0.5, **said}])
-    if correct is DataError:
-        with pytest.raises(DataError, match=r"r\.jsonl:1"):
-            read_rollouts(path)
-    else:
+    with pytest.raises(DataError, match=r"r\.jsonl:1") if correct is DataError else nullcontext():
         assert read_rollouts(path)[0].correct is correct
 
 

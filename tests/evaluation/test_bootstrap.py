@@ -138,8 +138,8 @@ def test_percentiles_are_shifted_and_clipped():
 
 
 @pytest.mark.slow
-def test_a_thousand_replicates_of_a_hundred_thousand_predictions():
-    data = draw(100_000, decimals=12)  # all confidences differ: the slowest case
+def test_a_thousand_replicates_of_twenty_thousand_predictions():
+    data = draw(20_000, decimals=12)  # all confidences differ: the slowest case
     start = time.process_time()
     bootstrap(data, replicates=1000)
-    assert time.process_time() - start < allowed(10)
+    assert time.process_time() - start < allowed(2)

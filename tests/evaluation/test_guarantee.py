@@ -134,14 +134,6 @@ def test_more_labels_certify_no_less(right, risk):
     assert shares[-1] > 0.98, shares
 
 
-def test_no_number_of_labels_helps_where_all_are_wrong_too_often():
-    stated = np.repeat([0.99, 0.5], [150, 850])
-    correct = np.arange(1000) >= 80
-    correct[150:] = np.arange(850) % 5 > 0
-    found = certify(stated, correct, risk=0.05, confidence=0.95)
-    assert (found.threshold, found.labels_needed) == (None, None)
-
-
 def test_the_labels_that_would_do_do():
     stated, correct = np.repeat([0.99, 0.5], [20, 20]), np.arange(40) != 30
     found = certify(stated, correct, risk=0.05, confidence=0.95)
