@@ -46,13 +46,12 @@ def _correct(row: Mapping[str, Any], where: str) -> bool | None:
     raise DataError(f"{where}: expected 'correct' true or false, or 'grade' 0 or 1; found {correct!r} and {grade!r}")
 
 
-def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponseParser | None = None) -> list[Prediction]:
+def read_rollouts(path: Path, *, parser: ResponseParser | None = None) -> list[Prediction]:
     """Read the predictions of a rollout dump: JSON Lines with ``prompt``, ``response`` and ``correct`` or ``grade``.
 
     The dumps of all engines are read; some call the prompt ``question`` and TTC ``confidence_tokens``.  ``confidence``
     is parsed from the response if there is no such key.  ``id``, ``dataset``, ``tokens`` and ``tokens_to_confidence``
-    are optional.  Samples of one prompt are numbered.  ``dataset`` is for rows that name none (default: the file's
-    name), ``parser`` for rows without a confidence.
+    are optional; a row without ``dataset`` gets the file's name.  Samples of one prompt are numbered.
 
     Raises:
         DataError: with file and line.
@@ -71,7 +70,7 @@ def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponsePar
         if not isinstance(response, str):
             raise DataError(f"{where}: field 'response' should be text, found {type(response).__name__}")
         id_ = str(row.get("id", hashlib.sha256(question.encode()).hexdigest()[:16]))
-        name = row.get("dataset", dataset or path.stem)
+        name = row.get("dataset", path.stem)
         stated = row["confidence"] if "confidence" in row else parser(response).confidence
         if isinstance(stated, float):
             stated = as_stated(stated)

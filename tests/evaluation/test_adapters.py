@@ -55,8 +55,8 @@ def test_rollouts_of_the_local_engine(tmp_path):
         tmp_path / "x.jsonl",
         [row | {"confidence": 0.5, "confidence_tokens": 12}, row | {"confidence": None, "confidence_tokens": 16}],
     )
-    first, second = read_rollouts(path, dataset="arithmetic")
-    assert (first.dataset, first.tokens, first.tokens_to_confidence) == ("arithmetic", 20, 12)
+    first, second = read_rollouts(path)
+    assert (first.dataset, first.tokens, first.tokens_to_confidence) == ("x", 20, 12)
     # Of an invalid response that is where the penalty went, not where a confidence was known.
     assert second.tokens_to_confidence is None
 

@@ -93,12 +93,12 @@ def work_dir(tmp_path):
 
 
 def test_predictions(work_dir):
-    predictions = read_opencompass(work_dir, categories={"gsm8k": "math"})
+    predictions = read_opencompass(work_dir)
     assert [p.id for p in predictions] == [str(i) for i in range(12)]
     assert [p.confidence for p in predictions[:3]] == [0.0, 0.1, 0.2]
     assert predictions[3].correct is False
     assert (predictions[3].question, predictions[3].gold) == ("question 3", "3")
-    assert (predictions[3].model, predictions[3].category) == ("model", "math")
+    assert predictions[3].model == "model"
 
 
 def edited(work_dir, number, changes):

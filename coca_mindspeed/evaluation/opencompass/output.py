@@ -181,11 +181,7 @@ def _question(prompt: Any) -> str:
 
 
 def read_opencompass(
-    work_dir: Path,
-    *,
-    parser: ResponseParser | None = None,
-    tokenizer: TokenCounter | None = None,
-    categories: Mapping[str, str] | None = None,
+    work_dir: Path, *, parser: ResponseParser | None = None, tokenizer: TokenCounter | None = None
 ) -> list[Prediction]:
     """Read the predictions of an OpenCompass run, from its directory with ``predictions/`` and ``results/``.
 
@@ -220,7 +216,6 @@ def read_opencompass(
                 "confidence": stated,
                 "correct": correct,
                 "tokens_to_confidence": tokens,
-                "category": (categories or {}).get(dataset),
                 "model": model,
                 "sample": index // questions,
                 "gold": None if gold is None else str(gold),
