@@ -142,17 +142,13 @@ def test_responses_are_graded(files, capsys):
     gold = ("--gold", files / "gold.jsonl")
     for said, options, correct in (
         ("\\boxed{2}", ("--grader", "exact"), False),
-        ("\\boxed{2}", ("--grader", "math"), True),
         ("\\boxed{2}", ("--grader", "auto"), True),
-        ("the answer is 2", ("--grader-options", "{}"), True),
         ("the answer is 2", ("--grader-options", '{"math": {"boxed_only": true}}'), False),
     ):
         (files / "r.jsonl").write_text(json.dumps({"id": "a", "response": f"<confidence>1</confidence> {said}"}))
         assert evaluate(files / "r.jsonl", *graded, *gold, *options) == 0
         [row] = read_predictions(files / "out" / "predictions.jsonl")
         assert (row.correct, row.confidence) == (correct, 1.0)
-    assert evaluate(files / "r.jsonl", *graded) == 2
-    assert "--gold" in capsys.readouterr().err
     assert evaluate(files / "r.jsonl", *graded, *gold, "--grader", "math", "--grader-options", '{"second": 5}') == 1
     assert "'seconds'" in capsys.readouterr().err
     with pytest.raises(SystemExit):

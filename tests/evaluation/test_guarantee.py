@@ -100,15 +100,13 @@ def test_when_nothing_can_be_certified_it_says_how_many_labels_would_do():
     stated = np.full(40, 0.9)
     few = certify(stated, np.ones(40, bool), risk=0.05, confidence=0.95)
     assert (few.threshold, few.labels_needed) == (None, 59)
-    assert "about 59 labels would do" in few.sentence()
     hopeless = certify(stated, np.arange(40) % 2 == 0, risk=0.05, confidence=0.95)
     assert (hopeless.threshold, hopeless.labels_needed) == (None, None)
-    assert "no number of labels" in hopeless.sentence()
     enough = certify(np.full(59, 0.9), np.ones(59, bool), risk=0.05, confidence=0.95)
     assert (enough.threshold, enough.wrong, enough.accepted) == (0.0, 0, 59)
-    assert "certified" in enough.sentence()
     nothing = certify(np.array([math.nan] * 5), np.ones(5, bool), risk=0.05, confidence=0.95)
-    assert nothing.threshold is None
+    assert (nothing.threshold, nothing.labels_needed) == (None, None)
+    assert len({found.sentence() for found in (few, hopeless, enough, nothing)}) == 4
 
 
 OVERCONFIDENT_TOP = np.where(np.arange(101) > 97, 0.5, np.where(np.arange(101) > 60, 0.975, 0.5))
