@@ -8,6 +8,7 @@ would be asked about the rest. Models and results are files; the same command re
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -158,9 +159,7 @@ def measure(models: dict[str, Path], tuning: Sequence[Record], records: Sequence
         for router, answers in found.items():
             whole = found[LOG_PROB] if router in EARLY else answers
             confidence, correct = judged(records, whole, router)
-            auroc = calibration_metrics(np.where(confidence < 0, np.nan, confidence), correct.astype(bool)).as_dict()[
-                "auroc"
-            ]
+            metrics = calibration_metrics(np.where(confidence < 0, np.nan, confidence), correct.astype(bool))
             accepted = confidence >= thresholds[router]
             if router in EARLY:
                 accepted = np.array([-1.0 if a.stated is None else a.stated for a in answers]) >= thresholds[router]
@@ -169,18 +168,20 @@ def measure(models: dict[str, Path], tuning: Sequence[Record], records: Sequence
             decided = np.array([answer.decided_s if router in EARLY else answer.ended_s for answer in answers])
             row = {
                 "tokens a question": tokens.mean(),
-                "tokens, accepted": tokens[accepted].mean(),
-                "tokens, not accepted": tokens[~accepted].mean(),
+                "tokens, accepted": _mean(tokens[accepted]),
+                "tokens, not accepted": _mean(tokens[~accepted]),
                 "ms to the decision": 1000 * np.median(decided),
                 "accepted": accepted.mean(),
-                "right, of the accepted": correct[accepted].mean(),
-                "AUROC": auroc,
+                "right, of the accepted": _mean(correct[accepted]),
+                "AUROC": metrics.values["auroc"],
             }
-            result |= {
-                f"{router}/{name}": None if value is None or np.isnan(value) else float(value)
-                for name, value in row.items()
-            }
+            result |= {f"{router}/{name}": None if np.isnan(value) else float(value) for name, value in row.items()}
     return result
+
+
+def _mean(values: np.ndarray) -> float:
+    """The mean; NaN of nothing."""
+    return float(values.mean()) if len(values) else math.nan
 
 
 def figure_of(found: dict[str, dict[str, float | None]], path: Path) -> None:

@@ -115,12 +115,7 @@ def command_parser(
 ) -> argparse.ArgumentParser:
     """Parser of a command line, complete for the one command that ``arguments`` name.
 
-    Args:
-        arguments: the command line.
-        prog: name of the program.
-        description: for ``--help``.
-        commands: name -> summary.
-        module: of a command, with ``{}`` for its name.
+    ``commands`` is name -> summary, ``module`` a command's module with ``{}`` for its name.
     """
     parser = _Parser(prog=prog, description=description)
     parser.add_argument("--version", action="version", version=f"coca-mindspeed {__version__}")

@@ -60,7 +60,6 @@ def _share(highest: float) -> Callable[[str], float]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, or apply; certify; write and print."""
     predictions = [p for path in arguments.predictions for p in read_predictions(path)]
     prompt = _system_prompt(arguments.system_prompt)
     identity = _identity(arguments, predictions, prompt)

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Phase(NamedTuple):
-    """Memory of one phase: parts, and their total and limit in GiB."""
+    """Memory of one phase, in GiB."""
 
     name: str
     parts: Sequence[Part]

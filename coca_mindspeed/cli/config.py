@@ -13,7 +13,6 @@ from coca_mindspeed.utils.markdown import print_markdown
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments that name a run."""
     parser.add_argument("run_name", metavar="RUN", help="a ready-made run (coca-mindspeed config list) or a YAML file")
     parser.add_argument(
         "overrides",

@@ -68,7 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read, compute, write and print."""
     _check_usage(arguments)
     predictions = [p for path in arguments.files for p in _read(path, arguments)]
     if arguments.method is not None:
@@ -77,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = MetricOptions(
         bins=arguments.bins, scheme=arguments.bin_scheme, closed=arguments.bins_closed, debias=arguments.debias
     )
-    runs = _runs(predictions)
+    runs = unique_labels(split_runs(predictions, "all"))
     _warn_of_ungradable(runs)
     board = Scoreboard(runs, replicates=arguments.replicates, seed=arguments.seed, options=options)
     text = f"{_table(board)}\nECE: {options.bins_text}.\n"
@@ -122,15 +121,6 @@ def _check_usage(arguments: argparse.Namespace) -> None:
         raise UsageError("--format responses needs --gold, the records that hold the gold answers")
 
 
-def _runs(predictions: Sequence[Prediction]) -> list[Run]:
-    """A run for each model and method, labelled by their names."""
-    runs = split_runs(predictions, "all")
-    if len(runs) == 1:
-        first = predictions[0]
-        runs = [replace(runs[0], label=" ".join(filter(None, (first.model, first.method))) or "all")]
-    return unique_labels(runs)
-
-
 def _base(path: Path) -> Run:
     """The predictions of one model and method that ``--against`` names."""
     runs = split_runs(_predictions(path), "against")
@@ -139,7 +129,7 @@ def _base(path: Path) -> Run:
             f"--against {path}: holds predictions of {len(runs)} methods ({', '.join(run.label for run in runs)}); "
             "expected one method"
         )
-    return replace(runs[0], label="against")
+    return runs[0]
 
 
 def _predictions(path: Path) -> list[Prediction]:
@@ -204,7 +194,7 @@ def _suggested(runs: Sequence[Run]) -> str:
     text, tiers = "", {}
     for run in runs:
         data = outcomes(run.predictions)
-        if found := suggested_threshold(data.confidence, data.correct):
+        if not _answers_first(run) and (found := suggested_threshold(data.confidence, data.correct)):
             tiers[as_tier_name(run.label)] = bands_from(found.threshold)
             text += (
                 f"{run.label}: from {found.threshold:.6g} on, {found.coverage:.1%} of the answers are accepted and "
@@ -214,6 +204,15 @@ def _suggested(runs: Sequence[Run]) -> str:
         return ""
     heading = "Suggested thresholds: where right answers exceed wrong ones by most; `calibrate --risk` certifies one."
     return f"\n{heading}\n\n{text}\n```yaml\n{tiers_yaml(tiers)}```\n"
+
+
+def _answers_first(run: Run) -> bool:
+    """Whether confidences are stated behind the answers; a proxy cannot route by them."""
+    first, last = ResponseParser("first"), ResponseParser("last")
+    return any(
+        p.confidence is not None and first(p.response).confidence is None and last(p.response).confidence is not None
+        for p in run.predictions
+    )
 
 
 def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, object], str]:
@@ -255,7 +254,7 @@ def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[st
 
 
 def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
-    metrics = next(iter(board.metrics.values())).values()
+    metrics = next(iter(board.metrics.values())).values
     found = board.ece_under_calibration(run.label, column)
     own = None if column.is_average else board.metrics.get((run.label, column.name))
     return {

@@ -57,7 +57,6 @@ def above(low: float) -> Callable[[str], float]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -30,14 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Compare the definitions that the hooks replace or lean on, one by one, with those of a supported "
         "release; the rest of the checkout is not looked at. Exit code 0 if all are the same, 1 if any differs.",
     )
-    verify.add_argument(
-        "path",
-        nargs="?",
-        type=Path,
-        metavar="PATH",
-        help="the checkout, or where verl is (default: MINDSPEED_RL_HOME)",
-    )
-    verify.add_argument("--mindspeed-rl", type=Path, metavar="PATH", help="the same, by name")
+    where = "the checkout, or where verl is (default: MINDSPEED_RL_HOME)"
+    verify.add_argument("path", nargs="?", type=Path, metavar="PATH", help=where)
     verify.add_argument(
         "--release", metavar="NAME", help="compare with this release's manifest (default: the one that fits best)"
     )
@@ -72,12 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    if arguments.path is not None and arguments.mindspeed_rl is not None:
-        raise UsageError(f"one checkout at a time; found {arguments.path} and --mindspeed-rl {arguments.mindspeed_rl}")
-    path = arguments.path or arguments.mindspeed_rl or os.environ.get("MINDSPEED_RL_HOME")
-    if not path:
-        raise UsageError("which checkout? name its PATH or set MINDSPEED_RL_HOME")
-    root = _checkout(Path(path))
+    root = _checkout(arguments.path, "its PATH")
     manifest, findings = _best_fit(root, arguments.release)
     table = Table(title=f"{root} against release {manifest.release} ({manifest.commit})", title_justify="left")
     for heading in ("target", "kind", "process", "result"):
@@ -96,7 +85,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _fingerprint(arguments: argparse.Namespace) -> int:
-    root = _checkout(arguments.path)
+    root = _checkout(arguments.path, "its PATH")
     manifest, _ = _best_fit(root, arguments.like)
     content = skeleton(manifest, root, arguments.release, arguments.commit)
     text = yaml.safe_dump(content, sort_keys=False, width=140)
@@ -110,10 +99,7 @@ def _fingerprint(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from coca_mindspeed.mindspeed.patch_export import export_patch, patched_hooks
 
-    path = arguments.mindspeed_rl or os.environ.get("MINDSPEED_RL_HOME")
-    if not path:
-        raise UsageError("which checkout? name it with --mindspeed-rl or set MINDSPEED_RL_HOME")
-    root = _checkout(Path(path))
+    root = _checkout(arguments.mindspeed_rl, "it with --mindspeed-rl")
     manifest, findings = _best_fit(root, arguments.release)
     if differing := [describe(finding) for finding in findings if not finding.matches]:
         raise ConfigError(f"{root}: not release {manifest.release} unedited: {'; '.join(differing)}")
@@ -123,7 +109,11 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _checkout(path: Path) -> Path:
+def _checkout(named: Path | None, how: str) -> Path:
+    """The checkout that is named on the command line, or by the environment."""
+    path = named or Path(os.environ.get("MINDSPEED_RL_HOME", ""))
+    if path == Path():
+        raise UsageError(f"which checkout? name {how} or set MINDSPEED_RL_HOME")
     if not any((path / package).is_dir() for package in PROGRAMS):
         raise ConfigError(
             f"{path}: expected a MindSpeed-RL checkout with a folder mindspeed_rl/, or the folder that verl/ is "

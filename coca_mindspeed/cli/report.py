@@ -15,50 +15,37 @@ from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.markdown import print_markdown
 
 DEFAULT_SETTING = "qwen2.5-7b/math"
-_DEFAULTS = {
-    "output": Path("report"),
-    "title": "Calibration report",
-    "samples": 3,
-    "replicates": 1000,
-    "seed": 0,
-    "bins_closed": "right",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    defaults = {name: f"(default: {value})" for name, value in _DEFAULTS.items()}  # None marks an option not given
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories and prediction files")
-    parser.add_argument("--output", type=place, help=f"directory to write {defaults['output']}")
-    parser.add_argument("--title", help=f"of the page {defaults['title']}")
-    parser.add_argument("--samples", type=at_least(0), help=f"responses shown a run and data set {defaults['samples']}")
-    parser.add_argument("--replicates", type=at_least(1), help=f"of the bootstrap {defaults['replicates']}")
-    parser.add_argument("--seed", type=at_least(0), help=f"of the bootstrap {defaults['seed']}")
-    parser.add_argument(
-        "--bins-closed", choices=("right", "left"), help=f"side of a bin's edge {defaults['bins_closed']}"
+    option = parser.add_argument
+    option("runs", nargs="*", type=Path, metavar="RUN", help="run directories and prediction files")
+    option("--output", type=place, default=Path("report"), help="directory to write (default: %(default)s)")
+    option("--title", default="Calibration report", help="of the page (default: %(default)s)")
+    option("--samples", type=at_least(0), default=3, help="responses shown a run and data set (default: %(default)s)")
+    option("--replicates", type=at_least(1), default=1000, help="of the bootstrap (default: %(default)s)")
+    option("--seed", type=at_least(0), default=0, help="of the bootstrap (default: %(default)s)")
+    option(
+        "--bins-closed", choices=("right", "left"), default="right", help="side of a bin's edge (default: %(default)s)"
     )
-    parser.add_argument(
+    option(
         "--compare-paper",
         nargs="?",
         const=DEFAULT_SETTING,
         metavar="SETTING",
         help=f"compare with the paper's figures of this model and training data (default: {DEFAULT_SETTING})",
     )
-    parser.add_argument("--paper", action="store_true", help="print the paper's own category tables, rebuilt, and stop")
+    option("--paper", action="store_true", help="print the paper's own category tables, rebuilt, and stop")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report, or print the paper's tables."""
     if arguments.paper:
-        if arguments.runs:
-            raise UsageError("--paper takes no runs; use --compare-paper to compare them with the paper")
-        if given := [name for name in (*_DEFAULTS, "compare_paper") if getattr(arguments, name) is not None]:
-            named = ", ".join("--" + name.replace("_", "-") for name in given)
-            raise UsageError(f"{named}: not used with --paper, which prints only the paper's tables")
+        if arguments.runs or arguments.compare_paper is not None:
+            raise UsageError(
+                "--paper prints only the paper's tables; use --compare-paper alone to compare runs with the paper"
+            )
         print_markdown(paper_report())
         return 0
-    for name, value in _DEFAULTS.items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
     if not arguments.runs:
         raise UsageError("name at least one run directory or prediction file, or use --paper")
     if arguments.compare_paper is not None:

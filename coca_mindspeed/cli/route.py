@@ -36,7 +36,6 @@ from coca_mindspeed.utils.markdown import print_markdown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``route``."""
     parser.add_argument(
         "predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="one file a tier, from the cheapest"
     )
@@ -59,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay, compare, write and print."""
     files: list[Path] = arguments.predictions
     names = [tier_name(path) for path in files]
     if len(set(names)) < len(names):
@@ -144,8 +142,7 @@ def _by_log_prob(arguments: argparse.Namespace, tiers: Tiers, predictions: Seque
 
 
 def _auroc(tiers: Tiers) -> float:
-    auroc = calibration_metrics(tiers.confidence[0], tiers.correct[0]).as_dict()["auroc"]
-    return float(auroc) if isinstance(auroc, int | float) else float("nan")
+    return calibration_metrics(tiers.confidence[0], tiers.correct[0]).values["auroc"]
 
 
 def _prices(text: str | None, tiers: int) -> list[float]:

@@ -12,7 +12,6 @@ from coca_mindspeed.errors import MissingDependencyError, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``serve``."""
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="YAML of tiers (docs/serving.md)")
     parser.add_argument("--model", type=Path, metavar="DIR", help="serve this Hugging Face directory itself instead")
     parser.add_argument("--name", help="of the model, to its clients (default: the directory's)")
@@ -46,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until interrupted."""
     if (arguments.config is None) == (arguments.model is None):
         raise UsageError("name either a CONFIG of tiers or --model DIR")
     if arguments.export is not None:
@@ -71,7 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    """Write the request log of a configuration as JSON Lines."""
     from coca_mindspeed.serving.config import read_serving_config
     from coca_mindspeed.serving.request_log import export_log
 

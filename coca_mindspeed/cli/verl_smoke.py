@@ -43,7 +43,6 @@ def write_questions_for_verl(directory: Path, method: str, *, train: int, evalua
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write both."""
     parser = argparse.ArgumentParser(description="Write the tiny model and questions for a smoke run on verl.")
     parser.add_argument("directory", type=Path, metavar="DIR", help="a directory that is made, or has no model/ yet")
     parser.add_argument("run", type=Path, metavar="RUN", help="the configuration, whose method has the prompt")

@@ -14,14 +14,12 @@ from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``watch``."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="a run's directory, which holds metrics.jsonl")
     parser.add_argument("--interval", type=above(0), default=2.0, help="seconds between looks (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="print what there is and stop")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the directory until it is interrupted."""
     if not arguments.directory.is_dir():
         raise DataError(f"{arguments.directory}: is not a directory; expected that of a run")
     directory = RunDirectory(arguments.directory)

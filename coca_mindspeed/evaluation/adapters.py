@@ -14,7 +14,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
-from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
+from coca_mindspeed.evaluation.tokens import TokenCounter, parse_and_count
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
 from coca_mindspeed.utils.files import read_json_lines
@@ -46,13 +46,12 @@ def _correct(row: Mapping[str, Any], where: str) -> bool | None:
     raise DataError(f"{where}: expected 'correct' true or false, or 'grade' 0 or 1; found {correct!r} and {grade!r}")
 
 
-def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponseParser | None = None) -> list[Prediction]:
+def read_rollouts(path: Path, *, parser: ResponseParser | None = None) -> list[Prediction]:
     """Read the predictions of a rollout dump: JSON Lines with ``prompt``, ``response`` and ``correct`` or ``grade``.
 
     The dumps of all engines are read; some call the prompt ``question`` and TTC ``confidence_tokens``.  ``confidence``
     is parsed from the response if there is no such key.  ``id``, ``dataset``, ``tokens`` and ``tokens_to_confidence``
-    are optional.  Samples of one prompt are numbered.  ``dataset`` is for rows that name none (default: the file's
-    name), ``parser`` for rows without a confidence.
+    are optional; a row without ``dataset`` gets the file's name.  Samples of one prompt are numbered.
 
     Raises:
         DataError: with file and line.
@@ -71,7 +70,7 @@ def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponsePar
         if not isinstance(response, str):
             raise DataError(f"{where}: field 'response' should be text, found {type(response).__name__}")
         id_ = str(row.get("id", hashlib.sha256(question.encode()).hexdigest()[:16]))
-        name = row.get("dataset", dataset or path.stem)
+        name = row.get("dataset", path.stem)
         stated = row["confidence"] if "confidence" in row else parser(response).confidence
         if isinstance(stated, float):
             stated = as_stated(stated)
@@ -130,9 +129,7 @@ def read_lm_eval(
     predictions = []
     for number, row in rows:
         response = row["resps"][0][0]
-        parsed = parser(response)
-        end = confidence_end(response, parsed, parser)
-        tokens = None if end is None or tokenizer is None else tokenizer.before(response, end)
+        parsed, tokens = parse_and_count(response, parser, tokenizer)
         question = row.get("arguments", {}).get("gen_args_0", {}).get("arg_0", "")
         for metric in row["metrics"]:
             if (metric, row["filter"]) not in verdicts:
@@ -184,9 +181,9 @@ def read_responses(
             f"{json.dumps(unanswered[0])}; leaving them out would change the accuracy"
         )
     check_records(grader, {gold: list(records.values())})
-    parsed = [parser(row["response"]) for _, row in rows]
+    parsed = [parse_and_count(row["response"], parser, tokenizer) for _, row in rows]
     asked: Sequence[Record] = [records[str(row["id"])] for _, row in rows]
-    verdicts = grader.grade(asked, [p.answer for p in parsed])
+    verdicts = grader.grade(asked, [parts.answer for parts, _ in parsed])
     ungradable = [i for i, verdict in enumerate(verdicts) if verdict.outcome is Outcome.UNGRADABLE]
     if len(ungradable) > max(1, _MAX_UNGRADABLE * len(verdicts)):
         first = ungradable[0]
@@ -197,10 +194,8 @@ def read_responses(
         )
     seen: Counter[str] = Counter()
     predictions = []
-    for (number, row), record, parts, verdict in zip(rows, asked, parsed, verdicts, strict=True):
-        end = confidence_end(row["response"], parts, parser)
+    for (number, row), record, (parts, counted), verdict in zip(rows, asked, parsed, verdicts, strict=True):
         external = "confidence" in row
-        counted = None if end is None or tokenizer is None or external else tokenizer.before(row["response"], end)
         values = {
             "id": record.id,
             "dataset": record.dataset,
@@ -208,7 +203,7 @@ def read_responses(
             "response": row["response"],
             "confidence": row["confidence"] if external else parts.confidence,
             "correct": verdict.correct_or_none,
-            "tokens_to_confidence": row.get("tokens_to_confidence", counted),
+            "tokens_to_confidence": row.get("tokens_to_confidence", None if external else counted),
             "category": record.category,
             "gold": record.answer,
             "sample": seen[record.id],

@@ -6,7 +6,7 @@ null where the answer could not be graded.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,12 @@ def prediction_from_json(row: Mapping[str, Any], where: str) -> Prediction:
     return Prediction(**{**row, "confidence": None if confidence is None else float(confidence)})
 
 
-def stream_predictions(path: Path) -> Iterator[Prediction]:
-    """Stream the predictions of a file; (data set, id, sample) must be unique for each model and method in it.
+def read_predictions(path: Path) -> list[Prediction]:
+    """Read a file; (data set, id, sample) must be unique for each model and method in it.
 
-    Raises DataError with file and line, for anything that is not a prediction.
+    Raises DataError with file and line for anything that is not a prediction, and if there are none.
     """
+    rows: list[Prediction] = []
     seen: dict[tuple[object, ...], int] = {}
     for number, row in read_json_lines(path):
         prediction = prediction_from_json(row, f"{path}:{number}")
@@ -127,12 +128,7 @@ def stream_predictions(path: Path) -> Iterator[Prediction]:
                 f"already on line {seen[key]}; number several samples of a question by 'sample'"
             )
         seen[key] = number
-        yield prediction
-
-
-def read_predictions(path: Path) -> list[Prediction]:
-    """Read all predictions of a file; raises DataError as :func:`stream_predictions`, or if there are none."""
-    rows = list(stream_predictions(path))
+        rows.append(prediction)
     if not rows:
         raise DataError(f"{path}: holds no predictions; expected at least one JSON line")
     return rows

@@ -41,13 +41,10 @@ class Run:
 
 
 def split_runs(predictions: Sequence[Prediction], name: str) -> list[Run]:
-    """Return a run for each (model, method) of a file, labelled by them; a single one is called ``name``."""
+    """Return a run for each (model, method), labelled by them, or by ``name`` where both are unknown."""
     groups: dict[tuple[str | None, str | None], list[Prediction]] = {}
     for prediction in predictions:
         groups.setdefault((prediction.model, prediction.method), []).append(prediction)
-    if len(groups) == 1:
-        [(_, method)] = groups
-        return [Run(name, predictions, method=method)]
     return [
         Run(" ".join(filter(None, (model, method))) or name, rows, method=method)
         for (model, method), rows in groups.items()
@@ -71,7 +68,11 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         training = read_steps(metrics) if path.is_dir() and metrics.exists() else []
         if not files and not training:
             raise DataError(f"{path}: holds neither predictions*.jsonl nor metrics.jsonl")
-        found = [run for file in files for run in split_runs(read_named(file), file_label(file, path))]
+        found = []
+        for file in files:
+            label = file_label(file, path)
+            own = split_runs(read_named(file), label)
+            found += own if len(own) > 1 else [replace(own[0], label=label)]
         if training and len(found) == 1:
             found = [replace(found[0], training=training)]
         elif training:

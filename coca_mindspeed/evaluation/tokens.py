@@ -11,13 +11,6 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.tokenization import load_tokenizer
 
 
-def confidence_end(text: str, parsed: ParsedResponse, parser: ResponseParser) -> int | None:
-    """Return the index after the confidence's closing tag, or None if the response states no valid confidence."""
-    if parsed.confidence is None:
-        return None
-    return len(text) - len(parsed.answer) if parser.position == "first" else len(text.rstrip())
-
-
 class TokenCounter:
     """Counts tokens with the fast tokenizer in the directory ``path``; raises ConfigError if there is none."""
 
@@ -30,3 +23,15 @@ class TokenCounter:
         """Return the number of tokens of ``text`` that begin before character ``end``."""
         encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return sum(start < end for start, _ in encoding["offset_mapping"])
+
+
+def parse_and_count(
+    text: str, parser: ResponseParser, counter: TokenCounter | None
+) -> tuple[ParsedResponse, int | None]:
+    """Parse a response, and count its tokens to confidence; None without a valid confidence or without ``counter``."""
+    parsed = parser(text)
+    if parsed.confidence is None or counter is None:
+        return parsed, None
+    # The index after the closing tag.
+    end = len(text) - len(parsed.answer) if parser.position == "first" else len(text.rstrip())
+    return parsed, counter.before(text, end)

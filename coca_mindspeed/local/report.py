@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
-from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.plots import reliability_diagram, save_figure, training_curves
 from coca_mindspeed.evaluation.reports.tables import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.local.setup import LocalRun
@@ -31,8 +31,10 @@ def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[
     }
     write_json(run.output / "summary.json", summary)
     metrics = [row for _, row in read_json_lines(run.output / "metrics.jsonl")]
-    save_figure(reliability_diagram(groups), run.output / "reliability.png")
-    save_figure(training_curves(metrics), run.output / "training_curves.png")
+    save_figure(
+        reliability_diagram({name: outcomes(rows) for name, rows in groups.items()}), run.output / "reliability.png"
+    )
+    save_figure(training_curves({"": metrics}), run.output / "training_curves.png")
     rows = [[name, *(shown_value(key, found[key]) for key in HEADLINE)] for name, found in scores.items()]
     results = markdown_table(["", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
     text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}

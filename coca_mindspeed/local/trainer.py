@@ -268,7 +268,7 @@ class Trainer:
         if log.tensorboard is not None:
             from coca_mindspeed.evaluation.reports.plots import reliability_image  # matplotlib, only where it draws
 
-            image = reliability_image(data.confidence, data.correct, title=f"step {step}")
+            image = reliability_image(data, title=f"step {step}")
             log.tensorboard.add_image("eval/reliability", image, step, dataformats="HWC")
         found = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
         scores = {**found.headline(), UNGRADABLE_SHARE: 1 - len(data) / len(answers)}

@@ -35,7 +35,8 @@ def batch_metrics(
         credit: rewards and advantages.
     """
     graded = credit.gradable
-    calibration = calibration_metrics(confidence[graded].numpy(), correct[graded].numpy(), coverages=())
+    found = calibration_metrics(confidence[graded].numpy(), correct[graded].numpy())
+    accuracy = found.values["accuracy"]
     lengths, segment = response_lengths.double(), credit.segment_lengths.double()
     earned = ~credit.confidence_reward.isnan()
     means = [
@@ -50,14 +51,17 @@ def batch_metrics(
             },
         ),
         (int((~confidence.isnan()).sum()), {"rollout/confidence": float(confidence.nanmean())}),
-        (int(graded.sum()), {"reward/answer": calibration.accuracy, "rollout/accuracy": calibration.accuracy}),
+        (
+            int(graded.sum()),
+            {"reward/answer": accuracy, "rollout/accuracy": accuracy},
+        ),
         (int(earned.sum()), {"reward/confidence": float(credit.confidence_reward.nanmean())}),
         (
-            calibration.n_valid,
+            found.n_valid,
             {
-                "rollout/ece": calibration.ece,
-                "rollout/auroc": calibration.auroc,
-                "rollout/brier": calibration.brier,
+                "rollout/ece": found.values["ece"],
+                "rollout/auroc": found.values["auroc"],
+                "rollout/brier": found.values["brier"],
             },
         ),
         (len(correct), {"group/dropped_share": float((~credit.kept).double().mean())}),

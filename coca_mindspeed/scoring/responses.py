@@ -146,9 +146,7 @@ def held_out_metrics(
         confidence_lengths: int ``[n]``, tokens until the confidence is known.
     """
     tokens = torch.where(confidence.isnan(), torch.nan, confidence_lengths.double())
-    metrics = calibration_metrics(
-        confidence[gradable].numpy(), correct[gradable].numpy(), tokens[gradable].numpy(), coverages=()
-    )
+    metrics = calibration_metrics(confidence[gradable].numpy(), correct[gradable].numpy(), tokens[gradable].numpy())
     found = {name: float(value) for name, value in metrics.headline().items() if value is not None}
     return {**found, UNGRADABLE_SHARE: float((~gradable).double().mean())}
 

@@ -75,7 +75,7 @@ def table(values: Floats, probabilities: Floats, correct: npt.NDArray[np.bool_])
 
     def add(name: str, confidences: Sequence[Floats]) -> None:
         metrics = [calibration_metrics(confidence, correct) for confidence in confidences]
-        auroc, ece = (float(np.mean([getattr(m, key) for m in metrics])) for key in ("auroc", "ece"))
+        auroc, ece = (float(np.mean([m.values[key] for m in metrics])) for key in ("auroc", "ece"))
         lines.append(f"| {name} | {np.mean(confidences):.3f} | {auroc:.3f} | {ece:.3f} |")
 
     for count in DRAWS:

@@ -23,7 +23,6 @@ def test_it_says_what_it_wrote(tmp_path, capsys):
     ("arguments", "code", "verdict"),
     [
         (["demo"], 0, "OK"),
-        (["qwen25_7b_910b"], 0, "OK"),
         (["qwen25_7b_910b", "rollout.prompts=127", "optimizer.eps=0.1"], 1, "2 problems"),
         (["local", "model.path=/nowhere", "data.train=/x"], 1, "2 problems"),
         # no whole copy of the model fits the NPUs: a plan without its numbers, and the problem
@@ -40,13 +39,10 @@ def test_the_last_line_is_the_verdict(arguments, code, verdict, capsys):
     assert (captured.err or captured.out).splitlines()[-1] == verdict
 
 
-@pytest.mark.parametrize("name", ["qwen25_7b_910b", "qwen25_7b_910c"])
-def test_a_note_on_graph_mode(name, capsys):
-    key = "mindspeed_rl.generate_config.enforce_eager"
-    assert main(["check", name, f"{key}=false"]) == 0
-    assert "TASK_QUEUE_ENABLE=1" in capsys.readouterr().out
-    assert main(["check", name, f"{key}=true"]) == 0
-    assert "TASK_QUEUE_ENABLE" not in capsys.readouterr().out
+@pytest.mark.parametrize("eager", ["true", "false"])
+def test_a_note_on_graph_mode(eager, capsys):
+    assert main(["check", "qwen25_7b_910b", f"mindspeed_rl.generate_config.enforce_eager={eager}"]) == 0
+    assert ("TASK_QUEUE_ENABLE=1" in capsys.readouterr().out) == (eager == "false")
 
 
 BUDGET = ["check", "qwen25_7b_910c", "--quiet", "--budget"]
@@ -104,14 +100,8 @@ def test_it_makes_no_directory(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_patches_verify_takes_the_checkout_in_both_ways(tmp_path, capsys, monkeypatch):
+def test_patches_verify(tmp_path, capsys):
     (tmp_path / "mindspeed_rl").mkdir()
-    monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
     assert main(["patches", "verify", str(tmp_path)]) == 1
-    shown = capsys.readouterr().out
     hooked = len(yaml.safe_load((PATCHES / "mindspeed_rl_2.3.0.yaml").read_text())["hooks"])
-    assert f"{hooked} of {hooked} differ" in shown
-    assert main(["patches", "verify", "--mindspeed-rl", str(tmp_path)]) == 1
-    assert capsys.readouterr().out == shown
-    assert main(["patches", "verify", str(tmp_path), "--mindspeed-rl", str(tmp_path)]) == 2
-    assert "one checkout at a time" in capsys.readouterr().err
+    assert f"{hooked} of {hooked} differ" in capsys.readouterr().out

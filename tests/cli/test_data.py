@@ -105,17 +105,14 @@ def test_inspect_counts(tmp_path, capsys):
     ("arguments", "message"),
     [
         (("--input", "none.parquet"), "none.parquet"),
-        (("--input", "FILE", "--decontaminate", "gsm9k=x"), "'gsm9k', did you mean 'gsm8k'"),
-        (("--input", "FILE", "--decontaminate", "gsm8k=nowhere.jsonl"), "nowhere.jsonl: "),
-        (("--input", "FILE", "--decontaminate", "nowhere.jsonl"), "nowhere.jsonl: "),
-        (("--input", "FILE", "--tokenizer", "x", "--max-tokens", "9"), "x: "),
+        (("--input", "rows.jsonl", "--decontaminate", "gsm9k=x"), "'gsm9k', did you mean 'gsm8k'"),
+        (("--input", "rows.jsonl", "--decontaminate", "gsm8k=nowhere.jsonl"), "nowhere.jsonl: "),
+        (("--input", "rows.jsonl", "--tokenizer", "x", "--max-tokens", "9"), "x: "),
     ],
 )
 def test_errors_are_one_line(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    write_jsonl(tmp_path / "FILE", [])
-    (tmp_path / "FILE").rename(tmp_path / "FILE.jsonl")
-    arguments = [argument.replace("FILE", "FILE.jsonl") for argument in arguments]
+    write_jsonl(tmp_path / "rows.jsonl", [])
     assert run("prepare", "big_math", "--output", tmp_path / "out", *arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("coca-mindspeed: ")
@@ -132,12 +129,9 @@ def test_errors_are_one_line(tmp_path, capsys, monkeypatch, arguments, message):
         ("--difficulty", "0.9", "0.1"),
         ("--difficulty", "nan", "1"),
         ("--min-tokens", "6", "--max-tokens", "5", "--tokenizer", "x"),
-        ("--max-tokens", "0"),
-        ("--validation", "1"),
         ("--validation", "nan"),
         ("--near-duplicates", "0.3"),
         ("--ngram", "3"),
-        ("--seed", "-1"),
         ("--skip-bad", "9" * 5000),
     ],
 )

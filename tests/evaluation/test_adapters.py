@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -11,7 +12,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.adapters import read_lm_eval, read_responses, read_rollouts
-from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
+from coca_mindspeed.evaluation.tokens import TokenCounter, parse_and_count
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 
@@ -54,8 +55,8 @@ def test_rollouts_of_the_local_engine(tmp_path):
         tmp_path / "x.jsonl",
         [row | {"confidence": 0.5, "confidence_tokens": 12}, row | {"confidence": None, "confidence_tokens": 16}],
     )
-    first, second = read_rollouts(path, dataset="arithmetic")
-    assert (first.dataset, first.tokens, first.tokens_to_confidence) == ("arithmetic", 20, 12)
+    first, second = read_rollouts(path)
+    assert (first.dataset, first.tokens, first.tokens_to_confidence) == ("x", 20, 12)
     # Of an invalid response that is where the penalty went, not where a confidence was known.
     assert second.tokens_to_confidence is None
 
@@ -64,8 +65,6 @@ def test_rollouts_of_the_local_engine(tmp_path):
     ("row", "message"),
     [
         ({"prompt": "p"}, r"x\.jsonl:1: .*'response'"),
-        ({"prompt": "p", "response": "r"}, "'correct'"),
-        ({"prompt": "p", "response": "r", "grade": 0.7}, "0.7"),
         ({"prompt": 3, "response": "r", "correct": True}, "'prompt'"),
         ({"prompt": "p", "response": "r", "correct": True, "confidence": 7}, "'confidence'"),
         ({"prompt": "p", "response": ["r"], "correct": True}, "'response'"),
@@ -124,14 +123,12 @@ def test_a_gold_answer_that_cannot_be_used_is_refused_before_anything_is_graded(
 
 def test_answers_that_cannot_be_graded_are_refused_unless_they_are_rare(tmp_path):
     class Undecided(ExactGrader):
-        def __init__(self, share):
-            self._share = share
+        def __init__(self, count):
+            self._count = count
 
         def grade(self, records, answers):
-            return [
-                Verdict(Outcome.UNGRADABLE, "no parse") if i < self._share else Verdict(Outcome.RIGHT)
-                for i in range(len(answers))
-            ]
+            decided = [Verdict(Outcome.RIGHT)] * (len(answers) - self._count)
+            return [*[Verdict(Outcome.UNGRADABLE, "no parse")] * self._count, *decided]
 
     write_records(tmp_path / "gold.jsonl", [Record(str(i), "sums", "math", "1+1", "2") for i in range(100)])
     path = write(tmp_path / "r.jsonl", [{"id": str(i), "response": "2"} for i in range(100)])
@@ -150,16 +147,14 @@ def test_answers_that_cannot_be_graded_are_refused_unless_they_are_rare(tmp_path
         ({"grade": "ungradable"}, None),
         ({"correct": None}, None),  # as a training dumps it
         ({"correct": None, "grade": 1}, True),
+        ({}, DataError),
         ({"grade": None}, DataError),
         ({"grade": 0.5}, DataError),
     ],
 )
 def test_what_a_dump_says_of_an_answer(tmp_path, said, correct):
     path = write(tmp_path / "r.jsonl", [{"prompt": "1+1", "response": "2", "confidence": 0.5, **said}])
-    if correct is DataError:
-        with pytest.raises(DataError, match=r"r\.jsonl:1"):
-            read_rollouts(path)
-    else:
+    with pytest.raises(DataError, match=r"r\.jsonl:1") if correct is DataError else nullcontext():
         assert read_rollouts(path)[0].correct is correct
 
 
@@ -180,22 +175,21 @@ def tokenizer(tmp_path_factory):
 
 def test_tokens_are_counted_to_the_end_of_the_confidence(tokenizer):
     counter, parser = TokenCounter(tokenizer), ResponseParser()
-    text = "<confidence>0.85</confidence>\nThe answer is 数学"
-    end = confidence_end(text, parser(text), parser)
-    assert text[:end].endswith("</confidence>")
+    stated = "<confidence>0.85</confidence>"
+    text = f"{stated}\nThe answer is 数学"
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer)
     ids = fast(text)["input_ids"]
     # Brute force over prefixes: the first that decodes to the closing tag.
-    expected = next(n for n in range(1, len(ids) + 1) if fast.decode(ids[:n]).startswith(text[:end]))
-    assert counter.before(text, end) == expected
+    expected = next(n for n in range(1, len(ids) + 1) if fast.decode(ids[:n]).startswith(stated))
+    assert parse_and_count(text, parser, counter)[1] == expected
     assert fast.decode(ids[:expected]).endswith(">\n")  # the straddling token counts
 
 
-def test_the_end_of_a_confidence():
-    first, last = ResponseParser(), ResponseParser("last")
-    assert confidence_end("nothing", first("nothing"), first) is None
+def test_tokens_to_a_confidence_at_the_end(tokenizer):
+    counter = TokenCounter(tokenizer)
+    assert parse_and_count("nothing", ResponseParser(), counter)[1] is None
     text = "42 <confidence>1</confidence> \n"
-    assert confidence_end(text, last(text), last) == len(text) - 2
+    assert parse_and_count(text, ResponseParser("last"), counter)[1] == counter.before(text, len(text) - 2)
 
 
 def test_a_missing_tokenizer_is_an_error(tmp_path):

@@ -38,8 +38,8 @@ def test_a_weighting_is_the_same_as_copied_rows(decimals, options):
     values = sample.metrics(weights[:, sample.order])
     for i, row in enumerate(rows):
         arrays = (each[row] for each in (data.confidence, data.correct, data.tokens_to_confidence))
-        copied = calibration_metrics(*arrays, bins=options.bins, debias=options.debias)
-        expected = {name: value for name, value in copied.values().items() if name != "smooth_ece"}  # never redrawn
+        copied = calibration_metrics(*arrays, options)
+        expected = {name: value for name, value in copied.values.items() if name != "smooth_ece"}  # never redrawn
         assert {name: value[i] for name, value in values.items()} == pytest.approx(expected, abs=1e-9)
         valid = ~np.isnan(data.confidence[row])
         pair = data.correct[row][valid], data.confidence[row][valid]
@@ -138,8 +138,8 @@ def test_percentiles_are_shifted_and_clipped():
 
 
 @pytest.mark.slow
-def test_a_thousand_replicates_of_a_hundred_thousand_predictions():
-    data = draw(100_000, decimals=12)  # all confidences differ: the slowest case
+def test_a_thousand_replicates_of_twenty_thousand_predictions():
+    data = draw(20_000, decimals=12)  # all confidences differ: the slowest case
     start = time.process_time()
     bootstrap(data, replicates=1000)
-    assert time.process_time() - start < allowed(10)
+    assert time.process_time() - start < allowed(2)

@@ -143,7 +143,7 @@ def test_a_calibrated_models_ece_is_that_of_redrawn_answers():
     of = drawn(200)
     found = Estimates(of, replicates=2000).calibrated
     rng = np.random.default_rng(5)
-    redrawn = [calibration_metrics(of.confidence, rng.random(200) < of.confidence).ece for _ in range(1000)]
+    redrawn = [calibration_metrics(of.confidence, rng.random(200) < of.confidence).values["ece"] for _ in range(1000)]
     assert found.mean == pytest.approx(np.mean(redrawn), abs=0.002)
     assert found.high == pytest.approx(np.quantile(redrawn, 0.95), abs=0.005)
     alone = Outcomes(np.random.default_rng(1).random(200), of.correct, of.tokens_to_confidence)  # all different

@@ -98,8 +98,10 @@ def test_auroc_near_one(rare, common, rare_is_right):
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.99])
-@pytest.mark.parametrize("n", [30, 200])
-@pytest.mark.parametrize("shares", [(0.0, 0.01), (0.005, 0.01), (0.0, 0.03), (0.01, 0.01), (0.02, 0.05)])
+@pytest.mark.parametrize(
+    ("n", "shares"),
+    [*itertools.product([30, 200], [(0.0, 0.01), (0.005, 0.01), (0.0, 0.03)]), (30, (0.01, 0.01)), (30, (0.02, 0.05))],
+)
 def test_differences_of_two_methods_that_are_nearly_always_right(shares, n, confidence):
     held = {"accuracy": 0.0, "brier": 0.0}
     gap = shares[0] - shares[1]  # right where the other is wrong: second - first

@@ -100,15 +100,13 @@ def test_when_nothing_can_be_certified_it_says_how_many_labels_would_do():
     stated = np.full(40, 0.9)
     few = certify(stated, np.ones(40, bool), risk=0.05, confidence=0.95)
     assert (few.threshold, few.labels_needed) == (None, 59)
-    assert "about 59 labels would do" in few.sentence()
     hopeless = certify(stated, np.arange(40) % 2 == 0, risk=0.05, confidence=0.95)
     assert (hopeless.threshold, hopeless.labels_needed) == (None, None)
-    assert "no number of labels" in hopeless.sentence()
     enough = certify(np.full(59, 0.9), np.ones(59, bool), risk=0.05, confidence=0.95)
     assert (enough.threshold, enough.wrong, enough.accepted) == (0.0, 0, 59)
-    assert "certified" in enough.sentence()
     nothing = certify(np.array([math.nan] * 5), np.ones(5, bool), risk=0.05, confidence=0.95)
-    assert nothing.threshold is None
+    assert (nothing.threshold, nothing.labels_needed) == (None, None)
+    assert len({found.sentence() for found in (few, hopeless, enough, nothing)}) == 4
 
 
 OVERCONFIDENT_TOP = np.where(np.arange(101) > 97, 0.5, np.where(np.arange(101) > 60, 0.975, 0.5))
@@ -132,14 +130,6 @@ def test_more_labels_certify_no_less(right, risk):
         shares.append(certified / 200)
     assert all(more >= fewer - 0.01 for fewer, more in itertools.pairwise(shares)), shares
     assert shares[-1] > 0.98, shares
-
-
-def test_no_number_of_labels_helps_where_all_are_wrong_too_often():
-    stated = np.repeat([0.99, 0.5], [150, 850])
-    correct = np.arange(1000) >= 80
-    correct[150:] = np.arange(850) % 5 > 0
-    found = certify(stated, correct, risk=0.05, confidence=0.95)
-    assert (found.threshold, found.labels_needed) == (None, None)
 
 
 def test_the_labels_that_would_do_do():

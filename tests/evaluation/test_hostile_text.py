@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
-from coca_mindspeed.evaluation.reports.plots import plot_text, png_bytes, reliability_diagram, training_curves
+from coca_mindspeed.evaluation.reports.plots import plot_text, png_bytes, reliability_grid, training_curves
 from coca_mindspeed.evaluation.reports.report import write_report
-from coca_mindspeed.evaluation.reports.tables import metrics_table, summary_metrics
+from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.utils.console import one_line, printable
 from coca_mindspeed.utils.markdown import markdown_table
@@ -33,12 +33,11 @@ def rows(**fields):
     return [Prediction(str(i), "d", "q", "r", 0.8, i % 2 == 0, 6, **fields) for i in range(6)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_in_a_terminal_table_is_what_it_is(name):
-    stream = io.StringIO()
-    Console(width=200, file=stream, force_terminal=True).print(metrics_table({name: summary_metrics(rows())}, 200))
-    assert printable(name) in stream.getvalue()
-    assert "\x1b[2J" not in stream.getvalue()
+def test_names_in_a_terminal_table_are_what_they_are(capsys):
+    print_metrics({name: summary_metrics(rows()) for name in NAMES})
+    shown = capsys.readouterr().out
+    assert all(printable(name) in shown for name in NAMES)
+    assert "\x1b[2J" not in shown
 
 
 def test_what_the_font_lacks_is_an_escape_in_a_picture_and_nowhere_else():
@@ -48,14 +47,14 @@ def test_what_the_font_lacks_is_an_escape_in_a_picture_and_nowhere_else():
 
 
 @pytest.mark.filterwarnings("error")  # "Glyph missing from font"
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_in_a_picture_is_drawn(name):
-    figure = reliability_diagram({name: rows()})
-    assert png_bytes(figure)
-    assert figure.axes[0].get_title().startswith(plot_text(name))
-    curves = training_curves({name: [{"step": 1, "reward/answer": 0.5}], "other": []})
-    assert len(curves.legends[0].get_texts()) == 1  # a label that begins with _ would be left out
-    assert png_bytes(curves)
+def test_names_in_a_picture_are_drawn():
+    figure = reliability_grid({name: outcomes(rows()) for name in NAMES})
+    assert png_bytes(figure, dpi=30)
+    for axes, name in zip(figure.axes, NAMES, strict=False):
+        assert axes.get_title().startswith(plot_text(name))
+    curves = training_curves({name: [{"step": 1, "reward/answer": 0.5}] for name in NAMES})
+    assert len(curves.legends[0].get_texts()) == len(NAMES)  # a label that begins with _ would be left out
+    assert png_bytes(curves, dpi=30)
 
 
 def test_a_report_of_such_names_is_written(tmp_path):

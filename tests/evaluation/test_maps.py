@@ -36,6 +36,13 @@ def overconfident(n, seed=0):
     return s, rng.random(n) < s**2
 
 
+def predictions(n, seed=0):
+    return [
+        Prediction(f"{seed}-{i}", "d", "q", "r", float(a), bool(b), 8, model="m")
+        for i, (a, b) in enumerate(zip(*overconfident(n, seed), strict=True))
+    ]
+
+
 def test_isotonic_is_scikit_learns():
     s, y = overconfident(1500)
     oracle = IsotonicRegression(out_of_bounds="clip", y_min=0, y_max=1).fit(s, y)
@@ -43,22 +50,26 @@ def test_isotonic_is_scikit_learns():
     assert fit_curve("isotonic", s, y)(at) == pytest.approx(oracle.predict(at))
 
 
-@pytest.mark.parametrize("kind", ["platt", "beta"])
-def test_logistic_maps_have_the_largest_likelihood(kind):
+def logit(kind, s, weights):
+    columns = [np.log(s / (1 - s))] if kind == "platt" else [np.log(s), -np.log(1 - s)]
+    return sum(w * c for w, c in zip(weights, [*columns, 1.0], strict=True))
+
+
+@pytest.mark.parametrize(("kind", "parameters"), [("platt", 2), ("beta", 3)])
+def test_logistic_maps_have_the_largest_likelihood(kind, parameters):
     s, y = overconfident(800)
     curve = fit_curve(kind, s, y)
-    columns = [np.log(s / (1 - s))] if kind == "platt" else [np.log(s), -np.log(1 - s)]
 
     def loss(weights):
-        score = sum(w * c for w, c in zip(weights, [*columns, 1.0], strict=True))
+        score = logit(kind, s, weights)
         return float(np.sum(np.logaddexp(0, score) - y * score))
 
-    best = minimize(loss, np.zeros(len(columns) + 1), method="Nelder-Mead",
-                    options={"maxiter": 5000, "xatol": 1e-8, "fatol": 1e-10})  # fmt: skip
+    options = {"maxiter": 5000, "xatol": 1e-8, "fatol": 1e-10}
+    best = minimize(loss, np.zeros(parameters), method="Nelder-Mead", options=options)
     assert loss(curve.coefficients) == pytest.approx(best.fun, abs=1e-3)
-    assert curve(np.array([0.3, np.nan]))[0] == pytest.approx(1 / (1 + np.exp(-sum(
-        w * c for w, c in zip(best.x, [np.log(0.3 / 0.7)] if kind == "platt" else [np.log(0.3), -np.log(0.7)],
-                              strict=False)) - best.x[-1])), abs=1e-3)  # fmt: skip
+    found = curve(np.array([0.3, np.nan]))
+    assert found[0] == pytest.approx(1 / (1 + np.exp(-logit(kind, 0.3, best.x))), abs=1e-3)
+    assert np.isnan(found[1])
 
 
 @pytest.mark.parametrize("kind", ["platt", "beta", "isotonic"])
@@ -104,7 +115,7 @@ def test_cross_fitting_never_shows_a_question_its_own_labels():
     flipped[:4] = ~flipped[:4]  # all samples of one question
     after = cross_fitted(s, flipped, ["d"] * 400, ids, IDENTITY, kind="isotonic")
     assert before[:4] == pytest.approx(after[:4])
-    assert calibration_metrics(before, y).ece < calibration_metrics(s, y).ece / 2
+    assert calibration_metrics(before, y).values["ece"] < calibration_metrics(s, y).values["ece"] / 2
     with pytest.raises(DataError, match="folds"):
         cross_fitted(s[:8], y[:8], ["d"] * 8, ids[:8], IDENTITY)
 
@@ -128,13 +139,6 @@ def test_a_map_is_refused_where_it_does_not_belong(tmp_path):
 
 
 def test_the_command(tmp_path, capsys):
-    def predictions(n, seed):
-        s, y = overconfident(n, seed)
-        return [
-            Prediction(f"{seed}-{i}", "d", "q", "r", float(a), bool(b), 8, model="m")
-            for i, (a, b) in enumerate(zip(s, y, strict=True))
-        ]
-
     data, fresh, path = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "map.json"
     write_predictions(data, predictions(600, 0))
     write_predictions(fresh, predictions(600, 1))
@@ -146,7 +150,9 @@ def test_the_command(tmp_path, capsys):
     assert main(["calibrate", str(fresh), "--apply", str(path), "--output", str(out)]) == 0
 
     def ece(rows):
-        return calibration_metrics(np.array([p.confidence for p in rows]), np.array([p.correct for p in rows])).ece
+        return calibration_metrics(np.array([p.confidence for p in rows]), np.array([p.correct for p in rows])).values[
+            "ece"
+        ]
 
     before, after = ece(read_predictions(fresh)), ece(read_predictions(out))
     assert after < before / 2
@@ -176,11 +182,7 @@ def serving_config(printed, tmp_path):
 def test_a_tier_with_the_map_is_suggested(risk, tmp_path, capsys):
     """It answers where an answer is more likely right than wrong; so too where nothing is certified."""
     s, y = overconfident(400)
-    rows = [
-        Prediction(str(i), "d", "q", "r", float(a), bool(b), 8, model="m")
-        for i, (a, b) in enumerate(zip(s, y, strict=True))
-    ]
-    write_predictions(tmp_path / "a.jsonl", rows)
+    write_predictions(tmp_path / "a.jsonl", predictions(400))
     assert main(["calibrate", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "map.json"), *risk]) == 0
     config = serving_config(capsys.readouterr().out, tmp_path)
     [policy] = tier_policies(config)
@@ -206,19 +208,20 @@ def test_labels_that_are_nearly_all_right_are_certified(wrong, tmp_path, capsys)
             read_map(tmp_path / "map.json")
 
 
-@pytest.mark.parametrize("sampling", ['{"temperature": 1}', '{"top_p": "x"}', '{"top_p": true}'])
-def test_other_sampling_parameters_are_refused(sampling, tmp_path):
-    write_predictions(tmp_path / "a.jsonl", [Prediction("0", "d", "q", "r", 0.9, True, 8, model="m")])
-    command = ["calibrate", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "x"), "--sampling", sampling]
-    assert main(command) == 2
-
-
-def test_predictions_of_several_models_have_no_common_map(tmp_path, capsys):
-    rows = [Prediction(str(i), "d", "q", "r", 0.5, i % 2 == 0, 8, model=f"m{i % 3 % 2}") for i in range(30)]
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--sampling", '{"temperature": 1}'], "temperature"),
+        (["--sampling", '{"top_p": "x"}'], "top_p"),
+        (["--sampling", '{"top_p": true}'], "top_p"),
+        (["--model", "m0"], "(m0, m1)"),  # predictions of several models have no common map
+    ],
+)
+def test_usage(options, named, tmp_path, capsys):
+    rows = [replace(p, model=f"m{i % 2}") if "--model" in options else p for i, p in enumerate(predictions(30))]
     write_predictions(tmp_path / "a.jsonl", rows)
-    command = ["calibrate", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "map.json"), "--model", "m0"]
-    assert main(command) == 2
-    assert "(m0, m1)" in capsys.readouterr().err
+    assert main(["calibrate", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "x"), *options]) == 2
+    assert named in capsys.readouterr().err
 
 
 def test_the_figures_are_of_maps_of_the_kinds_that_are_saved(monkeypatch):

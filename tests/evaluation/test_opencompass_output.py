@@ -1,6 +1,7 @@
 """OpenCompass's output, in each of the shapes that it comes in."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -92,12 +93,12 @@ def work_dir(tmp_path):
 
 
 def test_predictions(work_dir):
-    predictions = read_opencompass(work_dir, categories={"gsm8k": "math"})
+    predictions = read_opencompass(work_dir)
     assert [p.id for p in predictions] == [str(i) for i in range(12)]
     assert [p.confidence for p in predictions[:3]] == [0.0, 0.1, 0.2]
     assert predictions[3].correct is False
     assert (predictions[3].question, predictions[3].gold) == ("question 3", "3")
-    assert (predictions[3].model, predictions[3].category) == ("model", "math")
+    assert predictions[3].model == "model"
 
 
 def edited(work_dir, number, changes):
@@ -142,65 +143,34 @@ def test_split_predictions_are_joined_in_numeric_order(work_dir):
     assert [p.gold for p in read_opencompass(work_dir)] == [str(i) for i in range(12)]
 
 
-def test_missing_files_are_refused(work_dir, tmp_path):
-    (work_dir / "predictions" / "model" / "gsm8k.json").unlink()
-    with pytest.raises(DataError, match=r"gsm8k\.json"):
-        read_opencompass(work_dir)
-    with pytest.raises(DataError, match="elsewhere"):
-        read_opencompass(tmp_path / "elsewhere")
+SHARDS = [f"model/triviaqa_{number}" for number in range(11)]
+WHOLE = ["model/gsm8k"]
 
 
-def test_a_data_set_without_a_result_is_refused_instead_of_left_out(work_dir):
-    """OpenCompass writes no results file where an evaluator fails."""
-    predictions = work_dir / "predictions" / "model"
-    text = (predictions / "gsm8k.json").read_text()
-    (predictions / "math500.json").write_text(text)
-    for number in range(11):
-        (predictions / f"triviaqa_{number}.json").write_text(text)
-    other = work_dir / "predictions" / "other" / "gsm8k.json"
-    other.parent.mkdir()
-    other.write_text(text)
-    with pytest.raises(DataError, match="model/math500, model/triviaqa, other/gsm8k"):
-        read_opencompass(work_dir)
-    for path in (other, predictions / "math500.json", *predictions.glob("triviaqa_*")):
-        path.unlink()
-    assert len(read_opencompass(work_dir)) == 12
-    (predictions / "tmp_aime24.json").write_text(text)  # what an inference that was stopped leaves
-    with pytest.raises(DataError, match="model/aime24"):
-        read_opencompass(work_dir)
-    (predictions / "aime24.json").write_text(text)
-    (work_dir / "results" / "model" / "aime24.json").write_text((work_dir / "results/model/gsm8k.json").read_text())
-    assert len(read_opencompass(work_dir)) == 24  # the inference was gone on with, and is whole
-
-
-def test_shards_are_their_data_sets_and_other_names_with_numbers_are_not(work_dir):
-    predictions, results = (work_dir / folder / "model" for folder in ("predictions", "results"))
-    text, verdicts = ((folder / "gsm8k.json").read_text() for folder in (predictions, results))
-    # A data set of its own, whose name looks like a shard's; and one whose name begins like one.
-    for name in ("gsm8k_2", "gsm8k_0_shot"):
-        (predictions / f"{name}.json").write_text(text)
-        (results / f"{name}.json").write_text(verdicts)
-    assert {p.dataset for p in read_opencompass(work_dir)} == {"gsm8k", "gsm8k_2", "gsm8k_0_shot"}
-    (results / "gsm8k_2.json").unlink()
-    with pytest.raises(DataError, match="model/gsm8k_2"):
-        read_opencompass(work_dir)
-    # Whole and in shards, by two inferences: OpenCompass grades the whole.
-    (predictions / "gsm8k_0.json").write_text(text)
-    assert len(read_opencompass(work_dir)) == 24
-    (predictions / "gsm8k.json").unlink()
-    for number in (1, 2):
-        (predictions / f"gsm8k_{number}.json").unlink(missing_ok=True)
-    assert {p.dataset for p in read_opencompass(work_dir)} == {"gsm8k", "gsm8k_0_shot"}
-    (predictions / "tmp_gsm8k_3.json").write_text(text)  # and one that is still being answered
-    with pytest.raises(DataError, match="model/gsm8k"):
-        read_opencompass(work_dir)
-
-
-def test_a_shard_that_is_missing_is_refused(work_dir):
-    path = work_dir / "predictions" / "model" / "gsm8k.json"
-    text = path.read_text()
-    path.unlink()
-    for number in (0, 2):
-        path.with_name(f"gsm8k_{number}.json").write_text(text)
-    with pytest.raises(DataError, match=r"gsm8k_1\.json.*gsm8k_2"):
-        read_opencompass(work_dir)
+@pytest.mark.parametrize(
+    ("predictions", "results", "refused"),
+    [
+        ([], WHOLE, r"gsm8k\.json"),
+        (WHOLE, [], "results/MODEL/DATASET"),
+        # OpenCompass writes no results file where an evaluator fails.
+        ([*WHOLE, "model/math500", *SHARDS, "other/gsm8k"], WHOLE, "model/math500, model/triviaqa, other/gsm8k"),
+        ([*WHOLE, "model/tmp_aime24"], WHOLE, "model/aime24"),  # left by an inference that was stopped
+        ([*WHOLE, "model/tmp_aime24", "model/aime24"], [*WHOLE, "model/aime24"], None),  # continued to its end
+        # Data sets with names like those of shards.
+        ([*WHOLE, "model/gsm8k_2", "model/gsm8k_0_shot"], [*WHOLE, "model/gsm8k_2", "model/gsm8k_0_shot"], None),
+        ([*WHOLE, "model/gsm8k_2"], WHOLE, "model/gsm8k_2"),
+        ([*WHOLE, "model/gsm8k_0"], WHOLE, None),  # whole and in shards, by two inferences: the whole is graded
+        (["model/gsm8k_0", "model/tmp_gsm8k_1"], WHOLE, "model/gsm8k"),
+        (["model/gsm8k_0", "model/gsm8k_2"], WHOLE, r"gsm8k_1\.json.*gsm8k_2"),
+    ],
+)
+def test_files_of_a_run(work_dir, predictions, results, refused):
+    for folder, names in (("predictions", predictions), ("results", results)):
+        text = (work_dir / folder / "model" / "gsm8k.json").read_text()
+        (work_dir / folder / "model" / "gsm8k.json").unlink()
+        for name in names:
+            path = work_dir / folder / f"{name}.json"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+    with pytest.raises(DataError, match=refused) if refused else nullcontext():
+        assert {f"model/{p.dataset}" for p in read_opencompass(work_dir)} == set(results)

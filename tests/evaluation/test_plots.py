@@ -8,7 +8,7 @@ import pytest
 
 from coca_mindspeed.evaluation.metrics.binning import risk_coverage, roc
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.evaluation.predictions import Outcomes
 from coca_mindspeed.evaluation.reports.plots import (
     line_style,
     moving_average,
@@ -22,36 +22,36 @@ STATED = np.array([0.05, 0.95, 0.95, 0.95, 0.3, np.nan])
 RIGHT = np.array([False, True, True, False, False, True])
 
 
+def group(stated=STATED, right=RIGHT):
+    return Outcomes(stated, right, np.full(len(stated), np.nan))
+
+
 def texts(figure):
     return [text.get_text() for axes in figure.axes for text in (*axes.texts, axes.title)]
 
 
 def test_reliability_diagram_shows_accuracy_counts_and_metrics():
-    figure = reliability_diagram({"before": (STATED, RIGHT), "after": (STATED, ~RIGHT)})
+    figure = reliability_diagram({"before": group(), "after": group(STATED, ~RIGHT)})
     bars = figure.axes[0].containers[0]
     assert [bar.get_height() for bar in bars] == pytest.approx([0, 0, 2 / 3])
     assert [bar.get_x() for bar in bars] == pytest.approx([0, 0.2, 0.9])  # 0.3 lies in (0.2, 0.3]
     assert {"1", "3"} <= set(texts(figure))
     title = figure.axes[0].get_title()
     assert title.startswith("before\n")
-    assert f"ECE {calibration_metrics(STATED, RIGHT).ece:.3f}" in title
+    assert f"ECE {calibration_metrics(STATED, RIGHT).values['ece']:.3f}" in title
     for axes in figure.axes:
         assert axes.get_ylabel()
     assert "5 of 6 valid" in figure.axes[2].get_xlabel()
 
 
-def test_predictions_and_arrays_give_the_same_picture():
-    rows = [
-        Prediction(str(i), "d", "q", "r", None if np.isnan(s) else float(s), bool(y), None)
-        for i, (s, y) in enumerate(zip(STATED, RIGHT, strict=True))
-    ]
-    pictures = [png_bytes(reliability_diagram({"x": data})) for data in (rows, (STATED, RIGHT), (STATED, RIGHT))]
-    assert pictures[0] == pictures[1] == pictures[2]
-    assert "no valid confidence" in texts(reliability_diagram({"x": (np.array([np.nan]), np.array([True]))}))
+def test_the_same_picture_is_the_same_bytes():
+    first, second = (png_bytes(reliability_diagram({"x": group()})) for _ in range(2))
+    assert first == second
+    assert "no valid confidence" in texts(reliability_diagram({"x": group(np.array([np.nan]), np.array([True]))}))
 
 
 def test_reliability_image_is_pixels():
-    image = reliability_image(STATED, RIGHT, title="step 3")
+    image = reliability_image(group(), title="step 3")
     assert (image.dtype, image.ndim, image.shape[2]) == (np.uint8, 3, 3)
     assert image.min() < 60 < 255 == image.max()
 
@@ -63,13 +63,13 @@ def test_training_curves_of_one_and_of_several_runs():
         for i in range(1, 50)
     ]
     titles = ["Confidence reward", "Answer reward", "Expected calibration error", "Response length"]
-    assert [axes.get_title() for axes in training_curves(rows).axes] == titles
+    assert [axes.get_title() for axes in training_curves({"": rows}).axes] == titles
     several = training_curves({"coca": rows, "rlvr": [{"step": 1, "reward/answer": 0.4}]})
     assert [len(axes.lines) for axes in several.axes] == [2, 3, 2, 2]  # a raw curve and a moving average
     assert len(several.axes[1].lines[0].get_xdata()) == 48
     [legend] = several.legends
     assert [text.get_text() for text in legend.get_texts()] == ["coca", "rlvr"]
-    assert "no reward/confidence in the metrics" in texts(training_curves([{"step": 1, "reward/answer": 0.4}]))
+    assert "no reward/confidence in the metrics" in texts(training_curves({"": [{"step": 1, "reward/answer": 0.4}]}))
     assert moving_average([1, 2, np.nan, 4], 2).tolist() == [1, 1.5, 2, 4]
 
 
@@ -99,5 +99,5 @@ def test_area_below_roc_is_auroc():
     stated = np.round(rng.random(300), 1)
     right = rng.random(300) < stated
     alarm, hit = roc(stated, right)
-    assert np.trapezoid(hit, alarm) == pytest.approx(calibration_metrics(stated, right).auroc)
+    assert np.trapezoid(hit, alarm) == pytest.approx(calibration_metrics(stated, right).values["auroc"])
     assert len(roc(stated, np.ones(300, dtype=bool))[0]) == 0

@@ -20,40 +20,32 @@ ROW = {
 }
 
 
+ROWS = [
+    Prediction("a", "gsm8k", "q", "r", 0.3, True, 10),
+    Prediction("a", "gsm8k", "q", "多行\nr", None, False, None, sample=1),
+    Prediction("b", "gsm8k", "q", "r", 1.0, True, 9, "math", "coca", "qwen", 120, 0, "42", 7),
+    Prediction("c", "gsm8k", "q", "r", 0.9, None, 12),
+]
+
+
 def test_round_trip(tmp_path):
-    rows = [
-        Prediction("a", "gsm8k", "q", "r", 0.3, True, 10),
-        Prediction("a", "gsm8k", "q", "多行\nr", None, False, None, sample=1),
-        Prediction("b", "gsm8k", "q", "r", 1.0, True, 9, "math", "coca", "qwen", 120, 0, "42", 7),
-    ]
-    write_predictions(tmp_path / "p.jsonl", rows)
-    assert read_predictions(tmp_path / "p.jsonl") == rows
-
-
-def test_seven_keys_are_written_and_read(tmp_path):
     path = tmp_path / "p.jsonl"
+    write_predictions(path, ROWS)
+    assert read_predictions(path) == ROWS
     path.write_text(json.dumps(ROW | {"confidence": 1}) + "\n")
     rows = read_predictions(path)
     assert isinstance(rows[0].confidence, float)
     write_predictions(path, rows)
-    assert json.loads(path.read_text()) == ROW | {"confidence": 1}
+    assert json.loads(path.read_text()) == ROW | {"confidence": 1}  # seven keys suffice
 
 
-def test_an_ungradable_answer_is_a_state_of_its_own_and_in_no_metric(tmp_path):
-    rows = [
-        Prediction("a", "gsm8k", "q", "r", 0.3, True, 10),
-        Prediction("b", "gsm8k", "q", "r", 0.9, None, 12),
-        Prediction("c", "gsm8k", "q", "r", None, False, None),
-    ]
-    write_predictions(tmp_path / "p.jsonl", rows)
-    assert json.loads((tmp_path / "p.jsonl").read_text().splitlines()[1])["correct"] is None
-    assert read_predictions(tmp_path / "p.jsonl") == rows
-    assert [p.outcome for p in rows] == ["right", "ungradable", "wrong"]
-    data = outcomes(rows)
-    assert (len(data), data.correct.tolist()) == (2, [True, False])
-    np.testing.assert_equal([data.confidence, data.tokens_to_confidence], [[0.3, np.nan], [10.0, np.nan]])
-    assert summary_metrics(rows)["n"] == 2
-    assert summary_metrics(rows)["ungradable"] == 1
+def test_an_ungradable_answer_is_in_no_metric():
+    assert [p.outcome for p in ROWS] == ["right", "wrong", "right", "ungradable"]
+    data = outcomes(ROWS)
+    assert (len(data), data.correct.tolist()) == (3, [True, False, True])
+    np.testing.assert_equal([data.confidence, data.tokens_to_confidence], [[0.3, np.nan, 1.0], [10.0, np.nan, 9.0]])
+    summary = summary_metrics(ROWS)
+    assert (summary["n"], summary["ungradable"]) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +54,9 @@ def test_an_ungradable_answer_is_a_state_of_its_own_and_in_no_metric(tmp_path):
         ({"confidence": 1.2}, r"p\.jsonl:1: field 'confidence' should be null or a number from 0 to 1, found 1\.2"),
         ({"confidence": float("nan")}, "'confidence'.* nan"),
         ({"confidence": "0.9"}, "found '0.9'"),
-        ({"confidence": True}, "found True"),
         ({"correct": 1}, "'correct'.* 1"),
         ({"tokens_to_confidence": -1}, "'tokens_to_confidence'"),
-        ({"tokens_to_confidence": 9.5}, "found 9.5"),
         ({"id": 3}, "'id'.* 3"),
-        ({"method": 3}, "'method'"),
         ({"sample": None}, "'sample'"),
         ({"seed": "0"}, "'seed'"),
         ({"corect": True}, "'corect'"),

@@ -6,7 +6,9 @@ import json
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from tests.shared_data import shared_data
 
 TOLERANCE = 1e-9
@@ -27,15 +29,11 @@ def predictions():
     ]
 
 
-def measured(predictions, directory, *options):
-    write_predictions(directory / "rlcr.jsonl", predictions)
-    arguments = [str(directory / "rlcr.jsonl"), "--output", str(directory / "out"), "--replicates", "1", *options]
-    assert main(["evaluate", *arguments]) == 0
-    return json.loads((directory / "out" / "metrics.json").read_text())
-
-
 def test_every_published_figure(published, predictions, tmp_path, capsys):
-    found = measured(predictions, tmp_path, "--bins-closed", "left")
+    write_predictions(tmp_path / "rlcr.jsonl", predictions)
+    arguments = [str(tmp_path / "rlcr.jsonl"), "--output", str(tmp_path), "--replicates", "1", "--bins-closed", "left"]
+    assert main(["evaluate", *arguments]) == 0
+    found = json.loads((tmp_path / "metrics.json").read_text())
     assert found["bins_closed"] == "left"
     assert "closed on the left" in capsys.readouterr().out
     names = {"accuracy": "accuracy", "brier": "brier_score", "ece": "ece", "auroc": "auroc"}
@@ -49,11 +47,10 @@ def test_every_published_figure(published, predictions, tmp_path, capsys):
     assert cells == 15
 
 
-def test_the_side_on_which_bins_are_closed_moves_ece_and_nothing_else(predictions, tmp_path):
-    left, right = (measured(predictions, tmp_path, "--bins-closed", side)["results"] for side in ("left", "right"))
-    moved = set()
-    for method, datasets in left.items():
-        for dataset, cell in datasets.items():
-            other = right[method][dataset]["metrics"]
-            moved |= {name for name, value in cell["metrics"].items() if value["estimate"] != other[name]["estimate"]}
-    assert moved == {"ece", "mce"}
+def test_the_side_on_which_bins_are_closed_moves_ece_and_nothing_else(predictions):
+    data = outcomes(predictions)
+    left, right = (
+        calibration_metrics(data.confidence, data.correct, None, MetricOptions(closed=side)).values
+        for side in ("left", "right")
+    )
+    assert {name for name, value in left.items() if value != right[name] and value == value} == {"ece", "mce"}

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
+from coca_mindspeed.evaluation.reports.plots import png_bytes, reliability_grid
 from coca_mindspeed.evaluation.reports.report import most_miscalibrated, write_report
 from coca_mindspeed.evaluation.runs import Run, read_runs
 from coca_mindspeed.utils.markdown import markdown_table
@@ -77,13 +78,8 @@ def test_page_refers_to_nothing_outside_itself(report):
     assert parsed.images == 2 + 3 * 3  # training, cost; three pictures for each of three data sets
     assert all(link.startswith(("data:image/png;base64,", "#")) for link in parsed.links)
     assert not {"script", "link", "iframe", "object", "i"} & set(parsed.tags)
-    assert "url(" not in text
-    assert "@import" not in text
-
-
-def test_model_text_is_text(report):
-    text = (report / "report.html").read_text()
-    assert "<script" not in text
+    assert not [part for part in ("url(", "@import", "<script") if part in text]
+    # Text of models stays text.
     assert "&lt;script&gt;document.title" in text
     assert "{{ 7*7 }}" in text
     assert "a|b &lt;i&gt;" in text
@@ -115,8 +111,8 @@ def test_error_by_threshold(report):
     assert "smECE" in page
 
 
-def test_the_same_runs_give_the_same_report(report, tmp_path):
-    runs = read_runs([report.parent / "coca"])
+def test_the_same_runs_give_the_same_report(tmp_path):
+    runs = [Run("coca", predictions("mine", 40, 0))]
     first = write_report(runs, tmp_path / "1")[0].read_bytes()
     assert write_report(runs, tmp_path / "2")[0].read_bytes() == first
 
@@ -152,11 +148,10 @@ def test_samples_are_the_most_miscalibrated():
 
 
 def test_a_run_that_is_still_training_has_its_curves(tmp_path):
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "metrics.jsonl").write_text('{"step": 1, "reward/answer": 0.5}\n')
-    assert main(["report", str(tmp_path / "new"), "--output", str(tmp_path / "out")]) == 0
-    assert [p.name for p in (tmp_path / "out" / "figures").iterdir()] == ["training.png"]
-    assert "## Results" not in (tmp_path / "out" / "report.md").read_text()
+    run = Run("new", [], [{"step": 1, "reward/answer": 0.5}])
+    text = write_report([run], tmp_path)[1].read_text()
+    assert [p.name for p in (tmp_path / "figures").iterdir()] == ["training.png"]
+    assert "## Results" not in text
 
 
 def test_comparison_with_the_paper_is_printed_and_in_the_report(report, tmp_path, capsys):
@@ -188,24 +183,25 @@ def test_markdown_table_escapes_and_aligns():
 
 
 @pytest.mark.slow
-def test_sixteen_runs_on_eight_data_sets(tmp_path):
-    paths = [make_run(tmp_path, f"run {i}", DATASETS, 1000, bias=i / 50, steps=300) for i in range(16)]
+def test_many_runs_on_eight_data_sets(tmp_path):
+    paths = [make_run(tmp_path, f"run {i}", DATASETS, 300, bias=i / 50, steps=300) for i in range(3)]
     start = time.process_time()
     [page, _] = write_report(read_runs(paths), tmp_path / "report")
-    # Nearly all of it is matplotlib's: 17 s of CPU time on an AMD EPYC, 37 s on a Xeon at 2.5 GHz.
-    assert time.process_time() - start < allowed(60)
-    assert page.stat().st_size < 10_000_000
+    # Nearly all of it is matplotlib's.
+    assert time.process_time() - start < allowed(15)
+    assert page.stat().st_size < 5_000_000
 
 
 def test_bins_closed_on_the_left(tmp_path):
     rows = [Prediction(str(i), "mine", "q", "r", 0.1 + 0.05 * (i % 2), i < 2, 5) for i in range(8)]
     write_predictions(tmp_path / "tenths.jsonl", rows)
-    shown = {}
-    for side in ("left", "right"):
-        out = tmp_path / side
-        arguments = [str(tmp_path / "tenths.jsonl"), "--output", str(out), "--replicates", "10", "--bins-closed", side]
-        assert main(["report", *arguments]) == 0
-        shown[side] = (out / "report.md").read_text(), (out / "figures" / "reliability_mine.png").read_bytes()
-        assert f"closed on the {side}" in shown[side][0]
-    # .1 and .15 share a bin only where its lower edge belongs to it, and then there is one bar instead of two.
-    assert shown["left"][1] != shown["right"][1]
+    output = tmp_path / "out"
+    arguments = [str(tmp_path / "tenths.jsonl"), "--output", str(output), "--replicates", "10", "--bins-closed", "left"]
+    assert main(["report", *arguments]) == 0
+    assert "closed on the left" in (output / "report.md").read_text()
+    groups = {"tenths": outcomes(rows)}
+    # .1 and .15 share a bin only where its lower edge belongs to it.
+    assert (output / "figures" / "reliability_mine.png").read_bytes() == png_bytes(
+        reliability_grid(groups, "left"), 100
+    )
+    assert png_bytes(reliability_grid(groups, "left")) != png_bytes(reliability_grid(groups, "right"))

@@ -44,6 +44,15 @@ def test_families_have_records_in_the_parts_of_their_role(parts):
         assert where == wanted, family.name
     counts = Counter(record.dataset for record in parts["evaluate"])
     assert min(counts.values()) >= 40, counts
+    records = [record for part in PARTS for record in parts[part]]
+    assert len({r.id for r in records}) == len({(r.dataset, r.question) for r in records}) == len(records)
+    taught = [*parts["warm_up"], *parts["train"]]
+    assert NEVER_TAUGHT.isdisjoint(entity.partition(":")[0] for r in taught for entity in r.metadata["entities"])
+    warm_up, train = (
+        {r.metadata["entities"][0] for r in parts[part] if r.metadata["role"] == "trained"}
+        for part in ("warm_up", "train")
+    )
+    assert warm_up.isdisjoint(train)
 
 
 @settings(max_examples=3, deadline=None)
@@ -69,12 +78,6 @@ def test_names_of_held_out_places_are_never_taught():
             subject = normalise(record.question.split(" of ", 1)[1].rstrip("?"))
             assert subject not in asked | capitals, record
             assert normalise(record.answer) not in asked | capitals, record
-
-
-def test_warm_up_and_training_ask_about_different_entities(parts):
-    subjects = {part: {r.metadata["entities"][0] for r in parts[part] if r.metadata["role"] == "trained"}
-                for part in ("warm_up", "train")}  # fmt: skip
-    assert subjects["warm_up"].isdisjoint(subjects["train"])
 
 
 def test_shares_of_the_parts():
@@ -185,11 +188,6 @@ def all_questions():
     return {q.text: q for family in FAMILIES for q in family.questions(1, np.random.default_rng(0))}
 
 
-def test_records_have_ids_of_their_own_and_questions_are_asked_once(parts):
-    records = [record for part in PARTS for record in parts[part]]
-    assert len({r.id for r in records}) == len({(r.dataset, r.question) for r in records}) == len(records)
-
-
 def test_records_depend_on_the_seed_alone():
     for part in PARTS:
         first = real_world_records(part, 10, seed=3)
@@ -231,9 +229,3 @@ def test_a_missing_package_leaves_no_output(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
     for function in cached:
         function.cache_clear()
-
-
-def test_kinds_that_are_never_taught(parts):
-    for part in ("warm_up", "train"):
-        kinds = {entity.partition(":")[0] for r in parts[part] for entity in r.metadata["entities"]}
-        assert kinds.isdisjoint(NEVER_TAUGHT)

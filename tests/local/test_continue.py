@@ -23,7 +23,7 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
-from coca_mindspeed.evaluation.reports.tables import metrics_table
+from coca_mindspeed.evaluation.reports.tables import print_metrics
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.run_directory import list_checkpoints
@@ -291,11 +291,11 @@ def test_a_logger_gets_every_step_and_an_id_of_the_runs_own_also_when_resumed(tm
 
 
 @pytest.mark.parametrize("width", [30, 40, 50, 80, 200])
-def test_the_table_keeps_its_numbers_at_every_width(width):
+def test_the_table_keeps_its_numbers_at_every_width(width, monkeypatch, capsys):
     metrics = dict.fromkeys(HEADLINE, 0.123) | {"n": 2000}
-    console = Console(file=io.StringIO(), width=width)
-    console.print(metrics_table({"before": metrics, "after": metrics}, width))
-    text = console.file.getvalue()
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_metrics({"before": metrics, "after": metrics})
+    text = capsys.readouterr().out
     assert (text.count("0.123"), text.count("12.3%"), text.count("2,000")) == (6, 4, 2)
     assert all(len(line) <= width for line in text.splitlines())
 

@@ -242,7 +242,7 @@ def test_the_command_says_what_differs(root, capsys):
     (root / "mindspeed_rl").mkdir()
     parser = argparse.ArgumentParser()
     patches.add_arguments(parser)
-    assert patches.run(parser.parse_args(["verify", "--mindspeed-rl", str(root)])) == 1
+    assert patches.run(parser.parse_args(["verify", str(root)])) == 1
     assert "cli.train_grpo:train" in capsys.readouterr().out
     assert patches.run(parser.parse_args(["fingerprint", str(root), "--release", "9", "--commit", "c"])) == 0
     assert yaml.safe_load(capsys.readouterr().out)["release"] == "9"

@@ -291,7 +291,7 @@ def _fitted(confidence: Floats, correct: Labels) -> Callable[[Floats], Floats]:
     return lambda stated: np.clip(curve(stated), 0, 1)
 
 
-def transfer_matrix(predictions: Sequence[Prediction], *, folds: int = 5, seed: int = 0) -> dict[str, dict[str, float]]:
+def transfer_matrix(predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
     """Smooth ECE on each data set after the map of each; a data set's own map is cross-fitted by question.
 
     Returns fitted on -> tested on -> error, NaN where no map can be fitted; the row :data:`STATED` is without a map.
@@ -310,19 +310,19 @@ def transfer_matrix(predictions: Sequence[Prediction], *, folds: int = 5, seed: 
             matrix[source][target] = (
                 _smooth_ece(recalibrate(stated[tested]), correct[tested])
                 if target != source
-                else _error_within(stated[tested], correct[tested], question[tested].tolist(), folds, seed)
+                else _error_within(stated[tested], correct[tested], question[tested].tolist())
             )
     return matrix
 
 
 def _smooth_ece(confidence: Floats, correct: Labels) -> float:
-    return calibration_metrics(confidence, correct, coverages=()).smooth_ece
+    return calibration_metrics(confidence, correct).values["smooth_ece"]
 
 
-def _error_within(stated: Floats, correct: Labels, questions: Sequence[str], folds: int, seed: int) -> float:
+def _error_within(stated: Floats, correct: Labels, questions: Sequence[str], folds: int = 5) -> float:
     after = np.empty_like(stated)
     try:
-        fold = question_folds(questions, folds, seed)
+        fold = question_folds(questions, folds, seed=0)
         for index in range(folds):
             inside = fold == index
             after[inside] = _fitted(stated[~inside], correct[~inside])(stated[inside])

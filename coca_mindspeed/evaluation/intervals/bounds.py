@@ -121,10 +121,8 @@ def plain_mean(parts: Sequence[BoundedMean]) -> BoundedMean:
     )
 
 
-def shifted_percentiles(
-    estimate: float, values: Floats, level: float = 0.95, lower: float = -math.inf, upper: float = math.inf
-) -> Interval:
-    """Return percentiles of the replicates, shifted so that their mean is the estimate, clipped to [lower, upper].
+def shifted_percentiles(estimate: float, values: Floats, level: float = 0.95, lower: float = -math.inf) -> Interval:
+    """Return percentiles of the replicates, shifted so that their mean is the estimate, and at least ``lower``.
 
     Not valid for ECE: its estimate exceeds the true error by about as much as its replicates exceed the estimate.
     ``values`` are replicates (r,); NaN is left out.
@@ -134,4 +132,4 @@ def shifted_percentiles(
         return Interval(estimate, math.nan, math.nan)
     tail = (1 - level) / 2
     low, high = np.quantile(known, [tail, 1 - tail]) + (estimate - known.mean())
-    return Interval(estimate, float(np.clip(low, lower, estimate)), float(np.clip(high, estimate, upper)))
+    return Interval(estimate, float(np.clip(low, lower, estimate)), max(float(high), estimate))

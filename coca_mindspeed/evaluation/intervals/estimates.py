@@ -164,7 +164,7 @@ class Estimates:
         )
         self.question = question_index(questions, len(data))
         self.metrics: CalibrationMetrics = metrics_of(self.sample)
-        self.values = self.metrics.values()
+        self.values = self.metrics.values
         self.influences = influences(data, self.question)
 
     @cached_property

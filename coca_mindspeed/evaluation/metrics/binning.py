@@ -60,8 +60,6 @@ def bin_edges(
             edges = np.concatenate([edges[:1], np.unique(np.append(inner, edges[-1]))])
         else:  # its first
             edges = np.concatenate([np.unique(np.append(edges[0], ordered[starts // bins])), edges[-1:]])
-    elif scheme not in ("equal_width", "equal_mass"):
-        raise ValueError(f"scheme should be 'equal_width' or 'equal_mass', found {scheme!r}")
     return edges
 
 
@@ -73,8 +71,6 @@ def bin_index(
     Closed on the right: i where ``edges[i] < s <= edges[i + 1]``, and 0 for s = 0.  Closed on the left: i where
     ``edges[i] <= s < edges[i + 1]``, and the last bin for s = 1.
     """
-    if closed not in ("right", "left"):
-        raise ValueError(f"closed should be 'right' or 'left', found {closed!r}")
     return np.searchsorted(edges[1:-1], confidence, side="left" if closed == "right" else "right")
 
 
@@ -93,31 +89,19 @@ class BinTable:
     high: Floats
 
 
-def bin_table(
-    confidence: npt.NDArray[Any],
-    correct: npt.NDArray[np.bool_],
-    *,
-    bins: int = 10,
-    scheme: BinScheme = "equal_width",
-    closed: BinsClosed = "right",
-    level: float = 0.95,
-) -> BinTable:
-    """Compute a reliability table of n predictions; invalid (NaN) confidences are left out.
-
-    ``level`` is that of the Clopper-Pearson interval of each bin's accuracy; the other options are those of
-    :func:`bin_edges`.
-    """
+def bin_table(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], closed: BinsClosed = "right") -> BinTable:
+    """Compute a reliability table over ten bins of equal width; invalid (NaN) confidences are left out."""
     check_confidence(confidence)
     valid = ~np.isnan(confidence)
     confidence, correct = confidence[valid], correct[valid]
-    edges = bin_edges(confidence, bins, scheme, closed)
+    edges = bin_edges(confidence, closed=closed)
     index, size = bin_index(confidence, edges, closed), len(edges) - 1
     count = np.bincount(index, minlength=size)
     right = np.bincount(index, weights=correct, minlength=size)
     total = np.bincount(index, weights=confidence.astype(np.float64), minlength=size)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_confidence, accuracy = total / count, right / count
-    return BinTable(edges.astype(np.float64), count, mean_confidence, accuracy, *clopper_pearson(right, count, level))
+    return BinTable(edges.astype(np.float64), count, mean_confidence, accuracy, *clopper_pearson(right, count))
 
 
 def _by_confidence(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed, Floats
+from coca_mindspeed.evaluation.metrics.binning import Floats
 from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS, METRIC_SPECS
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample, coverage_name
 
@@ -21,40 +21,24 @@ HEADLINE = (*HEADLINE_METRICS, "n")
 
 @dataclass(frozen=True, slots=True)
 class CalibrationMetrics:
-    """Metrics of one set of predictions, defined in :data:`.specs.METRIC_SPECS`; NaN where undefined.
+    """Metrics of one set of predictions.
 
-    ``n`` counts all predictions, ``n_valid`` those with a valid confidence; ``selective_accuracy`` maps a coverage to
-    the accuracy of that fraction of the most confident answers, ``undefined`` a metric to the reason for its NaN.
+    Attributes:
+        n: number of predictions.
+        n_valid: number of predictions with a valid confidence.
+        values: the metrics of :data:`.specs.METRIC_SPECS`, and selective accuracy as ``accuracy_at_0.5``; NaN where
+            undefined.
+        undefined: the reason for each NaN.
     """
 
     n: int
     n_valid: int
-    accuracy: float
-    success_rate: float
-    tokens_to_confidence: float
-    auroc: float
-    ece: float
-    mce: float
-    brier: float
-    reliability: float
-    resolution: float
-    uncertainty: float
-    log_score: float
-    aurc: float
-    excess_aurc: float
-    smooth_ece: float
-    ks: float
-    selective_accuracy: Mapping[float, float]
+    values: Mapping[str, float]
     undefined: Mapping[str, str]
-
-    def values(self) -> dict[str, float]:
-        """Return every metric by name; selective accuracy as ``accuracy_at_0.5``."""
-        selective = {coverage_name(c): value for c, value in self.selective_accuracy.items()}
-        return {name: getattr(self, name) for name in METRIC_SPECS} | selective
 
     def as_dict(self) -> dict[str, Any]:
         """Return strict JSON: every metric (None for NaN), ``n``, ``n_valid`` and ``undefined``."""
-        values = {name: None if math.isnan(value) else value for name, value in self.values().items()}
+        values = {name: None if math.isnan(value) else value for name, value in self.values.items()}
         return {**values, "n": self.n, "n_valid": self.n_valid, "undefined": dict(self.undefined)}
 
     def headline(self) -> dict[str, Any]:
@@ -80,14 +64,9 @@ def calibration_metrics(
     confidence: npt.NDArray[Any],
     correct: npt.NDArray[np.bool_],
     tokens_to_confidence: npt.NDArray[Any] | None = None,
-    *,
-    bins: int = 10,
-    scheme: BinScheme = "equal_width",
-    closed: BinsClosed = "right",
-    debias: bool = False,
-    coverages: tuple[float, ...] = (0.25, 0.5, 0.75),
+    options: MetricOptions | None = None,
 ) -> CalibrationMetrics:
-    """Compute all metrics of n predictions; the options are those of :class:`MetricOptions`.
+    """Compute all metrics of n predictions.
 
     Args:
         confidence: float64 (n,) in [0, 1], NaN where invalid.  float32 is binned by the float32 nearest to each edge.
@@ -98,19 +77,15 @@ def calibration_metrics(
         ValueError: lengths differ, or a confidence lies outside [0, 1].
         TypeError: a dtype is wrong.
     """
-    options = MetricOptions(bins=bins, scheme=scheme, closed=closed, debias=debias, coverages=coverages)
-    return metrics_of(WeightedSample(confidence, correct, tokens_to_confidence, options))
+    return metrics_of(WeightedSample(confidence, correct, tokens_to_confidence, options or MetricOptions()))
 
 
 def metrics_of(sample: WeightedSample) -> CalibrationMetrics:
     """Compute all metrics of a prepared sample with equal weights."""
-    values = {name: float(value[0]) for name, value in sample.metrics(np.ones((1, sample.n))).items()}
-    values["smooth_ece"] = smooth_ece(sample.values, sample.group_counts, sample.group_right())
-    selective = {coverage: values.pop(coverage_name(coverage)) for coverage in sample.options.coverages}
-    named = values | {coverage_name(c): value for c, value in selective.items()}
-    return CalibrationMetrics(
-        n=sample.n, n_valid=sample.n_valid, **values, selective_accuracy=selective, undefined=_reasons(named, sample)
-    )
+    found = {name: float(value[0]) for name, value in sample.metrics(np.ones((1, sample.n))).items()}
+    found["smooth_ece"] = smooth_ece(sample.values, sample.group_counts, sample.group_right())
+    values = {name: found[name] for name in (*METRIC_SPECS, *map(coverage_name, sample.options.coverages))}
+    return CalibrationMetrics(sample.n, sample.n_valid, values, _reasons(values, sample))
 
 
 _SMOOTH_GRID = 1000  # cells of [0, 1]

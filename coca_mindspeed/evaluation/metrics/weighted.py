@@ -38,8 +38,6 @@ class MetricOptions:
     coverages: tuple[float, ...] = (0.25, 0.5, 0.75)
 
     def __post_init__(self) -> None:
-        if self.bins < 1:
-            raise ValueError(f"bins should be at least 1, found {self.bins}")
         if not all(0 < coverage <= 1 for coverage in self.coverages):
             raise ValueError(f"coverages should lie in (0, 1], found {self.coverages}")
 

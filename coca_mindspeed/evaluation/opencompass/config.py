@@ -183,9 +183,7 @@ def served_model(
         "temperature": temperature,
         "max_out_len": max_out_len,
         "max_seq_len": 32768,
-        "query_per_second": concurrency,
-        "max_workers": concurrency,
-        "batch_size": concurrency,
+        **dict.fromkeys(("query_per_second", "max_workers", "batch_size"), concurrency),
         "meta_template": _CHAT,
     }
 

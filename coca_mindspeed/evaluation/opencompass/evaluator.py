@@ -18,7 +18,7 @@ from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS, METRIC_SPECS
 from coca_mindspeed.evaluation.opencompass.output import correctness
 from coca_mindspeed.evaluation.predictions import is_confidence
-from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
+from coca_mindspeed.evaluation.tokens import TokenCounter, parse_and_count
 
 try:
     from opencompass.openicl.icl_evaluator import BaseEvaluator
@@ -84,11 +84,10 @@ class ConfidenceEvaluator(BaseEvaluator):
             np.array(correct, dtype=np.bool_),
             np.array(tokens, dtype=np.float64),
         )
-        values = metrics.values()
         names = ("response", "answer", "confidence", "correct", "tokens_to_confidence")
         rows = zip(responses, answers, confidence, correct, tokens, strict=True)
         return {
-            **{name: values[name] * METRIC_SPECS[name].scale for name in HEADLINE_METRICS},
+            **{name: metrics.values[name] * METRIC_SPECS[name].scale for name in HEADLINE_METRICS},
             "n_samples": metrics.n,
             "details": [
                 {"question": i % size, "sample": i // size, **dict(zip(names, row, strict=True))}
@@ -104,16 +103,9 @@ class ConfidenceEvaluator(BaseEvaluator):
         self, responses: Sequence[str], columns: dict[str, Any]
     ) -> tuple[list[float | None], list[int | None], list[str]]:
         """Confidence, tokens to confidence and answer segment of each response."""
-        confidence: list[float | None] = []
-        tokens: list[int | None] = []
-        answers: list[str] = []
-        for response in responses:
-            parsed = self._parser(response)
-            end = confidence_end(response, parsed, self._parser)
-            confidence.append(parsed.confidence)
-            tokens.append(None if end is None or self._counter is None else self._counter.before(response, end))
-            answers.append(self._postprocess(parsed.answer))
-        return confidence, tokens, answers
+        parts = [parse_and_count(response, self._parser, self._counter) for response in responses]
+        answers = [self._postprocess(parsed.answer) for parsed, _ in parts]
+        return [parsed.confidence for parsed, _ in parts], [tokens for _, tokens in parts], answers
 
     def _postprocess(self, answer: str) -> str:
         if self._answer_postprocessor is None:

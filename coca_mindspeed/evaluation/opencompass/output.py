@@ -14,7 +14,7 @@ from typing import Any
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
-from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
+from coca_mindspeed.evaluation.tokens import TokenCounter, parse_and_count
 
 # A cascade's rows keep the rule's own verdict beside the final one, which comes first here.
 _CORRECT_KEYS = ("cascade_correct", "is_correct", "correct")
@@ -181,11 +181,7 @@ def _question(prompt: Any) -> str:
 
 
 def read_opencompass(
-    work_dir: Path,
-    *,
-    parser: ResponseParser | None = None,
-    tokenizer: TokenCounter | None = None,
-    categories: Mapping[str, str] | None = None,
+    work_dir: Path, *, parser: ResponseParser | None = None, tokenizer: TokenCounter | None = None
 ) -> list[Prediction]:
     """Read the predictions of an OpenCompass run, from its directory with ``predictions/`` and ``results/``.
 
@@ -220,7 +216,6 @@ def read_opencompass(
                 "confidence": stated,
                 "correct": correct,
                 "tokens_to_confidence": tokens,
-                "category": (categories or {}).get(dataset),
                 "model": model,
                 "sample": index // questions,
                 "gold": None if gold is None else str(gold),
@@ -250,7 +245,5 @@ def _confidence(
     """Confidence and tokens to it, from the row or else from the response."""
     if "confidence" in row:
         return row["confidence"], row.get("tokens_to_confidence")
-    parsed = parser(predicted["prediction"])
-    end = confidence_end(predicted["prediction"], parsed, parser)
-    tokens = None if end is None or tokenizer is None else tokenizer.before(predicted["prediction"], end)
+    parsed, tokens = parse_and_count(predicted["prediction"], parser, tokenizer)
     return parsed.confidence, tokens

@@ -99,6 +99,7 @@ def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
     confidence = np.array([row["confidence"] for row in usable], dtype=np.float64)  # None becomes NaN
     correct = np.array([row["correct"] for row in usable])
     bins, metrics = bin_table(confidence, correct), calibration_metrics(confidence, correct)
+    values = metrics.values
     table = Table(box=None, padding=(0, 1))
     for name in ("confidence", "answers", "correct"):
         table.add_column(name, justify="right")
@@ -111,7 +112,6 @@ def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
         bar = ["█" if (k + 0.5) / _WIDTH <= bins.accuracy[i] else " " for k in range(_WIDTH)]
         bar[min(_WIDTH - 1, int(bins.confidence[i] * _WIDTH))] = "│"
         table.add_row(span, f"{count}", f"{bins.accuracy[i]:.2f}", "".join(bar))
-    values = metrics.values()
     shown = ", ".join(f"{metric_spec(name).label} {show(name, values[name])}" for name in ("ece", "auroc", "brier"))
     return Group(table, Text(f"{metrics.n_valid} of {metrics.n} answers state a confidence; {shown}"))
 

@@ -23,7 +23,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from coca_mindspeed.evaluation.metrics.binning import BinsClosed, bin_table, risk_coverage, roc
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.specs import metric_spec, show
-from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes
+from coca_mindspeed.evaluation.predictions import Outcomes
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.files import write_atomically
@@ -124,8 +124,6 @@ def save_figure(figure: Figure, path: Path) -> None:
     write_atomically(path, png_bytes(figure))
 
 
-# Predictions, or their arrays (confidence, correct).
-PlotData = Sequence[Prediction] | Outcomes | tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]
 MetricRows = Sequence[Mapping[str, Any]]
 Groups = Mapping[str, Outcomes]
 
@@ -138,18 +136,8 @@ TRAINING_PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
-def arrays(data: PlotData) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Return confidence (n,), NaN where invalid, and correct (n,)."""
-    if isinstance(data, tuple):
-        return data
-    if not isinstance(data, Outcomes):
-        data = outcomes(data)
-    return data.confidence, data.correct
-
-
-def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData) -> None:
-    confidence, correct = arrays(data)
-    table = bin_table(confidence, correct)
+def _draw_reliability(axes: Axes, counts: Axes, label: str, data: Outcomes) -> None:
+    table = bin_table(data.confidence, data.correct)
     full = table.count > 0
     middle, width = (table.edges[:-1] + table.edges[1:])[full] / 2, np.diff(table.edges)[full]
     accuracy, stated, count = table.accuracy[full], table.confidence[full], table.count[full]
@@ -162,8 +150,8 @@ def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData) -> N
     axes.errorbar(middle, accuracy, errors, fmt="none", ecolor="black", capsize=3, linewidth=1.2, label="95% interval")
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.2, label="perfect calibration")
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    metrics = calibration_metrics(confidence, correct)
-    shown = "   ".join(f"{metric_spec(m).label} {show(m, metrics.values()[m])}" for m in ("ece", "auroc", "accuracy"))
+    metrics = calibration_metrics(data.confidence, data.correct)
+    shown = "   ".join(f"{metric_spec(m).label} {show(m, metrics.values[m])}" for m in ("ece", "auroc", "accuracy"))
     axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=10)
     if not full.any():
         axes.text(0.5, 0.5, "no valid confidence", ha="center", va="center")
@@ -176,13 +164,8 @@ def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData) -> N
     tidy(counts, xlabel=f"stated confidence ({metrics.n_valid} of {metrics.n} valid)", ylabel="answers")
 
 
-def reliability_diagram(groups: Mapping[str, PlotData]) -> Figure:
-    """Draw reliability diagrams next to each other, with the number of answers in each bin below.
-
-    ``groups`` is title -> predictions or arrays, such as ``{"before": ..., "after": ...}``.
-    """
-    if not groups:
-        raise ValueError("reliability_diagram needs at least one group")
+def reliability_diagram(groups: Groups) -> Figure:
+    """Draw reliability diagrams next to each other, by title, with the number of answers in each bin below."""
     figure, axes = new_figure(2, len(groups), (4.4 * len(groups), 5.6), height_ratios=[3, 1])
     for column, (label, data) in enumerate(groups.items()):
         _draw_reliability(axes[0][column], axes[1][column], label, data)
@@ -190,11 +173,9 @@ def reliability_diagram(groups: Mapping[str, PlotData]) -> Figure:
     return figure
 
 
-def reliability_image(
-    confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], *, title: str
-) -> npt.NDArray[np.uint8]:
+def reliability_image(data: Outcomes, *, title: str) -> npt.NDArray[np.uint8]:
     """Return a reliability diagram for TensorBoard (``dataformats="HWC"``): uint8 (height, width, 3)."""
-    canvas = FigureCanvasAgg(reliability_diagram({title: (confidence, correct)}))
+    canvas = FigureCanvasAgg(reliability_diagram({title: data}))
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
 
@@ -220,13 +201,12 @@ def moving_average(values: Sequence[float], window: int) -> npt.NDArray[np.float
         return np.asarray((sums[ends] - sums[starts]) / (counts[ends] - counts[starts]))
 
 
-def training_curves(rows: MetricRows | Mapping[str, MetricRows]) -> Figure:
+def training_curves(runs: Mapping[str, MetricRows]) -> Figure:
     """Draw confidence reward, answer reward, ECE and response length over training steps.
 
-    ``rows`` are the objects of a run's metrics.jsonl, or label -> objects.  The moving average over a twentieth of the
-    run is drawn over the faint raw curve.
+    ``runs`` is label -> objects of metrics.jsonl.  The moving average over a twentieth of the run is drawn over the
+    faint raw curve.
     """
-    runs = rows if isinstance(rows, Mapping) else {"": rows}
     figure, [first, second] = new_figure(2, 2, (9.0, 6.0))
     panels = [*first, *second]
     for axes, (title, unit, keys) in zip(panels, TRAINING_PANELS, strict=True):

@@ -1,11 +1,11 @@
 """Tables of reports and of the terminal: metrics by run and data set, error by threshold, transfer of maps."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 
 from coca_mindspeed.evaluation.calibration.maps import STATED
@@ -15,7 +15,7 @@ from coca_mindspeed.evaluation.metrics.calibration import HEADLINE, calibration_
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.utils.console import PlainConsole, terminal_text
+from coca_mindspeed.utils.console import PlainConsole
 from coca_mindspeed.utils.markdown import markdown_table
 
 _BINNED = ("ece", "mce")
@@ -56,16 +56,10 @@ class Table:
     rows: Sequence[tuple[str, Sequence[TableCell]]]
     corner: str = "run"
 
-    @property
-    def header(self) -> list[str]:
-        return [self.corner, *(column.text for column in self.columns)]
-
-    def cells(self) -> list[tuple[str, ...]]:
-        """The rows as Markdown text."""
-        return [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
-
     def markdown(self) -> str:
-        return markdown_table(self.header, self.cells(), numbers=range(1, len(self.columns) + 1))
+        header = [self.corner, *(column.text for column in self.columns)]
+        rows = [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
+        return markdown_table(header, rows, numbers=range(1, len(header)))
 
 
 def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
@@ -164,31 +158,12 @@ def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
     return {**metrics.headline(), "ungradable": len(predictions) - len(data)}
 
 
-def metrics_table(rows: Mapping[str, Mapping[str, Any]], width: int) -> RichTable:
-    """Return a terminal table of metrics by name; if it is wider than ``width`` columns, it is transposed."""
-    cells = {name: [shown_value(key, metrics[key]) for key in HEADLINE] for name, metrics in rows.items()}
-    titles = [column_title(name) for name in HEADLINE]
-    wide = _terminal_table(titles, cells.items())
-    if Console(width=10_000).measure(wide).minimum <= width:
-        return wide
-    columns = zip(*cells.values(), strict=True)
-    return _terminal_table(list(cells), zip(titles, columns, strict=True))
-
-
-def _terminal_table(header: Sequence[str], rows: Iterable[tuple[str, Iterable[str]]]) -> RichTable:
-    table = RichTable()
-    table.add_column("")
-    for title in header:
-        table.add_column(terminal_text(title), justify="right", no_wrap=True)
-    for label, values in rows:
-        table.add_row(terminal_text(label), *values)
-    return table
-
-
 def print_metrics(rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print :func:`metrics_table` on standard output."""
-    console = PlainConsole()
-    console.print(metrics_table(rows, console.width))
+    """Print a table of metrics by name on standard output."""
+    table = RichTable("", *(RichColumn(column_title(name), justify="right") for name in HEADLINE))
+    for label, metrics in rows.items():
+        table.add_row(label, *(shown_value(key, metrics[key]) for key in HEADLINE))
+    PlainConsole().print_table(table)
 
 
 def column_title(name: str) -> str:

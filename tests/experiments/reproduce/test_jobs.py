@@ -89,7 +89,7 @@ def test_only_failed_and_missing_jobs_run_again(tmp_path, run, error):
     assert log(tmp_path)[: len(before)] == before
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_jobs_end_with_the_reproduction(tmp_path, how):
     command = [sys.executable, "-m", "tests.experiments.reproduce.endless_jobs", TINY, str(tmp_path / "out")]
     with (tmp_path / "messages").open("w+") as messages:

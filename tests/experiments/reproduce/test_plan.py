@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from coca_mindspeed.data.records import Record, read_records, write_records
-from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.grading.verdict import Outcome
 from experiments.__main__ import main
 from experiments.reproduce import job as job_module
@@ -51,12 +51,9 @@ def test_built_in_plans():
     assert set(demo.baselines) <= set(whole.baselines)
 
 
-def test_unknown_plans_and_options(capsys):
-    with pytest.raises(UsageError, match="'miniature'"):
-        plan_path("minature")
+def test_unknown_plans(capsys):
     assert main(["reproduce", "--plan", "minature"]) == 2
-    with pytest.raises(SystemExit, match="2"):
-        main(["reproduce", "--seeds", "0"])
+    assert "'miniature'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -66,13 +63,10 @@ def test_unknown_plans_and_options(capsys):
         ({"baselines": ["instruct", "instruct"]}, "baselines: instruct"),
         ({"trained": {"coca, x": [], "coca_x": []}}, "'coca_x' and 'coca, x'"),
         ({"trained": {"rlvr+probe": []}}, r"'rlvr\+probe'"),
-        ({"trained": {"..": []}}, r"trained: '\.\.'"),
         ({"trained": {",": []}}, "trained: ''"),
         ({"miniature": "short", "real_world": {}}, "'miniature' and 'real_world'"),
         ({"miniature": "short", "overrides": ["data.train=mine.jsonl"]}, r"s: data\.train=mine"),
-        ({"miniature": "short", "overrides": ["++data.evaluate=mine.jsonl"]}, r"data\.evaluate=mine"),
         ({"miniature": "short", "trained": {"coca": ["data.grader=math"]}}, r"data\.grader=math"),
-        ({"miniature": "short", "trained": {"coca": ["data.train_size=9"]}}, r"data\.train_size=9"),
     ],
 )
 def test_settings_are_validated(change, message):
@@ -146,10 +140,7 @@ def test_baselines_are_graded_with_the_grader_options(tmp_path, monkeypatch, opt
 
 UNGRADABLE = [
     (["data.grader_options={math: {second: 5}}"], {}, "'second'"),
-    ([], {"records": [SUM, Record("b", "mine", "poetry", "1+1", "2")]}, "'poetry'"),
-    (["data.grader=math"], {"records": [Record("c", "sums", "math", "1+1", " ")]}, "'c'"),
     ([], {"records": [SUM, Record("c", "sums", "math", "1+1", r"\frac{1")]}, "train.jsonl:2"),
-    (["data.evaluate=null"], {}, "data.evaluate"),
     (["data.grader=exact"], {"records": [SUM, Record("b", "sums", "code", "1+1", "2")]}, "'code'"),
     (["data.evaluate=no.jsonl"], {}, "no.jsonl"),
     ([], {"trained": {"rlvr": ["method=rlvr"], "coca": ["data.evaluate={}/train.jsonl"]}}, "setting 's', coca"),
@@ -166,12 +157,6 @@ def test_questions_are_checked_before_the_first_job(tmp_path, monkeypatch, capsy
     assert reproduce(with_records(tmp_path, *overrides, **changed), tmp_path) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()  # the directory must not be claimed for a plan that has to change
-
-
-def test_grader_options_of_built_in_questions_are_checked(tmp_path, capsys):
-    assert reproduce(plan_of("data.grader_options={exact: {x: 1}}", miniature="short"), tmp_path) == 1
-    assert "'x'" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 def test_questions_of_finished_jobs_are_not_checked(tmp_path, capsys):

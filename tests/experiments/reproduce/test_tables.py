@@ -12,9 +12,6 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_rel
 
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
-from coca_mindspeed.local.resumable import claim_directory
-from experiments.__main__ import main
-from experiments.reproduce import scheduler
 from experiments.reproduce.claims import Claim, claims, claims_table, sequential_claims, sequential_phases
 from experiments.reproduce.plan import Plan, jobs_of
 from experiments.reproduce.provenance import source_commit
@@ -267,22 +264,6 @@ def test_the_report(tmp_path):
     assert {name for name in files if name.endswith("png")} == set(re.findall(r"\]\(([a-z_]+\.png)\)", text))
     for part in ("short, seed 1, coca", "the command", "B, 4 cores", "`abc`, `def+`"):
         assert part in text
-
-
-def test_finished_jobs_are_reported_again_without_training(tmp_path, monkeypatch, capsys):
-    plan, output = tmp_path / "plan.yaml", tmp_path / "out [x] $_"
-    plan.write_text(PLAN.model_dump_json())
-    claim_directory(output, {"plan": PLAN.model_dump(mode="json")})
-    for job in jobs_of(PLAN, range(2)):
-        finish(output, job)
-    monkeypatch.setattr(scheduler.run_jobs, "__defaults__", (lambda *_: pytest.fail("trained"),))
-    reports = [tmp_path / f"report {number} [/x]" for number in range(2)]
-    for report in reports:
-        command = ["reproduce", "--plan", str(plan), "--seeds", "2", "--jobs", "1", "--output", str(output)]
-        assert main([*command, "--report", str(report)]) == 0
-        assert "0 to run" in capsys.readouterr().out
-    first, second = ({path.name: path.read_bytes() for path in report.iterdir()} for report in reports)
-    assert first == second
 
 
 @pytest.mark.parametrize("trained", [{"coca": []}, {}])

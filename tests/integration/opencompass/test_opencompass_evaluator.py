@@ -37,8 +37,8 @@ def test_samples_of_a_question_are_pooled():
     replies += ["<confidence>0.4</confidence>0", "<confidence>0.1</confidence>2"]
     result = score(ConfidenceEvaluator(MATH), replies, ["1", "2", "1", "2"], n=2)
     pooled = calibration_metrics(np.array([0.9, 0.8, 0.4, 0.1]), np.array([True, False, False, True]))
-    assert result["auroc"] == pytest.approx(pooled.auroc)
-    assert result["ece"] == pytest.approx(pooled.ece)
+    assert result["auroc"] == pytest.approx(pooled.values["auroc"])
+    assert result["ece"] == pytest.approx(pooled.values["ece"])
     assert result["accuracy"] == 50
     assert [(row["question"], row["sample"]) for row in result["details"]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
 

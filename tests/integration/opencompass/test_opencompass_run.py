@@ -148,7 +148,7 @@ def test_predictions_are_read_back(run):
         rows = [p for p in predictions if p.dataset == name]
         assert [p.response for p in rows] == [q.reply for q in questions[name]]
         arrays = outcomes(rows)
-        values = calibration_metrics(arrays.confidence, arrays.correct).values()
+        values = calibration_metrics(arrays.confidence, arrays.correct).values
         assert values["ece"] == pytest.approx(expected(questions[name])["ece"])
         assert all(p.tokens_to_confidence is None or p.tokens_to_confidence > 4 for p in rows)
 
