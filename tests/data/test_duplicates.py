@@ -153,6 +153,3 @@ def test_result_does_not_depend_on_where_batches_end(monkeypatch):
 def test_nothing_repeats_nothing():
     assert near_duplicates([], 0.8) == {}
     assert len(shingles("?")) == 1
-    for threshold in (0.3, 1.01):
-        with pytest.raises(ValueError, match="threshold should be above"):
-            NearDuplicates(threshold)

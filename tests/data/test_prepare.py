@@ -254,20 +254,6 @@ def test_several_files_number_their_rows_each_and_their_ids_together(tmp_path):
     assert [f["file"][-7:] + str(f["row"]) for f in findings(tmp_path / "out")] == ["a.jsonl3", "b.jsonl3"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"validation": 1.0}, "validation"),
-        ({"validation": -0.1}, "validation"),
-        ({"skip_bad": -1}, "-1"),
-        ({"near_duplicates": 1.5}, "1.5"),
-    ],
-)
-def test_options_that_cannot_be(changes, message):
-    with pytest.raises(DataError, match=message):
-        preparation_of("big_math", [], **changes)
-
-
 def command(*arguments):
     return [sys.executable, "-m", "coca_mindspeed.cli", "data", "prepare", *map(str, arguments)]
 

@@ -68,8 +68,6 @@ def mix(values: Hashes) -> Hashes:
 
 def ngram_hashes(units: list[str], n: int) -> Hashes:
     """Hashes of the n-grams of ``units`` in order, ``[len(units) - n + 1]``; of all units if they are fewer than n."""
-    if n < 1:
-        raise ValueError(f"n should be positive, found {n}")
     hashes = np.fromiter(map(_word_hash, units), dtype=np.uint64, count=len(units))
     if not units:
         return hashes
@@ -130,8 +128,6 @@ class NearDuplicates:
     """
 
     def __init__(self, threshold: float) -> None:
-        if not 0.3 < threshold <= 1:
-            raise ValueError(f"threshold should be above 0.3 and at most 1, found {threshold}")
         self._threshold = threshold
         self._bands, self._rows = bands_for(threshold)
         generator = np.random.default_rng(0x5EED)

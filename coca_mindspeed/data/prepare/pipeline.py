@@ -90,16 +90,6 @@ class Preparation:
     seed: int = 0
     described: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.validation < 1:
-            raise DataError(f"the validation share should be at least 0 and below 1, found {self.validation}")
-        if self.skip_bad < 0:
-            raise DataError(f"the number of bad rows to skip should not be negative, found {self.skip_bad}")
-        if self.near_duplicates is not None and not 0.3 < self.near_duplicates <= 1:
-            raise DataError(
-                f"the near-duplicate similarity should be above 0.3 and at most 1, found {self.near_duplicates}"
-            )
-
     def rows(self) -> Iterator[Row]:
         if isinstance(self.inputs, HubDataset):
             yield from hub_rows(self.inputs, self.source.columns)

@@ -158,10 +158,8 @@ def read_rows(path: Path, columns: Collection[str] | None = None, header: Sequen
     """
     form = file_format(path)
     try:
-        if form == ".parquet":
-            yield from _parquet_rows(path, columns)
-        elif form == ".arrow":
-            yield from _arrow_rows(path, columns)
+        if form in (".parquet", ".arrow"):
+            yield from _columnar_rows(path, columns)
         elif form in (".jsonl", ".ndjson"):
             yield from _json_lines(path)
         elif form == ".json":
@@ -180,41 +178,38 @@ def _open_text(path: Path, newline: str | None = None) -> TextIO:
     return path.open(encoding="utf-8-sig", newline=newline)
 
 
-def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
+def _columnar_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     number = 0
     try:
-        file = pq.ParquetFile(path)
-        chosen = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
-        for batch in file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=chosen):
+        for batch in _record_batches(path, columns):
             for values in batch.to_pylist():
                 number += 1
                 yield Row(str(path), number, values)
     except pa.ArrowException as error:
-        raise DataError(f"{path}: not a Parquet file that can be read beyond row {number}: {error}") from error
+        raise DataError(f"{path}: cannot be read beyond row {number}: {error}") from error
 
 
-def _arrow_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
+def _record_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any]:
+    """Yield batches of at most ``_ROWS_PER_BATCH`` rows; columns that the file lacks are ignored."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    number = 0
-    try:
-        with pa.memory_map(str(path)) as source:
-            try:
-                batches = iter(pa.ipc.open_stream(source))
-            except pa.ArrowInvalid:
-                file = pa.ipc.open_file(source)
-                batches = (file.get_batch(i) for i in range(file.num_record_batches))
-            for whole in batches:
-                chosen = whole if columns is None else whole.select([c for c in whole.schema.names if c in columns])
-                for start in range(0, chosen.num_rows, _ROWS_PER_BATCH):
-                    for values in chosen.slice(start, _ROWS_PER_BATCH).to_pylist():
-                        number += 1
-                        yield Row(str(path), number, values)
-    except pa.ArrowException as error:
-        raise DataError(f"{path}: not an Arrow file that can be read beyond row {number}: {error}") from error
+    if file_format(path) == ".parquet":
+        file = pq.ParquetFile(path)
+        chosen = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
+        yield from file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=chosen)
+        return
+    with pa.memory_map(str(path)) as source:
+        try:
+            batches = iter(pa.ipc.open_stream(source))
+        except pa.ArrowInvalid:
+            whole = pa.ipc.open_file(source)
+            batches = (whole.get_batch(i) for i in range(whole.num_record_batches))
+        for batch in batches:
+            chosen = batch if columns is None else batch.select([c for c in batch.schema.names if c in columns])
+            yield from (chosen.slice(start, _ROWS_PER_BATCH) for start in range(0, chosen.num_rows, _ROWS_PER_BATCH))
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
@@ -229,10 +224,9 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _json_row(file: str, number: int, line: bytes) -> Row:
     try:
         # Lone surrogates are reported where the row is written.
-        value = parse_json(line.decode("utf-8"), surrogates=True)
+        return _object_row(file, number, parse_json(line.decode("utf-8"), surrogates=True))
     except (UnicodeDecodeError, JsonError) as error:
         return Row(file, number, error=f"expected one JSON object a line; {error}")
-    return _object_row(file, number, value)
 
 
 def _object_row(file: str, number: int, value: Any) -> Row:
