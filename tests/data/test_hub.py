@@ -7,8 +7,8 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import read_records
-from coca_mindspeed.data.registry import SOURCES, HubDataset
-from coca_mindspeed.data.sources.reading import hub_rows
+from coca_mindspeed.data.registry import SOURCES
+from coca_mindspeed.data.sources.formats import HubDataset, hub_rows
 from coca_mindspeed.errors import DataError, MissingDependencyError
 from tests.data import source_rows
 

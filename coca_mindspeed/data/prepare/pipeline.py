@@ -2,7 +2,7 @@
 
 import json
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -14,10 +14,9 @@ from coca_mindspeed.data.prepare.filters import Filter, LabelChecker
 from coca_mindspeed.data.prepare.output import output_directory
 from coca_mindspeed.data.prepare.report import Finding, FindingLog, PreparationReport
 from coca_mindspeed.data.records import Record, record_to_json
-from coca_mindspeed.data.registry import DataSource, HubDataset
+from coca_mindspeed.data.registry import DataSource
 from coca_mindspeed.data.sources.fields import RowError, Ungradable
-from coca_mindspeed.data.sources.formats import Row, data_files, read_rows
-from coca_mindspeed.data.sources.reading import hub_rows
+from coca_mindspeed.data.sources.formats import HubDataset, Row
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import file_sha256
 
@@ -90,13 +89,6 @@ class Preparation:
     seed: int = 0
     described: dict[str, Any] = field(default_factory=dict)
 
-    def rows(self) -> Iterator[Row]:
-        if isinstance(self.inputs, HubDataset):
-            yield from hub_rows(self.inputs, self.source.columns)
-            return
-        for path in data_files(self.inputs):
-            yield from read_rows(path, self.source.columns, self.source.header(path))
-
 
 def prepare(
     preparation: Preparation, output: Path, overwrite: bool = False, on_row: Callable[[], None] = lambda: None
@@ -116,7 +108,7 @@ def prepare(
         closing(FindingLog(directory / "findings.jsonl")) as log,
     ):
         cleaning = _Cleaning(preparation, records, log)
-        for row in preparation.rows():
+        for row in preparation.source.rows(preparation.inputs):
             cleaning.take(row)
             on_row()
         kept = cleaning.kept()
@@ -160,9 +152,7 @@ class _Cleaning:
         self.rows_in += 1
         self._files[row.file] = self._files.get(row.file, 0) + 1
         try:
-            if row.error:
-                raise RowError(row.error)
-            record = self._preparation.source.convert(row.values, number)
+            record = self._preparation.source.record(row, number)
             self._check_id(record, row)
         except RowError as error:
             self._bad += 1

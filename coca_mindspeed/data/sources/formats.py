@@ -1,4 +1,4 @@
-"""Streaming readers of data files: Parquet, Arrow, JSON Lines, large JSON arrays, CSV and TSV."""
+"""Streaming readers of rows: Parquet, Arrow, JSON Lines, large JSON arrays, CSV, TSV, and data sets of the hub."""
 
 import csv
 import gzip
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import DataError, MissingDependencyError
 from coca_mindspeed.utils.text_formats import (
     DEEPEST,
     LONGEST_LINE,
@@ -270,3 +270,41 @@ def _csv_rows(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
                     yield Row(str(path), number, dict(zip(names, fields, strict=True)))
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read beyond row {number}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class HubDataset:
+    """Location of a data set on the Hugging Face hub."""
+
+    repository: str
+    configuration: str | None
+    split: str
+
+
+def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None) -> Iterator[Row]:
+    """Stream a data set's rows from the hub; the row's ``file`` is its name there.
+
+    Raises:
+        MissingDependencyError: ``datasets`` is not installed.
+        DataError: the hub or the data set cannot be reached, or the stream breaks.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependencyError(
+            "--hub needs the package 'datasets': pip install '.[datasets]', or pass downloaded files with --input"
+        ) from error
+    name = "/".join(filter(None, (dataset.repository, dataset.configuration, dataset.split)))
+    number = 0
+    try:
+        stream = datasets.load_dataset(dataset.repository, dataset.configuration, split=dataset.split, streaming=True)
+        if columns is not None and stream.column_names is not None:
+            stream = stream.select_columns([column for column in stream.column_names if column in columns])
+        for number, values in enumerate(stream, start=1):
+            yield Row(name, number, values)
+    # datasets, huggingface_hub, requests and fsspec each raise their own kinds when there is no network.
+    except Exception as error:
+        raise DataError(
+            f"{name}: cannot be read from the hub beyond row {number}: {type(error).__name__}: {str(error)[:300]}; "
+            "without network access, pass downloaded files with --input"
+        ) from error
