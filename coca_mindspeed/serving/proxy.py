@@ -14,7 +14,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.serving import http_server as server
@@ -137,7 +136,7 @@ class Proxy:
         self.metrics.observe_drift(self._drift)
         return JSONResponse({"drift": self._drift.alarms()})
 
-    async def _chat(self, request: Request, reply: server.Reply, receive: Receive) -> None:
+    async def _chat(self, request: Request, reply: server.Reply) -> None:
         limits = self.config.limits
         self._access.check(request)
         if self._running >= limits.concurrent:
@@ -156,14 +155,12 @@ class Proxy:
             threshold = threshold_of(chat)
             for tier in self._tiers:
                 tier.check(chat, threshold)
-            await self._answer(chat, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply, receive)
+            await self._answer(chat, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply)
         finally:
             self._running -= 1
             self.metrics.running.set(self._running)
 
-    async def _answer(
-        self, chat: ChatRequest, threshold: float | None, trace: Trace, reply: server.Reply, receive: Receive
-    ) -> None:
+    async def _answer(self, chat: ChatRequest, threshold: float | None, trace: Trace, reply: server.Reply) -> None:
         log, question = self._log, chat.messages[-1].as_dict()["content"]
         sink = ClientSink(chat, trace, reply, keep=self.config.log is not None and self.config.log.texts)
         outcome, logged = "error", False
@@ -182,7 +179,7 @@ class Proxy:
             await sink.end()
 
         try:
-            if not await server.until_client_leaves(receive, work, self.shutdown, self.config.limits.deadline_s):
+            if not await server.until_client_leaves(reply.receive, work, self.shutdown, self.config.limits.deadline_s):
                 outcome = "client_gone"
         except BackendError as error:
             outcome = error.kind
