@@ -17,9 +17,9 @@ def test_big_math_row():
     expected = Record("big_math-7", "big_math", "math", "What is $3^4$?", "81", None, metadata)
     assert big_math(BIG_MATH[0], 7) == expected
     assert big_math(BIG_MATH[1], 8).metadata == {"source": "olympiads"}
-
-
-def test_big_math_prompt_is_the_papers():
+    assert "difficulty" not in big_math({**BIG_MATH[0], "llama8b_solve_rate": float("nan")}, 0).metadata
+    for answer, text in ((81, "81"), (81.0, "81"), (0.1, "0.1")):
+        assert big_math({**BIG_MATH[0], "answer": answer}, 0).answer == text
     *_, user = prompt_messages(big_math(BIG_MATH[0], 0), None)
     assert user["content"] == "What is $3^4$? Please reason step by step, and put your final answer within \\boxed{}."
 
@@ -58,13 +58,6 @@ def test_big_math_prompt_is_the_papers():
 def test_malformed_rows(convert, changes, named):
     with pytest.raises(RowError, match=named):
         convert(changes)
-
-
-def test_numbers_as_answers_lose_no_digits():
-    assert big_math({**BIG_MATH[0], "answer": 81}, 0).answer == "81"
-    assert big_math({**BIG_MATH[0], "answer": 81.0}, 0).answer == "81"
-    assert big_math({**BIG_MATH[0], "answer": 0.1}, 0).answer == "0.1"
-    assert "difficulty" not in big_math({**BIG_MATH[0], "llama8b_solve_rate": float("nan")}, 0).metadata
 
 
 def test_taco_stdin_row():
@@ -127,13 +120,10 @@ def test_taco_rows_that_nothing_can_grade(tests, message):
         taco(taco_row(input_output=tests), 0)
 
 
-@pytest.mark.parametrize(("written", "seconds"), [("1 second", 1.0), ("0.5 s", 0.5), ("3", 3.0), (4, 4.0)])
-def test_taco_time_limits(written, seconds):
-    assert taco(taco_row(time_limit=written), 0).metadata["time_limit"] == seconds
-
-
 def test_taco_lists_of_lines_and_an_unknown_difficulty():
     tests = json.dumps({"inputs": [["1", "2"]], "outputs": ["3"]})
     metadata = taco(taco_row(input_output=tests, difficulty="UNKNOWN_DIFFICULTY"), 0).metadata
     assert metadata["tests"]["cases"] == [{"input": "1\n2", "output": "3"}]
     assert "difficulty" not in metadata
+    for written, seconds in (("1 second", 1.0), ("0.5 s", 0.5), ("3", 3.0), (4, 4.0)):
+        assert taco(taco_row(time_limit=written), 0).metadata["time_limit"] == seconds
