@@ -53,10 +53,19 @@ def of_tests(kind, **tests):
         (of_tests("asserts", code="assert True", entry_point=None), "program"),
         (record("code"), "metadata['tests']"),
         (of_tests("pytest"), "'pytest'"),
+        (of_tests("stdio", cases=[{"input": "1", "output": 2}]), "'output'"),
+        (of_tests("stdio", cases=["1"]), "'input'"),
+        (of_tests("call", cases=[{"arguments": [1], "expected": 2}]), "tests['entry_point']"),
+        (of_tests("asserts", code=["assert f()"]), "tests['code']"),
+        (record("code", tests=["assert f()"]), "found list"),
+        (record("code", tests={"kind": "asserts", "code": "f()"}, time_limit="2 s"), "metadata['time_limit']"),
         (record("factual", "Mars", aliases=["Mars"]), None),
         (record("factual", aliases=["x"]), "empty"),
         (record("factual", "Mars"), "metadata['aliases']"),
         (record("poetry", "x"), "'poetry'"),
+        (record("math", "x", grader="maths"), "'math'"),
+        (record("math", " ", grader="exact"), "gold answer is empty"),
+        (record("math", "\\text{", grader="exact"), None),  # it need not be mathematics
     ],
 )
 def test_requirements_of_the_other_graders(check, checked, named):
