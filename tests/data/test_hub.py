@@ -54,18 +54,15 @@ def test_prepare_by_name(hub, tmp_path, capsys):
     assert "--hub" in capsys.readouterr().err
 
 
-def test_without_the_package_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)  # an import raises ImportError
-    with pytest.raises(MissingDependencyError, match=r"pip install '\.\[datasets\]'"):
-        next(hub_rows(SOURCES["gsm8k"].hub))
-
-
-def test_without_a_network_the_error_names_the_data_set_and_the_option(monkeypatch):
+def test_without_a_network_or_the_package_the_error_names_the_data_set_and_the_option(monkeypatch):
     def load_dataset(*arguments, **options):
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     with pytest.raises(DataError, match=r"openai/gsm8k/main/test: .*ConnectionError: .*--input"):
+        next(hub_rows(SOURCES["gsm8k"].hub))
+    monkeypatch.setitem(sys.modules, "datasets", None)  # an import raises ImportError
+    with pytest.raises(MissingDependencyError, match="datasets"):
         next(hub_rows(SOURCES["gsm8k"].hub))
 
 

@@ -102,18 +102,13 @@ def test_every_dropped_row_is_listed_with_its_reason(tmp_path):
     assert f"- `{file}:4` contamination: gsm8k: e7: a quick brown fox" in markdown
 
 
-def test_a_malformed_row_stops_the_run_and_leaves_nothing(tmp_path):
-    with pytest.raises(DataError, match=r"big\.jsonl:10: .*'answer'.*--skip-bad"):
-        prepare(every_fate(tmp_path, skip_bad=0), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_one_bad_row_more_than_allowed_stops_the_run(tmp_path):
     path = tmp_path / "big.jsonl"
     path.write_text('{"problem": \n' + json.dumps(big_math_row("q?")) + "\n[]\n")
     preparation = preparation_of("big_math", [path], skip_bad=1)
     with pytest.raises(DataError, match=r"big\.jsonl:3: .*--skip-bad allows 1"):
         prepare(preparation, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     report = prepare(preparation_of("big_math", [path], skip_bad=2), tmp_path / "out")
     assert (report.rows_in, report.rows_out) == (3, 1)
 
@@ -135,14 +130,8 @@ def test_ids_have_to_be_unique(tmp_path):
 
 def test_a_benchmark_is_kept_whole_and_doubtful_gold_is_reported(tmp_path):
     rows = [{**source_rows.MATH500[0], "unique_id": str(i), "answer": a} for i, a in enumerate(["1", "\\text{", "3"])]
-    preparation = preparation_of(
-        "math500",
-        [write_jsonl(tmp_path / "m.jsonl", rows)],
-        gold="report",
-        drop_duplicates=False,
-        near_duplicates=None,
-        shuffle=False,
-    )
+    whole = {"gold": "report", "drop_duplicates": False, "near_duplicates": None, "shuffle": False}
+    preparation = preparation_of("math500", [write_jsonl(tmp_path / "m.jsonl", rows)], **whole)
     report = prepare(preparation, tmp_path / "out")
     assert [record.id for record in read_records(tmp_path / "out" / "test.jsonl")] == ["0", "1", "2"]
     assert report.dropped == {}
@@ -169,16 +158,12 @@ def test_what_json_cannot_hold_is_dropped_with_its_row(tmp_path):
     assert [f["row"] for f in findings(tmp_path / "out")] == [1, 3]
 
 
-def synthetic(tmp_path, rows=600):
+def prepared(tmp_path, name, **changes):
     path = tmp_path / "big.parquet"
     if not path.exists():
-        synthetic_big_math.write(rows, path)
-    return path
-
-
-def prepared(tmp_path, name, **changes):
+        synthetic_big_math.write(200, path)
     values = {"gold": "off", "validation": 0.1, "seed": 1}
-    prepare(preparation_of("big_math", [synthetic(tmp_path)], **{**values, **changes}), tmp_path / name)
+    prepare(preparation_of("big_math", [path], **{**values, **changes}), tmp_path / name)
     return {f.name: f.read_bytes() for f in (tmp_path / name).iterdir()}
 
 
@@ -264,7 +249,7 @@ def test_killed_in_the_middle_it_leaves_nothing_and_can_be_run_again(tmp_path):
     os.mkfifo(pipe)
     arguments = ("big_math", "--input", pipe, "--output", tmp_path / "out")
     with subprocess.Popen(command(*arguments)) as process, pipe.open("w") as writing:
-        for row in synthetic_big_math.rows(900):  # enough for the graders' processes to be at work
+        for row in synthetic_big_math.rows(600):  # enough for the graders' processes to be at work
             writing.write(json.dumps(row) + "\n")
         writing.flush()
         process.send_signal(signal.SIGKILL)
@@ -272,7 +257,7 @@ def test_killed_in_the_middle_it_leaves_nothing_and_can_be_run_again(tmp_path):
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     pipe.unlink()
-    write_jsonl(pipe, synthetic_big_math.rows(900))
+    write_jsonl(pipe, synthetic_big_math.rows(20))
     subprocess.run(command(*arguments), check=True, stdout=subprocess.DEVNULL)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["big.jsonl", "out"]
 
@@ -280,7 +265,7 @@ def test_killed_in_the_middle_it_leaves_nothing_and_can_be_run_again(tmp_path):
 @pytest.mark.slow
 def test_memory_for_250_000_rows_extrapolates_to_less_than_2_gigabytes(tmp_path):
     peaks = {}
-    for rows in (3_000, 15_000):
+    for rows in (2_000, 8_000):
         path = tmp_path / f"{rows}.parquet"
         synthetic_big_math.write(rows, path)
         code = (
@@ -295,8 +280,8 @@ def test_memory_for_250_000_rows_extrapolates_to_less_than_2_gigabytes(tmp_path)
             text=True,
         )
         peaks[rows] = int(done.stdout.splitlines()[-1]) * 1024  # Linux counts in KiB
-    slope = (peaks[15_000] - peaks[3_000]) / 12_000
-    assert peaks[15_000] + slope * (250_000 - 15_000) < 2 * 10**9
+    slope = (peaks[8_000] - peaks[2_000]) / 6_000
+    assert peaks[8_000] + slope * (250_000 - 8_000) < 2 * 10**9
 
 
 def test_parquet_of_the_publisher_with_null_and_list_columns(tmp_path):
