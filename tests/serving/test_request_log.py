@@ -6,7 +6,6 @@ import resource
 import signal
 import sqlite3
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -206,10 +205,8 @@ def test_many_records_take_no_memory(tmp_path):
     for i in range(1000):
         written(log, f"warm{i}")
     before = resident()
-    started = time.monotonic()
-    for i in range(20_000):
+    for i in range(10_000):
         written(log, f"n{i}")
-    print(f"{(time.monotonic() - started) / 20:.3f} ms a record")
     assert resident() - before < 10 << 20
 
 
