@@ -45,7 +45,6 @@ def test_the_same_in_a_stream():
     assert "".join(p.choices[0].delta.content or "" for p in pieces if p.choices) == "\nForty-two."
     assert pieces[0].coca["confidence"] == 0.9
     assert pieces[-2].choices[0].finish_reason == "stop"
-    assert pieces[-1].usage.completion_tokens == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

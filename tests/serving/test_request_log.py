@@ -164,7 +164,7 @@ def test_kill_loses_no_acknowledged_record(tmp_path):
             except httpx.HTTPError:
                 return
 
-    with RawEngine(stream(WHOLE), close=False).running() as engine:
+    with RawEngine(stream(WHOLE), close=False).served() as engine:
         for _ in range(2):
             with proxy_process(tmp_path, engine, log={"directory": str(log)}) as (url, process):
                 threads = [threading.Thread(target=asking, args=(url,)) for _ in range(4)]
