@@ -33,7 +33,7 @@ from coca_mindspeed.serving.openai_api import (
 )
 from coca_mindspeed.serving.output_stream import StopStrings
 
-_BODY_S = 30.0  # longest wait for a request's body
+_BODY_S, _BODY_BYTES = 30.0, 4_000_000  # limits of a request's body
 
 
 class ModelServer:
@@ -49,13 +49,11 @@ class ModelServer:
         max_tokens: int = 1024,
         key: str | None = None,
         hosts: Sequence[str] = (),
-        request_bytes: int = 4_000_000,
     ) -> None:
         """Serve ``policy`` as ``name``; further requests than ``concurrent + waiting`` get 429."""
         self._policy, self.name, self._access = policy, name, server.Access(key, hosts=hosts)
         self.shutdown = server.Shutdown()
-        self._waiting, self._max_tokens, self._request_bytes = waiting, max_tokens, request_bytes
-        self._concurrent = concurrent
+        self._concurrent, self._waiting, self._max_tokens = concurrent, waiting, max_tokens
         self._limiter: anyio.CapacityLimiter | None = None
         self._accepted = 0
         context = getattr(policy.model.config, "max_position_embeddings", None)
@@ -89,7 +87,7 @@ class ModelServer:
 
     async def _answer(self, kind: type[AnyRequest], http: Request, reply: server.Reply) -> None:
         self._access.check(http)
-        body = await server.read_body(http, self._request_bytes, _BODY_S)
+        body = await server.read_body(http, _BODY_BYTES, _BODY_S)
         request = read_request(body, kind, self.name)
         for name, value in request.sampling().items():
             if name != "temperature" and value != NEUTRAL_SAMPLING[name]:
