@@ -19,7 +19,7 @@ from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.data.registry import SOURCES
 from coca_mindspeed.errors import DataError
 from tests.data import source_rows, synthetic_big_math
-from tests.data.test_duplicates import LONG
+from tests.data.test_deduplication import LONG
 
 
 def big_math_row(problem, answer="1", source="orca_math", rate=0.5):
@@ -50,7 +50,7 @@ EVERY_FATE = [
 EVALUATION = [Record("e7", "gsm8k", "math", "A quick brown fox jumps over one lazy dog each and every day", "1")]
 
 
-# What the grader itself says is in test_gold.py; here it matters only what becomes of a record.
+# What the grader itself says is in test_filters.py; here it matters only what becomes of a record.
 CHECK_LABELS = label_checker(lambda golds: ["it cannot be parsed" if gold == "\\text{" else "" for gold in golds])
 
 
