@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coca_mindspeed.data.records import Record, read_records, record_from_json
-from coca_mindspeed.data.sources import benchmarks, training_sets
+from coca_mindspeed.data.sources import published
 from coca_mindspeed.data.sources.fields import RowError, Ungradable
 from coca_mindspeed.data.sources.formats import HubDataset, Row, data_files, hub_rows, read_rows
 from coca_mindspeed.errors import DataError, nearest
@@ -66,18 +66,16 @@ _AIME24 = HubDataset("HuggingFaceH4/aime_2024", None, "train")
 _MBPP = HubDataset("google-research-datasets/mbpp", "sanitized", "test")
 _TRIVIAQA = HubDataset("mandarjoshi/trivia_qa", "unfiltered.nocontext", "validation")
 _SOURCES: tuple[DataSource, ...] = (
-    DataSource("big_math", "training", training_sets.big_math, _BIG_MATH, training_sets.BIG_MATH_COLUMNS),
-    DataSource(
-        "taco", "training", training_sets.taco, HubDataset("BAAI/TACO", None, "train"), training_sets.TACO_COLUMNS
-    ),
-    DataSource("gsm8k", "benchmark", benchmarks.gsm8k, HubDataset("openai/gsm8k", "main", "test")),
-    DataSource("math500", "benchmark", benchmarks.math500, HubDataset("HuggingFaceH4/MATH-500", None, "test")),
-    DataSource("aime24", "benchmark", partial(benchmarks.aime, "aime24"), _AIME24),
-    DataSource("aime25", "benchmark", partial(benchmarks.aime, "aime25"), HubDataset("math-ai/aime25", None, "test")),
-    DataSource("mbpp_sanitized", "benchmark", benchmarks.mbpp_sanitized, _MBPP, outside=benchmarks.outside_mbpp_test),
-    DataSource("humaneval", "benchmark", benchmarks.humaneval, HubDataset("openai/openai_humaneval", None, "test")),
-    DataSource("simpleqa", "benchmark", benchmarks.simpleqa, HubDataset("basicv8vc/SimpleQA", None, "test")),
-    DataSource("triviaqa", "benchmark", benchmarks.triviaqa, _TRIVIAQA, _TRIVIAQA_COLUMNS),
+    DataSource("big_math", "training", published.big_math, _BIG_MATH, published.BIG_MATH_COLUMNS),
+    DataSource("taco", "training", published.taco, HubDataset("BAAI/TACO", None, "train"), published.TACO_COLUMNS),
+    DataSource("gsm8k", "benchmark", published.gsm8k, HubDataset("openai/gsm8k", "main", "test")),
+    DataSource("math500", "benchmark", published.math500, HubDataset("HuggingFaceH4/MATH-500", None, "test")),
+    DataSource("aime24", "benchmark", partial(published.aime, "aime24"), _AIME24),
+    DataSource("aime25", "benchmark", partial(published.aime, "aime25"), HubDataset("math-ai/aime25", None, "test")),
+    DataSource("mbpp_sanitized", "benchmark", published.mbpp_sanitized, _MBPP, outside=published.outside_mbpp_test),
+    DataSource("humaneval", "benchmark", published.humaneval, HubDataset("openai/openai_humaneval", None, "test")),
+    DataSource("simpleqa", "benchmark", published.simpleqa, HubDataset("basicv8vc/SimpleQA", None, "test")),
+    DataSource("triviaqa", "benchmark", published.triviaqa, _TRIVIAQA, _TRIVIAQA_COLUMNS),
     DataSource("records", "training", _own_record),
 )
 SOURCES = {source.name: source for source in _SOURCES}
