@@ -160,8 +160,12 @@ class ChunkStream:
 
 
 class Backend:
-    def __init__(self, name: str, config: BackendConfig, key: str | None, session: aiohttp.ClientSession) -> None:
-        self.name, self.config, self._session = name, config, session
+    """An OpenAI-compatible server; ``session`` is set in the event loop that uses it."""
+
+    session: aiohttp.ClientSession
+
+    def __init__(self, name: str, config: BackendConfig, key: str | None) -> None:
+        self.name, self.config = name, config
         base = config.url.rstrip("/")
         self._chat, self._completions = URL(f"{base}/chat/completions"), URL(f"{base}/completions")
         self._headers = {
@@ -221,7 +225,7 @@ class Backend:
         """A stream whose first block has arrived. Raises BackendError."""
         timeout.start(self.config.first_token_s)
         try:
-            response = await self._session.post(url, data=body, headers=self._headers, allow_redirects=False)
+            response = await self.session.post(url, data=body, headers=self._headers, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
             raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
         try:
