@@ -15,6 +15,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.data.prepare.deduplication import EvaluationIndex
 from coca_mindspeed.data.prepare.filters import DifficultyFilter, SourceFilter, label_checker
 from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
+from coca_mindspeed.data.prepare.report import STAGES
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.data.registry import SOURCES
 from coca_mindspeed.errors import DataError
@@ -94,6 +95,7 @@ def test_every_dropped_row_is_listed_with_its_reason(tmp_path):
     assert (report.rows_in, report.rows_out) == (10, 2)
     written = json.loads((tmp_path / "out" / "report.json").read_text())
     assert (written["rows_in"], written["rows_out"], written["outputs"]["train.jsonl"]["rows"]) == (10, 2, 2)
+    assert list(written["dropped"]) == [stage for stage in STAGES if stage in written["dropped"]]
     assert written["dropped"]["duplicate"] == {"another gold answer": 1, "same gold answer": 1}
     assert sum(sum(reasons.values()) for reasons in written["dropped"].values()) == 8
     assert (written["inputs"][0]["rows"], len(written["inputs"][0]["sha256"])) == (10, 64)
@@ -228,14 +230,17 @@ def test_every_row_comes_out_or_is_listed(tmp_path_factory, questions, validatio
 
 def test_several_files_number_their_rows_each_and_their_ids_together(tmp_path):
     for name in ("b", "a"):
-        write_jsonl(tmp_path / f"{name}.jsonl", [big_math_row(f"{name} one?"), big_math_row(f"{name} two?"), {}])
-    preparation = preparation_of("big_math", [tmp_path], skip_bad=2, shuffle=False)
-    prepare(preparation, tmp_path / "out")
+        rows = [big_math_row(question) for question in (f"{name} one?", f"{name} two?", "both?", f"{name} one?")]
+        write_jsonl(tmp_path / f"{name}.jsonl", [*rows, {}])
+    prepare(preparation_of("big_math", [tmp_path], skip_bad=2, shuffle=False), tmp_path / "out")
     records = list(read_records(tmp_path / "out" / "train.jsonl"))
     assert [(r.id, r.question) for r in records] == [
-        ("big_math-0", "a one?"), ("big_math-1", "a two?"), ("big_math-3", "b one?"), ("big_math-4", "b two?"),
-    ]  # fmt: skip
-    assert [f["file"][-7:] + str(f["row"]) for f in findings(tmp_path / "out")] == ["a.jsonl3", "b.jsonl3"]
+        *(("big_math-0", "a one?"), ("big_math-1", "a two?"), ("big_math-2", "both?")),
+        *(("big_math-5", "b one?"), ("big_math-6", "b two?")),
+    ]
+    found = {f"{f['file'][-7:]}:{f['row']}": f["detail"][-9:] for f in findings(tmp_path / "out")}
+    assert found.keys() == {"a.jsonl:4", "a.jsonl:5", "b.jsonl:3", "b.jsonl:4", "b.jsonl:5"}
+    assert [found[row] for row in ("a.jsonl:4", "b.jsonl:3", "b.jsonl:4")] == ["a.jsonl:1", "a.jsonl:3", "b.jsonl:1"]
 
 
 def test_killed_in_the_middle_it_leaves_nothing_and_can_be_run_again(tmp_path):
