@@ -11,8 +11,7 @@ from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.data.prepare.filters import PromptCounter
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.data.registry import SOURCES, source_named
-from coca_mindspeed.data.sources.reading import read_published
+from coca_mindspeed.data.registry import SOURCES, read_published, source_named
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.verl.records import export_for_verl
 

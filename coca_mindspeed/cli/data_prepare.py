@@ -20,9 +20,8 @@ from coca_mindspeed.data.prepare.filters import (
 from coca_mindspeed.data.prepare.output import check_output_path
 from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
 from coca_mindspeed.data.prepare.report import PreparationReport
-from coca_mindspeed.data.registry import SOURCES, DataSource, HubDataset, source_named
-from coca_mindspeed.data.sources.formats import SUFFIXES, count_rows, data_files
-from coca_mindspeed.data.sources.reading import read_evaluation_sets
+from coca_mindspeed.data.registry import SOURCES, DataSource, read_evaluation_sets, source_named
+from coca_mindspeed.data.sources.formats import SUFFIXES, HubDataset, count_rows, data_files
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.utils.console import PlainConsole, print_text

@@ -1,24 +1,16 @@
-"""Registry of the data sets of ``coca-mindspeed data prepare``."""
+"""Registry of the data sets of ``coca-mindspeed data prepare``, and the records of their published files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from coca_mindspeed.data.records import Record, record_from_json
-from coca_mindspeed.data.sources import benchmarks, training_sets
-from coca_mindspeed.data.sources.fields import RowError
+from coca_mindspeed.data.records import Record, read_records, record_from_json
+from coca_mindspeed.data.sources import published
+from coca_mindspeed.data.sources.fields import RowError, Ungradable
+from coca_mindspeed.data.sources.formats import HubDataset, Row, data_files, hub_rows, read_rows
 from coca_mindspeed.errors import DataError, nearest
-
-
-@dataclass(frozen=True, slots=True)
-class HubDataset:
-    """Location of a data set on the Hugging Face hub."""
-
-    repository: str
-    configuration: str | None
-    split: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +34,20 @@ class DataSource:
     columns: frozenset[str] | None = None
     outside: Callable[[Record], str | None] | None = None
 
+    def rows(self, inputs: Sequence[Path] | HubDataset) -> Iterator[Row]:
+        """Stream the rows of files, directories or a data set of the hub; raises DataError if they cannot be read."""
+        if isinstance(inputs, HubDataset):
+            yield from hub_rows(inputs, self.columns)
+            return
+        for path in data_files(inputs):
+            yield from read_rows(path, self.columns, self.header(path))
+
+    def record(self, row: Row, number: int) -> Record:
+        """Convert a row; raises RowError, also for a row that cannot be read, or Ungradable."""
+        if row.error:
+            raise RowError(row.error)
+        return self.convert(row.values, number)
+
     def header(self, path: Path) -> list[str] | None:
         """Return the column names of files without a header line: OpenCompass's ``trivia-*.qa.csv``."""
         return ["question", "answer"] if self.name == "triviaqa" and path.name.endswith(".qa.csv") else None
@@ -60,18 +66,16 @@ _AIME24 = HubDataset("HuggingFaceH4/aime_2024", None, "train")
 _MBPP = HubDataset("google-research-datasets/mbpp", "sanitized", "test")
 _TRIVIAQA = HubDataset("mandarjoshi/trivia_qa", "unfiltered.nocontext", "validation")
 _SOURCES: tuple[DataSource, ...] = (
-    DataSource("big_math", "training", training_sets.big_math, _BIG_MATH, training_sets.BIG_MATH_COLUMNS),
-    DataSource(
-        "taco", "training", training_sets.taco, HubDataset("BAAI/TACO", None, "train"), training_sets.TACO_COLUMNS
-    ),
-    DataSource("gsm8k", "benchmark", benchmarks.gsm8k, HubDataset("openai/gsm8k", "main", "test")),
-    DataSource("math500", "benchmark", benchmarks.math500, HubDataset("HuggingFaceH4/MATH-500", None, "test")),
-    DataSource("aime24", "benchmark", partial(benchmarks.aime, "aime24"), _AIME24),
-    DataSource("aime25", "benchmark", partial(benchmarks.aime, "aime25"), HubDataset("math-ai/aime25", None, "test")),
-    DataSource("mbpp_sanitized", "benchmark", benchmarks.mbpp_sanitized, _MBPP, outside=benchmarks.outside_mbpp_test),
-    DataSource("humaneval", "benchmark", benchmarks.humaneval, HubDataset("openai/openai_humaneval", None, "test")),
-    DataSource("simpleqa", "benchmark", benchmarks.simpleqa, HubDataset("basicv8vc/SimpleQA", None, "test")),
-    DataSource("triviaqa", "benchmark", benchmarks.triviaqa, _TRIVIAQA, _TRIVIAQA_COLUMNS),
+    DataSource("big_math", "training", published.big_math, _BIG_MATH, published.BIG_MATH_COLUMNS),
+    DataSource("taco", "training", published.taco, HubDataset("BAAI/TACO", None, "train"), published.TACO_COLUMNS),
+    DataSource("gsm8k", "benchmark", published.gsm8k, HubDataset("openai/gsm8k", "main", "test")),
+    DataSource("math500", "benchmark", published.math500, HubDataset("HuggingFaceH4/MATH-500", None, "test")),
+    DataSource("aime24", "benchmark", partial(published.aime, "aime24"), _AIME24),
+    DataSource("aime25", "benchmark", partial(published.aime, "aime25"), HubDataset("math-ai/aime25", None, "test")),
+    DataSource("mbpp_sanitized", "benchmark", published.mbpp_sanitized, _MBPP, outside=published.outside_mbpp_test),
+    DataSource("humaneval", "benchmark", published.humaneval, HubDataset("openai/openai_humaneval", None, "test")),
+    DataSource("simpleqa", "benchmark", published.simpleqa, HubDataset("basicv8vc/SimpleQA", None, "test")),
+    DataSource("triviaqa", "benchmark", published.triviaqa, _TRIVIAQA, _TRIVIAQA_COLUMNS),
     DataSource("records", "training", _own_record),
 )
 SOURCES = {source.name: source for source in _SOURCES}
@@ -82,3 +86,42 @@ def source_named(name: str) -> DataSource:
     if name not in SOURCES:
         raise DataError(f"unknown data set {name!r}{nearest(name, SOURCES)}; expected one of {', '.join(SOURCES)}")
     return SOURCES[name]
+
+
+def read_published(source: DataSource, inputs: Sequence[Path]) -> Iterator[Record]:
+    """Stream the records of published files; ungradable rows are left out.
+
+    Raises DataError with file and row, for a row that is not in the source's form.
+    """
+    for number, row in enumerate(source.rows(inputs)):
+        try:
+            record = source.record(row, number)
+        except RowError as error:
+            raise DataError(f"{row.where}: {error}") from error
+        except Ungradable:
+            continue
+        if source.outside is None or source.outside(record) is None:
+            yield record
+
+
+def read_evaluation_sets(named: Sequence[str]) -> Iterator[Record]:
+    """Stream the records of evaluation sets, each given as ``DATASET=PATH`` or as a file of prepared records.
+
+    Raises DataError if a data set is unknown, or a file cannot be read.
+    """
+    sets = [_evaluation_set(name) for name in named]
+    for source, path in sets:
+        yield from read_records(path) if source is None else read_published(source, [path])
+
+
+def _evaluation_set(name: str) -> tuple[DataSource | None, Path]:
+    """Return the source (None for prepared records) and the path."""
+    if "=" not in name or Path(name).exists():
+        path = Path(name)
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; expected prepared records, or DATASET=PATH")
+        return None, path
+    dataset, _, path_text = name.partition("=")
+    source = source_named(dataset)
+    data_files([Path(path_text)])
+    return source, Path(path_text)

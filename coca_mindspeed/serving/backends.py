@@ -30,7 +30,7 @@ _LAST_EVENT_S = 1.0  # longest wait for the usage and the end of the message beh
 class Generate:
     """A request to a backend: an answer to ``messages``, or the continuation of ``prompt_ids``."""
 
-    messages: Sequence[Mapping[str, Any]] | None = None
+    messages: Sequence[Mapping[str, Any]] = ()
     prompt_ids: Sequence[int] | None = None
     max_tokens: int | None = None
     stops: Sequence[str] = ()
@@ -93,32 +93,33 @@ class ChunkStream:
         self._reader = ChunkReader(backend.name)
         self._first: list[Chunk] | None = None
         self._problem: BackendError | None = None
-        self._wait = backend.config.first_token_s
 
     @property
     def finished(self) -> bool:
         return self._reader.finished
 
     async def prefetch(self) -> None:
-        self._first = await self._block(running=True)
+        """Read the first block; its wait is already running."""
+        self._first = await self._block()
 
     def __aiter__(self) -> "ChunkStream":
         return self
 
     async def __anext__(self) -> Sequence[Chunk]:
-        block, self._first = self._first or await self._block(), None
+        block, self._first = self._first, None
+        if not block:
+            self._timeout.start(self._config.between_tokens_s)
+            block = await self._block()
         if not block:
             raise StopAsyncIteration
         return block
 
-    async def _block(self, *, running: bool = False) -> list[Chunk]:
+    async def _block(self) -> list[Chunk]:
         """The next chunks, none where the answer has ended.
 
         The wait ends with the first chunk that progresses: comments and empty chunks do not prolong it.
         """
         block: list[Chunk] = []
-        if not running:
-            self._timeout.start(self._wait)
         while not any(chunk.progresses for chunk in block):
             if self._problem is not None:
                 raise self._problem
@@ -135,7 +136,6 @@ class ChunkStream:
         self._timeout.stop()
         if not block and not self._reader.finished:
             raise BackendError("cut", f"backend {self._name} ended in the middle of an answer")
-        self._wait = self._config.between_tokens_s
         return block
 
     async def _receive(self) -> bytes:
@@ -160,14 +160,20 @@ class ChunkStream:
 
 
 class Backend:
-    def __init__(self, name: str, config: BackendConfig, key: str | None, session: aiohttp.ClientSession) -> None:
-        self.name, self.config, self._session = name, config, session
+    """An OpenAI-compatible server; ``session`` is set in the event loop that uses it."""
+
+    session: aiohttp.ClientSession
+
+    def __init__(self, name: str, config: BackendConfig, key: str | None) -> None:
+        self.name, self.config = name, config
         base = config.url.rstrip("/")
         self._chat, self._completions = URL(f"{base}/chat/completions"), URL(f"{base}/completions")
-        self._headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
-        self._headers["content-type"] = "application/json"
-        if key is not None:
-            self._headers["authorization"] = f"Bearer {key}"
+        self._headers = {
+            "accept": "text/event-stream",
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+            **({} if key is None else {"authorization": f"Bearer {key}"}),
+        }
         self._not_before = -math.inf
 
     @asynccontextmanager
@@ -199,10 +205,10 @@ class Backend:
     def _body(self, generate: Generate) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.config.model, "stream": True, **generate.sampling}
         body["stream_options"] = {"include_usage": True}
-        if generate.messages is not None:
+        if generate.prompt_ids is None:
             body["messages"] = list(generate.messages)
         else:
-            body["prompt"] = list(generate.prompt_ids or ())
+            body["prompt"] = list(generate.prompt_ids)
         if generate.max_tokens is not None or generate.prompt_ids is not None:
             body["max_tokens"] = generate.max_tokens  # null: to the end of the context; absent: 16 of a completion
         if generate.stops:
@@ -219,7 +225,7 @@ class Backend:
         """A stream whose first block has arrived. Raises BackendError."""
         timeout.start(self.config.first_token_s)
         try:
-            response = await self._session.post(url, data=body, headers=self._headers, allow_redirects=False)
+            response = await self.session.post(url, data=body, headers=self._headers, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
             raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
         try:

@@ -243,8 +243,8 @@ async def until_client_leaves(
 class Reply:
     """One HTTP answer that begins late: until ``begun`` it can still become an error."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._scope, self._send = scope, send
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self.receive, self._send = scope, receive, send
         self.begun = False
 
     async def begin_stream(self, headers: Mapping[str, str]) -> None:
@@ -258,7 +258,7 @@ class Reply:
 
     async def json(self, value: Mapping[str, Any], headers: Mapping[str, str]) -> None:
         self.begun = True
-        await JSONResponse(value, 200, dict(headers))(self._scope, _no_more, self._send)
+        await JSONResponse(value, 200, dict(headers))(self._scope, self.receive, self._send)
 
 
 class StreamingEndpoint:
@@ -269,15 +269,15 @@ class StreamingEndpoint:
 
     def __init__(
         self,
-        answer: Callable[[Request, Reply, Receive], Awaitable[None]],
+        answer: Callable[[Request, Reply], Awaitable[None]],
         refused: Callable[[int], None] = lambda status: None,
     ) -> None:
         self._answer, self._refused = answer, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(scope, send)
+        reply = Reply(scope, receive, send)
         try:
-            await self._answer(Request(scope, receive), reply, receive)
+            await self._answer(Request(scope, receive), reply)
         except Exception as error:
             if not reply.begun:
                 raise  # to error_handlers
@@ -303,7 +303,3 @@ def error_handlers(refused: Callable[[int], None] = lambda status: None) -> Mapp
         return JSONResponse(found.body(), found.status, found.headers())
 
     return dict.fromkeys((ApiError, HTTPException, Exception), answer)
-
-
-async def _no_more() -> Any:
-    return {"type": "http.disconnect"}

@@ -17,13 +17,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive
 
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import SampledToken, TokenStream
 from coca_mindspeed.serving import http_server as server
 from coca_mindspeed.serving.openai_api import (
-    DONE,
     NEUTRAL_SAMPLING,
     AnyRequest,
     ApiError,
@@ -35,7 +33,7 @@ from coca_mindspeed.serving.openai_api import (
 )
 from coca_mindspeed.serving.output_stream import StopStrings
 
-_BODY_S = 30.0  # longest wait for a request's body
+_BODY_S, _BODY_BYTES = 30.0, 4_000_000  # limits of a request's body
 
 
 class ModelServer:
@@ -51,13 +49,11 @@ class ModelServer:
         max_tokens: int = 1024,
         key: str | None = None,
         hosts: Sequence[str] = (),
-        request_bytes: int = 4_000_000,
     ) -> None:
         """Serve ``policy`` as ``name``; further requests than ``concurrent + waiting`` get 429."""
         self._policy, self.name, self._access = policy, name, server.Access(key, hosts=hosts)
         self.shutdown = server.Shutdown()
-        self._waiting, self._max_tokens, self._request_bytes = waiting, max_tokens, request_bytes
-        self._concurrent = concurrent
+        self._concurrent, self._waiting, self._max_tokens = concurrent, waiting, max_tokens
         self._limiter: anyio.CapacityLimiter | None = None
         self._accepted = 0
         context = getattr(policy.model.config, "max_position_embeddings", None)
@@ -89,9 +85,9 @@ class ModelServer:
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    async def _answer(self, kind: type[AnyRequest], http: Request, reply: server.Reply, receive: Receive) -> None:
+    async def _answer(self, kind: type[AnyRequest], http: Request, reply: server.Reply) -> None:
         self._access.check(http)
-        body = await server.read_body(http, self._request_bytes, _BODY_S)
+        body = await server.read_body(http, _BODY_BYTES, _BODY_S)
         request = read_request(body, kind, self.name)
         for name, value in request.sampling().items():
             if name != "temperature" and value != NEUTRAL_SAMPLING[name]:
@@ -113,7 +109,7 @@ class ModelServer:
                     finally:
                         self._running.dec()
 
-            await server.until_client_leaves(receive, work, self.shutdown)
+            await server.until_client_leaves(reply.receive, work, self.shutdown)
         finally:
             self._accepted -= 1
 
@@ -205,15 +201,13 @@ class _Writer:
         return {**choice, "logprobs": {"content": list(entries)}} if self._named else choice
 
     def _entry(self, token: SampledToken, written: bytes) -> dict[str, Any]:
-        entry = _named(written, token.log_prob)
-        entry["top_logprobs"] = [_named(self._policy.text.bytes_of(id_), value) for id_, value in token.top]
-        return entry
+        top = [_named(self._policy.text.bytes_of(id_), value) for id_, value in token.top]
+        return {**_named(written, token.log_prob), "top_logprobs": top}
 
     async def _end(self, reason: str) -> None:
         counted = usage(len(self._prompt), len(self._ids))
         if self._request.stream:
-            last = self._envelope.usage_chunk(counted) if self._envelope.usage else b""
-            await self._reply.send(last + DONE, more=False)
+            await self._reply.send(self._envelope.end(counted), more=False)
             return
         choice = self._choice(self._ids, self._log_probs)
         whole = self._envelope.whole(self._text, reason, counted, choice, **self._prompt_ids())

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -224,40 +225,45 @@ class Envelope:
         *,
         first: bool = False,
         finish_reason: str | None = None,
-        choice: Mapping[str, Any] | None = None,
+        choice: Mapping[str, Any] = MappingProxyType({}),
         **fields: Any,
     ) -> bytes:
         """One event of a stream; ``choice`` and ``fields`` are added to the choice and to the object."""
         delta = ({"role": "assistant"} if first else {}) | ({} if text is None else {"content": text})
-        content = {"delta": delta} if self.chat else {"text": text or ""}
-        chosen = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason, **(choice or {})}
+        chosen = self._choice({"delta": delta}, text or "", finish_reason, choice)
         if self.usage:
             fields["usage"] = None
-        return event(self._object(".chunk" if self.chat else "", [chosen], fields))
+        return event(self._object([chosen], fields, chunk=True))
 
     def text_chunks(self) -> Callable[[str], bytes]:
         """A function that writes chunks of text alone; the rest of their JSON is written once."""
         head, _, tail = self.chunk("\0").rpartition(to_json("\0"))
         return lambda text: head + to_json(text) + tail
 
-    def usage_chunk(self, usage: Mapping[str, Any]) -> bytes:
-        return event(self._object(".chunk" if self.chat else "", [], {"usage": usage}))
+    def end(self, counted: Mapping[str, int]) -> bytes:
+        """The end of a stream: the usage where it was asked for, and ``[DONE]``."""
+        return (event(self._object([], {"usage": counted}, chunk=True)) if self.usage else b"") + _DONE
 
     def whole(
-        self, text: str, finish_reason: str, usage: Mapping[str, Any], choice: Mapping[str, Any] | None, **fields: Any
+        self, text: str, finish_reason: str, counted: Mapping[str, int], choice: Mapping[str, Any], **fields: Any
     ) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
-        content: dict[str, Any] = {"message": message} if self.chat else {"text": text}
-        chosen = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason, **(choice or {})}
-        return self._object("", [chosen], {"usage": usage, **fields})
+        chosen = self._choice({"message": message}, text, finish_reason, choice)
+        return self._object([chosen], {"usage": counted, **fields})
 
-    def _object(self, suffix: str, choices: list[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        kind = f"chat.completion{suffix}" if self.chat else "text_completion"
+    def _choice(
+        self, content: Mapping[str, Any], text: str, finish_reason: str | None, more: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        shown = content if self.chat else {"text": text}
+        return {"index": 0, **shown, "logprobs": None, "finish_reason": finish_reason, **more}
+
+    def _object(self, choices: list[Any], fields: Mapping[str, Any], *, chunk: bool = False) -> dict[str, Any]:
+        kind = f"chat.completion{'.chunk' if chunk else ''}" if self.chat else "text_completion"
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": choices, **fields}
 
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 

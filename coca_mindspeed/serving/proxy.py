@@ -14,7 +14,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.serving import http_server as server
@@ -55,24 +54,27 @@ class Proxy:
         self.config = config
         self.metrics = ServingMetrics()
         self.shutdown = server.Shutdown()
-        named = {"listen.api_key_env": listen.api_key_env, "listen.admin_key_env": listen.admin_key_env}
-        named |= {f"backends.{name}.api_key_env": backend.api_key_env for name, backend in config.backends.items()}
-        for key, variable in named.items():
+
+        def key_of(section: str, variable: str | None) -> str | None:
             if variable is not None and not environment.get(variable):
-                raise ConfigError(f"{key}: the environment variable {variable} is not set")
-        self._keys = {key: variable and environment[variable] for key, variable in named.items()}
-        shown = self._keys["listen.api_key_env"], self._keys["listen.admin_key_env"]
-        self._access = server.Access(*shown, [listen.host, *listen.hosts], listen.origins)
-        self._policies = tier_policies(config)
-        policies = zip(config.tiers, self._policies, strict=True)
-        self._risks = {tier.name: policy.risk for tier, policy in policies if policy.risk is not None}
+                raise ConfigError(f"{section}: the environment variable {variable} is not set")
+            return variable and environment[variable]
+
+        keys = key_of("listen.api_key_env", listen.api_key_env), key_of("listen.admin_key_env", listen.admin_key_env)
+        self._access = server.Access(*keys, [listen.host, *listen.hosts], listen.origins)
+        self._backends = {
+            name: Backend(name, backend, key_of(f"backends.{name}.api_key_env", backend.api_key_env))
+            for name, backend in config.backends.items()
+        }
+        tiers = zip(config.tiers, tier_policies(config), strict=True)
+        self._tiers = [Tier(tier, self._backends[tier.backend], policy) for tier, policy in tiers]
+        self._risks = {tier.name: tier.policy.risk for tier in self._tiers if tier.policy.risk is not None}
         self._drift = DriftAlarm(config.drift.run_length, max(self._risks.values(), default=None))
         self._log: RequestLog | None = None
         if config.log is not None:
             directory, failed = Path(config.log.directory), self.metrics.log_errors.inc
             self._log = RequestLog(directory, config.name, failed, texts=config.log.texts, max_days=config.log.max_days)
         self._running = 0
-        self._tiers: list[Tier] = []
 
     def app(self) -> Starlette:
         return Starlette(
@@ -91,12 +93,8 @@ class Proxy:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         async with http_session() as session:
-            backends = {
-                name: Backend(name, backend, self._keys[f"backends.{name}.api_key_env"], session)
-                for name, backend in self.config.backends.items()
-            }
-            tiers = zip(self.config.tiers, self._policies, strict=True)
-            self._tiers = [Tier(tier, backends[tier.backend], policy) for tier, policy in tiers]
+            for backend in self._backends.values():
+                backend.session = session
             yield
         if self._log is not None:
             self._log.close()
@@ -137,7 +135,7 @@ class Proxy:
         self.metrics.observe_drift(self._drift)
         return JSONResponse({"drift": self._drift.alarms()})
 
-    async def _chat(self, request: Request, reply: server.Reply, receive: Receive) -> None:
+    async def _chat(self, request: Request, reply: server.Reply) -> None:
         limits = self.config.limits
         self._access.check(request)
         if self._running >= limits.concurrent:
@@ -156,14 +154,12 @@ class Proxy:
             threshold = threshold_of(chat)
             for tier in self._tiers:
                 tier.check(chat, threshold)
-            await self._answer(chat, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply, receive)
+            await self._answer(chat, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply)
         finally:
             self._running -= 1
             self.metrics.running.set(self._running)
 
-    async def _answer(
-        self, chat: ChatRequest, threshold: float | None, trace: Trace, reply: server.Reply, receive: Receive
-    ) -> None:
+    async def _answer(self, chat: ChatRequest, threshold: float | None, trace: Trace, reply: server.Reply) -> None:
         log, question = self._log, chat.messages[-1].as_dict()["content"]
         sink = ClientSink(chat, trace, reply, keep=self.config.log is not None and self.config.log.texts)
         outcome, logged = "error", False
@@ -182,7 +178,7 @@ class Proxy:
             await sink.end()
 
         try:
-            if not await server.until_client_leaves(receive, work, self.shutdown, self.config.limits.deadline_s):
+            if not await server.until_client_leaves(reply.receive, work, self.shutdown, self.config.limits.deadline_s):
                 outcome = "client_gone"
         except BackendError as error:
             outcome = error.kind

@@ -13,7 +13,7 @@ from coca_mindspeed.serving.chunks import BackendError, Chunk
 from coca_mindspeed.serving.config import ServingConfig, TierConfig, TierPolicy
 from coca_mindspeed.serving.decision import Budget, Decision, ThresholdRule, answer_from, decide
 from coca_mindspeed.serving.http_server import Reply
-from coca_mindspeed.serving.openai_api import DONE, NEUTRAL_SAMPLING, ApiError, ChatRequest, Envelope, usage
+from coca_mindspeed.serving.openai_api import NEUTRAL_SAMPLING, ApiError, ChatRequest, Envelope, usage
 from coca_mindspeed.serving.output_stream import ConfidenceReader, OutputStream, mean_confidence
 from coca_mindspeed.serving.trace import Trace
 
@@ -55,12 +55,11 @@ class ClientSink:
         reason = trace.finish_reason or "stop"
         counted = usage(trace.prompt_tokens, trace.answer_tokens)
         if not self._stream:
-            whole = self._envelope.whole(self.given, reason, counted, None, coca=trace.fields())
+            whole = self._envelope.whole(self.given, reason, counted, {}, coca=trace.fields())
             await self._reply.json(whole, trace.headers())
             return
         last = self._envelope.chunk(finish_reason=reason, coca=trace.fields())
-        last += self._envelope.usage_chunk(counted) if self._envelope.usage else b""
-        await self._reply.send(last + DONE, more=False)
+        await self._reply.send(last + self._envelope.end(counted), more=False)
 
 
 @dataclass(frozen=True)

@@ -148,9 +148,8 @@ def test_usage_errors_name_the_option_and_end_with_two(tmp_path, capsys, argumen
 def test_what_can_be_known_is_known_before_a_row_is_read(tmp_path, capsys, monkeypatch):
     """The output's place first, then the inputs, the tokenizer and every evaluation set."""
     path = write_jsonl(tmp_path / "big.jsonl", [big_math_row("q?")])
-    for module in ("sources.formats", "sources.reading", "prepare.pipeline"):
-        monkeypatch.setattr(f"coca_mindspeed.data.{module}.read_rows", lambda *_: pytest.fail("read too early"))
-    monkeypatch.setattr("coca_mindspeed.data.sources.reading.read_records", lambda *_: pytest.fail("read too early"))
+    for reader in ("read_rows", "read_records"):
+        monkeypatch.setattr(f"coca_mindspeed.data.registry.{reader}", lambda *_: pytest.fail("read too early"))
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "x").touch()
     missing = ("--tokenizer", tmp_path / "none", "--max-tokens", 5)

@@ -1,9 +1,11 @@
-"""Every supported format, row numbers in errors, and what cannot be read."""
+"""Every supported format and the hub, row numbers in errors, and what cannot be read."""
 
 import csv
 import gzip
 import io
 import json
+import sys
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,9 +13,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from coca_mindspeed.cli import main
+from coca_mindspeed.data.records import read_records
+from coca_mindspeed.data.registry import SOURCES
 from coca_mindspeed.data.sources import formats
-from coca_mindspeed.data.sources.formats import count_rows, data_files, read_rows, wrapped_elements
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.data.sources.formats import (
+    HubDataset,
+    count_rows,
+    data_files,
+    hub_rows,
+    read_rows,
+    wrapped_elements,
+)
+from coca_mindspeed.errors import DataError, MissingDependencyError
+from tests.data import source_rows
 
 ROWS = [
     {"problem": "1 + 1?", "answer": "2", "note": "naïve, 数学"},
@@ -85,18 +98,14 @@ def test_headerless_files_take_the_names_they_are_given(tmp_path):
     ]
 
 
-def test_a_broken_line_is_one_bad_row(tmp_path):
+def test_a_broken_row_is_one_bad_row(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n1,2,3\n\n4,5\n")
+    assert [row.error for row in read_rows(tmp_path / "a.csv")] == ["", "expected 2 columns, found 3", ""]
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": \n[1]\n"\xff"\n{"a": 2}\n')
     rows = list(read_rows(tmp_path / "a.jsonl"))
     assert [(row.number, bool(row.error)) for row in rows] == [(1, False), (2, True), (3, True), (4, True), (5, False)]
     assert "expected a JSON object, found list" in rows[2].error
     assert rows[1].where == f"{tmp_path / 'a.jsonl'}:2"
-
-
-def test_a_csv_row_of_the_wrong_width_is_one_bad_row(tmp_path):
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n1,2,3\n\n4,5\n")
-    rows = list(read_rows(tmp_path / "a.csv"))
-    assert [row.error for row in rows] == ["", "expected 2 columns, found 3", ""]
 
 
 @pytest.mark.parametrize(
@@ -178,16 +187,15 @@ def test_equals_json_loads_wherever_chunks_end(values, indent, wrapped):
         ("[1,]", "x.json: element 2 of the array is not JSON"),
         ("[,1]", "x.json: element 1 of the array is not JSON"),
         ('[{"a": }]', "x.json: element 1 of the array is not JSON"),
+        *((text, None) for text in ('{"question": "q"}', "", "3", '{"rows_by": [1]}')),
     ],
 )
-def test_broken_arrays_name_the_element(text, message):
+def test_broken_arrays_name_the_element_and_other_files_are_left_to_the_caller(text, message):
+    if message is None:
+        assert wrapped_elements(io.StringIO(text), "x.json") is None
+        return
     with pytest.raises(DataError, match=message.replace("[", r"\[")):
         list(wrapped_elements(io.StringIO(text), "x.json"))
-
-
-@pytest.mark.parametrize("text", ['{"question": "q"}', "", "3", '{"rows_by": [1]}'])
-def test_other_files_are_left_to_the_caller(text):
-    assert wrapped_elements(io.StringIO(text), "x.json") is None
 
 
 def test_a_runaway_element_stops_instead_of_filling_memory(monkeypatch):
@@ -196,11 +204,71 @@ def test_a_runaway_element_stops_instead_of_filling_memory(monkeypatch):
     with pytest.raises(DataError, match="element 1 of the array"):
         list(wrapped_elements(file, "x.json"))
     assert file.tell() < 5_000_000
-
-
-def test_an_element_above_the_bound_is_refused_even_where_it_arrives_whole(monkeypatch):
-    monkeypatch.setattr(formats, "LONGEST_LINE", 100)
+    # An element above the bound is refused also where it arrives whole.
     elements = wrapped_elements(io.StringIO(json.dumps(["a" * 50, "b" * 200, "c" * 50])), "x.json")
     assert next(elements) == "a" * 50
     with pytest.raises(DataError, match=r"x\.json: element 2 is longer than the 100"):
         next(elements)
+
+
+class Stream(list):
+    """What ``load_dataset(..., streaming=True)`` returns, as far as it is used."""
+
+    @property
+    def column_names(self):
+        return list(self[0])
+
+    def select_columns(self, columns):
+        return Stream({column: row[column] for column in columns} for row in self)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Replace the package; record the calls."""
+    asked = []
+
+    def load_dataset(*arguments, **options):
+        asked.append((arguments, options))
+        return Stream([source_rows.TRIVIAQA_HUB])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    return asked
+
+
+def test_rows_are_streamed_from_the_publishers_place(hub):
+    source = SOURCES["triviaqa"]
+    (row,) = hub_rows(source.hub, source.columns)
+    assert hub == [(("mandarjoshi/trivia_qa", "unfiltered.nocontext"), {"split": "validation", "streaming": True})]
+    assert set(row.values) == {"question", "question_id", "question_source", "answer"}
+    assert row.where == "mandarjoshi/trivia_qa/unfiltered.nocontext/validation:1"
+
+
+def test_prepare_by_name(hub, tmp_path, capsys):
+    assert main(["data", "prepare", "triviaqa", "--hub", "--output", str(tmp_path / "out")]) == 0
+    assert next(read_records(tmp_path / "out" / "test.jsonl")).answer == "Mars"
+    assert main(["data", "prepare", "triviaqa", "--hub", "my/copy:conf:dev", "--output", str(tmp_path / "2")]) == 0
+    assert hub[-1] == (("my/copy", "conf"), {"split": "dev", "streaming": True})
+    assert main(["data", "prepare", "records", "--hub", "--output", str(tmp_path / "3")]) == 2
+    assert "--hub" in capsys.readouterr().err
+
+
+def test_without_a_network_or_the_package_the_error_names_the_data_set_and_the_option(monkeypatch):
+    def load_dataset(*arguments, **options):
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(DataError, match=r"openai/gsm8k/main/test: .*ConnectionError: .*--input"):
+        next(hub_rows(SOURCES["gsm8k"].hub))
+    monkeypatch.setitem(sys.modules, "datasets", None)  # an import raises ImportError
+    with pytest.raises(MissingDependencyError, match="datasets"):
+        next(hub_rows(SOURCES["gsm8k"].hub))
+
+
+def test_the_real_package_offline(monkeypatch, tmp_path):
+    pytest.importorskip("datasets", reason="the optional package 'datasets' is not installed")
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="no/such-set-of-data/train: "):
+        next(hub_rows(HubDataset("no/such-set-of-data", None, "train")))

@@ -27,34 +27,21 @@ def names(path):
     return sorted(child.name for child in path.iterdir())
 
 
-def test_failure_leaves_nothing(tmp_path):
+def test_failure_changes_nothing_and_overwriting_replaces_the_whole_directory(tmp_path):
     with pytest.raises(KeyError):
         fail_in_the_middle(tmp_path / "out", overwrite=False)
     assert names(tmp_path) == []
-
-
-def test_failure_leaves_the_earlier_output_as_it_was(tmp_path):
+    (tmp_path / "out").mkdir()  # an empty directory is free
     make(tmp_path / "out", content="old")
     with pytest.raises(KeyError):
         fail_in_the_middle(tmp_path / "out", overwrite=True)
-    assert names(tmp_path) == ["out"]
-    assert (tmp_path / "out" / "data").read_text() == "old"
-
-
-def test_overwriting_replaces_the_whole_directory(tmp_path):
-    make(tmp_path / "out", content="old")
+    assert (names(tmp_path), (tmp_path / "out" / "data").read_text()) == (["out"], "old")
     assert names(tmp_path / "out") == [MARKER, "data"]
     (tmp_path / "out" / "validation.jsonl").touch()
     make(tmp_path / "out", overwrite=True, content="new")
     assert names(tmp_path) == ["out"]
     assert names(tmp_path / "out") == [MARKER, "data"]
     assert (tmp_path / "out" / "data").read_text() == "new"
-
-
-def test_an_empty_directory_is_free(tmp_path):
-    (tmp_path / "out").mkdir()
-    make(tmp_path / "out")
-    assert names(tmp_path / "out") == [MARKER, "data"]
 
 
 def test_taken_places_are_refused(tmp_path):

@@ -54,8 +54,8 @@ class FakeEngine:
         self.requests, self.authorizations = [], []
         self.running = self.left = self.generated = 0
 
-    def app(self):
-        return Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])])
+    def served(self):
+        return served_in_background(Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])]))
 
     async def chat(self, request: Request) -> Response:
         self.requests.append(json.loads(await request.body()))
@@ -94,6 +94,7 @@ class FakeEngine:
             self.left += not ended
 
 
+ANSWER = [{"at_least": 0.0, "action": "answer"}]
 ESCALATE = [{"at_least": 0.7, "action": "answer"}, {"at_least": 0.0, "action": "escalate"}]
 
 
@@ -102,7 +103,7 @@ def routed(small, large=None, environment=None, small_tier=None, small_backend=N
     """A proxy over one or two engines; gives its address and the proxy."""
     with contextlib.ExitStack() as stack:
         engines = [engine for engine in (small, large) if engine is not None]
-        urls = [stack.enter_context(served_in_background(engine.app())) for engine in engines]
+        urls = [stack.enter_context(engine.served()) for engine in engines]
         values = {
             "backends": {
                 name: {"url": url, "model": name, "first_token_s": 30.0, "between_tokens_s": 30.0, **(more or {})}
@@ -210,7 +211,7 @@ class RawEngine:
             writer.close()
 
     @contextlib.contextmanager
-    def running(self):
+    def served(self):
         """Gives its address."""
         loop = asyncio.new_event_loop()
         server = loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
@@ -226,16 +227,9 @@ class RawEngine:
 
 @contextlib.contextmanager
 def before(engine, *, backend=None, tier=None, **sections):
-    """A proxy of this engine alone."""
-    with engine.running() as address:
-        bands = {} if "certificate" in (tier or {}) else {"bands": [{"at_least": 0.0, "action": "answer"}]}
-        values = {
-            "backends": {"e": {"url": address, "model": "m", **(backend or {})}},
-            "tiers": [{"name": "t", "backend": "e", **bands, **(tier or {})}],
-            **sections,
-        }
-        with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
-            yield url
+    """A proxy of this engine alone, which answers whatever the confidence; gives its address."""
+    with routed(engine, small_backend=backend, small_tier={"bands": ANSWER, **(tier or {})}, **sections) as (url, _):
+        yield url
 
 
 def stream(*parts):
@@ -266,7 +260,7 @@ def proxy_process(directory, engine, **sections):
     config = {
         "listen": {"port": port},
         "backends": {"e": {"url": engine, "model": "m"}},
-        "tiers": [{"name": "t", "backend": "e", "bands": [{"at_least": 0.0, "action": "answer"}]}],
+        "tiers": [{"name": "t", "backend": "e", "bands": ANSWER}],
         **sections,
     }
     (directory / "serving.yaml").write_text(json.dumps(config))

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 
 import anyio
 import pytest
@@ -12,16 +11,11 @@ from hypothesis import strategies as st
 from coca_mindspeed.serving.backends import Timeout
 from coca_mindspeed.serving.chunks import BackendError, ChunkReader
 from coca_mindspeed.serving.openai_api import Envelope
-
-
-def event(text, finish_reason=None, line_end=b"\n"):
-    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}
-    return b"data: " + json.dumps({"choices": [choice]}).encode() + 2 * line_end
-
+from tests.serving.servers_for_tests import event
 
 COUNTED = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n'
 STREAM = (
-    b": a comment\n\n" + event("<confidence>") + event("0.9\r\n", line_end=b"\r\n") + event("é 🙂")
+    b": a comment\n\n" + event("<confidence>") + event("0.9\r\n").replace(b"\n", b"\r\n") + event("é 🙂")
     + event("", "stop") + COUNTED + b"data: [DONE]\n\n" + event("of nobody")
 )  # fmt: skip
 

@@ -3,13 +3,14 @@
 import json
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import httpx
 import openai
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.parsing import CLOSE_TAG, ResponseParser
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, CONFIDENCE_FIRST_PROMPT, ResponseParser
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.sampler import TokenStream, sample_responses
@@ -19,9 +20,7 @@ from coca_mindspeed.serving.model_server import ModelServer
 from coca_mindspeed.serving.proxy import Proxy
 from tests.local.models_for_tests import write_random_model
 from tests.serving.background import served_in_background
-from tests.serving.servers_for_tests import raw_post, until
-
-QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
+from tests.serving.servers_for_tests import QUESTION, raw_post, until
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +32,11 @@ def policy(tmp_path_factory):
 @pytest.fixture
 def babbler(policy):
     """A policy that never ends a response by itself."""
-    from dataclasses import replace
-
     return replace(policy, eos_ids=(policy.pad_id,))
 
 
-def prompt_ids(policy):
-    text = policy.tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
+def prompt_ids(policy, messages=QUESTION):
+    text = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
@@ -160,40 +157,23 @@ def proxied(server, tier, **sections):
             yield openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
 
-class Scripted:
-    """A policy's model that says a text, token by token, whatever it is asked; then it ends."""
+def script(policy, text, monkeypatch):
+    """Make the policy's model say a text, token by token, whatever it is asked; returns the ids."""
+    ids = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.eos_ids[0]]
+    start = len(prompt_ids(policy, [{"role": "system", "content": CONFIDENCE_FIRST_PROMPT}, *QUESTION]))
 
-    def __init__(self, policy, text):
-        self._policy, self._text = policy, text
+    class Scripting:
+        def __init__(self, _, prompts):
+            self._place = len(prompts[0]) - start
+            self.step(None, 0)
 
-    def install(self, monkeypatch):
-        policy = self._policy
-        ids = [*policy.tokenizer(self._text, add_special_tokens=False)["input_ids"], policy.eos_ids[0]]
-        start = len(prompt_with_system(policy))
+        def step(self, token, by=1):
+            self._place += by
+            self.logits = torch.full((1, policy.model.config.vocab_size), -20.0)
+            self.logits[0, ids[min(self._place, len(ids) - 1)]] = 20.0
 
-        class Scripting:
-            def __init__(self, _, prompts):
-                self._place = len(prompts[0]) - start
-                self._set()
-
-            def _set(self):
-                self.logits = torch.full((1, policy.model.config.vocab_size), -20.0)
-                self.logits[0, ids[min(self._place, len(ids) - 1)]] = 20.0
-
-            def step(self, token):
-                self._place += 1
-                self._set()
-
-        monkeypatch.setattr("coca_mindspeed.local.sampler.Decoder", Scripting)
-        return ids
-
-
-def prompt_with_system(policy):
-    from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
-
-    messages = [{"role": "system", "content": CONFIDENCE_FIRST_PROMPT}, *QUESTION]
-    text = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    monkeypatch.setattr("coca_mindspeed.local.sampler.Decoder", Scripting)
+    return ids
 
 
 @pytest.mark.parametrize("tier", [
@@ -204,7 +184,7 @@ def prompt_with_system(policy):
 def test_every_style_gives_the_same_answer(policy, monkeypatch, tier, stream):
     # The newline after the tag is merged with its last bracket by this tokenizer.
     text = f"<confidence> 0.85 {CLOSE_TAG}\n\nStep 1: x > 3 émigré 🙂"
-    ids = Scripted(policy, text).install(monkeypatch)
+    ids = script(policy, text, monkeypatch)
     merged = [policy.text.bytes_of(i) for i in ids]
     assert any(b">\n" in token for token in merged)
     with proxied(ModelServer(policy, "tiny"), {**tier, "invalid": "refuse"}) as client:
@@ -230,7 +210,7 @@ RESUMING = {"style": "stop_and_resume"}
 
 @pytest.fixture
 def scripted(policy, monkeypatch):
-    Scripted(policy, f"<confidence>0.9{CLOSE_TAG}12345678").install(monkeypatch)
+    script(policy, f"<confidence>0.9{CLOSE_TAG}12345678", monkeypatch)
     return ModelServer(policy, "tiny")
 
 

@@ -76,12 +76,6 @@ def test_an_endless_confidence_is_invalid_and_returned_as_text():
     assert reader.confidence is None
 
 
-def test_the_mean_needs_half_of_them():
-    assert mean_confidence([0.2, 0.6, None, None]) == pytest.approx(0.4)
-    assert mean_confidence([0.2, None, None]) is None
-    assert mean_confidence([]) is None
-
-
 @settings(deadline=None)
 @given(
     st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=3), max_size=3), st.integers(1, 4),
@@ -101,7 +95,9 @@ def test_any_cut_stops_where_the_first_stop_text_is_whole(text, stops, size, inc
 
 
 @pytest.mark.parametrize("samples", [2, 3, 5, 6, 7])
-def test_the_mean_of_equal_confidences_is_exact(samples):
+def test_the_mean_needs_half_of_them_and_that_of_equal_ones_is_exact(samples):
     """A float below would be in another band."""
     for hundredths in range(101):
         assert mean_confidence([hundredths / 100] * samples) == hundredths / 100
+    assert mean_confidence([0.2, 0.6, None, None]) == pytest.approx(0.4)
+    assert mean_confidence([0.2, None, None]) is mean_confidence([]) is None

@@ -15,11 +15,13 @@ from coca_mindspeed.serving.config import ServingConfig, tier_policies
 from tests.serving.servers_for_tests import QUESTION, SURE, UNSURE, FakeEngine, ask, logged, routed
 
 
-def calibrated(path, *, model="small", prompt=CONFIDENCE_FIRST_PROMPT, temperature=1.0, sampling=None, risk=0.25):
-    """Write a map with a certificate, whose threshold lies between 0.2 and 0.9."""
+def calibrated(
+    path, *, model="small", prompt=CONFIDENCE_FIRST_PROMPT, temperature=1.0, sampling=None, risk=0.25, power=1
+):
+    """Write a map of a chance s^power of being right, with a certificate from between 0.2 and 0.9 on."""
     rng = np.random.default_rng(0)
     stated = rng.random(800).round(2)
-    correct = rng.random(800) < stated
+    correct = rng.random(800) < stated**power
     identity = Identity(model=model, prompt_sha256=prompt_hash(prompt), temperature=temperature, data_sha256="x",
                         sampling=sampling or {})  # fmt: skip
     fitted = fit_map(stated, correct, ["d"] * 800, identity, kind="platt")
@@ -102,6 +104,14 @@ def test_a_certified_tier_answers_from_its_threshold_on_and_never_below(tmp_path
     # Nobody is left to ask: the confidence is not certified, so that it is a refusal, whatever caps.exhausted says.
     with routed(FakeEngine(*UNSURE), small_tier=tier) as (url, _):
         assert ask(url).coca["action"] == "refuse"
+
+
+def test_it_is_decided_by_the_recalibrated_confidence(tmp_path):
+    calibrated(tmp_path / "m.json", power=3)
+    bands = [{"at_least": 0.85, "action": "answer"}, {"at_least": 0, "action": "escalate"}]
+    tier = {"calibration": str(tmp_path / "m.json"), "bands": bands}
+    with routed(FakeEngine(*SURE), FakeEngine("LARGE"), small_tier=tier) as (url, _):
+        assert ask(url).coca["tier"] == "large"  # 0.9 was worth less than 0.85
 
 
 def test_labels_of_certified_answers_move_the_watch_on_their_risk(tmp_path):

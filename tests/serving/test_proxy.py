@@ -7,10 +7,7 @@ import openai
 import pytest
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.serving.config import ServingConfig
-from coca_mindspeed.serving.proxy import Proxy
 from tests.serving.servers_for_tests import (
-    ESCALATE,
     QUESTION,
     SURE,
     UNSURE,
@@ -48,7 +45,6 @@ def test_the_same_in_a_stream():
     assert "".join(p.choices[0].delta.content or "" for p in pieces if p.choices) == "\nForty-two."
     assert pieces[0].coca["confidence"] == 0.9
     assert pieces[-2].choices[0].finish_reason == "stop"
-    assert pieces[-1].usage.completion_tokens == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -56,40 +52,38 @@ def test_an_unsure_answer_is_aborted_and_the_large_model_asked(stream):
     small, large = FakeEngine(*UNSURE, delay=0.005), FakeEngine("LARGE", " one")
     with routed(small, large) as (url, _):
         answer = ask(url, stream=stream)
-        if stream:
-            answer = list(answer)
-            text = "".join(p.choices[0].delta.content or "" for p in answer)
-            fields = answer[-1].coca
-        else:
-            text, fields = answer.choices[0].message.content, answer.coca
-        assert text == "LARGE one"
-        assert (fields["tier"], fields["tokens"]["large"]) == ("large", 2)
-        assert fields["tokens"]["small"] == 3
+        fields = list(answer)[-1].coca if stream else answer.coca
+        assert (fields["tier"], fields["tokens"]) == ("large", {"small": 3, "large": 2})
         until(lambda: small.left == 1 and small.running == 0)
     assert small.generated < 100
     assert large.requests[0]["messages"] == QUESTION
 
 
-def test_an_invalid_confidence_is_its_own_case():
-    for invalid, tier in (("escalate", "large"), ("answer", "small"), ("refuse", "small")):
-        with routed(FakeEngine("<confidence>", "85%", "</confidence>", " yes"), FakeEngine("LARGE"),
-                    small_tier={"invalid": invalid}) as (url, _):  # fmt: skip
-            answer = ask(url)
-            assert answer.coca["tier"] == tier
-            expected = {"escalate": "LARGE", "answer": "<confidence>85%</confidence> yes"}
-            assert answer.choices[0].message.content == expected.get(invalid, answer.choices[0].message.content)
-            assert answer.coca["action"] == ("refuse" if invalid == "refuse" else "answer")
-
-
-def test_refusing():
-    bands = [{"at_least": 0.7, "action": "answer"}, {"at_least": 0, "action": "refuse"}]
-    with routed(FakeEngine(*UNSURE), small_tier={"bands": bands}, refusal="I do not know.") as (url, _):
-        answer = ask(url)
-        assert (answer.choices[0].message.content, answer.coca["action"]) == ("I do not know.", "refuse")
-        assert "".join(p.choices[0].delta.content or "" for p in ask(url, stream=True)) == "I do not know."
-
-
 HALF_SURE = ("<confidence>", "0.5", "</confidence>", " 4", "2", ".")
+
+
+REFUSE = {"bands": [{"at_least": 0.7, "action": "answer"}, {"at_least": 0, "action": "refuse"}]}
+INVALID = ("<confidence>", "85%", "</confidence>", " yes")
+# An engine's answer, keys of its tier and of the file; text, action and tier of the proxy's answer.
+DECISIONS = [
+    (INVALID, {"invalid": "escalate"}, {}, "LARGE", "answer", "large"),
+    (INVALID, {"invalid": "answer"}, {}, "".join(INVALID), "answer", "small"),
+    (INVALID, {"invalid": "refuse"}, {"refusal": "No."}, "No.", "refuse", "small"),
+    (UNSURE, REFUSE, {"refusal": "I do not know."}, "I do not know.", "refuse", "small"),
+    (HALF_SURE, {}, {"caps": {"escalations": 0}}, " 42.", "answer", "small"),
+    (HALF_SURE, {}, {"caps": {"escalations": 0, "exhausted": "refuse"}, "refusal": "No."}, "No.", "refuse", "small"),
+    (UNSURE, {}, {"caps": {"tokens": 3}, "refusal": "No."}, "No.", "refuse", "large"),
+]
+
+
+@pytest.mark.parametrize(("pieces", "tier", "sections", "text", "action", "name"), DECISIONS)
+def test_decisions(pieces, tier, sections, text, action, name):
+    large = FakeEngine("LARGE")
+    with routed(FakeEngine(*pieces), large, small_tier=tier, **sections) as (url, _):
+        answer = ask(url)
+        assert (answer.choices[0].message.content, answer.coca["action"], answer.coca["tier"]) == (text, action, name)
+        assert "".join(p.choices[0].delta.content or "" for p in ask(url, stream=True)) == text
+    assert bool(large.requests) == (text == "LARGE")
 
 
 def test_the_clients_stop_ends_the_answer_and_not_the_confidence():
@@ -100,19 +94,9 @@ def test_the_clients_stop_ends_the_answer_and_not_the_confidence():
     assert "stop" not in small.requests[0]
 
 
-def test_the_tokens_of_a_request_are_capped():
-    small, large = FakeEngine(*UNSURE), FakeEngine("LARGE")
-    with routed(small, large, caps={"tokens": 3}) as (url, _):
-        answer = ask(url)
-    assert answer.coca["action"] == "refuse"
-    assert not large.requests
-
-
 @pytest.mark.parametrize(
     ("sections", "model", "messages", "found"),
     [
-        ({"caps": {"escalations": 0}}, "coca", QUESTION, "answer"),
-        ({"caps": {"escalations": 0, "exhausted": "refuse"}}, "coca", QUESTION, "refuse"),
         ({"name": "router"}, "router", QUESTION, "answer"),
         ({"name": "router"}, "coca", QUESTION, "model_not_found"),
         ({"limits": {"messages": 2}}, "coca", QUESTION * 3, None),
@@ -208,7 +192,8 @@ def test_keys(tmp_path):
         assert httpx.get(url.replace("/v1", "/health")).json()["status"] == "ok"
     assert small.authorizations == ["Bearer upstream-key"]
     assert "upstream-key" not in json.dumps(logged(tmp_path))
-    values = {"backends": {"a": {"url": "http://h/v1", "model": "m", "api_key_env": "ABSENT"}},
-              "tiers": [{"name": "t", "backend": "a", "bands": ESCALATE}]}  # fmt: skip
-    with pytest.raises(ConfigError, match=r"backends\.a\.api_key_env: the environment variable ABSENT is not set"):
-        Proxy(ServingConfig.model_validate(values), {})
+    with (
+        pytest.raises(ConfigError, match=r"backends\.small\.api_key_env: .*ABSENT is not set"),
+        routed(small, small_backend={"api_key_env": "ABSENT"}),
+    ):
+        pass

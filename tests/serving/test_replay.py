@@ -165,14 +165,7 @@ def test_the_command_and_its_refusals(tmp_path, capsys):
     command = ["route", str(small), str(large), "--output", str(tmp_path / "out"), "--replicates", "20"]
     assert main([*command, "--policy", str(tmp_path / "p.yaml"), "--answer-first", str(small)]) == 0
     printed = capsys.readouterr().out
-    for name in (
-        "confidence first",
-        "answer first, its own model",
-        "random",
-        "oracle",
-        "Best single model: large",
-        "p.yaml",
-    ):
+    for name in ("confidence first", "answer first, its own model", "random", "oracle", "model: large", "p.yaml"):
         assert name in printed
     found = json.loads((tmp_path / "out" / "route.json").read_text())
     assert found["routers"]["oracle"]["scores"]["aiq"]["estimate"] > 0
@@ -190,7 +183,7 @@ def test_the_command_and_its_refusals(tmp_path, capsys):
         join_tiers({"a": uncounted, "b": uncounted}, [1, 2])
 
 
-@pytest.mark.parametrize("columns", [50, 80, 200])
+@pytest.mark.parametrize("columns", [50, 200])
 def test_tables_fit_the_terminal(columns, tmp_path, capsys, monkeypatch):
     files = [tmp_path / "small.jsonl", tmp_path / "large.jsonl"]
     for seed, file in enumerate(files):
@@ -225,10 +218,10 @@ def test_the_interval_of_a_share_covers():
     """The threshold is chosen on 200 questions; the share on all others is in its 95% interval."""
     others = tiers_of(20_000)
     covered = 0
-    for seed in range(200):
+    for seed in range(100):
         tiers = join_tiers({"s": drawn(200, 100 + seed), "l": drawn(200, 900 + seed, skill=0.85)}, (1.0, 5.0))
         found = setting_of_share(tiers, 0.3)
         stated = others.confidence[0]
         truth = float((np.isnan(stated) | (stated < found.threshold)).mean())
         covered += found.low <= truth <= found.high
-    assert covered >= 181  # binomial: 0.95 gives fewer with a chance of 1 in 500
+    assert covered >= 88  # binomial: 0.95 gives fewer with a chance of 1 in 250

@@ -6,7 +6,6 @@ import resource
 import signal
 import sqlite3
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -165,7 +164,7 @@ def test_kill_loses_no_acknowledged_record(tmp_path):
             except httpx.HTTPError:
                 return
 
-    with RawEngine(stream(WHOLE), close=False).running() as engine:
+    with RawEngine(stream(WHOLE), close=False).served() as engine:
         for _ in range(2):
             with proxy_process(tmp_path, engine, log={"directory": str(log)}) as (url, process):
                 threads = [threading.Thread(target=asking, args=(url,)) for _ in range(4)]
@@ -206,10 +205,8 @@ def test_many_records_take_no_memory(tmp_path):
     for i in range(1000):
         written(log, f"warm{i}")
     before = resident()
-    started = time.monotonic()
-    for i in range(20_000):
+    for i in range(10_000):
         written(log, f"n{i}")
-    print(f"{(time.monotonic() - started) / 20:.3f} ms a record")
     assert resident() - before < 10 << 20
 
 

@@ -1,4 +1,4 @@
-"""The command: what it checks before it listens, where it listens, and a map that does not match."""
+"""The command: what it checks before it listens, and where it listens."""
 
 import json
 import os
@@ -10,41 +10,34 @@ import sys
 import time
 
 import httpx
-import numpy as np
 import pytest
 
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.calibration.maps import Identity, fit_map, prompt_hash, write_map
 from coca_mindspeed.local.tiny_model import write_tiny_model
-from tests.serving.servers_for_tests import SURE, FakeEngine, ask, routed
+from tests.serving.test_pinned import calibrated
 
-CONFIG = """
-backends: {a: {url: "http://127.0.0.1:9/v1", model: small}}
-tiers:
-  - {name: s, backend: a, temperature: 1.0, calibration: map.json, bands: [{at_least: 0, action: answer}]}
-"""
+CONFIG = {
+    "backends": {"a": {"url": "http://127.0.0.1:9/v1", "model": "small"}},
+    "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0, "action": "answer"}]}],
+}
 
 
-def small_map(path):
-    rng = np.random.default_rng(0)
-    stated = rng.random(400)
-    prompt = prompt_hash(CONFIDENCE_FIRST_PROMPT)
-    identity = Identity(model="small", prompt_sha256=prompt, temperature=1.0, data_sha256="x")
-    write_map(path, fit_map(stated, rng.random(400) < stated**3, ["d"] * 400, identity, kind="platt"))
+def written(tmp_path, **sections):
+    path = tmp_path / "serving.yaml"
+    path.write_text(json.dumps({**CONFIG, **sections}))
+    return str(path)
 
 
 def test_it_checks_before_it_listens(tmp_path, capsys):
-    config = tmp_path / "serving.yaml"
-    config.write_text(CONFIG)
-    assert main(["serve", str(config), "--check"]) == 1
+    config = written(tmp_path, tiers=[{**CONFIG["tiers"][0], "calibration": "map.json"}])
+    assert main(["serve", config, "--check"]) == 1
     assert "map.json: cannot be read" in capsys.readouterr().err
-    small_map(tmp_path / "map.json")
-    assert main(["serve", str(config), "--check"]) == 0
+    calibrated(tmp_path / "map.json")
+    assert main(["serve", config, "--check"]) == 0
     assert "can be served" in capsys.readouterr().out
-    for arguments in ([], [str(config), "--model", str(tmp_path)]):
+    for arguments in ([], [config, "--model", str(tmp_path)]):
         assert main(["serve", *arguments]) == 2
-        assert "either a CONFIG of tiers or --model DIR" in capsys.readouterr().err
+        assert "CONFIG" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -63,19 +56,13 @@ def test_it_checks_before_it_listens(tmp_path, capsys):
 )
 def test_without_a_key_it_warns_where_others_can_reach_it(host, key, warned, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PROXY_KEY", "secret")
-    listen = {"host": host, "api_key_env": key}
-    config = {
-        "listen": listen,
-        "backends": {"a": {"url": "http://127.0.0.1:9/v1", "model": "m"}},
-        "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}]}],
-    }
-    (tmp_path / "serving.yaml").write_text(json.dumps(config))
-    assert main(["serve", str(tmp_path / "serving.yaml"), "--check"]) == 0
+    config = written(tmp_path, listen={"host": host, "api_key_env": key})
+    assert main(["serve", config, "--check"]) == 0
     err = capsys.readouterr().err
     assert ("warning: " in err) == warned
     assert "secret" not in err
     # The command line may say otherwise than the file.
-    assert main(["serve", str(tmp_path / "serving.yaml"), "--check", "--host", "0.0.0.0"]) == 0
+    assert main(["serve", config, "--check", "--host", "0.0.0.0"]) == 0
     assert ("listen.api_key_env" in capsys.readouterr().err) == (key is None)
 
 
@@ -89,37 +76,21 @@ def test_the_server_gets_the_options_of_the_file(tmp_path, monkeypatch):
         def run(self):
             pass
 
-    config = {
-        "listen": {"host": "127.0.0.2", "port": 8123},
-        "limits": {"connections": 7, "drain_s": 3.0},
-        "backends": {"a": {"url": "http://127.0.0.1:9/v1", "model": "m"}},
-        "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}]}],
-    }
-    (tmp_path / "serving.yaml").write_text(json.dumps(config))
+    config = written(tmp_path, listen={"host": "127.0.0.2", "port": 8123}, limits={"connections": 7, "drain_s": 3.0})
     monkeypatch.setattr("coca_mindspeed.serving.http_server.Server", Recorder)
-    assert main(["serve", str(tmp_path / "serving.yaml")]) == 0
-    assert main(["serve", str(tmp_path / "serving.yaml"), "--port", "8124"]) == 0
+    assert main(["serve", config]) == 0
+    assert main(["serve", config, "--port", "8124"]) == 0
     assert found[0] == {"host": "127.0.0.2", "port": 8123, "connections": 7, "drain_s": 3.0}
     assert found[1]["port"] == 8124
 
 
-def test_it_is_decided_by_the_recalibrated_confidence(tmp_path):
-    small_map(tmp_path / "map.json")
-    tier = {"temperature": 1.0, "calibration": str(tmp_path / "map.json")}
-    small = FakeEngine(*SURE)
-    with routed(small, FakeEngine("LARGE"), small_tier={**tier, "bands": [
-        {"at_least": 0.85, "action": "answer"}, {"at_least": 0, "action": "escalate"}]}) as (url, _):  # fmt: skip
-        assert ask(url, temperature=1.0).coca["tier"] == "large"  # 0.9 was worth less than 0.85
-    assert small.requests[0]["temperature"] == 1.0  # at which the map holds
-
-
 @pytest.mark.slow
-def test_a_model_is_served_on_this_machine_alone_until_it_is_told_to_stop(tmp_path):
+def test_a_model_is_served_on_this_machine_alone_until_it_is_told_to_stop(tmp_path, capsys):
     write_tiny_model(tmp_path / "tiny", 0)
     command = [sys.executable, "-m", "coca_mindspeed.cli", "serve", "--model", str(tmp_path / "tiny"), "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([*command, "--check"], stdout=subprocess.PIPE, text=True, env=environment) as checked:
-        assert re.search(r"tiny: .* at http://127\.0\.0\.1:0/v1", checked.communicate(timeout=120)[0])
+    assert main([*command[3:], "--check"]) == 0
+    assert re.search(r"tiny: .* at http://127\.0\.0\.1:0/v1", capsys.readouterr().out)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"

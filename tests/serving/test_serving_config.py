@@ -59,14 +59,6 @@ def test_mistakes_are_named_with_file_and_key(tmp_path, change, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("key", ["shadow", "hook", "after_answer", "costs", "sample", "vote"])
-def test_keys_that_were_removed_are_refused(key, tmp_path):
-    text = GOOD.replace("backend: a", f"backend: a\n    {key}: 1") + f"{key}: 1\n"
-    with pytest.raises(ConfigError) as error:
-        read_serving_config(written(tmp_path, text))
-    assert [problem.key for problem in error.value.problems] == [f"tiers.0.{key}", key]
-
-
 def test_all_mistakes_are_named_and_invalid_yaml_is_refused(tmp_path):
     path = written(tmp_path, GOOD.replace("bands:", "band:").replace("temperature: 1", "temparature: 1"))
     with pytest.raises(ConfigError) as error:

@@ -5,7 +5,6 @@ Hashes are 64-bit and depend on the text alone, so results are the same on every
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import DataError
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -68,8 +66,6 @@ def mix(values: Hashes) -> Hashes:
 
 def ngram_hashes(units: list[str], n: int) -> Hashes:
     """Hashes of the n-grams of ``units`` in order, ``[len(units) - n + 1]``; of all units if they are fewer than n."""
-    if n < 1:
-        raise ValueError(f"n should be positive, found {n}")
     hashes = np.fromiter(map(_word_hash, units), dtype=np.uint64, count=len(units))
     if not units:
         return hashes
@@ -110,16 +106,13 @@ def jaccard(left: Hashes, right: Hashes) -> float:
     return common / (len(left) + len(right) - common)
 
 
-def bands_for(threshold: float, permutations: int = _PERMUTATIONS) -> tuple[int, int]:
+def bands_for(threshold: float) -> tuple[int, int]:
     """Return ``(bands, rows)``: the longest bands whose probability of a collision at ``threshold`` is at least 99.9%.
 
     Two sets of similarity s collide in at least one of b bands of r rows with probability ``1 - (1 - s^r)^b``.
     """
-    for rows in range(permutations, 0, -1):
-        bands = permutations // rows
-        if 1 - (1 - threshold**rows) ** bands >= _RECALL:
-            return bands, rows
-    raise ValueError(f"no banding of {permutations} permutations finds pairs of similarity {threshold}")
+    bandings = ((_PERMUTATIONS // rows, rows) for rows in range(_PERMUTATIONS, 0, -1))
+    return next((bands, rows) for bands, rows in bandings if 1 - (1 - threshold**rows) ** bands >= _RECALL)
 
 
 class NearDuplicates:
@@ -130,8 +123,6 @@ class NearDuplicates:
     """
 
     def __init__(self, threshold: float) -> None:
-        if not 0.3 < threshold <= 1:
-            raise ValueError(f"threshold should be above 0.3 and at most 1, found {threshold}")
         self._threshold = threshold
         self._bands, self._rows = bands_for(threshold)
         generator = np.random.default_rng(0x5EED)
@@ -210,18 +201,14 @@ class Overlap:
 
 
 class EvaluationIndex:
-    """Index of n-word passages of evaluation questions; raises DataError if ``n`` is below :data:`SHORTEST`."""
+    """Index of n-word passages of evaluation questions; ``n`` is at least :data:`SHORTEST`."""
 
     def __init__(self, records: Iterable[Record], n: int) -> None:
-        if n < SHORTEST:
-            raise DataError(f"a shared passage (--ngram) should be at least {SHORTEST} words long, found {n}")
         self._owners: list[tuple[str, str]] = []
         self._whole: dict[int, int] = {}
         runs: dict[int, list[tuple[Hashes, int]]] = {}
-        self.questions: Counter[str] = Counter()
         for owner, record in enumerate(records):
             self._owners.append((record.dataset, record.id))
-            self.questions[record.dataset] += 1
             units = words(normalise(record.question))
             if not units:
                 continue

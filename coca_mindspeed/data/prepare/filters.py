@@ -33,10 +33,6 @@ class DifficultyFilter:
     keep_unknown: bool
     name: str = "difficulty"
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high <= 1:
-            raise DataError(f"difficulty should be a range within 0 and 1, found {self.low} to {self.high}")
-
     def __call__(self, record: Record) -> str | None:
         difficulty = record.metadata.get("difficulty")
         if difficulty is None:
@@ -65,8 +61,6 @@ class LengthFilter:
     name = "length"
 
     def __init__(self, tokenizer: Path, shortest: int, longest: int | None, system_prompt: str | None) -> None:
-        if longest is not None and shortest > longest:
-            raise DataError(f"expected shortest <= longest prompt, found {shortest} and {longest} tokens")
         self._count = PromptCounter(tokenizer, system_prompt)
         self._shortest, self._longest = shortest, longest
 

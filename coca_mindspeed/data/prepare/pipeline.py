@@ -1,8 +1,9 @@
 """The preparation pipeline, in bounded memory: records are buffered on disk."""
 
 import json
+import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -12,23 +13,23 @@ from typing import Any, Literal
 from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, NearDuplicates, digest
 from coca_mindspeed.data.prepare.filters import Filter, LabelChecker
 from coca_mindspeed.data.prepare.output import output_directory
-from coca_mindspeed.data.prepare.report import Finding, FindingLog, PreparationReport
+from coca_mindspeed.data.prepare.report import Finding, FindingLog, PreparationReport, sorted_counts
 from coca_mindspeed.data.records import Record, record_to_json
-from coca_mindspeed.data.registry import DataSource, HubDataset
+from coca_mindspeed.data.registry import DataSource
 from coca_mindspeed.data.sources.fields import RowError, Ungradable
-from coca_mindspeed.data.sources.formats import Row, data_files, read_rows
-from coca_mindspeed.data.sources.reading import hub_rows
+from coca_mindspeed.data.sources.formats import HubDataset, Row
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import file_sha256
 
 
 class RecordBuffer:
-    """Records appended to a temporary file, each with its origin; 24 bytes of memory per record."""
+    """Records appended to a temporary file, each with its row; 24 bytes of memory per record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("w+b")
         self._offsets, self._files, self._rows = array("Q"), array("L"), array("Q")
+        self._names: dict[str, int] = {}
         self._end = 0
 
     def close(self) -> None:
@@ -38,17 +39,18 @@ class RecordBuffer:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def append(self, line: bytes, file: int, row: int) -> None:
-        """Add a record's JSON line, from row ``row`` of the file with index ``file``."""
+    def append(self, line: bytes, row: Row) -> None:
+        """Add a record's JSON line, made from ``row``."""
         self._file.seek(self._end)
         self._file.write(line)
-        for column, value in ((self._offsets, self._end), (self._files, file), (self._rows, row)):
-            column.append(value)
+        self._offsets.append(self._end)
+        self._files.append(self._names.setdefault(row.file, len(self._names)))
+        self._rows.append(row.number)
         self._end += len(line)
 
-    def origin(self, index: int) -> tuple[int, int]:
-        """Return ``(index of the file, row)``."""
-        return self._files[index], self._rows[index]
+    def row(self, index: int) -> Row:
+        """Return the row that a record was made from, without its values."""
+        return Row(list(self._names)[self._files[index]], self._rows[index])
 
     def line(self, index: int) -> bytes:
         self._file.seek(self._offsets[index])
@@ -90,23 +92,6 @@ class Preparation:
     seed: int = 0
     described: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.validation < 1:
-            raise DataError(f"the validation share should be at least 0 and below 1, found {self.validation}")
-        if self.skip_bad < 0:
-            raise DataError(f"the number of bad rows to skip should not be negative, found {self.skip_bad}")
-        if self.near_duplicates is not None and not 0.3 < self.near_duplicates <= 1:
-            raise DataError(
-                f"the near-duplicate similarity should be above 0.3 and at most 1, found {self.near_duplicates}"
-            )
-
-    def rows(self) -> Iterator[Row]:
-        if isinstance(self.inputs, HubDataset):
-            yield from hub_rows(self.inputs, self.source.columns)
-            return
-        for path in data_files(self.inputs):
-            yield from read_rows(path, self.source.columns, self.source.header(path))
-
 
 def prepare(
     preparation: Preparation, output: Path, overwrite: bool = False, on_row: Callable[[], None] = lambda: None
@@ -126,7 +111,7 @@ def prepare(
         closing(FindingLog(directory / "findings.jsonl")) as log,
     ):
         cleaning = _Cleaning(preparation, records, log)
-        for row in preparation.rows():
+        for row in preparation.source.rows(preparation.inputs):
             cleaning.take(row)
             on_row()
         kept = cleaning.kept()
@@ -141,8 +126,8 @@ def prepare(
             inputs=cleaning.inputs(),
             options=options | preparation.described,
             rows_in=cleaning.rows_in,
-            dropped=log.dropped,
-            reported=log.kept,
+            dropped=sorted_counts(log.dropped),
+            reported=sorted_counts(log.kept),
             outputs=outputs,
             examples=log.examples,
         )
@@ -156,7 +141,7 @@ class _Cleaning:
     def __init__(self, preparation: Preparation, records: RecordBuffer, log: FindingLog) -> None:
         self._preparation, self._records, self._log = preparation, records, log
         self._files: dict[str, int] = {}  # rows of each file, in order
-        self._ids: dict[int, tuple[int, int]] = {}
+        self._ids: dict[int, tuple[str, int]] = {}
         self._exact = ExactDuplicates()
         threshold = preparation.near_duplicates
         self._near = None if threshold is None else NearDuplicates(threshold)
@@ -170,15 +155,12 @@ class _Cleaning:
         self.rows_in += 1
         self._files[row.file] = self._files.get(row.file, 0) + 1
         try:
-            if row.error:
-                raise RowError(row.error)
-            record = self._preparation.source.convert(row.values, number)
+            record = self._preparation.source.record(row, number)
             self._check_id(record, row)
         except RowError as error:
             self._bad += 1
             if self._bad > self._preparation.skip_bad:
-                allowed = self._preparation.skip_bad
-                hint = f"this is bad row {self._bad}, and --skip-bad allows {allowed}"
+                hint = f"this is bad row {self._bad}, and --skip-bad allows {self._preparation.skip_bad}"
                 raise DataError(f"{row.where}: {error} ({hint})") from error
             self._drop(row, "malformed", "malformed", str(error))
         except Ungradable as error:
@@ -187,10 +169,10 @@ class _Cleaning:
             self._filter(record, row)
 
     def _check_id(self, record: Record, row: Row) -> None:
-        place = (len(self._files) - 1, row.number)
+        place = (sys.intern(row.file), row.number)
         key = digest(record.id)  # keeps the table small; 64 bits do not collide in any data set that fits on a disk
         if (first := self._ids.setdefault(key, place)) != place:
-            raise RowError(f"id {record.id!r} was already used by {self._name(*first)}")
+            raise RowError(f"id {record.id!r} was already used by {first[0]}:{first[1]}")
 
     def _filter(self, record: Record, row: Row) -> None:
         preparation = self._preparation
@@ -232,9 +214,9 @@ class _Cleaning:
         if self._preparation.drop_duplicates and (first := self._exact.first(record, len(self._records))) is not None:
             earlier, same_answer = first
             reason = "same gold answer" if same_answer else "another gold answer"
-            self._drop(row, "duplicate", reason, f"of {self._name(*self._records.origin(earlier))}")
+            self._drop(row, "duplicate", reason, f"of {self._records.row(earlier).where}")
             return
-        self._records.append(line, list(self._files).index(row.file), row.number)
+        self._records.append(line, row)
         if self._near is not None:
             self._near.add(record)
 
@@ -244,10 +226,8 @@ class _Cleaning:
             self._check_labels()
         repeats = {} if self._near is None else self._near.repeats(lambda i: self._records.value(i, "question"))
         for index, (earlier, similarity) in repeats.items():
-            file, row = self._records.origin(index)
-            detail = f"{similarity:.3f} to {self._name(*self._records.origin(earlier))}"
-            reason = "same numbers and gold answer"
-            self._log.add(Finding(list(self._files)[file], row, "near_duplicate", reason, detail))
+            detail = f"{similarity:.3f} to {self._records.row(earlier).where}"
+            self._drop(self._records.row(index), "near_duplicate", "same numbers and gold answer", detail)
         return [index for index in range(len(self._records)) if index not in repeats]
 
     def inputs(self) -> list[dict[str, Any]]:
@@ -260,9 +240,6 @@ class _Cleaning:
 
     def _drop(self, row: Row, stage: str, reason: str, detail: str = "") -> None:
         self._log.add(Finding(row.file, row.number, stage, reason, detail))
-
-    def _name(self, file: int, row: int) -> str:
-        return f"{list(self._files)[file]}:{row}"
 
 
 def _write(

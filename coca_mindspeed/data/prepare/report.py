@@ -59,9 +59,18 @@ class FindingLog:
         self._file.write(to_json_line(line).encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
+def sorted_counts(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Order stages as in the pipeline, and the reasons of each by falling count."""
+    return {
+        stage: dict(sorted(counts[stage].items(), key=lambda item: (-item[1], item[0])))
+        for stage in STAGES
+        if stage in counts
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class PreparationReport:
-    """Result of ``prepare``; ``dropped`` and ``reported`` (kept) are ``{stage: {reason: rows}}``."""
+    """Result of ``prepare``; ``dropped`` and ``reported`` (kept) are of :func:`sorted_counts`."""
 
     dataset: str
     inputs: list[dict[str, Any]]
@@ -82,8 +91,8 @@ class PreparationReport:
             "dataset": self.dataset,
             "rows_in": self.rows_in,
             "rows_out": self.rows_out,
-            "dropped": _sorted(self.dropped),
-            "reported_and_kept": _sorted(self.reported),
+            "dropped": self.dropped,
+            "reported_and_kept": self.reported,
             "outputs": self.outputs,
             "inputs": self.inputs,
             "options": self.options,
@@ -107,10 +116,9 @@ class PreparationReport:
             lines += ["", "## Reported and kept", "", _counts(self.reported)]
         if self.examples:
             lines += ["", "## Examples", ""]
-            for stage in (stage for stage in STAGES if stage in self.examples):
-                for f in self.examples[stage]:
-                    text = f"{f.reason}: {f.detail}" if f.detail else f.reason
-                    lines.append(f"- `{f.file}:{f.row}` {stage}: {_inline(text)}")
+            for f in (f for stage in STAGES for f in self.examples.get(stage, ())):
+                text = f"{f.reason}: {f.detail}" if f.detail else f.reason
+                lines.append(f"- `{f.file}:{f.row}` {f.stage}: {_inline(text)}")
         lines += ["", "## Inputs", "", _table(("file", "rows"), [(i["file"], i["rows"]) for i in self.inputs])]
         lines += ["", "## Options", "", _table(("option", "value"), list(self.options.items())), ""]
         return "\n".join(lines)
@@ -119,23 +127,14 @@ class PreparationReport:
 def _counts(counts: Mapping[str, Mapping[str, int]]) -> str:
     rows = [
         (stage, reason, number, STAGES[stage])
-        for stage, reasons in _sorted(counts).items()
+        for stage, reasons in counts.items()
         for reason, number in reasons.items()
     ]
     return _table(("stage", "reason", "rows", "meaning"), rows) if rows else "Nothing."
 
 
-def _sorted(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Stages in order, the reasons of each by falling count."""
-    return {
-        stage: dict(sorted(counts[stage].items(), key=lambda item: (-item[1], item[0])))
-        for stage in STAGES
-        if stage in counts
-    }
-
-
-def _inline(text: str) -> str:
-    return one_line(str(text))[:300]
+def _inline(value: Any) -> str:
+    return one_line(str(value))[:300]
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

@@ -1,4 +1,4 @@
-"""Streaming readers of data files: Parquet, Arrow, JSON Lines, large JSON arrays, CSV and TSV."""
+"""Streaming readers of rows: Parquet, Arrow, JSON Lines, large JSON arrays, CSV, TSV, and data sets of the hub."""
 
 import csv
 import gzip
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import DataError, MissingDependencyError
 from coca_mindspeed.utils.text_formats import (
     DEEPEST,
     LONGEST_LINE,
@@ -158,10 +158,8 @@ def read_rows(path: Path, columns: Collection[str] | None = None, header: Sequen
     """
     form = file_format(path)
     try:
-        if form == ".parquet":
-            yield from _parquet_rows(path, columns)
-        elif form == ".arrow":
-            yield from _arrow_rows(path, columns)
+        if form in (".parquet", ".arrow"):
+            yield from _columnar_rows(path, columns)
         elif form in (".jsonl", ".ndjson"):
             yield from _json_lines(path)
         elif form == ".json":
@@ -180,41 +178,38 @@ def _open_text(path: Path, newline: str | None = None) -> TextIO:
     return path.open(encoding="utf-8-sig", newline=newline)
 
 
-def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
+def _columnar_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     number = 0
     try:
-        file = pq.ParquetFile(path)
-        chosen = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
-        for batch in file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=chosen):
+        for batch in _record_batches(path, columns):
             for values in batch.to_pylist():
                 number += 1
                 yield Row(str(path), number, values)
     except pa.ArrowException as error:
-        raise DataError(f"{path}: not a Parquet file that can be read beyond row {number}: {error}") from error
+        raise DataError(f"{path}: cannot be read beyond row {number}: {error}") from error
 
 
-def _arrow_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
+def _record_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any]:
+    """Yield batches of at most ``_ROWS_PER_BATCH`` rows; columns that the file lacks are ignored."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    number = 0
-    try:
-        with pa.memory_map(str(path)) as source:
-            try:
-                batches = iter(pa.ipc.open_stream(source))
-            except pa.ArrowInvalid:
-                file = pa.ipc.open_file(source)
-                batches = (file.get_batch(i) for i in range(file.num_record_batches))
-            for whole in batches:
-                chosen = whole if columns is None else whole.select([c for c in whole.schema.names if c in columns])
-                for start in range(0, chosen.num_rows, _ROWS_PER_BATCH):
-                    for values in chosen.slice(start, _ROWS_PER_BATCH).to_pylist():
-                        number += 1
-                        yield Row(str(path), number, values)
-    except pa.ArrowException as error:
-        raise DataError(f"{path}: not an Arrow file that can be read beyond row {number}: {error}") from error
+    if file_format(path) == ".parquet":
+        file = pq.ParquetFile(path)
+        chosen = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
+        yield from file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=chosen)
+        return
+    with pa.memory_map(str(path)) as source:
+        try:
+            batches = iter(pa.ipc.open_stream(source))
+        except pa.ArrowInvalid:
+            whole = pa.ipc.open_file(source)
+            batches = (whole.get_batch(i) for i in range(whole.num_record_batches))
+        for batch in batches:
+            chosen = batch if columns is None else batch.select([c for c in batch.schema.names if c in columns])
+            yield from (chosen.slice(start, _ROWS_PER_BATCH) for start in range(0, chosen.num_rows, _ROWS_PER_BATCH))
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
@@ -229,10 +224,9 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _json_row(file: str, number: int, line: bytes) -> Row:
     try:
         # Lone surrogates are reported where the row is written.
-        value = parse_json(line.decode("utf-8"), surrogates=True)
+        return _object_row(file, number, parse_json(line.decode("utf-8"), surrogates=True))
     except (UnicodeDecodeError, JsonError) as error:
         return Row(file, number, error=f"expected one JSON object a line; {error}")
-    return _object_row(file, number, value)
 
 
 def _object_row(file: str, number: int, value: Any) -> Row:
@@ -276,3 +270,41 @@ def _csv_rows(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
                     yield Row(str(path), number, dict(zip(names, fields, strict=True)))
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read beyond row {number}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class HubDataset:
+    """Location of a data set on the Hugging Face hub."""
+
+    repository: str
+    configuration: str | None
+    split: str
+
+
+def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None) -> Iterator[Row]:
+    """Stream a data set's rows from the hub; the row's ``file`` is its name there.
+
+    Raises:
+        MissingDependencyError: ``datasets`` is not installed.
+        DataError: the hub or the data set cannot be reached, or the stream breaks.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependencyError(
+            "--hub needs the package 'datasets': pip install '.[datasets]', or pass downloaded files with --input"
+        ) from error
+    name = "/".join(filter(None, (dataset.repository, dataset.configuration, dataset.split)))
+    number = 0
+    try:
+        stream = datasets.load_dataset(dataset.repository, dataset.configuration, split=dataset.split, streaming=True)
+        if columns is not None and stream.column_names is not None:
+            stream = stream.select_columns([column for column in stream.column_names if column in columns])
+        for number, values in enumerate(stream, start=1):
+            yield Row(name, number, values)
+    # datasets, huggingface_hub, requests and fsspec each raise their own kinds when there is no network.
+    except Exception as error:
+        raise DataError(
+            f"{name}: cannot be read from the hub beyond row {number}: {type(error).__name__}: {str(error)[:300]}; "
+            "without network access, pass downloaded files with --input"
+        ) from error

@@ -1,14 +1,17 @@
-"""Exact and near duplicates against brute force over all pairs."""
+"""Exact duplicates, near duplicates and contamination against brute force."""
 
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.data.prepare.deduplication import (
+    SHORTEST,
+    EvaluationIndex,
     ExactDuplicates,
     NearDuplicates,
+    Overlap,
     bands_for,
     digest,
     ngram_hashes,
@@ -117,10 +120,10 @@ def brute_force(records, threshold):
 
 @pytest.mark.parametrize("threshold", [0.6, 0.8, 1.0])
 def test_near_duplicates_equal_brute_force(threshold):
-    records = templates(seed=int(threshold * 10), number=1200)
+    records = templates(seed=int(threshold * 10), number=600)
     found = near_duplicates(records, threshold)
     expected = brute_force(records, threshold)
-    assert len(expected) > 50
+    assert len(expected) > 10
     # The search is exact in what it reports and may miss one pair in a thousand.
     assert all(similarity >= threshold for _, similarity in found.values())
     assert {index: earlier for index, (earlier, _) in found.items()} == expected
@@ -144,7 +147,7 @@ def test_only_the_same_numbers_and_answer_make_near_duplicates(other, answer, re
 
 
 def test_result_does_not_depend_on_where_batches_end(monkeypatch):
-    records = templates(seed=3, number=300)
+    records = templates(seed=3, number=100)
     whole = near_duplicates(records, 0.7)
     monkeypatch.setattr("coca_mindspeed.data.prepare.deduplication._DOCUMENTS_PER_FLUSH", 7)
     assert near_duplicates(records, 0.7) == whole
@@ -153,6 +156,62 @@ def test_result_does_not_depend_on_where_batches_end(monkeypatch):
 def test_nothing_repeats_nothing():
     assert near_duplicates([], 0.8) == {}
     assert len(shingles("?")) == 1
-    for threshold in (0.3, 1.01):
-        with pytest.raises(ValueError, match="threshold should be above"):
-            NearDuplicates(threshold)
+
+
+def records(texts, dataset="eval"):
+    return [Record(f"{dataset}-{i}", dataset, "math", text, "1") for i, text in enumerate(texts)]
+
+
+def contaminated(question, evaluation, n):
+    """The rule, word for word."""
+
+    def runs(words, length):
+        return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
+
+    words = question.split()
+    for other in (text.split() for text in evaluation):
+        if words and words == other:
+            return True
+        length = min(n, len(other))
+        if len(other) >= SHORTEST and runs(words, length) & runs(other, length):
+            return True
+    return False
+
+
+SENTENCES = st.lists(st.sampled_from(["a", "b"]), max_size=14).map(" ".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(SENTENCES.filter(bool), max_size=4), SENTENCES.filter(bool), st.integers(SHORTEST, 9))
+def test_equals_brute_force(evaluation, question, n):
+    overlap = EvaluationIndex(records(evaluation), n).overlap(records([question])[0])
+    assert (overlap is not None) == contaminated(question, evaluation, n)
+    if overlap is not None:
+        owner = evaluation[int(overlap.record.removeprefix("eval-"))]
+        assert overlap.passage in question
+        assert overlap.passage in owner
+
+
+TRAIN = "A train leaves the station at noon and travels north at sixty miles an hour until it stops"
+
+
+def test_symbols_case_and_white_space_do_not_hide_a_passage():
+    index = EvaluationIndex(records([TRAIN], "gsm8k"), 13)
+    hidden = "Warm-up!\n(a) a TRAIN leaves the station, at noon -- and travels *north* at sixty miles / hour."
+    assert index.overlap(records([hidden])[0]) == Overlap(
+        "gsm8k", "gsm8k-0", "a train leaves the station at noon and travels north at sixty miles"
+    )
+
+
+def test_a_short_evaluation_question_counts_whole():
+    index = EvaluationIndex(records(["What is the sum of 1 and 2", "What is 7?"]), 13)
+    assert index.overlap(records(["Tell me: what is the sum of 1 and 2, and why?"])[0]).record == "eval-0"
+    assert index.overlap(records(["What is 7 times 8?"])[0]) is None  # three words are too common to be a run
+    assert index.overlap(records(["what is 7"])[0]).record == "eval-1"
+
+
+def test_edges():
+    assert EvaluationIndex(records([TRAIN, TRAIN]), 13).overlap(records([TRAIN])[0]).record == "eval-0"  # the first
+    empty = EvaluationIndex([], 13)
+    assert empty.overlap(records([TRAIN])[0]) is None
+    assert EvaluationIndex(records(["???"]), 13).overlap(records(["!!!"])[0]) is None

@@ -1,0 +1,261 @@
+"""Published rows become the records they should, or an error that names the column."""
+
+import json
+
+import pytest
+
+from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.registry import SOURCES, source_named
+from coca_mindspeed.data.sources import published
+from coca_mindspeed.data.sources.fields import RowError, Ungradable
+from coca_mindspeed.data.sources.formats import read_rows
+from coca_mindspeed.data.sources.published import big_math, taco
+from coca_mindspeed.errors import DataError
+from tests.data import source_rows
+from tests.data.source_rows import BIG_MATH, TACO_CALL, taco_row
+
+
+def test_big_math_row():
+    metadata = {"source": "orca_math", "domain": ["Mathematics -> Algebra -> Prealgebra"]}
+    metadata |= {"solve_rate": 0.90625, "difficulty": 0.09375}
+    expected = Record("big_math-7", "big_math", "math", "What is $3^4$?", "81", None, metadata)
+    assert big_math(BIG_MATH[0], 7) == expected
+    assert big_math(BIG_MATH[1], 8).metadata == {"source": "olympiads"}
+    assert "difficulty" not in big_math({**BIG_MATH[0], "llama8b_solve_rate": float("nan")}, 0).metadata
+    for answer, text in ((81, "81"), (81.0, "81"), (0.1, "0.1")):
+        assert big_math({**BIG_MATH[0], "answer": answer}, 0).answer == text
+    *_, user = prompt_messages(big_math(BIG_MATH[0], 0), None)
+    assert user["content"] == "What is $3^4$? Please reason step by step, and put your final answer within \\boxed{}."
+
+
+@pytest.mark.parametrize(
+    ("convert", "changes", "named"),
+    [
+        *(
+            (lambda changes: big_math({**BIG_MATH[0], **changes}, 0), {column: value}, column)
+            for column, values in {
+                "problem": (None, " \n"),
+                "answer": ("", ["81"], True, float("inf")),
+                "llama8b_solve_rate": (64, "0.5"),
+            }.items()
+            for value in values
+        ),
+        *(
+            (lambda changes: taco(taco_row(**changes), 0), {column: value}, named)
+            for column, value, named in (
+                ("input_output", "{", "input_output"),
+                ("input_output", "[1]", "found list"),
+                ("input_output", '{"inputs": ["1"], "outputs": []}', "lists of one length"),
+                ("input_output", '{"inputs": [1], "outputs": ["1"]}', "found int 1"),
+                ("input_output", '{"fn_name": 3, "inputs": [1], "outputs": [1]}', "fn_name"),
+                ("difficulty", "IMPOSSIBLE", "difficulty"),
+                ("time_limit", "soon", "time_limit"),
+                ("tags", "[1]", "tags"),
+                ("tags", "['a'", "tags"),
+                ("starter_code", 3, "starter_code"),
+                ("question", "", "question"),
+            )
+        ),
+        (lambda row: big_math(row, 0), {"problem": "q", "answer": "a"}, "llama8b_solve_rate' is missing"),
+    ],
+)
+def test_malformed_rows(convert, changes, named):
+    with pytest.raises(RowError, match=named):
+        convert(changes)
+
+
+def test_taco_stdin_row():
+    record = taco(taco_row(), 3)
+    assert (record.id, record.dataset, record.category, record.answer) == ("taco-3", "taco", "code", "")
+    assert record.metadata["tests"] == {
+        "kind": "stdio",
+        "cases": [{"input": "1 2\n", "output": "3\n"}, {"input": "-5 5\n", "output": "0\n"}],
+    }
+    assert record.metadata["difficulty"] == 0.25
+    assert record.metadata["time_limit"] == 2.0
+    assert record.metadata["source"] == "codeforces"
+    assert record.metadata["tags"] == ["Implementation", "Mathematics"]
+    assert "skill_types" not in record.metadata
+    assert "standard input" in record.metadata["instruction"]
+
+
+def test_taco_call_row():
+    record = taco(TACO_CALL, 0)
+    assert record.metadata["tests"] == {
+        "kind": "call",
+        "entry_point": "double",
+        "cases": [{"arguments": [2], "expected": 4}, {"arguments": [-7], "expected": -14}],
+    }
+    assert record.metadata["difficulty"] == 0.0
+    assert "time_limit" not in record.metadata
+    *_, user = prompt_messages(record, None)
+    assert user["content"].startswith("Write a function that doubles a number.\n\nWrite it in Python")
+    assert "```python\ndef double(n):\n```" in user["content"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        ([[4], [-14]], [4, -14]),  # every output wrapped: unwrapped
+        ([4, -14], [4, -14]),  # none wrapped
+        ([[4], [1, 2]], [[4], [1, 2]]),  # lists of several lengths are values
+        ([[[4]], [[5]]], [[4], [5]]),  # one wrapping is taken off, not two
+        ([[4], []], [[4], []]),
+    ],
+)
+def test_taco_expected_values_lose_one_wrapping_or_none(outputs, expected):
+    tests = {"fn_name": "f", "inputs": [[1], [2]], "outputs": outputs}
+    record = taco(taco_row(input_output=json.dumps(tests)), 0)
+    assert [case["expected"] for case in record.metadata["tests"]["cases"]] == expected
+    assert "a Python function named f" in record.metadata["instruction"]
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ("", "no tests"),
+        (json.dumps({"inputs": [], "outputs": []}), "no tests"),
+        (json.dumps({"fn_name": "f", "inputs": [[{"1": 2}]], "outputs": [1]}), "integer keys"),
+        (json.dumps({"inputs": ["1" * 5000], "outputs": ["x"]}).replace('"' + "1" * 5000 + '"', "1" * 5000), "digits"),
+    ],
+)
+def test_taco_rows_that_nothing_can_grade(tests, message):
+    with pytest.raises(Ungradable, match=message):
+        taco(taco_row(input_output=tests), 0)
+
+
+def test_taco_lists_of_lines_and_an_unknown_difficulty():
+    tests = json.dumps({"inputs": [["1", "2"]], "outputs": ["3"]})
+    metadata = taco(taco_row(input_output=tests, difficulty="UNKNOWN_DIFFICULTY"), 0).metadata
+    assert metadata["tests"]["cases"] == [{"input": "1\n2", "output": "3"}]
+    assert "difficulty" not in metadata
+    for written, seconds in (("1 second", 1.0), ("0.5 s", 0.5), ("3", 3.0), (4, 4.0)):
+        assert taco(taco_row(time_limit=written), 0).metadata["time_limit"] == seconds
+
+
+AIME24 = SOURCES["aime24"].convert
+
+
+def test_the_papers_ten_data_sets_are_known():
+    training = {name for name, source in SOURCES.items() if source.role == "training"}
+    assert training == {"big_math", "taco", "records"}
+    assert set(SOURCES) - training == {
+        "gsm8k", "math500", "aime24", "aime25", "mbpp_sanitized", "humaneval", "simpleqa", "triviaqa",
+    }  # fmt: skip
+    with pytest.raises(DataError, match="'gsm9k', did you mean 'gsm8k'"):
+        source_named("gsm9k")
+
+
+def test_gsm8k():
+    first, second = (published.gsm8k(row, i) for i, row in enumerate(source_rows.GSM8K))
+    assert (first.id, first.category, first.answer) == ("gsm8k-0", "math", "1200")
+    assert second.answer == "-5"
+
+
+def test_math500():
+    record = published.math500(source_rows.MATH500[0], 0)
+    assert (record.id, record.answer) == ("test/prealgebra/1.json", "\\frac{5}{6}")
+    assert record.metadata == {"source": "Prealgebra", "level": 2, "difficulty": 0.25}
+
+
+@pytest.mark.parametrize("publisher", source_rows.AIME)
+def test_aime_is_the_same_from_every_publisher(publisher):
+    record = AIME24(source_rows.AIME[publisher], 4)
+    assert (record.id, record.dataset, record.question, record.answer) == (
+        "aime24-4", "aime24", "Find the number of widgets.", "25",
+    )  # fmt: skip
+    assert SOURCES["aime25"].convert(source_rows.AIME[publisher], 4).dataset == "aime25"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), [("000", "0"), ("007", "7"), ("$999$", "999"), (33.0, "33"), ("70°", "70")]
+)
+def test_aime_answers(answer, expected):
+    assert AIME24({"problem": "q", "answer": answer}, 0).answer == expected
+
+
+def test_mbpp_tests_run_and_are_shown():
+    record = published.mbpp_sanitized(source_rows.mbpp_row(11), 0)
+    tests = record.metadata["tests"]
+    assert (tests["kind"], tests["entry_point"]) == ("asserts", None)
+    exec(source_rows.mbpp_row(11)["code"] + "\n" + tests["code"], {})  # noqa: S102 - our own code
+    *_, user = prompt_messages(record, None)
+    assert user["content"].startswith("Write a function that adds 11 to a number.\n\nThe code has to pass these tests:")
+    assert "assert add(1) == 12" in user["content"]
+    assert "import math" not in user["content"]
+
+
+def test_humaneval_tests_run_on_the_canonical_solution():
+    row = source_rows.HUMANEVAL[0]
+    record = published.humaneval(row, 0)
+    assert (record.id, record.question) == ("HumanEval/0", row["prompt"])
+    assert record.metadata["prompt"] == row["prompt"]
+    assert record.metadata["tests"]["entry_point"] == "triple"
+    exec(row["prompt"] + row["canonical_solution"] + record.metadata["tests"]["code"], {})  # noqa: S102 - our own code
+    wrong = row["prompt"] + "    return n\n" + record.metadata["tests"]["code"]
+    with pytest.raises(AssertionError):
+        exec(wrong, {})  # noqa: S102 - our own code
+
+
+def test_simpleqa():
+    record = published.simpleqa(source_rows.SIMPLEQA[0], 0)
+    assert (record.category, record.answer) == ("factual", "Nowhere, Province")
+    assert record.metadata["grader"] == "simpleqa"
+    assert (record.metadata["source"], record.metadata["answer_type"]) == ("Geography", "Place")
+
+
+def test_triviaqa_from_the_hub_and_from_its_authors():
+    hub = published.triviaqa(source_rows.TRIVIAQA_HUB, 0)
+    authors = published.triviaqa(source_rows.TRIVIAQA_AUTHORS, 0)
+    assert (hub.id, hub.question, hub.answer) == ("triviaqa-0", "Which planet is the red one?", "Mars")
+    assert (authors.id, authors.question, authors.answer) == (hub.id, hub.question, hub.answer)
+    assert hub.metadata["question_id"] == authors.metadata["question_id"] == "tc_1"
+    assert hub.metadata["aliases"] == ["Mars", "Mars (planet)", "Planet Mars"]
+    assert authors.metadata["aliases"] == [*hub.metadata["aliases"], "The planet Mars"]
+
+
+def test_triviaqa_from_opencompass(tmp_path):
+    path = tmp_path / "trivia-dev.qa.csv"
+    path.write_text(source_rows.TRIVIAQA_OPENCOMPASS_LINE)
+    (row,) = read_rows(path, header=SOURCES["triviaqa"].header(path))
+    record = published.triviaqa(row.values, 0)
+    assert (record.answer, record.metadata["aliases"]) == ("Mars", ["Mars", "Mars' surface"])
+    assert SOURCES["triviaqa"].header(tmp_path / "other.csv") is None
+    # The lists of its JSON Lines form need no parsing.
+    assert published.triviaqa({"question": "q", "answer": ["a", "b"]}, 0).metadata["aliases"] == ["a", "b"]
+
+
+UNLABELLED = {name: value for name, value in source_rows.TRIVIAQA_AUTHORS.items() if name != "Answer"}
+# For each data set, rows and the words of the error; Ungradable where the row is well-formed.
+REFUSED = [
+    *(("gsm8k", {"question": "q", "answer": a}, RowError, "'answer'.*'#### '") for a in ("1200", "so\n####", "####  ")),
+    *(("math500", {**source_rows.MATH500[0], "level": n}, RowError, "'level'") for n in (0, 6, 2.5, "2", True)),
+    *(("aime24", {"problem": "q", "answer": a}, RowError, "0 to 999") for a in ("1000", "-1", "1/2", "12.5", "m+n")),
+    ("mbpp_sanitized", source_rows.mbpp_row(test_list=[]), Ungradable, "no tests"),
+    ("mbpp_sanitized", source_rows.mbpp_row(test_list="assert True"), RowError, "'test_list'.* found str"),
+    ("mbpp_sanitized", {**source_rows.mbpp_row(), "task_id": "x"}, RowError, "'task_id'"),
+    *(("simpleqa", {**source_rows.SIMPLEQA[0], "metadata": m}, RowError, "'metadata'") for m in ("{'topic'", "[1]")),
+    *(
+        ("triviaqa", {"question": "q", "answer": a}, Ungradable, "not labelled")
+        for a in (None, {"value": "<unk>", "aliases": []}, {"Value": "", "Aliases": []})
+    ),
+    ("triviaqa", UNLABELLED, Ungradable, "not labelled"),
+    ("triviaqa", {"question": "q"}, RowError, "'answer' or 'Answer' is missing"),
+    *(
+        ("triviaqa", {"question": "q", "answer": a}, RowError, message)
+        for a, message in (
+            ("Mars", "found str 'Mars'"),
+            ("['Mars'", "should be a list of answers"),
+            ([], "a value and aliases, or a list"),
+            ([1], "aliases should be strings"),
+            ({"aliases": ["a"]}, "'value' or 'Value' is missing"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "error", "message"), REFUSED)
+def test_rows_that_cannot_be_graded(name, row, error, message):
+    with pytest.raises(error, match=message):
+        SOURCES[name].convert(row, 0)
