@@ -23,14 +23,14 @@ from coca_mindspeed.mindspeed.checks import explained_layout_problems
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
 from coca_mindspeed.mindspeed.plan import (
     MOST_NODES,
-    TOKENS_PER_RESPONSE,
-    TOKENS_PER_SECOND,
     ClusterPlan,
+    Rates,
     fastest_layout,
     iteration_seconds,
     layout_overrides,
     layouts_for_budget,
     make_plan,
+    read_rates,
     run_days,
 )
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
@@ -44,7 +44,7 @@ from coca_mindspeed.verl.settings import verl_settings
 if TYPE_CHECKING:
     from coca_mindspeed.local.policy import Policy
 
-_CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "budget")
+_CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "budget", "metrics")
 _GRAPH_MODE = (
     "graph mode (enforce_eager=false), not tried on an NPU: the run sets TASK_QUEUE_ENABLE=1; every wake-up of vLLM "
     "repeats the capture, and may replay graphs with addresses of freed weights: rollout/log_prob_gap must stay as in "
@@ -64,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--for-script", type=Path, metavar="FILE", help=script)
     budget = "find the smallest layout that runs in DAYS by estimate, and print its overrides"
     parser.add_argument("--budget", type=above(0), metavar="DAYS", help=budget)
+    metrics = "metrics.jsonl of an earlier run on NPUs: estimate time by its lengths and its rate"
+    parser.add_argument("--metrics", type=Path, metavar="FILE", help=metrics)
     parser.add_argument("--quiet", action="store_true", help="print problems only")
 
 
@@ -202,6 +204,7 @@ def _sft_stages(config: RunConfig) -> Iterator[str]:
 def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:
     config = composed.run
     plan = make_plan(config)
+    rates = Rates() if arguments.metrics is None else read_rates(arguments.metrics)
     if not arguments.quiet:
         memory, notes = [], []
         if (need := plan.memory) is not None:
@@ -213,9 +216,9 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
             notes = [f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend.md)"]
         if not plan.resolved.enforce_eager:
             notes.append(_GRAPH_MODE)
-        _print(composed.name, [*_common_rows(config), *_layout_rows(plan, config)], memory, notes)
+        _print(composed.name, [*_common_rows(config), *_layout_rows(plan, config, rates)], memory, notes)
     if arguments.budget is not None:
-        _find_layout(composed, plan, arguments)
+        _find_layout(composed, plan, arguments, rates)
     refuse(plan.problems, f"{composed.name} cannot run:")
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
@@ -231,7 +234,7 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
         print_text(f"written: {file}")
 
 
-def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argparse.Namespace) -> None:
+def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argparse.Namespace, rates: Rates) -> None:
     """Print the smallest layout that runs in ``--budget`` days; refuse if there is none."""
     days, resolved, title = arguments.budget, plan.resolved, f"{composed.name} cannot run in {arguments.budget:g} days:"
     if composed.run.hardware.platform != "npu":
@@ -243,23 +246,23 @@ def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argpars
         reason, fix = "the number of questions is unknown", "set data.rows, or data.train to an existing file"
         refuse([Problem("budget-iterations", "data.rows", composed.run.data.rows, reason, fix)], title)
     iterations = (plan.iterations or 0) * len(composed.run.method.training_method.stages)
-    for layout in layouts_for_budget(resolved, iterations, days):
+    for layout in layouts_for_budget(resolved, iterations, days, rates):
         changes = layout_overrides(resolved, layout)
         # Keys that are interpolated from the layout follow only in the composed configuration.
         if make_plan(compose_run(arguments.run_name, [*arguments.overrides, *changes]).run).problems:
             continue
         for nodes in range(1, layout.nodes):
             fewer = resolved.vary("nodes", nodes)
-            if run_days(fewer, iterations) <= days:
+            if run_days(fewer, iterations, rates) <= days:
                 for problem in explained_layout_problems(fewer):
                     print_text(f"{_nodes(nodes)} would be enough, but: {problem}")
         shape = f"TP {layout.tp} x PP {layout.pp}, rollout TP {layout.rollout_tp}"
-        print_text(f"{_nodes(layout.nodes)}, {shape}: about {run_days(layout, iterations):.1f} days; overrides:")
+        print_text(f"{_nodes(layout.nodes)}, {shape}: about {run_days(layout, iterations, rates):.1f} days; overrides:")
         print_text(f"    {' '.join(changes) or 'none'}")
         return
     fastest, fix = fastest_layout(resolved), ""
     if fastest is not None:
-        least = math.ceil(100 * run_days(fastest, iterations)) / 100
+        least = math.ceil(100 * run_days(fastest, iterations, rates)) / 100
         fix = (
             f"nearest that works: --budget {least:g}, by {' '.join(layout_overrides(resolved, fastest)) or 'this run'}"
         )
@@ -296,7 +299,7 @@ def _common_rows(config: RunConfig) -> list[tuple[str, str]]:
     return rows
 
 
-def _layout_rows(plan: ClusterPlan, config: RunConfig) -> list[tuple[str, str]]:
+def _layout_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tuple[str, str]]:
     r = plan.resolved
     dp, engines, slots = (r.dp, r.rollout_dp, _slots(plan)) if r.fills_npus else ("?", "?", "?")
     host = f"{host_gib(r):.0f}" if r.fills_npus else "?"
@@ -319,18 +322,18 @@ def _layout_rows(plan: ClusterPlan, config: RunConfig) -> list[tuple[str, str]]:
         ("microbatches", f"up to {r.update_tokens} tokens" if r.dynamic_batch else f"{r.micro_batch} responses"),
         ("tokens", tokens),
         ("iterations", iterations),
-        ("time", _time(plan, config) if r.npus > 0 else "?"),
+        ("time", _time(plan, config, rates) if r.npus > 0 else "?"),
         ("host memory", f"about {host} GiB a node, without Ray's object store and the data"),
         ("validation", f"every {config.evaluation.interval} iterations" if config.evaluation.interval else "none"),
         ("checkpoints", f"{checkpoints}, up to {(keep + 1) * size:.0f} GB while one is written"),
     ]
 
 
-def _time(plan: ClusterPlan, config: RunConfig) -> str:
+def _time(plan: ClusterPlan, config: RunConfig, rates: Rates) -> str:
     stages = len(config.method.training_method.stages)
-    days = "" if plan.iterations is None else f", {run_days(plan.resolved, plan.iterations * stages):.1f} days"
-    rates = f"{TOKENS_PER_RESPONSE:g} tokens a response and {TOKENS_PER_SECOND:g} tokens/s per NPU"
-    return f"about {iteration_seconds(plan.resolved):.0f} s an iteration{days}; at {rates}"
+    days = "" if plan.iterations is None else f", {run_days(plan.resolved, plan.iterations * stages, rates):.1f} days"
+    assumed = f"{rates.tokens_per_response:.0f} tokens a response and {rates.tokens_per_second:.0f} tokens/s per NPU"
+    return f"about {iteration_seconds(plan.resolved, rates):.0f} s an iteration{days}; at {assumed}"
 
 
 def _slots(plan: ClusterPlan) -> str:

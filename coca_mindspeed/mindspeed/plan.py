@@ -8,25 +8,35 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from coca_mindspeed.config.checks import Problem
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.steps import steps_of_epochs, training_rows
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
+from coca_mindspeed.utils.files import read_json_lines
 
-#: Tokens of prompts and responses that an NPU trains on in a second, all stages together.  MindSpeed-RL 2.3.0 publishes
-#: (docs/algorithms/grpo.md) 220 for a card of an Atlas A3, which is two NPUs: Qwen2.5-7B, 32 prompts x 8 responses,
-#: 2,048 + 2,048 tokens; the figure for 32B is the same.
-TOKENS_PER_SECOND = 110.0
-#: Mean tokens of a prompt with its response, where no earlier run says it.
-TOKENS_PER_RESPONSE = 750.0
 MOST_NODES = 64  #: that are tried for a budget
 _LAYOUT = ("nodes", "tp", "pp", "rollout_tp")
 _SECONDS_PER_DAY = 86_400
+
+
+class Rates(NamedTuple):
+    """What the time of an iteration is estimated by.
+
+    Attributes:
+        tokens_per_response: mean tokens of a prompt with its response; an assumption.
+        tokens_per_second: of prompts and responses, that an NPU trains on, all stages together. MindSpeed-RL 2.3.0
+            publishes (docs/algorithms/grpo.md) 220 for a card of an Atlas A3, which is two NPUs: Qwen2.5-7B, 32 prompts
+            x 8 responses, 2,048 + 2,048 tokens; the figure for 32B is the same.
+    """
+
+    tokens_per_response: float = 750.0
+    tokens_per_second: float = 110.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +77,41 @@ def make_plan(run: RunConfig) -> ClusterPlan:
     return replace(plan, problems=(*problems, *run_problems(run, resolved, memory, values)))
 
 
-def iteration_seconds(resolved: ResolvedConfig) -> float:
+def read_rates(path: Path) -> Rates:
+    """Mean rates of the iterations in an earlier run's ``metrics.jsonl``.
+
+    Raises:
+        DataError: the file cannot be read, or a row lacks what MindSpeed-RL logs.
+    """
+    rows = []
+    for number, row in read_json_lines(path):
+        values = [row.get(name) for name in ("prompt_length/mean", "response_length/mean", "e2e_tps")]
+        if not all(isinstance(value, int | float) and value > 0 for value in values):
+            names = "prompt_length/mean, response_length/mean and e2e_tps of MindSpeed-RL"
+            raise DataError(f"{path}:{number}: expected numbers above 0 for {names}, found {values}")
+        rows.append(values)
+    if not rows:
+        raise DataError(f"{path}: holds no iteration")
+    prompt, response, rate = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+    return Rates(prompt + response, rate)
+
+
+def iteration_seconds(resolved: ResolvedConfig, rates: Rates) -> float:
     """Estimate the time of an iteration, in proportion to its tokens and against the number of its NPUs."""
-    return resolved.responses * TOKENS_PER_RESPONSE / (resolved.npus * TOKENS_PER_SECOND)
+    return resolved.responses * rates.tokens_per_response / (resolved.npus * rates.tokens_per_second)
 
 
-def run_days(resolved: ResolvedConfig, iterations: int) -> float:
+def run_days(resolved: ResolvedConfig, iterations: int, rates: Rates) -> float:
     """Estimate the days of a run; ``iterations`` of all stages together."""
-    return iterations * iteration_seconds(resolved) / _SECONDS_PER_DAY
+    return iterations * iteration_seconds(resolved, rates) / _SECONDS_PER_DAY
 
 
-def layouts_for_budget(resolved: ResolvedConfig, iterations: int, budget_days: float) -> Iterator[ResolvedConfig]:
+def layouts_for_budget(
+    resolved: ResolvedConfig, iterations: int, budget_days: float, rates: Rates
+) -> Iterator[ResolvedConfig]:
     """Layouts that run the same batch within a number of days: fewest nodes first, then fewest changes."""
     for nodes in range(1, MOST_NODES + 1):
-        if run_days(resolved.vary("nodes", nodes), iterations) <= budget_days:
+        if run_days(resolved.vary("nodes", nodes), iterations, rates) <= budget_days:
             yield from _layouts(resolved, nodes)
 
 

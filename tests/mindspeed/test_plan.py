@@ -2,9 +2,18 @@
 
 import pytest
 
+from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.mindspeed.memory_estimate import host_gib
-from coca_mindspeed.mindspeed.plan import fastest_layout, iteration_seconds, layouts_for_budget, run_days
+from coca_mindspeed.mindspeed.plan import (
+    Rates,
+    fastest_layout,
+    iteration_seconds,
+    layouts_for_budget,
+    read_rates,
+    run_days,
+)
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 
 
@@ -15,8 +24,8 @@ def resolved_of(name, *overrides):
 def test_time_of_the_papers_run():
     """2,048 responses x 750 tokens / (16 NPUs x 110 tokens/s) = 873 s; 1,961 iterations are 19.8 days."""
     resolved = resolved_of("qwen25_7b_910c")
-    assert iteration_seconds(resolved) == pytest.approx(2048 * 750 / 1760)
-    assert run_days(resolved, 1961) == pytest.approx(19.8, abs=0.05)
+    assert iteration_seconds(resolved, Rates()) == pytest.approx(2048 * 750 / 1760)
+    assert run_days(resolved, 1961, Rates()) == pytest.approx(19.8, abs=0.05)
 
 
 TP = "mindspeed_rl.actor_config.tensor_model_parallel_size"
@@ -40,7 +49,7 @@ TP = "mindspeed_rl.actor_config.tensor_model_parallel_size"
     ],
 )
 def test_the_smallest_layout_for_a_budget(name, overrides, days, found):
-    layout = next(layouts_for_budget(resolved_of(name, *overrides), 1961, days), None)
+    layout = next(layouts_for_budget(resolved_of(name, *overrides), 1961, days, Rates()), None)
     assert (layout and (layout.nodes, layout.tp, layout.pp, layout.rollout_tp)) == found
 
 
@@ -48,9 +57,9 @@ def test_the_fastest_layout():
     """A prompt per rollout engine of at most four NPUs (key/value groups): 128 x 4 = 512 NPUs."""
     layout = fastest_layout(resolved_of("qwen25_7b_910c"))
     assert (layout.nodes, layout.tp, layout.pp, layout.rollout_tp) == (32, 4, 1, 4)
-    days = run_days(layout, 1961)
-    assert next(layouts_for_budget(layout, 1961, 0.9 * days), None) is None
-    assert next(layouts_for_budget(layout, 1961, 1.1 * days)) == layout
+    days = run_days(layout, 1961, Rates())
+    assert next(layouts_for_budget(layout, 1961, 0.9 * days, Rates()), None) is None
+    assert next(layouts_for_budget(layout, 1961, 1.1 * days, Rates())) == layout
 
 
 @pytest.mark.parametrize(("name", "gib"), [("qwen25_7b_910b", 227), ("qwen25_7b_910c", 369)])
@@ -68,3 +77,20 @@ def test_host_memory_by_hand():
     assert host_gib(without) == pytest.approx((expected - 12 * parameters) / 2**30)
     two = resolved_of("qwen25_7b_910b", "hardware.nodes=2")
     assert host_gib(two) == pytest.approx((expected - 6 * parameters) / 2**30)
+
+
+ITERATION = '{{"step": 1, "prompt_length/mean": {}, "response_length/mean": {}, "e2e_tps": {}}}\n'
+
+
+def test_the_rates_of_an_earlier_run(tmp_path, capsys):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(ITERATION.format(100, 300, 80) + ITERATION.format(100, 500, 120))
+    assert read_rates(file) == Rates(500, 100)
+    assert main(["check", "qwen25_7b_910c", "--metrics", str(file)]) == 0
+    assert "640 s an iteration" in capsys.readouterr().out  # 2,048 x 500 tokens by 16 x 100 a second
+    file.write_text(file.read_text() + ITERATION.format(100, 300, '"fast"'))
+    with pytest.raises(DataError, match=r"metrics.jsonl:3: .*'fast'"):
+        read_rates(file)
+    file.write_text("")
+    with pytest.raises(DataError, match="holds no iteration"):
+        read_rates(file)
