@@ -172,7 +172,7 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
         used = f"{process / GIB:.2f} GiB of {total / GIB:.2f} are Python and the libraries"
         _print(f"{name} on {device}", rows, phases, [f"for {lengths}, the longest; {used}"])
     refuse(memory_problems(need, total - process, config, architecture), f"{name} does not fit:")
-    if not quiet and path is not None:
+    if not quiet and path is not None and {".safetensors", ".bin"} & {file.suffix for file in Path(path).iterdir()}:
         _print_hours(config, load_policy(Path(path), config.model, device))
 
 

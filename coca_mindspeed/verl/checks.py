@@ -20,6 +20,7 @@ LOSS_AGG_MODES = {"sum": "seq-mean-token-sum", "token_mean": "token-mean", "segm
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MEGATRON = f"{ACTOR}.megatron"
+CORRECTION = "algorithm.rollout_correction"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
 MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 
@@ -66,6 +67,7 @@ _ONE_TURN = "a response is one turn"
 _NO_KL = "the objective has no KL term and so no reference model"
 _TRAINED = "rows are checked before training"
 _NO_CP = "the plugin is untested with context parallelism"
+_MIXES = "scales the confidence's tokens by the answer's"
 _REQUIRED = (
     ("plugin", "trainer.use_v1", True, True, "the plugin is one of verl's V1 trainer"),
     ("plugin", "trainer.v1.trainer_mode", "sync", NAME, "verl's own trainers have no confidence"),
@@ -107,9 +109,10 @@ _REQUIRED = (
     ("objective", f"{MEGATRON}.dynamic_context_parallel", False, False, _NO_CP),
     ("objective", "critic.enable", None, (None, False), "advantages come from groups, not from a critic"),
     ("objective", "trainer.critic_warmup", 0, 0, "there is no critic, and the actor would not be trained"),
-    ("objective", "algorithm.rollout_correction.rollout_is", None, None, "importance weights change the objective"),
-    ("objective", "algorithm.rollout_correction.rollout_rs", None, None, "rejection removes tokens from the objective"),
-    ("objective", "algorithm.rollout_correction.bypass_mode", False, False, "old log-probs are the trainer's own"),
+    ("objective", f"{CORRECTION}.rollout_is", None, (None, "token"), f"a weight of the whole response {_MIXES}"),
+    ("objective", f"{CORRECTION}.rollout_is_batch_normalize", False, False, f"the mean weight of a batch {_MIXES}"),
+    ("objective", f"{CORRECTION}.rollout_rs", None, None, "rejection removes tokens from the objective"),
+    ("objective", f"{CORRECTION}.bypass_mode", False, False, "old log-probs are the trainer's own"),
 )
 
 
@@ -124,6 +127,8 @@ def requirements(settings: VerlSettings) -> Iterator[Requirement]:
     reason = "verl's second clip, of large ratios with a negative advantage, changes the objective"
     key, wanted = f"{ACTOR}.clip_ratio_c", f"{NEVER_CUTS:g} or more (1e30)"
     yield Requirement(code, key, 3.0, wanted, reason, lambda found: _is_number(found) and found >= NEVER_CUTS)
+    key, reason = f"{CORRECTION}.rollout_is_threshold", "a lower bound too would remove tokens from the objective"
+    yield Requirement(code, key, 2.0, "a number above 0", reason, lambda found: _is_number(found) and found > 0)
 
 
 def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Problem]:

@@ -39,6 +39,11 @@ def test_refused_values(code, key, value):
     assert problems({key: json.loads(value)}) == [(code, key, json.loads(value))]
 
 
+def test_truncated_importance_sampling_by_tokens_is_accepted():
+    key = "algorithm.rollout_correction"
+    assert problems({f"{key}.rollout_is": "token", f"{key}.rollout_is_threshold": 2.5}) == []
+
+
 def test_mini_batches_divide_among_the_ranks():
     found = [(code, key) for code, key, _ in problems({"trainer.n_gpus_per_node": 3})]
     assert ("mini-batch", f"{ACTOR}.ppo_mini_batch_size") in found

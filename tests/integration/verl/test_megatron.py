@@ -40,6 +40,7 @@ def made_up(seed: int = 0) -> dict[str, Any]:
         "loss_mask": [torch.ones(length, dtype=torch.int64) for length in lengths],
         "old_log_probs": [torch.randn(length, generator=draw) * 0.3 - 2.8 for length in lengths],
         "advantages": [torch.randn(length, generator=draw) for length in lengths],
+        "rollout_is_weights": [torch.rand(length, generator=draw) * 2 for length in lengths],
         CONFIDENCE_SEGMENT_TOKENS: [torch.randint(1, 4, (1,), generator=draw) for _ in lengths],
     }
     embedding, head = torch.randn(VOCABULARY, WIDTH, generator=draw), torch.randn(WIDTH, VOCABULARY, generator=draw)
@@ -47,7 +48,10 @@ def made_up(seed: int = 0) -> dict[str, Any]:
 
 
 def expected(job: dict[str, Any], aggregation: str) -> tuple[dict[str, Tensor], Objective]:
-    """Gradients and statistics of the whole mini-batch on one device."""
+    """Gradients and statistics of the whole mini-batch on one device.
+
+    An importance weight of the rollout correction scales the advantage of its own token, of either segment.
+    """
     rows = job["rows"]
     embedding, head = (job[name].clone().requires_grad_() for name in ("embedding", "head"))
     log_probs = []
@@ -58,7 +62,7 @@ def expected(job: dict[str, Any], aggregation: str) -> tuple[dict[str, Tensor], 
     objective = segment_objective(
         pad_sequence(log_probs, batch_first=True),
         pad_sequence(rows["old_log_probs"], batch_first=True),
-        pad_sequence(rows["advantages"], batch_first=True),
+        pad_sequence(rows["advantages"], batch_first=True) * pad_sequence(rows["rollout_is_weights"], batch_first=True),
         segment_masks(torch.cat(rows[CONFIDENCE_SEGMENT_TOKENS]), lengths, int(lengths.max())),
         clip=0.2,
         aggregation=aggregation,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -175,3 +176,18 @@ def _data(policy: Any, response: str) -> DataProto:
             "response_len": np.array([responses.shape[1]]),
         },
     )
+
+
+def test_a_weight_of_the_rollout_correction_is_of_its_token_alone():
+    """Two responses; only their first tokens, of the confidence, were sampled by other log-probs than the actor's."""
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+
+    old = torch.full((2, 4), -1.0)
+    rollout = torch.tensor([[-1.0 - math.log(1.5), -1.0 - math.log(5), -1, -1], [-1.0 + math.log(4), -1, -1, -1]])
+    batch = DataProto.from_single_dict(
+        {"old_log_probs": old, "rollout_log_probs": rollout, "response_mask": torch.ones(2, 4, dtype=torch.int64)}
+    )
+    corrected, _ = compute_rollout_correction_and_add_to_batch(batch, RolloutCorrectionConfig.decoupled_token_is(2.0))
+    wanted = torch.tensor([[1.5, 2, 1, 1], [0.25, 1, 1, 1]])  # 5 is truncated to 2
+    torch.testing.assert_close(corrected.batch["rollout_is_weights"], wanted)
