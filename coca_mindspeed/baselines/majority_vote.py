@@ -84,12 +84,12 @@ def majority_predictions(
     predictions = []
     for index, record in enumerate(records):
         rows = slice(index * k, (index + 1) * k)
-        parsed = graded.judged.parsed[rows]
+        parsed = graded.responses.parsed[rows]
         finals = equivalences.final_answers(record, [each.answer for each in parsed])
         weights = [each.confidence or 0.0 for each in parsed] if weighted else None
         result = vote(cluster(finals, partial(equivalences.same, record)), weights)
         winner = index * k + result.winner
-        answer, correct = graded.judged.texts[winner], graded.judged.verdicts[winner].correct_or_none
+        answer, correct = graded.responses.texts[winner], graded.responses.verdicts[winner].correct_or_none
         named = (record.id, record.dataset, record.question)
         prediction = Prediction(*named, answer, result.share, correct, lengths[index], record.category)
         predictions.append(replace(prediction, tokens=lengths[index]))

@@ -24,7 +24,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.local.experience import JudgedSamples, respond_and_grade
+from coca_mindspeed.local.experience import GradedSamples, respond_and_grade
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import prompt_states
@@ -43,7 +43,7 @@ _PENALTIES = np.logspace(0, 6, 13)  # of the regression; it chooses
 
 
 @dataclass(frozen=True)
-class Answered:
+class SampledQuestion:
     """A question that was sampled several times.
 
     Attributes:
@@ -145,7 +145,7 @@ def _draw(examples: Sequence[Sequence[SFTExample]], batch: int, random: np.rando
 
 def _ask(
     policy: Policy, train: Sequence[Record], grader: Grader, config: RunConfig, place: Path, show_progress: bool
-) -> list[Answered]:
+) -> list[SampledQuestion]:
     """Sample the questions, one file per batch; existing files are not sampled again."""
     questions = records_of_step(train, 0, config.confidence_start.questions, derived_seed(config.seed, _STAGE))
 
@@ -159,7 +159,7 @@ def _ask(
             generator(policy.device, config.seed, _STAGE, number),
             config.rollout.group_size,
         )
-        return list(map(_row, _answered(graded, policy)))
+        return list(map(_row, _sampled_questions(graded, policy)))
 
     with interruptible("stopped while sampling for the confidence start", f"--resume continues from {place}"):
         rows = resumable_map(
@@ -168,7 +168,7 @@ def _ask(
     return [_from_row(record, row) for record, row in zip(questions, rows, strict=True)]
 
 
-def _row(answered: Answered) -> dict[str, object]:
+def _row(answered: SampledQuestion) -> dict[str, object]:
     return {
         "id": answered.record.id,
         "success_rate": answered.success_rate,
@@ -178,27 +178,27 @@ def _row(answered: Answered) -> dict[str, object]:
     }
 
 
-def _from_row(record: Record, row: dict[str, Any]) -> Answered:
+def _from_row(record: Record, row: dict[str, Any]) -> SampledQuestion:
     responses = [(each["text"], each["end"]) for each in row["responses"]]
-    return Answered(record, row["success_rate"], row["ungradable"], responses, row.get("other_tokens", 0))
+    return SampledQuestion(record, row["success_rate"], row["ungradable"], responses, row.get("other_tokens", 0))
 
 
-def _answered(graded: JudgedSamples, policy: Policy) -> list[Answered]:
-    judged, samples, size = graded.judged, graded.samples, graded.group_size
-    rates, ungradable = graded.correct.double().mean(dim=1).tolist(), (~judged.gradable).view(-1, size).any(dim=1)
+def _sampled_questions(graded: GradedSamples, policy: Policy) -> list[SampledQuestion]:
+    scored, samples, size = graded.responses, graded.samples, graded.group_size
+    rates, ungradable = graded.correct.double().mean(dim=1).tolist(), (~scored.gradable).view(-1, size).any(dim=1)
     ids = [row[:length] for row, length in zip(samples.token_ids.tolist(), samples.lengths.tolist(), strict=True)]
     # A response that does not round-trip (one with a control token, say) would be taught with other tokens.
-    encoded = tokens_as_written(policy.tokenizer, policy.text, judged.texts)
-    whole = (samples.finished.cpu() & ~judged.confidence.isnan()).tolist()
+    encoded = tokens_as_written(policy.tokenizer, policy.text, scored.texts)
+    whole = (samples.finished.cpu() & ~scored.confidence.isnan()).tolist()
     found = []
     for i, record in enumerate(graded.records):
         rows = [row for row in range(i * size, (i + 1) * size) if whole[row]]
-        responses = [(judged.texts[row], ids[row][-1]) for row in rows if encoded[row] == ids[row][:-1]]
-        found.append(Answered(record, rates[i], bool(ungradable[i]), responses, len(rows) - len(responses)))
+        responses = [(scored.texts[row], ids[row][-1]) for row in rows if encoded[row] == ids[row][:-1]]
+        found.append(SampledQuestion(record, rates[i], bool(ungradable[i]), responses, len(rows) - len(responses)))
     return found
 
 
-def _useful(answered: Sequence[Answered]) -> list[Answered]:
+def _useful(answered: Sequence[SampledQuestion]) -> list[SampledQuestion]:
     useful = [each for each in answered if each.useful]
     if len(useful) < LEAST_START_QUESTIONS:
         silent = sum(not each.responses and not each.other_tokens for each in answered)
@@ -213,7 +213,7 @@ def _useful(answered: Sequence[Answered]) -> list[Answered]:
     return useful
 
 
-def _rates(policy: Policy, answered: Sequence[Answered], config: RunConfig, path: Path) -> list[float]:
+def _rates(policy: Policy, answered: Sequence[SampledQuestion], config: RunConfig, path: Path) -> list[float]:
     """Expected success rates, written to ``path`` so that a resumed start reads the same numbers."""
     if not path.exists():
         at_once = config.rollout.prompts
@@ -263,7 +263,7 @@ def _example(
     return SFTExample(record, ids, [weight if start <= i < stop else 1.0 for i in range(len(ids))])
 
 
-def _print_summary(answered: Sequence[Answered], rates: Sequence[float], config: RunConfig) -> None:
+def _print_summary(answered: Sequence[SampledQuestion], rates: Sequence[float], config: RunConfig) -> None:
     sampled = [each.success_rate for each in answered if each.useful]
     spread = statistics.pstdev(sampled)
     left_out = len(answered) - len(sampled)

@@ -20,32 +20,32 @@ from coca_mindspeed.scoring.responses import ScoredResponses, credit_rule, predi
 
 
 @dataclass(frozen=True)
-class JudgedSamples:
+class GradedSamples:
     """Graded responses.  ``B = P * G`` rows, group by group, as in :class:`Samples`.
 
     Attributes:
         records: P records.
         samples: their responses.
-        judged: B scored responses.
+        responses: B scored responses.
         group_size: G.
         seconds: wall time of ``rollout`` and ``grading``.
     """
 
     records: Sequence[Record]
     samples: Samples
-    judged: ScoredResponses
+    responses: ScoredResponses
     group_size: int
     seconds: dict[str, float]
 
     @property
     def correct(self) -> Tensor:
         """Right answers, bool ``[P, G]``."""
-        return self.judged.correct.view(-1, self.group_size)
+        return self.responses.correct.view(-1, self.group_size)
 
     @property
     def confidence(self) -> Tensor:
         """Stated confidences, float64 ``[P, G]``, NaN where the response is invalid."""
-        return self.judged.confidence.view(-1, self.group_size)
+        return self.responses.confidence.view(-1, self.group_size)
 
 
 def respond_and_grade(
@@ -56,7 +56,7 @@ def respond_and_grade(
     rollout: RolloutConfig,
     generator: torch.Generator,
     group_size: int,
-) -> JudgedSamples:
+) -> GradedSamples:
     """Sample ``group_size`` responses to each record, parse their confidences and grade their answers.
 
     Raises:
@@ -76,13 +76,13 @@ def respond_and_grade(
     token_ids, lengths = samples.token_ids.cpu(), samples.lengths.cpu()
     sampled = time.perf_counter()
     score = response_scorer(method, policy.text, grader)
-    judged = score(token_ids, lengths, [record for record in records for _ in range(group_size)])
-    return JudgedSamples(
+    responses = score(token_ids, lengths, [record for record in records for _ in range(group_size)])
+    return GradedSamples(
         records=records,
         samples=samples,
-        judged=judged,
+        responses=responses,
         group_size=group_size,
-        seconds={"rollout": sampled - start, "grading": judged.grading_seconds},
+        seconds={"rollout": sampled - start, "grading": responses.grading_seconds},
     )
 
 
@@ -96,27 +96,27 @@ class Experience:
         advantages: float32 ``[B, tokens]`` on the policy's device; the ``masks`` are bool of the same shape.
     """
 
-    graded: JudgedSamples
+    graded: GradedSamples
     scored: ScoredBatch
     advantages: Tensor
     masks: SegmentMasks
 
 
-def reward_and_advantage(graded: JudgedSamples, config: MethodConfig, stage: int, device: torch.device) -> Experience:
+def reward_and_advantage(graded: GradedSamples, config: MethodConfig, stage: int, device: torch.device) -> Experience:
     """Compute rewards of the method's stage, group advantages of each segment, and their tokens."""
-    judged = graded.judged
+    responses = graded.responses
     scored = ScoredBatch.of(
         credit_rule(config, stage),
         group_size=graded.group_size,
-        correct=judged.correct,
-        gradable=judged.gradable,
-        confidence=judged.confidence,
-        confidence_lengths=judged.confidence_lengths,
+        correct=responses.correct,
+        gradable=responses.gradable,
+        confidence=responses.confidence,
+        confidence_lengths=responses.confidence_lengths,
         response_lengths=graded.samples.lengths.cpu(),
         width=graded.samples.token_ids.shape[1],
         log_probs=graded.samples.log_probs.cpu() if config.entropy_bonus else None,
-        texts=judged.texts,
-        verdicts=judged.verdicts,
+        texts=responses.texts,
+        verdicts=responses.verdicts,
     )
     masks = SegmentMasks(*(mask.to(device) for mask in scored.masks))
     return Experience(graded, scored, scored.columns()["advantages"].to(device), masks)
@@ -160,8 +160,8 @@ def predict(
     found: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
-        judged = respond_and_grade(policy, chunk, grader, method, rollout, generator, 1).judged
-        found += predictions(chunk, judged)
+        responses = respond_and_grade(policy, chunk, grader, method, rollout, generator, 1).responses
+        found += predictions(chunk, responses)
         progress(len(found))
     return found
 

@@ -27,17 +27,17 @@ from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local import confidence_start, sft
 from coca_mindspeed.local import setup as session_module
 from coca_mindspeed.local.confidence_start import (
-    Answered,
-    _answered,
+    SampledQuestion,
     _draw,
     _example,
     _from_row,
     _print_summary,
     _row,
+    _sampled_questions,
     _useful,
     expected_rates,
 )
-from coca_mindspeed.local.experience import JudgedSamples
+from coca_mindspeed.local.experience import GradedSamples
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import SFTProgress, StepProgress
@@ -84,13 +84,13 @@ def llama(tmp_path_factory) -> Policy:
     return replace(policy, eos_ids=policy.eos_ids[:1])  # the others are letters, at which its random texts end
 
 
-def graded(policy: Policy, rows: list[tuple[list[int], Outcome]], size: int) -> JudgedSamples:
+def graded(policy: Policy, rows: list[tuple[list[int], Outcome]], size: int) -> GradedSamples:
     """Of (token ids, what the grader says); a response ends where its last token is the policy's end."""
     lengths = torch.tensor([len(ids) for ids, _ in rows])
     token_ids = torch.tensor([ids + [0] * (int(lengths.max()) - len(ids)) for ids, _ in rows])
     texts = policy.text.decode(token_ids, lengths)
     parsed = [ResponseParser()(text) for text in texts]
-    judged = ScoredResponses(
+    responses = ScoredResponses(
         texts=texts,
         parsed=parsed,
         verdicts=[Verdict(outcome) for _, outcome in rows],
@@ -102,7 +102,7 @@ def graded(policy: Policy, rows: list[tuple[list[int], Outcome]], size: int) -> 
     finished = torch.tensor([ids[-1] in policy.eos_ids for ids, _ in rows])
     empty = torch.zeros(len(rows), 1)
     samples = Samples([[0]] * (len(rows) // size), token_ids, lengths, empty, finished, empty[:, 0])
-    return JudgedSamples([record(i) for i in range(len(rows) // size)], samples, judged, size, {})
+    return GradedSamples([record(i) for i in range(len(rows) // size)], samples, responses, size, {})
 
 
 def test_the_success_rate_counts_every_response_and_only_whole_valid_ones_are_imitated(llama):
@@ -128,7 +128,7 @@ def test_the_success_rate_counts_every_response_and_only_whole_valid_ones_are_im
         ([*ids(good), end], Outcome.UNGRADABLE),
         *[([*ids("3"), end], right)] * 4,
     ]
-    found = _answered(graded(llama, rows, 4), llama)
+    found = _sampled_questions(graded(llama, rows, 4), llama)
     assert [each.record.id for each in found] == ["q0", "q1", "q2", "q3"]
     assert [each.success_rate for each in found] == [0.75, 0.25, 0.75, 1.0]
     assert found[0].responses == [(good, end), (late, end)]
@@ -144,7 +144,7 @@ def test_a_tokenizers_own_blank_is_not_written_twice(kind, blank):
     end = tokenizer.eos_token_id
     policy = SimpleNamespace(tokenizer=tokenizer, text=token_text(tokenizer, len(tokenizer)), eos_ids=(end,))
     [ids] = tokenizer([blank + "<confidence> 0.9 </confidence> 12"], add_special_tokens=False)["input_ids"]
-    (each,) = _answered(graded(policy, [([*ids, end], Outcome.RIGHT)] * 4, 4), policy)
+    (each,) = _sampled_questions(graded(policy, [([*ids, end], Outcome.RIGHT)] * 4, 4), policy)
     assert (len(each.responses), each.other_tokens) == (4, 0)
     text = each.responses[0][0]
     example = _example(policy, ResponseParser(), 5.0, record(0), text, end, 0.38)
@@ -157,7 +157,7 @@ def test_a_tokenizers_own_blank_is_not_written_twice(kind, blank):
 def test_responses_that_the_tokenizer_writes_with_other_tokens_are_named(llama):
     good = "<confidence> 0.9 </confidence> 1"
     split = [llama.tokenizer(letter, add_special_tokens=False)["input_ids"][0] for letter in good]
-    found = _answered(graded(llama, [([*split, llama.eos_ids[0]], Outcome.RIGHT)] * 4, 4), llama)
+    found = _sampled_questions(graded(llama, [([*split, llama.eos_ids[0]], Outcome.RIGHT)] * 4, 4), llama)
     assert found == [_from_row(found[0].record, _row(found[0]))]
     with pytest.raises(
         TrainingError, match=r"only 0 of them .* 0 have no finished .* 1 only responses that do not round-trip"
@@ -338,9 +338,9 @@ def test_responses_without_room_for_what_is_taught_are_said_to_be(never_stopped,
 
 @pytest.mark.parametrize("rates", [[0.25, 0.25], [0.0, 0.5]])
 def test_where_nothing_can_be_told_apart_it_is_said(rates, capsys):
-    answered = [Answered(record(i), rate, False, [("text", 1)]) for i, rate in enumerate(rates)]
+    answered = [SampledQuestion(record(i), rate, False, [("text", 1)]) for i, rate in enumerate(rates)]
     config = compose_run("demo", []).run
-    _print_summary([*answered, Answered(record(9), 1.0, True, [("text", 1)])], [0.25, 0.25], config)
+    _print_summary([*answered, SampledQuestion(record(9), 1.0, True, [("text", 1)])], [0.25, 0.25], config)
     said = capsys.readouterr().err
     assert "3 questions, asked 8 times each: success rate 0.25 on average" in said
     assert "1 without a valid or with an ungradable response are left out" in said
