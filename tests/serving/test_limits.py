@@ -159,9 +159,9 @@ def test_bad_labels(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("drain", [20, 1])
 def test_at_sigterm_requests_end_or_get_an_error(drain, tmp_path):
-    answers = {}
+    answers, backend = {}, RawEngine(stream(WHOLE[:-60], 4.0, WHOLE[-60:]), close=False)
     with (
-        RawEngine(stream(WHOLE[:-60], 3.0, WHOLE[-60:]), close=False).served() as engine,
+        backend.served() as engine,
         proxy_process(tmp_path, engine, limits={"drain_s": drain}) as (url, process),
         httpx.Client(timeout=60) as http,
     ):
@@ -172,7 +172,9 @@ def test_at_sigterm_requests_end_or_get_an_error(drain, tmp_path):
         asking = [threading.Thread(target=asks, args=(streamed,)) for streamed in (False, True)]
         for thread in asking:
             thread.start()
-        time.sleep(1.0)
+        while backend.requests < 2:
+            time.sleep(0.01)
+        time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
         for thread in asking:
             thread.join(30)

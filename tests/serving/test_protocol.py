@@ -153,8 +153,8 @@ def test_keep_alive_events_do_not_prolong_timeouts(name, where):
 
 
 def test_tokens_that_come_in_time_may_take_long_together():
-    sent = [part for text in SURE for part in (event(text), 0.1)] + [event("", "stop") + END]
-    with before(RawEngine(stream(*sent), close=False), backend={"first_token_s": 5, "between_tokens_s": 0.6}) as url:
+    sent = [part for text in SURE for part in (event(text), 0.25)] + [event("", "stop") + END]
+    with before(RawEngine(stream(*sent), close=False), backend={"first_token_s": 5, "between_tokens_s": 1.0}) as url:
         assert ask(url).choices[0].message.content == "\nForty-two."
 
 
