@@ -115,7 +115,7 @@ def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: 
     records = [record("7", number) for number in range(len(BOMBS))]
     *verdicts, last = impatient_grader.grade([*records, record("x+1")], [*BOMBS, r"\boxed{1+x}"])
     assert {verdict.outcome for verdict in verdicts} == {Outcome.WRONG}
-    assert max(verdict.seconds for verdict in verdicts) <= 1.0
+    assert max(verdict.seconds for verdict in verdicts) <= 5.0  # wall time, of a limit on processor time of 1 s
     assert last.correct
     assert not Path("/tmp/grading_was_here").exists()
 
