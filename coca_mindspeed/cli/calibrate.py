@@ -105,7 +105,7 @@ def _certified(certificate: Certificate, path: Path, model: str) -> str:
     """The certificate in words, and the tier of a serving configuration that uses it."""
     if certificate.threshold is None:
         return f"{certificate.sentence()}\n"
-    return f"{certificate.sentence()}\n\n{_tier(model, certificate=str(path))}\n"
+    return f"{certificate.sentence()}\n\n{_tier(model, certificate=str(path), invalid='refuse')}\n"
 
 
 def _suggested(after: Floats, correct: npt.NDArray[np.bool_], path: Path, model: str) -> str:

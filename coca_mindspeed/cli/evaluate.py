@@ -202,7 +202,10 @@ def _suggested(runs: Sequence[Run]) -> str:
             )
     if not tiers:
         return ""
-    heading = "Suggested thresholds: where right answers exceed wrong ones by most; `calibrate --risk` certifies one."
+    heading = (
+        "Suggested thresholds: where right answers exceed wrong ones by most; `calibrate --risk` certifies one. "
+        "Where a larger tier follows, `escalate` in place of `refuse`."
+    )
     return f"\n{heading}\n\n{text}\n```yaml\n{tiers_yaml(tiers)}```\n"
 
 

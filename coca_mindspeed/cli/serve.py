@@ -96,9 +96,10 @@ def _proxy(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], boo
     host = arguments.host or config.listen.host
     port = config.listen.port if arguments.port is None else arguments.port
     proxy = Proxy(config)
-    print(f"{config.name}: tiers {', '.join(t.name for t in config.tiers)} at http://{host}:{port}/v1", flush=True)
-    limits = {"connections": config.limits.connections, "drain_s": config.limits.drain_s}
-    return proxy.app(), proxy.shutdown, {"host": host, "port": port, **limits}, config.listen.api_key_env is not None
+    tiers = ", ".join(tier.name for tier in config.tiers)
+    options = {"connections": config.limits.connections, "drain_s": config.limits.drain_s, "host": host, "port": port}
+    options["announcement"] = f"{config.name}: tiers {tiers} at http://{host}:{port}/v1"
+    return proxy.app(), proxy.shutdown, options, config.listen.api_key_env is not None
 
 
 def _model(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], bool]:
@@ -122,5 +123,5 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], boo
     host, port = arguments.host or "127.0.0.1", 8000 if arguments.port is None else arguments.port
     sizes = {"concurrent": arguments.concurrent, "max_tokens": arguments.max_tokens}
     server = ModelServer(policy, name, **sizes, key=key, hosts=[host, *arguments.allow_host])
-    print(f"{name}: {arguments.model} at http://{host}:{port}/v1", flush=True)
-    return server.app(), server.shutdown, {"host": host, "port": port}, key is not None
+    announcement = f"{name}: {arguments.model} at http://{host}:{port}/v1"
+    return server.app(), server.shutdown, {"host": host, "port": port, "announcement": announcement}, key is not None

@@ -257,7 +257,10 @@ class Backend:
             text = ""
         if status in (400, 413, 422):
             return BackendError("rejected", f"backend {self.name} rejected the request: {text or status}")
-        return BackendError("failed", f"backend {self.name} answered with status {status}")
+        hint = {401: "; check api_key_env", 403: "; check api_key_env", 404: f": {text}; check url and model"}.get(
+            status, ""
+        )
+        return BackendError("failed", f"backend {self.name} answered with status {status}{hint}")
 
 
 async def gather(*calls: Awaitable[T]) -> list[T]:

@@ -77,7 +77,10 @@ class TierConfig(Section):
     states_confidence: bool = Field(True, description="false: a plain model, whose answers are given as they are")
     system_prompt: str | None = Field(None, description="null: the paper's; it stands before the client's own")
     bands: list[BandConfig] | None = Field(None, description="thresholds; null: the certificate's")
-    invalid: Action = Field("escalate", description="without a valid confidence, and below a certified threshold")
+    invalid: Action | None = Field(
+        None,
+        description="without a valid confidence, and below a certified threshold; null: escalate, or refuse if last",
+    )
     confidence: ConfidenceConfig = ConfidenceConfig()
     style: Literal["streaming", "stop_and_resume"] = Field(
         "streaming", description="abort an unwanted answer; or stop at the tag and resume by token ids (dialect vllm)"
@@ -100,7 +103,7 @@ class TierConfig(Section):
         if self.certificate is not None and self.invalid == "answer":
             raise ValueError("invalid: below a certified threshold expected refuse or escalate, found 'answer'")
         if self.bands is not None:
-            ThresholdRule([Band(band.at_least, band.action) for band in self.bands], self.invalid)
+            ThresholdRule([Band(band.at_least, band.action) for band in self.bands])
         return self
 
     @property
@@ -168,6 +171,10 @@ class ServingConfig(Section):
             resumes = tier.style == "stop_and_resume" or tier.confidence.source == "mean"
             if resumes and tier.states_confidence and self.backends[tier.backend].dialect != "vllm":
                 raise ValueError(f"{where}.style: stop-and-resume needs a backend of dialect vllm")
+        actions = {f"bands.{n}.action": band.action for n, band in enumerate(tier.bands or ())}
+        for key, action in {**actions, "invalid": tier.invalid}.items():
+            if action == "escalate":
+                raise ValueError(f"{where}.{key}: no tier follows this one; expected answer or refuse")
         return self
 
 
@@ -189,17 +196,21 @@ def tier_policies(config: ServingConfig) -> list[TierPolicy]:
     """
     policies = []
     for tier in config.tiers:
-        model, where = config.backends[tier.backend].model, f"tiers: {tier.name}"
+        model, where = (
+            config.backends[tier.backend].model,
+            f"{tier.certificate or tier.calibration}: tiers: {tier.name}",
+        )
+        invalid = tier.invalid or ("refuse" if tier is config.tiers[-1] else "escalate")
         policy = TierPolicy(None)
         if tier.states_confidence and tier.certificate is not None:
             identity, certificate = read_certificate(Path(tier.certificate))
             if certificate.threshold is None:
                 raise ConfigError(f"{tier.certificate}: {certificate.sentence()}")
             identity.require(model, tier.prompt, tier.temperature, where=where)
-            rule = answer_from(certificate.threshold, tier.invalid, strict=True)
+            rule = answer_from(certificate.threshold, invalid, strict=True)
             policy = TierPolicy(rule, pinned=identity, risk=certificate.risk)
         elif tier.states_confidence:
-            policy = TierPolicy(ThresholdRule([Band(b.at_least, b.action) for b in tier.bands or ()], tier.invalid))
+            policy = TierPolicy(ThresholdRule([Band(b.at_least, b.action) for b in tier.bands or ()], invalid))
             if tier.calibration is not None:
                 fitted = read_map(Path(tier.calibration))
                 fitted.identity.require(model, tier.prompt, tier.temperature, where=where)
@@ -234,11 +245,10 @@ def read_serving_config(path: Path) -> ServingConfig:
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems), problems) from error
 
 
-def bands_from(threshold: float) -> dict[str, Any]:
-    """Keys of a tier that answers from ``threshold`` on and escalates below it."""
+def bands_from(threshold: float, below: Action = "refuse") -> dict[str, Any]:
+    """Keys of a tier that answers from ``threshold`` on; ``below`` applies below it and without a confidence."""
     answer = [{"at_least": threshold, "action": "answer"}] if threshold > 0 else []
-    below = {"at_least": 0.0, "action": "escalate" if answer else "answer"}
-    return {"bands": [*answer, below], "invalid": "escalate"}
+    return {"bands": [*answer, {"at_least": 0.0, "action": below if answer else "answer"}], "invalid": below}
 
 
 def as_tier_name(name: str) -> str:

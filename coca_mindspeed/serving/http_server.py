@@ -119,6 +119,7 @@ class Server(uvicorn.Server):
         connections: int = 1024,
         drain_s: float = 30.0,
         header_s: float = 10.0,
+        announcement: str = "",
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -134,7 +135,12 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(drain_s) + 5,
             )
         )
-        self._shutdown, self._drain_s = shutdown, drain_s
+        self._shutdown, self._drain_s, self._announcement = shutdown, drain_s, announcement
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._announcement:  # the port is ours
+            print(self._announcement, flush=True)
 
     async def shutdown(self, sockets: Any = None) -> None:
         asyncio.get_running_loop().call_later(self._drain_s, self._shutdown.cut)

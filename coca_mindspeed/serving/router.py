@@ -110,7 +110,7 @@ class Tier:
         if any(message.role in ("system", "developer") for message in request.messages):
             wrong["messages"] = "its own system prompt"
         if threshold is not None and self.policy.risk is not None:
-            wrong["model"] = "its own threshold"
+            wrong["model"] = "its own threshold (use the name without @)"
         for name, allowed in wrong.items():
             done = "calibrated" if self.policy.risk is None else "certified"
             message = f"{name}: tier {self.name} is {done} with {allowed}; leave {name} as it is"
@@ -167,7 +167,8 @@ class Router:
             except BackendError as error:
                 # A backend's own message may quote the prompt.
                 message = "it rejected the request" if error.kind == "rejected" else str(error)
-                _LOG.warning("backend %s failed, %s: %s; request %s", tier.backend.name, error.kind, message, trace.id)
+                where = f"{tier.backend.name} at {tier.backend.config.url}"
+                _LOG.warning("backend %s failed, %s: %s; request %s", where, error.kind, message, trace.id)
                 trace.steps.append({"tier": tier.name, "failed": error.kind})
                 last = last or budget.escalations < 1 or self.tokens_left() == 0
                 if last or self.config.on_error == "fail" or not self.sink.take_back():

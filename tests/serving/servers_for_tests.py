@@ -95,7 +95,9 @@ class FakeEngine:
 
 
 ANSWER = [{"at_least": 0.0, "action": "answer"}]
-ESCALATE = [{"at_least": 0.7, "action": "answer"}, {"at_least": 0.0, "action": "escalate"}]
+ESCALATE, REFUSE = (
+    [{"at_least": 0.7, "action": "answer"}, {"at_least": 0.0, "action": below}] for below in ("escalate", "refuse")
+)
 
 
 @contextlib.contextmanager
@@ -110,7 +112,7 @@ def routed(small, large=None, environment=None, small_tier=None, small_backend=N
                 for name, url, more in zip(("small", "large"), urls, (small_backend, None), strict=False)
             },
             "tiers": [
-                {"name": "small", "backend": "small", "bands": ESCALATE, **(small_tier or {})},
+                {"name": "small", "backend": "small", "bands": ESCALATE if large else REFUSE, **(small_tier or {})},
                 {"name": "large", "backend": "large", "states_confidence": False},
             ][: len(urls)],
             **sections,

@@ -32,7 +32,7 @@ def calibrated(
 
 KINDS = {
     "certificate": {"bands": None},
-    "calibration": {"bands": [{"at_least": 0.5, "action": "answer"}, {"at_least": 0, "action": "escalate"}]},
+    "calibration": {"bands": [{"at_least": 0.5, "action": "answer"}, {"at_least": 0, "action": "refuse"}]},
 }
 # Parameters of a client at a tier of temperature 1 and top_p 0.9, and which of them is refused.
 PARAMETERS = [
@@ -130,8 +130,8 @@ def test_labels_of_certified_answers_move_the_watch_on_their_risk(tmp_path):
     ("file", "tier", "message"),
     [
         ({"model": "other"}, {}, "fitted for model"),
-        ({"prompt": "another"}, {}, "fitted for prompt_sha256"),
-        ({}, {"system_prompt": "another"}, "fitted for prompt_sha256"),
+        ({"prompt": "another"}, {}, "another system prompt"),
+        ({}, {"system_prompt": "another"}, "another system prompt"),
         ({}, {"temperature": 0.5}, "fitted for temperature"),
         ({"risk": 0.001}, {}, "nothing is certified"),
         (None, {}, "cannot be read"),

@@ -207,7 +207,7 @@ def test_the_printed_policy_sends_the_share(share, tmp_path, capsys):
     assert abs(found["share"] - share) < 0.06  # 5% are invalid, and so escalated; 101 confidences
     config = tmp_path / "serving.yaml"
     config.write_text(capsys.readouterr().out.partition("```yaml\n")[2].partition("```")[0])
-    assert [tier.name for tier in read_serving_config(config).tiers] == ["small-model", "large"]
+    assert [tier.name for tier in read_serving_config(config).tiers] == ["small", "large"]
     assert main([*command, "--policy", str(config)]) == 0
     policy = json.loads((tmp_path / "out" / "route.json").read_text())["policy"]
     assert policy["stopped_at"]["large"] == pytest.approx(found["share"])

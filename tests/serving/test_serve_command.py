@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -80,6 +79,7 @@ def test_the_server_gets_the_options_of_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("coca_mindspeed.serving.http_server.Server", Recorder)
     assert main(["serve", config]) == 0
     assert main(["serve", config, "--port", "8124"]) == 0
+    assert "127.0.0.2:8123" in found[0].pop("announcement")
     assert found[0] == {"host": "127.0.0.2", "port": 8123, "connections": 7, "drain_s": 3.0}
     assert found[1]["port"] == 8124
 
@@ -90,7 +90,7 @@ def test_a_model_is_served_on_this_machine_alone_until_it_is_told_to_stop(tmp_pa
     command = [sys.executable, "-m", "coca_mindspeed.cli", "serve", "--model", str(tmp_path / "tiny"), "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     assert main([*command[3:], "--check"]) == 0
-    assert re.search(r"tiny: .* at http://127\.0\.0\.1:0/v1", capsys.readouterr().out)
+    assert capsys.readouterr().out == f"{tmp_path / 'tiny'}: can be served\n"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"

@@ -29,6 +29,9 @@ def test_a_small_file_and_its_defaults(tmp_path):
     policies = tier_policies(config)
     assert [band.action for band in policies[0].rule.bands] == ["answer", "escalate"]
     assert policies[1].rule is None
+    alone = GOOD.replace("escalate", "refuse").partition("  - {name: large")[0]
+    config = read_serving_config(written(tmp_path, alone))
+    assert [policies[0].rule.invalid, tier_policies(config)[0].rule.invalid] == ["escalate", "refuse"]
     assert config.log is None
 
 
@@ -48,6 +51,8 @@ def test_a_small_file_and_its_defaults(tmp_path):
         (("backend: a", "backend: a\n    calibration: m.json\n    certificate: m.json"), "certificate"),
         (("backend: a", "backend: a\n    calibration: m.json\n    confidence: {source: mean, samples: 3}"), "'stated'"),
         (("http://127.0.0.1:1/v1", "127.0.0.1:1"), "backends.a.url='127.0.0.1:1': string should match pattern"),
+        ((", states_confidence: false", ", bands: [{at_least: 0, action: escalate}]"), "tiers.1.bands.0.action='escal"),
+        ((", states_confidence: false", ", certificate: m, invalid: escalate"), "tiers.1.invalid='escalate': no tier"),
         (("temperature: 1", "temperature: '1'"), "tiers.1.temperature='1': input should be a valid number"),
     ],
 )  # fmt: skip

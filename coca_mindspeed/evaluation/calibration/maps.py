@@ -113,9 +113,11 @@ class Identity(Section):
         for name, value in asked.items():
             found = getattr(self, name)
             if value is not None and found != value:
-                raise ConfigError(
-                    f"{where}: the calibration map was fitted for {name} {found!r}, found {value!r}; fit one for it"
-                )
+                if name == "prompt_sha256":
+                    reason = "fitted with another system prompt; fit one by calibrate --system-prompt"
+                else:
+                    reason = f"fitted for {name} {found!r}, found {value!r}; fit one for it"
+                raise ConfigError(f"{where}: the calibration map was {reason}")
 
 
 class DomainCurve(Section):
