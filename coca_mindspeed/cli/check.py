@@ -36,6 +36,7 @@ from coca_mindspeed.mindspeed.plan import (
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
+from coca_mindspeed.utils.eta import duration
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_configuration
@@ -49,6 +50,10 @@ _GRAPH_MODE = (
     "graph mode (enforce_eager=false), not tried on an NPU: the run sets TASK_QUEUE_ENABLE=1; every wake-up of vLLM "
     "repeats the capture, and may replay graphs with addresses of freed weights: rollout/log_prob_gap must stay as in "
     "eager mode (docs/ascend.md, graph mode)"
+)
+_LONG_STEP = 600.0  # seconds
+_FIRST_TRY = (
+    "trainer.steps=2 rollout.prompts=4 rollout.group_size=4 rollout.max_prompt_tokens=256 rollout.max_new_tokens=64"
 )
 _MOMENTS = {"adamw": "float32", "adamw_8bit": "one byte each, with scales; the embedding's float32"}
 
@@ -128,11 +133,14 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.optimizer import require_optimizer
     from coca_mindspeed.local.policy import choose_device, load_policy
+    from coca_mindspeed.local.setup import check_data
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
 
     device, path = choose_device(config.trainer.device), config.model.path
     require_optimizer(config.optimizer, device)
+    if not any(missing_data(config)):
+        check_data(config.data)
     architecture = tiny_config() if path is None else read_model_config(Path(path), config.model)
     stages = [f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass" for stage in _sft_stages(config)]
     rows = [*_common_rows(config), *(("before training", stage) for stage in stages)]
@@ -186,10 +194,12 @@ def _print_hours(config: RunConfig, policy: "Policy") -> None:
         prompt, response = -(-rollout.max_prompt_tokens // part), -(-rollout.max_new_tokens // part)
         step = step_seconds(config, passes, prompt, response)
         print_text(
-            f"about {sum(step) * steps / 3600:.1f} hours for {steps} steps of {sum(step):.0f} s (rollout "
-            f"{step.rollout:.0f}, update {step.update:.0f}) if prompts have {prompt} and responses {response} tokens"
+            f"about {duration(sum(step) * steps)} for {steps} steps of {sum(step):.3g} s (rollout {step.rollout:.3g}, "
+            f"update {step.update:.3g}) if prompts have {prompt} and responses {response} tokens"
         )
-    print_text("hours are measured by three short passes on this machine, and leave out evaluations and grading")
+    print_text("measured by three short passes on this machine; evaluations and grading are not in it")
+    if sum(step) > _LONG_STEP:
+        print_text(f"for a first try: {_FIRST_TRY}")
 
 
 def _sft_stages(config: RunConfig) -> Iterator[str]:

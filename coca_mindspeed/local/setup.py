@@ -1,5 +1,6 @@
 """A run of the local engine as a list of stages: check, load, SFT warm-up, confidence start, train, evaluate."""
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -321,6 +322,13 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
     if not evaluate:
         raise DataError(f"data.evaluate={config.evaluate}: holds no records")
     return train, evaluate
+
+
+def check_data(config: DataConfig) -> None:
+    """Read all records and check their gold answers. Raises DataError for a bad one."""
+    train, evaluate = load_data(config)
+    with contextlib.closing(build_grader(config.grader, config.grader_options)) as grader:
+        check_records(grader, record_sources(config, train, evaluate))
 
 
 def record_sources(

@@ -34,6 +34,11 @@ def test_normalising_twice_is_normalising_once(text: str) -> None:
     assert normalise(normalise(text)) == normalise(text)
 
 
+def test_the_gold_answer_is_the_alias_of_a_record_without_aliases() -> None:
+    athens = Record("t1", "mine", "factual", "Who?", "Athens")
+    assert [verdict.correct for verdict in FactualGrader().grade([athens] * 2, ["athens", "Sparta"])] == [True, False]
+
+
 @pytest.mark.parametrize("aliases", [None, [], "Paris", [1], ["A"], ["The The", "?"]])
 def test_records_without_aliases_are_refused(aliases: object) -> None:
     with pytest.raises(DataError, match=r"'t1' of 'triviaqa'.*aliases"):

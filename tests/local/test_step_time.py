@@ -45,9 +45,13 @@ def test_measuring_leaves_the_policy_as_it_was(tmp_path, lengths):
         assert torch.equal(parameter, old)
 
 
-def test_check_prints_hours(tmp_path, capsys):
+def test_check_prints_hours_and_reads_the_records(tmp_path, capsys):
     write_tiny_model(tmp_path / "tiny", 0)
+    (tmp_path / "bad.jsonl").write_text('{"question": "What is 1 + 1?", "anwser": "2"}\n')
+    bad = ["data=records", f"data.train={tmp_path / 'bad.jsonl'}", f"data.evaluate={tmp_path / 'bad.jsonl'}"]
+    assert main(["check", "local", *bad, f"model.path={tmp_path / 'tiny'}"]) == 1
+    assert "bad.jsonl:1: " in capsys.readouterr().err
     run = ["local", "data=arithmetic", f"model.path={tmp_path / 'tiny'}", "rollout.max_prompt_tokens=64"]
     assert main(["check", *run, "rollout.max_new_tokens=32"]) == 0
-    hours = [line.split() for line in capsys.readouterr().out.splitlines() if " hours for 200 steps " in line]
+    hours = [line.split() for line in capsys.readouterr().out.splitlines() if " for 200 steps of " in line]
     assert [(line[-5], line[-2]) for line in hours] == [("8", "4"), ("64", "32")]

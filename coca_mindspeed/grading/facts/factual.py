@@ -94,7 +94,7 @@ def _stated(answer: str) -> tuple[str, list[str]]:
 
 
 class FactualGrader(TalliedGrader):
-    """Compares with ``record.metadata["aliases"]``.
+    """Compares with ``record.metadata["aliases"]``, or with ``record.answer`` alone.
 
     Args:
         match: ``exact``: the stated fact is an alias, alone on its line. ``contains``: an alias occurs as whole words
@@ -172,8 +172,8 @@ def _is_candidate(line: str, aliases: set[str]) -> bool:
 
 
 def aliases_of(record: Record) -> list[str]:
-    """The aliases of the gold answer; ``RecordError`` if there are none."""
-    aliases = record.metadata.get("aliases")
+    """The aliases of the gold answer, or itself; ``RecordError`` if nothing is left to compare with."""
+    aliases = record.metadata.get("aliases", [record.answer])
     if not isinstance(aliases, list) or not aliases or not all(isinstance(alias, str) for alias in aliases):
         raise RecordError(record, f"metadata['aliases'] should be a list of at least one string, found {aliases!r:.80}")
     if not any(map(normalise, aliases)):

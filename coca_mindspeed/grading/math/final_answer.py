@@ -7,11 +7,13 @@ import re
 import unicodedata
 
 from coca_mindspeed.grading.math.statements import boxed_statement, stated_answer
+from coca_mindspeed.grading.math.words import is_words
 
 # A backslash takes the next character with it, so that \{ and \} are text and not grouping.
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 # Fallbacks look only here: an answer that is not at the end is not a final answer.
 _TAIL_CHARACTERS = 2_000
+_LETTER = re.compile(r"[A-Za-z]\.?")
 
 _ZERO_WIDTH = dict.fromkeys(map(ord, "\u00ad\u034f\u061c\u180e\u2060\ufeff")) | dict.fromkeys(
     code for first, last in ((0x200B, 0x200F), (0x202A, 0x202E), (0x2061, 0x206F)) for code in range(first, last + 1)
@@ -115,8 +117,9 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
     r"""Return the final answer of a response (without its confidence), or None.
 
     In this order: the last complete ``\boxed{}``, or ``<answer>`` after it; the last statement such as ``#### 5`` or
-    "the answer is 5"; the value of the last sentence that has one (:mod:`.statements`). The last two read the last
-    2,000 characters only, and only if no box was left open.
+    "the answer is 5"; the value of the last sentence that has one (:mod:`.statements`); the whole response if it is
+    words ("Athens") or one letter. All but the first read the last 2,000 characters only, and only if no box was left
+    open.
     """
     tagged = None if boxed_only else last_tagged(response)
     if tagged is not None:
@@ -127,7 +130,10 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
     if boxed_only or is_cut_off(response):
         return None
     tail = plain_characters(response[-_TAIL_CHARACTERS:])
-    return stated_answer(tail if tagged is None else f"Answer: {tail}")
+    stated = stated_answer(tail if tagged is None else f"Answer: {tail}")
+    if stated is None and (is_words(whole := response.strip()) or _LETTER.fullmatch(whole)):
+        return whole
+    return stated
 
 
 def last_tagged(response: str) -> str | None:
