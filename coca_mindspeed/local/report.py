@@ -1,5 +1,6 @@
 """The end of a run: ``summary.json``, ``report.md`` with its pictures, and the table of metrics before and after."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +9,12 @@ from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.plots import reliability_diagram, save_figure, training_curves
 from coca_mindspeed.evaluation.reports.tables import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.local.setup import LocalRun
+from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
 from coca_mindspeed.utils.markdown import markdown_table
 
+_FEW_VALID = 0.5
+_IGNORED = "see docs/training.md, the model ignores the format"
 _LONGEST_TEXT = 300  # characters of a question or response in the report
 
 
@@ -42,6 +46,8 @@ def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[
 {introduction}
 
 {results}
+SR: share of responses with a valid confidence. TTC: tokens until the confidence is complete. --: undefined.
+
 ## Does the confidence mean what it says?
 
 ![Reliability {" and ".join(groups)}: accuracy against stated confidence, with the number of answers](reliability.png)
@@ -57,15 +63,21 @@ def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[
 """
     write_atomically(run.output / "report.md", text)
     print_metrics(scores)
+    if (valid := scores["after"]["success_rate"]) < _FEW_VALID:
+        print_text(f"warning: only {valid:.0%} of the responses state a valid confidence; {_IGNORED}", sys.stderr)
     print(f"{summary['seconds']['total']:.0f} s; pictures and samples: {run.output / 'report.md'}")
     return summary
 
 
 def _sample_table(predictions: Sequence[Prediction], count: int = 8) -> str:
-    """Some responses, from the most to the least confident."""
-    ranked = sorted((p for p in predictions if p.confidence is not None), key=lambda p: -(p.confidence or 0.0))
+    """Some responses, from the most to the least confident; invalid ones if there are no others."""
+    valid = [p for p in predictions if p.confidence is not None]
+    ranked = sorted(valid, key=lambda p: -(p.confidence or 0.0)) or predictions
     chosen = [ranked[i * (len(ranked) - 1) // max(1, count - 1)] for i in range(min(count, len(ranked)))]
-    rows = [(_code(p.question), _code(p.response), f"{p.confidence:.2f}", p.outcome) for p in chosen]
+    rows = [
+        (_code(p.question), _code(p.response), "--" if p.confidence is None else f"{p.confidence:.2f}", p.outcome)
+        for p in chosen
+    ]
     return markdown_table(("question", "response", "confidence", "answer"), rows, numbers=(2,))
 
 

@@ -159,3 +159,11 @@ def test_refused_before_torch_is_imported(tmp_path, command, code, named):
     assert all(name in done.stderr for name in named)
     assert os.times().children_user - before < 2
     assert not (tmp_path / "new").exists()
+
+
+def test_a_model_that_states_no_confidence_is_named(tmp_path, capsys):
+    assert train(tmp_path / "run", "warm_up.steps=1", "trainer.steps=1", "evaluation.interval=0") == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["after"]["success_rate"] < 0.5
+    assert "state a valid confidence" in capsys.readouterr().err
+    shown = (tmp_path / "run" / "report.md").read_text().partition("## Responses after training")[2]
+    assert shown.count(" -- | wrong ") == 8
