@@ -39,6 +39,7 @@ convert_weights() {
     ascend_environment
     cd "$MINDSPEED_LLM_HOME" # the converter finds its own configs/ from there
     export PYTHONPATH=$MINDSPEED_LLM_HOME:$MINDSPEED_HOME:$MEGATRON_HOME:$PYTHONPATH
+    export CUDA_DEVICE_MAX_CONNECTIONS=1 # Megatron refuses TP > 1 without it
     if [[ $direction == mcore2hf ]]; then
       RESTORE=("$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion restore "$direction" "$run" "${OVERRIDES[@]}"
         --output "$output")

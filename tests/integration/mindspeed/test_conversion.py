@@ -23,6 +23,7 @@ pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 PYTHON = """#!/usr/bin/env bash
 if [[ $1 == convert_ckpt.py ]]; then
   exec {python} -c 'import runpy, sys
+sys.path.insert(0, "{repository}")  # the converter runs in a checkout that has a package tests of its own
 from tests.support.mindspeed_host import install
 install()
 sys.argv = sys.argv[1:]
@@ -95,7 +96,7 @@ CASES = {
 
 def _script(directory: Path, script: str, *arguments: str, ray_directory: str = "/nonexistent") -> None:
     python = directory / "python"
-    python.write_text(PYTHON.format(python=sys.executable))
+    python.write_text(PYTHON.format(python=sys.executable, repository=REPOSITORY))
     python.chmod(0o755)
     log = directory / "log"
     with log.open("ab") as output:
