@@ -94,16 +94,29 @@ find_run() {
   RUN=$(cd "$(dirname "$1")" && pwd)/$NAME.yaml
 }
 
+#   require_nodes KEY NUMBER
+#
+# Refuses a configuration for another number of nodes than is started: Ray would wait for the others.
+require_nodes() {
+  [[ $2 == "$NNODES" ]] ||
+    misuse "$1=$2, but NNODES=$NNODES: start with NNODES=$2 NODE_RANK=0 MASTER_ADDR=... on the first node"
+}
+
 #   read_nodes KEY
 #
 # Checks what the environment says of the nodes, with the defaults of a single one; of several, KEY is told how many.
 read_nodes() {
+  local override
   : "${NNODES:=1}" "${NODE_RANK:=0}"
   [[ $CLUSTER_TIMEOUT =~ ^[0-9]+$ ]] || misuse "CLUSTER_TIMEOUT=$CLUSTER_TIMEOUT: expected seconds"
   [[ $NNODES =~ ^[1-9][0-9]*$ ]] || misuse "NNODES=$NNODES: expected a number from 1 on"
   if [[ ! $NODE_RANK =~ ^[0-9]+$ ]] || ((NODE_RANK >= NNODES)); then
     misuse "NODE_RANK=$NODE_RANK: expected a number from 0 to $((NNODES - 1))"
   fi
+  for override in "${OVERRIDES[@]}"; do
+    while [[ $override == +* ]]; do override=${override#+}; done
+    [[ $override != "$1="* ]] || require_nodes "$1" "${override#*=}"
+  done
   if ((NNODES > 1)); then
     [[ -n ${MASTER_ADDR:-} ]] || misuse "NNODES=$NNODES needs MASTER_ADDR, the address of the node with NODE_RANK=0"
     OVERRIDES+=("$1=$NNODES")
@@ -348,7 +361,7 @@ launch() {
 }
 
 train_on_ascend() {
-  local run=$1 output=$2 npus platform plan stages="" cpus=""
+  local run=$1 output=$2 npus platform nodes plan stages="" cpus=""
   read_nodes hardware.nodes
   if ((NODE_RANK == 0)); then
     local -a resume_flag=()
@@ -361,10 +374,12 @@ train_on_ascend() {
       exit "$code"
     fi
     platform=$(sed -n 's/^platform //p' "$plan")
+    nodes=$(sed -n 's/^nodes //p' "$plan")
     npus=$(sed -n 's/^npus_per_node //p' "$plan")
     cpus=$(sed -n 's/^cpus_per_npu /--cpus-per-npu /p; s/^other_cpus /--other-cpus /p' "$plan")
     stages=$(sed -n 's/^stage //p' "$plan")
     rm -f "$plan"
+    require_nodes hardware.nodes "$nodes"
   else
     coca check "$run" "${OVERRIDES[@]}"
     platform=$(coca config get "$run" hardware.platform "${OVERRIDES[@]}")

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stage = "stage of the method (sequential has 0 and 1)"
     parser.add_argument("--stage", type=at_least(0), default=0, metavar="N", help=stage)
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in DIR")
-    script = "write the facts that the launch scripts read: platform, NPUs, CPUs, and each stage as fresh or resume"
+    script = "write the facts that the launch scripts read: platform, nodes, NPUs, CPUs, each stage as fresh or resume"
     parser.add_argument("--for-script", type=Path, metavar="FILE", help=script)
     budget = "find the smallest layout that runs in DAYS by estimate, and print its overrides"
     parser.add_argument("--budget", type=above(0), metavar="DAYS", help=budget)
@@ -269,6 +269,8 @@ def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argpars
         shape = f"TP {layout.tp} x PP {layout.pp}, rollout TP {layout.rollout_tp}"
         print_text(f"{_nodes(layout.nodes)}, {shape}: about {run_days(layout, iterations, rates):.1f} days; overrides:")
         print_text(f"    {' '.join(changes) or 'none'}")
+        if layout.nodes > 1:
+            print_text(f"start the launch script on every node with NNODES={layout.nodes} (docs/ascend.md, Two nodes)")
         return
     fastest, fix = fastest_layout(resolved), ""
     if fastest is not None:
@@ -286,7 +288,7 @@ def _nodes(count: int) -> str:
 
 def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, arguments: argparse.Namespace) -> None:
     hardware, cpus = config.hardware, wanted_cpus(config.mindspeed_rl["rl_config"], config.hardware.nodes)
-    lines = [f"platform {hardware.platform}", f"npus_per_node {hardware.npus_per_node}"]
+    lines = [f"platform {hardware.platform}", f"nodes {hardware.nodes}", f"npus_per_node {hardware.npus_per_node}"]
     lines += [f"cpus_per_npu {cpus.per_npu}", f"other_cpus {cpus.others}"]
     for stage, has_checkpoint in stages_to_do(config, plan, output, resume=arguments.resume):
         lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")

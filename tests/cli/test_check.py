@@ -59,8 +59,10 @@ BUDGET = ["check", "qwen25_7b_910c", "--quiet", "--budget"]
 )
 def test_the_smallest_layout_for_a_budget(days, overrides, found, capsys):
     assert main([*BUDGET, days, *overrides]) == 0
-    last = capsys.readouterr().out.splitlines()[-1].split()
-    assert [word for word in last if "=" in word] == found
+    words = capsys.readouterr().out.partition("overrides:")[2].split()
+    assert [word for word in words if "=" in word and "NNODES" not in word] == found
+    nodes = [word.removeprefix("hardware.nodes=") for word in found if word.startswith("hardware.nodes=")]
+    assert [word for word in words if "NNODES" in word] == [f"NNODES={count}" for count in nodes if count != "1"]
     assert main(["check", "qwen25_7b_910c", "--quiet", *overrides, *found]) == 0  # they can be pasted
 
 
@@ -90,7 +92,7 @@ def test_nodes_that_the_prompts_cannot_be_split_over(capsys):
     shown = capsys.readouterr().out
     assert "rollout.prompts=128" in shown
     assert "144" in shown  # a multiple of three nodes' 48 rollout engines
-    assert shown.splitlines()[-1].split()[-1] == "hardware.nodes=4"
+    assert shown.partition("overrides:")[2].split()[0] == "hardware.nodes=4"
 
 
 def test_it_makes_no_directory(tmp_path, capsys):
