@@ -35,7 +35,8 @@ usage: bash ${0}$word [--dry-run | --smoke] [--resume] [--output DIR] [KEY=VALUE
 
 $explained\
   --dry-run     print the plan and every command, start nothing
-  --smoke       a few steps of the same configuration on the tiny model, on this machine's CPU or GPU
+  --smoke       two steps of the tiny model on the local engine, on this machine's CPU or GPU: configuration,
+                rewards, update and export; MindSpeed-RL, the layout and your data are not run
   --resume      go on from the newest checkpoint in DIR
   --output DIR  where the run goes (default: runs/$run; --smoke: runs/smoke/$run-TIME)
   KEY=VALUE     change the configuration, e.g. method=joint data.epochs=0.5 rollout.prompts=64; of a smoke run
@@ -228,12 +229,19 @@ smoke() {
     data.name=arithmetic data.train=null data.evaluate=null data.grader=exact 'data.grader_options={}'
     data.epochs=null)
   leave_alone "${fixed[@]}"
+  local override
+  for override in "${OVERRIDES[@]}"; do
+    [[ $override != *hardware=host && $override != *hardware.platform=host ]] ||
+      misuse "--smoke runs the local engine: to run MindSpeed-RL without an NPU, leave it out and set trainer.steps=2 \
+with $override (docs/port.md, Without an NPU)"
+  done
   # These are sizes; what is typed comes last, so that it wins.
   run_child coca train "$run" "${fixed[@]}" warm_up.steps=20 data.train_size=200 data.evaluate_size=16 \
     rollout.prompts=8 rollout.group_size=4 rollout.max_prompt_tokens=64 rollout.max_new_tokens=24 \
     trainer.steps=2 trainer.minibatches=1 trainer.threads=1 evaluation.interval=0 checkpoint.interval=0 \
     logging.samples_interval=1 logging.wandb=null logging.swanlab=null "${OVERRIDES[@]}" --output "$output" --quiet
-  "$DRY_RUN" || echo "smoke passed: configuration, rewards, update, export"
+  "$DRY_RUN" || echo "smoke passed on the local engine: configuration, rewards, update, export; MindSpeed-RL, the \
+layout and your data were not run"
 }
 
 # Where packets are dropped, the system would go on trying for two minutes.
@@ -394,7 +402,7 @@ train_on_ascend() {
   echo "+ coca-mindspeed doctor $run ${OVERRIDES[*]}"
   if ! "$DRY_RUN" && [[ -z ${SKIP_DOCTOR:-} ]] && ! coca doctor "$run" "${OVERRIDES[@]}" --output "$output" --only-problems; then
     fail "this machine is not ready for $run (above: what is missing and how to get it).
-Without NPUs, the same configuration runs on the tiny model:  bash ${0}${WORDS[*]:+ ${WORDS[*]}} --smoke"
+Without NPUs, try its rewards and update on the local engine, with a tiny model:  bash ${0}${WORDS[*]:+ ${WORDS[*]}} --smoke"
   fi
 
   local -a of_ray=("--resources={\"NPU\": $npus}")
