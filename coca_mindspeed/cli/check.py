@@ -7,6 +7,7 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -213,6 +214,9 @@ def _sft_stages(config: RunConfig) -> Iterator[str]:
 
 def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:
     config = composed.run
+    for problem in missing_data(config):
+        if problem.key == "data.train":
+            print_text(f"warning: {problem}", sys.stderr)
     plan = make_plan(config)
     rates = Rates() if arguments.metrics is None else read_rates(arguments.metrics)
     if not arguments.quiet:
@@ -234,6 +238,8 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
     if arguments.for_script is not None:
         _write_for_script(config, plan, output, arguments)
         return
+    if arguments.write is None and not arguments.resume:  # a plan needs no number of iterations
+        plan = replace(plan, iterations=plan.iterations or 1)
     values = mindspeed_values(config, plan, StageFiles(output, arguments.stage), resume=arguments.resume)
     if (file := arguments.write) is not None:
         if not file.parent.is_dir():
@@ -315,7 +321,7 @@ def _layout_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tup
     r = plan.resolved
     dp, engines, slots = (r.dp, r.rollout_dp, _slots(plan)) if r.fills_npus else ("?", "?", "?")
     host = f"{host_gib(r):.0f}" if r.fills_npus else "?"
-    iterations = "unknown: data.train does not exist and data.rows is null"
+    iterations = "unknown: data.train does not exist; data.rows=N plans without it"
     if plan.iterations is not None:
         rows = f" ({plan.rows:,} questions by {plan.rows_from})" if plan.rows else ""
         iterations = f"{plan.iterations:,} a stage{rows}"

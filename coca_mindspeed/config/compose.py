@@ -29,6 +29,7 @@ _LONGEST_SHOWN = 200  # characters of a value in a message
 OmegaConf.register_new_resolver("sum", lambda *terms: sum(terms), replace=True)
 OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
 OmegaConf.register_new_resolver("quotient", lambda a, b: a // b, replace=True)
+OmegaConf.register_new_resolver("if_equal", lambda a, b, value: value if a == b else None, replace=True)
 OmegaConf.register_new_resolver("is_set", lambda value: value is not None, replace=True)
 
 

@@ -39,6 +39,18 @@ def test_the_last_line_is_the_verdict(arguments, code, verdict, capsys):
     assert (captured.err or captured.out).splitlines()[-1] == verdict
 
 
+@pytest.mark.parametrize(("file", "rows"), [("data/big_math/train.jsonl", "251,122"), ("mine.jsonl", "unknown")])
+def test_a_missing_training_file(file, rows, tmp_path, monkeypatch, capsys):
+    """It is a warning, also with --quiet; the published number of questions is not taken for another file's."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "qwen25_7b_910b", f"data.train={file}"]) == 0
+    shown = capsys.readouterr()
+    assert rows in next(line for line in shown.out.splitlines() if "iterations " in line and "updates" not in line)
+    assert main(["check", "qwen25_7b_910b", f"data.train={file}", "--quiet"]) == 0
+    assert shown.err == capsys.readouterr().err
+    assert f"data.train='{file}'" in shown.err
+
+
 @pytest.mark.parametrize("eager", ["true", "false"])
 def test_a_note_on_graph_mode(eager, capsys):
     assert main(["check", "qwen25_7b_910b", f"mindspeed_rl.generate_config.enforce_eager={eager}"]) == 0

@@ -75,7 +75,7 @@ def test_settings_of_another_run_are_refused(tmp_path, override, message):
     write_run_file(write(StageFiles(tmp_path).results / RUN_FILE), values_of(tmp_path), RUN)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
     with pytest.raises(ConfigError, match=message):
-        values_of(tmp_path, override, resume=True)
+        values_of(tmp_path, override, "data.rows=251122", resume=True)
     values_of(tmp_path, "checkpoint.interval=10", "evaluation.interval=25", f"{GPU}=0.6", resume=True)
 
 
