@@ -273,7 +273,8 @@ def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argpars
                 for problem in explained_layout_problems(fewer):
                     print_text(f"{_nodes(nodes)} would be enough, but: {problem}")
         shape = f"TP {layout.tp} x PP {layout.pp}, rollout TP {layout.rollout_tp}"
-        print_text(f"{_nodes(layout.nodes)}, {shape}: about {run_days(layout, iterations, rates):.1f} days; overrides:")
+        time = _duration(run_days(layout, iterations, rates))
+        print_text(f"{_nodes(layout.nodes)}, {shape}: about {time}; overrides:")
         print_text(f"    {' '.join(changes) or 'none'}")
         if layout.nodes > 1:
             print_text(f"start the launch script on every node with NNODES={layout.nodes} (docs/ascend.md, Two nodes)")
@@ -281,11 +282,14 @@ def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argpars
     fastest, fix = fastest_layout(resolved), ""
     if fastest is not None:
         least = math.ceil(100 * run_days(fastest, iterations, rates)) / 100
-        fix = (
-            f"nearest that works: --budget {least:g}, by {' '.join(layout_overrides(resolved, fastest)) or 'this run'}"
-        )
+        changed = " ".join(layout_overrides(resolved, fastest)) or "this run"
+        fix = f"nearest that works: --budget {least:g} ({_duration(least)}), by {changed}"
     reason = f"no layout of up to {MOST_NODES} nodes runs in {days:g} days"
     refuse([Problem("budget", "hardware.nodes", resolved.nodes, reason, fix)], title)
+
+
+def _duration(days: float) -> str:
+    return f"{days:.1f} days" if days >= 1 else f"{24 * days:.2g} hours"
 
 
 def _nodes(count: int) -> str:
@@ -349,9 +353,11 @@ def _layout_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tup
 
 def _time(plan: ClusterPlan, config: RunConfig, rates: Rates) -> str:
     stages = len(config.method.training_method.stages)
-    days = "" if plan.iterations is None else f", {run_days(plan.resolved, plan.iterations * stages, rates):.1f} days"
+    whole = ""
+    if plan.iterations is not None:
+        whole = f", {_duration(run_days(plan.resolved, plan.iterations * stages, rates))}"
     assumed = f"{rates.tokens_per_response:.0f} tokens a response and {rates.tokens_per_second:.0f} tokens/s per NPU"
-    return f"about {iteration_seconds(plan.resolved, rates):.0f} s an iteration{days}; at {assumed}"
+    return f"about {iteration_seconds(plan.resolved, rates):.0f} s an iteration{whole}; at {assumed}"
 
 
 def _slots(plan: ClusterPlan) -> str:

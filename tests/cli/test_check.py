@@ -79,6 +79,17 @@ def test_the_smallest_layout_for_a_budget(days, overrides, found, capsys):
 
 
 @pytest.mark.parametrize(
+    ("steps", "time"),
+    [(1000, "10.1 days"), (50, "12 hours"), (1, "0.24 hours")],  # 873 s each
+)
+def test_times_below_a_day_are_in_hours(steps, time, capsys):
+    run = ["check", "qwen25_7b_910c", "data.epochs=null", f"trainer.steps={steps}"]
+    for arguments in (run, [*run, "--quiet", "--budget", "25"]):
+        assert main(arguments) == 0
+        assert f" {time};" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
         ([*BUDGET, "0.1"], 1, "[budget]"),
