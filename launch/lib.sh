@@ -35,7 +35,8 @@ usage: bash ${0}$word [--dry-run | --smoke] [--resume] [--output DIR] [KEY=VALUE
 
 $explained\
   --dry-run     print the plan and every command, start nothing
-  --smoke       a few steps of the same configuration on the tiny model, on this machine's CPU or GPU
+  --smoke       two steps of the tiny model on the local engine, on this machine's CPU or GPU: configuration,
+                rewards, update and export; MindSpeed-RL, the layout and your data are not run
   --resume      go on from the newest checkpoint in DIR
   --output DIR  where the run goes (default: runs/$run; --smoke: runs/smoke/$run-TIME)
   KEY=VALUE     change the configuration, e.g. method=joint data.epochs=0.5 rollout.prompts=64; of a smoke run
@@ -94,16 +95,29 @@ find_run() {
   RUN=$(cd "$(dirname "$1")" && pwd)/$NAME.yaml
 }
 
+#   require_nodes KEY NUMBER
+#
+# Refuses a configuration for another number of nodes than is started: Ray would wait for the others.
+require_nodes() {
+  [[ $2 == "$NNODES" ]] ||
+    misuse "$1=$2, but NNODES=$NNODES: start with NNODES=$2 NODE_RANK=0 MASTER_ADDR=... on the first node"
+}
+
 #   read_nodes KEY
 #
 # Checks what the environment says of the nodes, with the defaults of a single one; of several, KEY is told how many.
 read_nodes() {
+  local override
   : "${NNODES:=1}" "${NODE_RANK:=0}"
   [[ $CLUSTER_TIMEOUT =~ ^[0-9]+$ ]] || misuse "CLUSTER_TIMEOUT=$CLUSTER_TIMEOUT: expected seconds"
   [[ $NNODES =~ ^[1-9][0-9]*$ ]] || misuse "NNODES=$NNODES: expected a number from 1 on"
   if [[ ! $NODE_RANK =~ ^[0-9]+$ ]] || ((NODE_RANK >= NNODES)); then
     misuse "NODE_RANK=$NODE_RANK: expected a number from 0 to $((NNODES - 1))"
   fi
+  for override in "${OVERRIDES[@]}"; do
+    while [[ $override == +* ]]; do override=${override#+}; done
+    [[ $override != "$1="* ]] || require_nodes "$1" "${override#*=}"
+  done
   if ((NNODES > 1)); then
     [[ -n ${MASTER_ADDR:-} ]] || misuse "NNODES=$NNODES needs MASTER_ADDR, the address of the node with NODE_RANK=0"
     OVERRIDES+=("$1=$NNODES")
@@ -215,12 +229,19 @@ smoke() {
     data.name=arithmetic data.train=null data.evaluate=null data.grader=exact 'data.grader_options={}'
     data.epochs=null)
   leave_alone "${fixed[@]}"
+  local override
+  for override in "${OVERRIDES[@]}"; do
+    [[ $override != *hardware=host && $override != *hardware.platform=host ]] ||
+      misuse "--smoke runs the local engine: to run MindSpeed-RL without an NPU, leave it out and set trainer.steps=2 \
+with $override (docs/port.md, Without an NPU)"
+  done
   # These are sizes; what is typed comes last, so that it wins.
   run_child coca train "$run" "${fixed[@]}" warm_up.steps=20 data.train_size=200 data.evaluate_size=16 \
     rollout.prompts=8 rollout.group_size=4 rollout.max_prompt_tokens=64 rollout.max_new_tokens=24 \
     trainer.steps=2 trainer.minibatches=1 trainer.threads=1 evaluation.interval=0 checkpoint.interval=0 \
     logging.samples_interval=1 logging.wandb=null logging.swanlab=null "${OVERRIDES[@]}" --output "$output" --quiet
-  "$DRY_RUN" || echo "smoke passed: configuration, rewards, update, export"
+  "$DRY_RUN" || echo "smoke passed on the local engine: configuration, rewards, update, export; MindSpeed-RL, the \
+layout and your data were not run"
 }
 
 # Where packets are dropped, the system would go on trying for two minutes.
@@ -348,7 +369,7 @@ launch() {
 }
 
 train_on_ascend() {
-  local run=$1 output=$2 npus platform plan stages="" cpus=""
+  local run=$1 output=$2 npus platform nodes plan stages="" cpus=""
   read_nodes hardware.nodes
   if ((NODE_RANK == 0)); then
     local -a resume_flag=()
@@ -361,10 +382,12 @@ train_on_ascend() {
       exit "$code"
     fi
     platform=$(sed -n 's/^platform //p' "$plan")
+    nodes=$(sed -n 's/^nodes //p' "$plan")
     npus=$(sed -n 's/^npus_per_node //p' "$plan")
     cpus=$(sed -n 's/^cpus_per_npu /--cpus-per-npu /p; s/^other_cpus /--other-cpus /p' "$plan")
     stages=$(sed -n 's/^stage //p' "$plan")
     rm -f "$plan"
+    require_nodes hardware.nodes "$nodes"
   else
     coca check "$run" "${OVERRIDES[@]}"
     platform=$(coca config get "$run" hardware.platform "${OVERRIDES[@]}")
@@ -379,7 +402,7 @@ train_on_ascend() {
   echo "+ coca-mindspeed doctor $run ${OVERRIDES[*]}"
   if ! "$DRY_RUN" && [[ -z ${SKIP_DOCTOR:-} ]] && ! coca doctor "$run" "${OVERRIDES[@]}" --output "$output" --only-problems; then
     fail "this machine is not ready for $run (above: what is missing and how to get it).
-Without NPUs, the same configuration runs on the tiny model:  bash ${0}${WORDS[*]:+ ${WORDS[*]}} --smoke"
+Without NPUs, try its rewards and update on the local engine, with a tiny model:  bash ${0}${WORDS[*]:+ ${WORDS[*]}} --smoke"
   fi
 
   local -a of_ray=("--resources={\"NPU\": $npus}")

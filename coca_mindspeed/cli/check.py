@@ -7,6 +7,7 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stage = "stage of the method (sequential has 0 and 1)"
     parser.add_argument("--stage", type=at_least(0), default=0, metavar="N", help=stage)
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in DIR")
-    script = "write the facts that the launch scripts read: platform, NPUs, CPUs, and each stage as fresh or resume"
+    script = "write the facts that the launch scripts read: platform, nodes, NPUs, CPUs, each stage as fresh or resume"
     parser.add_argument("--for-script", type=Path, metavar="FILE", help=script)
     budget = "find the smallest layout that runs in DAYS by estimate, and print its overrides"
     parser.add_argument("--budget", type=above(0), metavar="DAYS", help=budget)
@@ -213,6 +214,9 @@ def _sft_stages(config: RunConfig) -> Iterator[str]:
 
 def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:
     config = composed.run
+    for problem in missing_data(config):
+        if problem.key == "data.train":
+            print_text(f"warning: {problem}", sys.stderr)
     plan = make_plan(config)
     rates = Rates() if arguments.metrics is None else read_rates(arguments.metrics)
     if not arguments.quiet:
@@ -234,6 +238,8 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
     if arguments.for_script is not None:
         _write_for_script(config, plan, output, arguments)
         return
+    if arguments.write is None and not arguments.resume:  # a plan needs no number of iterations
+        plan = replace(plan, iterations=plan.iterations or 1)
     values = mindspeed_values(config, plan, StageFiles(output, arguments.stage), resume=arguments.resume)
     if (file := arguments.write) is not None:
         if not file.parent.is_dir():
@@ -267,17 +273,23 @@ def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argpars
                 for problem in explained_layout_problems(fewer):
                     print_text(f"{_nodes(nodes)} would be enough, but: {problem}")
         shape = f"TP {layout.tp} x PP {layout.pp}, rollout TP {layout.rollout_tp}"
-        print_text(f"{_nodes(layout.nodes)}, {shape}: about {run_days(layout, iterations, rates):.1f} days; overrides:")
+        time = _duration(run_days(layout, iterations, rates))
+        print_text(f"{_nodes(layout.nodes)}, {shape}: about {time}; overrides:")
         print_text(f"    {' '.join(changes) or 'none'}")
+        if layout.nodes > 1:
+            print_text(f"start the launch script on every node with NNODES={layout.nodes} (docs/ascend.md, Two nodes)")
         return
     fastest, fix = fastest_layout(resolved), ""
     if fastest is not None:
         least = math.ceil(100 * run_days(fastest, iterations, rates)) / 100
-        fix = (
-            f"nearest that works: --budget {least:g}, by {' '.join(layout_overrides(resolved, fastest)) or 'this run'}"
-        )
+        changed = " ".join(layout_overrides(resolved, fastest)) or "this run"
+        fix = f"nearest that works: --budget {least:g} ({_duration(least)}), by {changed}"
     reason = f"no layout of up to {MOST_NODES} nodes runs in {days:g} days"
     refuse([Problem("budget", "hardware.nodes", resolved.nodes, reason, fix)], title)
+
+
+def _duration(days: float) -> str:
+    return f"{days:.1f} days" if days >= 1 else f"{24 * days:.2g} hours"
 
 
 def _nodes(count: int) -> str:
@@ -286,7 +298,7 @@ def _nodes(count: int) -> str:
 
 def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, arguments: argparse.Namespace) -> None:
     hardware, cpus = config.hardware, wanted_cpus(config.mindspeed_rl["rl_config"], config.hardware.nodes)
-    lines = [f"platform {hardware.platform}", f"npus_per_node {hardware.npus_per_node}"]
+    lines = [f"platform {hardware.platform}", f"nodes {hardware.nodes}", f"npus_per_node {hardware.npus_per_node}"]
     lines += [f"cpus_per_npu {cpus.per_npu}", f"other_cpus {cpus.others}"]
     for stage, has_checkpoint in stages_to_do(config, plan, output, resume=arguments.resume):
         lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
@@ -313,7 +325,7 @@ def _layout_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tup
     r = plan.resolved
     dp, engines, slots = (r.dp, r.rollout_dp, _slots(plan)) if r.fills_npus else ("?", "?", "?")
     host = f"{host_gib(r):.0f}" if r.fills_npus else "?"
-    iterations = "unknown: data.train does not exist and data.rows is null"
+    iterations = "unknown: data.train does not exist; data.rows=N plans without it"
     if plan.iterations is not None:
         rows = f" ({plan.rows:,} questions by {plan.rows_from})" if plan.rows else ""
         iterations = f"{plan.iterations:,} a stage{rows}"
@@ -341,9 +353,11 @@ def _layout_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tup
 
 def _time(plan: ClusterPlan, config: RunConfig, rates: Rates) -> str:
     stages = len(config.method.training_method.stages)
-    days = "" if plan.iterations is None else f", {run_days(plan.resolved, plan.iterations * stages, rates):.1f} days"
+    whole = ""
+    if plan.iterations is not None:
+        whole = f", {_duration(run_days(plan.resolved, plan.iterations * stages, rates))}"
     assumed = f"{rates.tokens_per_response:.0f} tokens a response and {rates.tokens_per_second:.0f} tokens/s per NPU"
-    return f"about {iteration_seconds(plan.resolved, rates):.0f} s an iteration{days}; at {assumed}"
+    return f"about {iteration_seconds(plan.resolved, rates):.0f} s an iteration{whole}; at {assumed}"
 
 
 def _slots(plan: ClusterPlan) -> str:

@@ -17,7 +17,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from coca_mindspeed.config.checks import UNKNOWN_KEY, validation_problems
+from coca_mindspeed.config.checks import UNKNOWN_KEY, Problem, validation_problems
 from coca_mindspeed.config.overrides import GROUPS, hydra_override, unknown_key
 from coca_mindspeed.config.schema import PATH_KEYS, RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError, nearest
@@ -29,6 +29,7 @@ _LONGEST_SHOWN = 200  # characters of a value in a message
 OmegaConf.register_new_resolver("sum", lambda *terms: sum(terms), replace=True)
 OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
 OmegaConf.register_new_resolver("quotient", lambda a, b: a // b, replace=True)
+OmegaConf.register_new_resolver("if_equal", lambda a, b, value: value if a == b else None, replace=True)
 OmegaConf.register_new_resolver("is_set", lambda value: value is not None, replace=True)
 
 
@@ -155,17 +156,21 @@ def validate_run(
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        problems = [
-            problem._replace(expected=unknown_key(*problem.key.rpartition(".")[::2]))
-            if problem.code == UNKNOWN_KEY
-            else problem
-            for problem in validation_problems(error)
-        ]
+        problems = [_explained(problem) for problem in validation_problems(error)]
         files = sources()
         origins = [_origin(problem.key, files, overrides) for problem in problems]
         kind = UsageError if all(origin.startswith("override ") for origin in origins) else ConfigError
         lines = [f"{origin}: {problem}" for origin, problem in zip(origins, problems, strict=True)]
         raise kind("\n".join(lines), problems) from error
+
+
+def _explained(problem: Problem) -> Problem:
+    """A problem of the schema, with how the key is written."""
+    if problem.key in GROUPS and isinstance(problem.value, str):
+        return problem._replace(expected=f"a group: write `- override {problem.key}: {problem.value}` under defaults")
+    if problem.code == UNKNOWN_KEY:
+        return problem._replace(expected=unknown_key(*problem.key.rpartition(".")[::2]))
+    return problem
 
 
 def _add_defaults(composed: DictConfig) -> None:

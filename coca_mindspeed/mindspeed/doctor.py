@@ -43,6 +43,7 @@ _OBJECT_STORE = 10**10  # Ray's REQUIRE_SHM_SIZE_THRESHOLD: with less in /dev/sh
 # A token stands for at least one byte. Chat templates add a few dozen bytes per message, some a default system prompt.
 _TEMPLATE_BYTES = 512
 _SCRIPTS = "nothing to do for the launch scripts, which"
+_GUIDE = "docs/ascend.md, 1. Software"  # vLLM and vLLM-Ascend are built from a commit there, not installed by a name
 _HF_KEYS = {  # name of a shape -> key of config.json
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -55,14 +56,18 @@ _HF_KEYS = {  # name of a shape -> key of config.json
 
 
 class Finding(NamedTuple):
-    """An item, and the problem that it is if ``ok`` is false."""
+    """An item, and the problem that it is if ``ok`` is false; ``ok`` is None if the item could not be examined."""
 
-    ok: bool
+    ok: bool | None
     problem: Problem
 
 
 def _item(code: str, key: str, found: Any, ok: object, wanted: str, fix: str) -> Finding:
     return Finding(bool(ok), Problem(code, key, found, f"wanted {wanted}", "" if ok else fix))
+
+
+def _skipped(code: str, key: str, needs: str) -> Finding:
+    return Finding(None, Problem(code, key, None, f"needs {needs}"))
 
 
 def examine_machine(
@@ -108,7 +113,7 @@ def _sourced(machine: Machine, package: str, *scripts: str) -> str:
 def _packages(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
     for name, wanted in stack.packages.items():
         version = machine.package_version(name)
-        fix = f"pip install {name}=={wanted} (docs/ascend.md, versions)"
+        fix = _GUIDE if name.startswith("vllm") else f"pip install {name}=={wanted} ({_GUIDE})"
         yield _item("package", name, version, version and is_version(version, wanted), wanted, fix)
     for name in UNPINNED:
         version = machine.package_version(name)
@@ -225,10 +230,13 @@ def run_findings(machine: Machine, run: RunConfig, output: Path) -> Iterator[Fin
         yield _item("plan", "configuration", "no problems", True, "no problems", "")
     absent = [*missing_data(run), *missing_model(run)]
     yield from (Finding(False, problem) for problem in absent)
+    no_model = "model.path" in {problem.key for problem in absent}
     if run.model.path is not None and run.model.architecture is not None:
-        if "model.path" not in {problem.key for problem in absent}:
+        if no_model:
+            yield _skipped("end-of-text", "end of text", "model.path")
+        else:
             yield _shapes(Path(run.model.path), run.model.architecture)
-        yield from _end_of_text(Path(run.model.path))
+            yield from _end_of_text(Path(run.model.path))
     if plan is not None:
         if run.hardware.platform == "npu" or run.mindspeed_rl["actor_config"].get("load"):
             yield _weights(run, plan)
@@ -238,7 +246,10 @@ def run_findings(machine: Machine, run: RunConfig, output: Path) -> Iterator[Fin
     named = {"data.train": run.data.train, "data.evaluate": run.data.evaluate}
     files = {key: Path(path) for key, path in named.items() if path is not None and Path(path).is_file()}
     yield _grader(run, list(files.values()))
-    if run.model.path is not None and files:
+    if no_model:
+        yield _skipped("template", "chat template", "model.path")
+        yield from (_skipped("prompts", f"prompts of {key}", "model.path") for key in files)
+    elif run.model.path is not None and files:
         yield _template(run, list(files.values()))
         for key, path in files.items():
             yield _prompts(run, key, path)

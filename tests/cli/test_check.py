@@ -39,6 +39,18 @@ def test_the_last_line_is_the_verdict(arguments, code, verdict, capsys):
     assert (captured.err or captured.out).splitlines()[-1] == verdict
 
 
+@pytest.mark.parametrize(("file", "rows"), [("data/big_math/train.jsonl", "251,122"), ("mine.jsonl", "unknown")])
+def test_a_missing_training_file(file, rows, tmp_path, monkeypatch, capsys):
+    """It is a warning, also with --quiet; the published number of questions is not taken for another file's."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "qwen25_7b_910b", f"data.train={file}"]) == 0
+    shown = capsys.readouterr()
+    assert rows in next(line for line in shown.out.splitlines() if "iterations " in line and "updates" not in line)
+    assert main(["check", "qwen25_7b_910b", f"data.train={file}", "--quiet"]) == 0
+    assert shown.err == capsys.readouterr().err
+    assert f"data.train='{file}'" in shown.err
+
+
 @pytest.mark.parametrize("eager", ["true", "false"])
 def test_a_note_on_graph_mode(eager, capsys):
     assert main(["check", "qwen25_7b_910b", f"mindspeed_rl.generate_config.enforce_eager={eager}"]) == 0
@@ -59,9 +71,22 @@ BUDGET = ["check", "qwen25_7b_910c", "--quiet", "--budget"]
 )
 def test_the_smallest_layout_for_a_budget(days, overrides, found, capsys):
     assert main([*BUDGET, days, *overrides]) == 0
-    last = capsys.readouterr().out.splitlines()[-1].split()
-    assert [word for word in last if "=" in word] == found
+    words = capsys.readouterr().out.partition("overrides:")[2].split()
+    assert [word for word in words if "=" in word and "NNODES" not in word] == found
+    nodes = [word.removeprefix("hardware.nodes=") for word in found if word.startswith("hardware.nodes=")]
+    assert [word for word in words if "NNODES" in word] == [f"NNODES={count}" for count in nodes if count != "1"]
     assert main(["check", "qwen25_7b_910c", "--quiet", *overrides, *found]) == 0  # they can be pasted
+
+
+@pytest.mark.parametrize(
+    ("steps", "time"),
+    [(1000, "10.1 days"), (50, "12 hours"), (1, "0.24 hours")],  # 873 s each
+)
+def test_times_below_a_day_are_in_hours(steps, time, capsys):
+    run = ["check", "qwen25_7b_910c", "data.epochs=null", f"trainer.steps={steps}"]
+    for arguments in (run, [*run, "--quiet", "--budget", "25"]):
+        assert main(arguments) == 0
+        assert f" {time};" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -90,7 +115,7 @@ def test_nodes_that_the_prompts_cannot_be_split_over(capsys):
     shown = capsys.readouterr().out
     assert "rollout.prompts=128" in shown
     assert "144" in shown  # a multiple of three nodes' 48 rollout engines
-    assert shown.splitlines()[-1].split()[-1] == "hardware.nodes=4"
+    assert shown.partition("overrides:")[2].split()[0] == "hardware.nodes=4"
 
 
 def test_it_makes_no_directory(tmp_path, capsys):

@@ -47,6 +47,17 @@ def test_a_file_of_ones_own_may_build_on_ours(tmp_path):
     assert (run.method.name, run.rollout.group_size, run.rollout.prompts) == ("rlvr", 4, 64)
 
 
+@pytest.mark.parametrize("choice", ["parallel: tp2pp2", "method: rlvr", "hardware: ascend_910c", "data: taco"])
+def test_a_group_as_a_plain_key_is_refused_with_the_line_to_write(choice, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"defaults:\n  - qwen25_7b_910b\n  - _self_\n{choice}\n")
+    with pytest.raises(ConfigError) as caught:
+        compose_run(str(mine))
+    assert f"`- override {choice}`" in caught.value.problems[0].expected
+    mine.write_text(f"defaults:\n  - qwen25_7b_910b\n  - override {choice}\n  - _self_\n")
+    compose_run(str(mine))
+
+
 # Those for Ascend are planned in tests/mindspeed/test_checks.py.
 @pytest.mark.parametrize("name", [n for n in ready_made_runs() if n != "local" and "_910" not in n])
 def test_every_ready_made_run_is_valid(name):

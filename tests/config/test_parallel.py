@@ -29,6 +29,15 @@ def test_every_model_takes_every_layout_that_divides_it(name, layout):
     assert refused == ({TP} if run.model.architecture.kv_groups % tp else set())
 
 
+@pytest.mark.parametrize("guide", ["ascend.md", "ascend.zh.md"])
+def test_the_guides_yaml_chooses_a_layout(guide, tmp_path):
+    text = (config_directory().parent / "docs" / guide).read_text(encoding="utf-8")
+    file = tmp_path / "my.yaml"
+    file.write_text(text.partition("```yaml\n")[2].partition("```")[0], encoding="utf-8")
+    resolved = resolve_config(compose_run(str(file)).run)
+    assert (resolved.tp, resolved.pp) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("machine", "override", "key"),
     [

@@ -18,8 +18,13 @@ def test_epochs_decide_where_they_are_given():
     assert [problem[:3] for problem in caught.value.problems] == [("no-whole-step", "data.epochs", 0.5)]
 
 
-def test_where_the_number_of_questions_is_from(tmp_path):
+def test_where_the_number_of_questions_is_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert training_rows(compose_run("demo").run.data) == (50_000, "data.train_size")
-    absent = compose_run("qwen25_7b_910b", [f"data.train={tmp_path / 'none.jsonl'}"]).run.data
-    assert training_rows(absent)[0] == 251_122
-    assert "not here" in training_rows(absent)[1]
+    for name, rows in (("qwen25_7b_910b", 251_122), ("qwen25_7b_taco_910b", 25_443)):
+        published = training_rows(compose_run(name).run.data)
+        assert published[0] == rows
+        assert "not here" in published[1]
+    other = compose_run("qwen25_7b_910b", ["data.train=mine.jsonl"]).run.data
+    assert training_rows(other) == (None, "unknown")
+    assert training_rows(compose_run("qwen25_7b_910b", ["data.train=mine.jsonl", "data.rows=5"]).run.data)[0] == 5

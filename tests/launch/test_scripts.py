@@ -69,7 +69,8 @@ def test_smoke_trains_the_same_configuration_on_the_tiny_model(script, tmp_path)
     assert ran.returncode == 0, ran.stderr
     shown = shlex.split(ran.stdout.splitlines()[0])
     assert shown[:4] == ["+", "coca-mindspeed", "train", script.stem]
-    assert ("smoke passed" in ran.stdout.splitlines()[-1]) == (script == SEVEN)
+    last = ran.stdout.splitlines()[-1]
+    assert ("smoke passed on the local engine" in last) == ("MindSpeed-RL" in last) == (script == SEVEN)
     if script != SEVEN:
         assert main(shown[2:]) == 0
     assert (tmp_path / "run" / "model" / "config.json").is_file()
@@ -118,6 +119,15 @@ def test_run_refuses_unknown_files(own_yaml, arguments, named):
 TWO_NODES = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1"}
 
 
+def test_a_yaml_for_two_nodes_is_not_started_on_one(tmp_path):
+    file = write(tmp_path / "two.yaml", "defaults: [qwen25_3b_910b, _self_]\nhardware: {nodes: 2}\n")
+    refused = call(RUN, str(file), "--dry-run")
+    assert refused.returncode == 2
+    assert "hardware.nodes=2, but NNODES=1" in refused.stderr
+    assert not any("ray" in command for command in commands(refused.stdout))
+    assert call(RUN, str(file), "--dry-run", **TWO_NODES).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "shown", "hidden"),
     [
@@ -142,8 +152,11 @@ def test_dry_run_of_nodes_and_layouts(arguments, environment, shown, hidden):
         (2, "--smoke --resume", {}, "--smoke"),
         (2, "--smoke model.path=/weights", {}, "model.path=/weights"),
         (2, "--smoke ++data.grader=math", {}, "data.grader=math"),
+        (2, "--smoke --dry-run hardware=host", {}, "trainer.steps=2"),
         (2, "--dry-run rollout.promts=3", {}, "'prompts'"),
         (2, "--dry-run", {"NNODES": "2"}, "MASTER_ADDR"),
+        (2, "--dry-run hardware.nodes=2", {}, "NNODES=2 NODE_RANK=0 MASTER_ADDR="),
+        (2, "--dry-run ++hardware.nodes=4", {"NNODES": "2", "MASTER_ADDR": "x"}, "hardware.nodes=4"),
         (2, "--dry-run", {"CLUSTER_TIMEOUT": "10m"}, "CLUSTER_TIMEOUT=10m"),
         (2, "--dry-run", {"NNODES": "two"}, "NNODES=two"),
         (2, "--dry-run", {"NNODES": "2", "MASTER_ADDR": "x", "NODE_RANK": "2"}, "NODE_RANK=2"),

@@ -9,7 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
+from coca_mindspeed.mindspeed.plan import make_plan
+from tests.integration.mindspeed import tiny
 from tests.support import torch_npu_signatures
 from tests.support.mindspeed_host import operators, stubs
 from tests.support.mindspeed_host.weights import Layout, Shard, local_shard
@@ -27,6 +30,18 @@ def test_query_key_value_are_interleaved_by_group():
     name = "decoder.layers.0.self_attention.linear_qkv.bias"
     assert layout.cut(name, state, 0).tolist() == [0, 1, 10, 20]
     assert layout.cut(name, state, 1).tolist() == [2, 3, 11, 21]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "npus"), [("qwen25_1p5b_910b", [], 1), ("qwen25_7b_910b", ["parallel=tp2pp2"], 4)]
+)
+def test_the_tiny_models_overrides_fit_the_runs_for_ascend(name, layout, npus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tiny, "warm_up", lambda *_arguments: None)
+    tiny.main(tmp_path)
+    overrides = capsys.readouterr().out.split()
+    one_node = ["hardware.nodes=1", f"hardware.npus_per_node={npus}", "trainer.steps=2"]
+    plan = make_plan(compose_run(name, [*overrides, *layout, *one_node]).run)
+    assert (plan.problems, plan.iterations) == ((), 2)
 
 
 def test_tied_embeddings_and_unknown_parameters():

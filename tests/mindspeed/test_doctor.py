@@ -165,7 +165,9 @@ def test_environment(good, monkeypatch, variable, value, code, key):
 def test_packages(good, monkeypatch, packages, keys):
     machine, run = good
     monkeypatch.setattr(FakeMachine, "packages", {**FakeMachine.packages, **packages})
-    assert set(examine(machine, run)) == keys  # the weights exist: the converter's packages are not needed
+    problems = examine(machine, run)
+    assert set(problems) == keys  # the weights exist: the converter's packages are not needed
+    assert "pip install vllm" not in str(problems.get("vllm", ""))
     if "tensordict" in keys:
         actor = {**run.mindspeed_rl["actor_config"], "load": "/no"}
         unconverted = with_changes(run, "mindspeed_rl", actor_config=actor)
@@ -264,6 +266,22 @@ def test_files_of_the_run(good):
     assert found["weights"].value == "TP 4, PP 2"
     Path("model/config.json").unlink()
     assert examine(machine, run)["model.path"].code == "no-model"
+
+
+def test_items_that_need_a_missing_model_are_skipped(good, capsys):
+    machine, run = good
+    Path("model/config.json").unlink()
+    found = doctor.examine_machine(machine, run)
+    skipped = {"end of text", "chat template", "prompts of data.train", "prompts of data.evaluate"}
+    assert {finding.problem.key for finding in found if finding.ok is None} == skipped
+    assert {finding.problem.key for finding in found if finding.ok is False} == {"model.path"}
+    assert main(["doctor", "qwen25_7b_910b", *OVERRIDES]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    lines = {line for line in shown if line.startswith("SKIPPED")}
+    assert lines == {f"SKIPPED {key}: needs model.path" for key in skipped}
+    fine = sum(line.startswith("ok ") for line in shown)
+    assert shown[-1].startswith(f"{fine} of ")
+    assert shown[-1].endswith("4 skipped")
 
 
 def test_problems_of_the_plan(good):

@@ -75,7 +75,7 @@ def test_settings_of_another_run_are_refused(tmp_path, override, message):
     write_run_file(write(StageFiles(tmp_path).results / RUN_FILE), values_of(tmp_path), RUN)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
     with pytest.raises(ConfigError, match=message):
-        values_of(tmp_path, override, resume=True)
+        values_of(tmp_path, override, "data.rows=251122", resume=True)
     values_of(tmp_path, "checkpoint.interval=10", "evaluation.interval=25", f"{GPU}=0.6", resume=True)
 
 
@@ -190,7 +190,8 @@ def test_check_writes_what_the_driver_reads(tmp_path):
     assert yaml.safe_load(file.read_text())["megatron_training"]["model"] in config.model
     script = tmp_path / "script"
     assert main(["check", RUN, "--output", str(tmp_path), "--quiet", "--for-script", str(script)]) == 0
-    assert script.read_text() == "platform npu\nnpus_per_node 8\ncpus_per_npu 8\nother_cpus 13\nstage 0 fresh\n"
+    facts = ["platform npu", "nodes 1", "npus_per_node 8", "cpus_per_npu 8", "other_cpus 13", "stage 0 fresh"]
+    assert script.read_text().splitlines() == facts
 
 
 def test_check_refuses_and_writes_nothing(tmp_path, capsys):

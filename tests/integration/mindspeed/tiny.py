@@ -1,7 +1,12 @@
-"""A tiny model, easy arithmetic, and a MindSpeed-RL configuration for them, written to a folder."""
+"""A tiny model, easy arithmetic, and a MindSpeed-RL configuration for them, written to a folder.
+
+``python -m tests.integration.mindspeed.tiny DIRECTORY`` writes model and questions, and prints the overrides with which
+a ready-made run for Ascend trains on them (docs/port.md).
+"""
 
 import json
 import string
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +255,14 @@ def padded(rows: list[torch.Tensor], value: int, multiple: int = 2) -> torch.Ten
     """Rows as MindSpeed-RL hands them to the training engine: as wide as two ranks can share."""
     width = -(-max(map(len, rows)) // multiple) * multiple
     return torch.stack([torch.nn.functional.pad(row, (0, width - len(row)), value=value) for row in rows])
+
+
+def main(directory: Path) -> None:
+    """Write model and questions, and print the overrides."""
+    write_model(directory / "model", warm_up_steps=150)
+    write_questions(directory)
+    print(*run_overrides(directory))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
