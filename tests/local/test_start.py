@@ -221,6 +221,8 @@ print("held", flush=True)
 time.sleep(60)
 """
 
+NO_ALIASES = {"category": "factual", "metadata": {"aliases": []}}
+
 
 def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
     holder = [sys.executable, "-c", _HOLDS, str(tmp_path / "run")]
@@ -241,7 +243,7 @@ def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
     ("name", "row", "grader", "message"),
     [
         ("heldout", {"question": "long " * 3000}, "exact", r"record 'heldout-6' of heldout: its prompt has \d+ tokens"),
-        ("train", {"category": "factual"}, "auto", r"record 'train-6'.*metadata\['aliases'\]"),
+        ("train", NO_ALIASES, "auto", r"record 'train-6'.*metadata\['aliases'\]"),
         ("heldout", {"category": "code"}, "auto", r"record 'heldout-6'.*tests"),
         ("train", {"answer": "2+2=<<2+2=4>>4\n#### 4"}, "math", r"train\.jsonl:6: record 'train-6'.*data prepare"),
         ("heldout", {"answer": r"\frac{1"}, "auto", r"heldout\.jsonl:6: record 'heldout-6'"),
@@ -402,11 +404,11 @@ def test_a_resumed_run_keeps_the_compute_dtype_of_its_first_machine(tmp_path, mo
 
 def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, monkeypatch):
     data = write_rows(tmp_path / "data.jsonl", QUESTIONS)
-    bad = write_rows(tmp_path / "bad.jsonl", [*QUESTIONS, {"question": "q", "answer": "1", "category": "factual"}])
+    bad = write_rows(tmp_path / "bad.jsonl", [*QUESTIONS, {"question": "q", "answer": "1", **NO_ALIASES}])
     long = write_rows(tmp_path / "long.jsonl", [*QUESTIONS, {"question": "long " * 3000, "answer": "1"}])
     others = [{**row, "question": f"Once more: {row['question']}"} for row in QUESTIONS]
     examples = write_rows(tmp_path / "examples.jsonl", others)
-    bad_lessons = write_rows(tmp_path / "bad_lessons.jsonl", [*others, {**others[0], "category": "factual"}])
+    bad_lessons = write_rows(tmp_path / "bad_lessons.jsonl", [*others, {**others[0], **NO_ALIASES}])
     output = tmp_path / "out"
 
     def baseline(*more: str) -> str:

@@ -14,6 +14,7 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 # Fallbacks look only here: an answer that is not at the end is not a final answer.
 _TAIL_CHARACTERS = 2_000
 _LETTER = re.compile(r"[A-Za-z]\.?")
+_MAX_WORDS_CHARACTERS = 200
 
 _ZERO_WIDTH = dict.fromkeys(map(ord, "\u00ad\u034f\u061c\u180e\u2060\ufeff")) | dict.fromkeys(
     code for first, last in ((0x200B, 0x200F), (0x202A, 0x202E), (0x2061, 0x206F)) for code in range(first, last + 1)
@@ -131,7 +132,8 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
         return None
     tail = plain_characters(response[-_TAIL_CHARACTERS:])
     stated = stated_answer(tail if tagged is None else f"Answer: {tail}")
-    if stated is None and (is_words(whole := response.strip()) or _LETTER.fullmatch(whole)):
+    whole = response.strip()
+    if stated is None and len(whole) <= _MAX_WORDS_CHARACTERS and (is_words(whole) or _LETTER.fullmatch(whole)):
         return whole
     return stated
 
