@@ -337,12 +337,14 @@ def responses_of(policy: Policy, microbatch: LargestMicrobatch, config: RunConfi
 
 def _sampled_at_once(config: RunConfig) -> list[tuple[int, int]]:
     """(prompts, responses per prompt) of the largest batch of a step, and of an evaluation if there is one."""
-    rollout = config.rollout
-    groups = rollout.prompts
-    if rollout.batch_responses is not None:
-        groups = min(groups, max(1, rollout.batch_responses // rollout.group_size))
     held_out = largest_evaluation_batch(config)
-    return [(groups, rollout.group_size), *([(held_out, 1)] if held_out else [])]
+    return [(prompts_at_once(config), config.rollout.group_size), *([(held_out, 1)] if held_out else [])]
+
+
+def prompts_at_once(config: RunConfig) -> int:
+    """Prompts of a step whose groups are sampled as one batch."""
+    rollout, limit = config.rollout, config.rollout.batch_responses
+    return rollout.prompts if limit is None else min(rollout.prompts, max(1, limit // rollout.group_size))
 
 
 def rollout_pass(policy: Policy, config: RunConfig, prompts: int, group_size: int) -> int:

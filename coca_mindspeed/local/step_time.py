@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.local.memory import LargestMicrobatch, responses_of, update_pass
+from coca_mindspeed.local.memory import LargestMicrobatch, prompts_at_once, responses_of, update_pass
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Decoder, draw
 
@@ -43,7 +43,7 @@ def measure_passes(policy: Policy, config: RunConfig) -> PassSeconds:
             decoder = Decoder(policy, [[0] * prompt], rollout.max_prompt_tokens + rollout.max_new_tokens)
             float(decoder.logits[0, 0])  # waits for the device
             prompt_seconds = time.perf_counter() - started
-        decoder.keep(torch.zeros(_prompts_at_once(config) * rollout.group_size, dtype=torch.long, device=policy.device))
+        decoder.keep(torch.zeros(prompts_at_once(config) * rollout.group_size, dtype=torch.long, device=policy.device))
         token, _ = draw(policy, decoder.logits, rollout.temperature, generator)
         middle = max(prompt + 2, rollout.max_prompt_tokens + rollout.max_new_tokens // 2)
         while decoder.width < middle:
@@ -66,15 +66,9 @@ def step_seconds(config: RunConfig, passes: PassSeconds, prompt: int, response: 
     """Seconds of a training step whose prompts and responses have these lengths in tokens."""
     rollout, trainer = config.rollout, config.trainer
     responses = rollout.prompts * rollout.group_size
-    batches = -(-rollout.prompts // _prompts_at_once(config))
+    batches = -(-rollout.prompts // prompts_at_once(config))
     tokens = responses * response + (rollout.prompts if trainer.share_prompts else responses) * prompt
     return StepSeconds(
         rollout=rollout.prompts * prompt * passes.prompt_token + batches * response * passes.sampled_token,
         update=trainer.epochs * tokens * passes.update_token,
     )
-
-
-def _prompts_at_once(config: RunConfig) -> int:
-    rollout = config.rollout
-    limit = rollout.batch_responses
-    return rollout.prompts if limit is None else min(rollout.prompts, max(1, limit // rollout.group_size))

@@ -26,7 +26,7 @@ _SECONDS_PER_DAY = 86_400
 
 
 class Rates(NamedTuple):
-    """What the time of an iteration is estimated by.
+    """Assumptions of the time estimate.
 
     Attributes:
         tokens_per_response: mean tokens of a prompt with its response; an assumption.
