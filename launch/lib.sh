@@ -418,4 +418,5 @@ Without NPUs, try its rewards and update on the local engine, with a tiny model:
   run_child "$PYTHON" -m coca_mindspeed.mindspeed.start.cluster --npus $((NNODES * npus)) ${cpus//$'\n'/ } \
     --timeout "$CLUSTER_TIMEOUT"
   train_stages "$run" "$output" "$stages" "${OVERRIDES[@]}"
+  "$DRY_RUN" || echo "launch: every iteration of $output is done"
 }

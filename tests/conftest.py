@@ -6,6 +6,8 @@ Slow tests come first, so that no process of pytest-xdist is left alone with one
 import importlib.util
 import signal
 
+import pytest
+
 # A shell starts what it runs in the background with SIGINT ignored, and processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -20,3 +22,7 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if importlib.util.find_spec("pytest_rerunfailures") is not None:
+        for item in items:
+            if item.get_closest_marker("timing"):
+                item.add_marker(pytest.mark.flaky(reruns=2))

@@ -1,4 +1,4 @@
-"""``coca-mindspeed watch``: a running training in the terminal."""
+"""``coca-mindspeed watch``: a running training in the terminal, until it has done its last step."""
 
 import argparse
 import sys
@@ -28,8 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     try:
         with Live(dashboard(directory), auto_refresh=False) as live:
-            while True:
+            while not directory.finished():
                 time.sleep(max(0.1, arguments.interval))
                 live.update(dashboard(directory), refresh=True)
     except KeyboardInterrupt:
-        return 0
+        pass
+    return 0

@@ -173,6 +173,7 @@ def test_empty_batch():
     assert confidence_segment_lengths(nothing, lengths, table, lengths.bool()).tolist() == []
 
 
+@pytest.mark.timing
 def test_the_papers_batch_takes_a_fraction_of_a_second():
     """2,048 responses of 4,096 tokens; the target is 0.15 s on one core, the bound here is of CPU time."""
     tokenizer = kinds.qwen_like()

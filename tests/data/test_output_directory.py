@@ -72,6 +72,7 @@ with output_directory(Path(sys.argv[1]), True) as directory:
 """
 
 
+@pytest.mark.timing
 def test_a_killed_process_leaves_the_old_output_and_the_next_run_cleans_up(tmp_path):
     make(tmp_path / "out", content="old")
     with subprocess.Popen([sys.executable, "-c", _WAITING, str(tmp_path / "out")], stdout=subprocess.PIPE) as process:

@@ -137,6 +137,7 @@ def test_percentiles_are_shifted_and_clipped():
     assert (interval.low, interval.high) == pytest.approx((0.0, 0.3))
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_a_thousand_replicates_of_twenty_thousand_predictions():
     data = draw(20_000, decimals=12)  # all confidences differ: the slowest case

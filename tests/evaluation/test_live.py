@@ -90,3 +90,17 @@ def test_command(run, capsys, monkeypatch):
     assert main(["watch", str(run), "--interval", "0.5"]) == 0
     assert looks == [0.5, 0.5, 0.5]
     assert threading.active_count() == before
+
+
+def test_it_ends_with_the_run(run, monkeypatch):
+    (run / "config.yaml").write_text(to_yaml(compose_run("demo", ["trainer.steps=41"]).run))
+    looks = []
+
+    def another_step(_):
+        looks.append(1)
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 41}\n')
+
+    monkeypatch.setattr(watch.time, "sleep", another_step)
+    assert main(["watch", str(run)]) == 0
+    assert looks == [1]

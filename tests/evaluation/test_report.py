@@ -182,6 +182,7 @@ def test_markdown_table_escapes_and_aligns():
     assert unpadded == "| a | long |\n| --- | --: |\n|  | 1 |\n"
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_many_runs_on_eight_data_sets(tmp_path):
     paths = [make_run(tmp_path, f"run {i}", DATASETS, 300, bias=i / 50, steps=300) for i in range(3)]

@@ -24,6 +24,8 @@ from tests.grading.competitors import one_processor
 from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.test_code import asserts, grade, record
 
+pytestmark = pytest.mark.timing
+
 sys.path.insert(0, str(Path(processes.__file__).parent))  # as inside
 jobs = importlib.import_module("jobs")
 
@@ -245,6 +247,7 @@ def test_nothing_that_a_program_does_passes_for_a_busy_machine(sandbox: Sandbox,
 def test_a_program_that_gets_no_processor_is_tried_again_and_then_ungradable(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    assert report_of(sandbox, kind, "", 5.0).outcome == "right"  # waiting for files to be read would be charged for
     attempt, attempts = Sandbox._attempt, 0
 
     def count(*arguments: Any) -> sandboxes.Report:

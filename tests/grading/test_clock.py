@@ -12,6 +12,8 @@ import pytest
 
 from coca_mindspeed.grading.code.inside.process import WALL_FACTOR, Clock, descendants
 
+pytestmark = pytest.mark.timing
+
 PROCESSOR = min(os.sched_getaffinity(0))
 COMPETITORS = 5
 WALL_SECONDS = 1.0

@@ -13,7 +13,7 @@ from coca_mindspeed.grading.verdict import Outcome, Verdict
 from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.tables import read_programs
 
-pytestmark = needs_sandbox
+pytestmark = [needs_sandbox, pytest.mark.timing]
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ HOSTILE += ["5 and ", "$5 ", "x = 5, ", "#### ", "5\n", "A: 1\n", "( 5 ", r"\fra
 HOSTILE += ["answer is not 5. ", "The answer a ", "because 5 ", "**", "5 (", r"\begin{a}", "$x$ "]
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_time_is_linear_in_the_response(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))

@@ -17,6 +17,8 @@ from coca_mindspeed.grading.facts import judge as judge_module
 from coca_mindspeed.grading.facts.judge import Grade, JudgeGrader, parse_grade
 from coca_mindspeed.grading.verdict import Outcome
 
+pytestmark = pytest.mark.timing
+
 Reply = Callable[[dict[str, Any]], tuple[int, str]]
 
 

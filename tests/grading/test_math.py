@@ -217,12 +217,14 @@ def caller_seconds(kind: str, count: int) -> float:
     return time.process_time() - started
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_answers_cost_the_caller_little(kind: str) -> None:
     # 2,048 distinct answers make up a step, each with one gold: an eighth of them with three must take less than 1.5 s.
     assert caller_seconds(kind, 256) < allowed(1.5)
 
 
+@pytest.mark.timing
 def test_a_step_of_hostile_answers_is_graded_in_seconds(impatient_grader: MathGrader) -> None:
     kinds = list(HOSTILE.values())
     answers = [rf"\boxed{{{kinds[n % len(kinds)](n)}}}" for n in range(2_048)]

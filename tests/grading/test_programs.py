@@ -55,6 +55,7 @@ def test_the_block_that_defines_what_the_tests_call_is_the_program() -> None:
     assert extract_program(method, {"f"}).startswith("class Solution")
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "hostile",
     [

@@ -16,6 +16,8 @@ from coca_mindspeed.grading.code.sandbox import Sandbox
 from tests.grading import sandbox_attacks
 from tests.grading.sandbox_package import REPOSITORY, needs_sandbox, script_of
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture(scope="module")
 def server_port() -> Iterator[int]:

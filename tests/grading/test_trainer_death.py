@@ -9,6 +9,8 @@ import pytest
 from tests.grading.dying_trainer import descendants, end_survivors
 from tests.grading.sandbox_package import REPOSITORY, needs_sandbox, script_of
 
+pytestmark = pytest.mark.timing
+
 WORKERS = """
 import sys, threading, time
 sys.path.insert(0, {repository!r})

@@ -13,7 +13,7 @@ from coca_mindspeed.grading.code import sandbox as sandbox_module
 from coca_mindspeed.grading.code.sandbox import Sandbox, locked_user_id
 from tests.grading.sandbox_package import needs_sandbox, script_of
 
-pytestmark = needs_sandbox
+pytestmark = [needs_sandbox, pytest.mark.timing]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has several user ids")
 
 

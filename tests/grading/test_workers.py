@@ -21,6 +21,8 @@ from tests.grading.competitors import one_processor
 from tests.grading.dying_trainer import descendants, end_survivors
 from tests.grading.sandbox_package import needs_sandbox
 
+pytestmark = pytest.mark.timing
+
 
 def double(number: int) -> int:
     return 2 * number

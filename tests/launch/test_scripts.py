@@ -185,6 +185,7 @@ def test_stages_run_and_the_exit_code_of_the_training_comes_back(stand_in, overr
     folder, environment = stand_in
     ended = call(SEVEN, "--output", str(folder / "run"), override, DRIVER_EXIT=str(code), **environment)
     assert ended.returncode == code, ended.stderr
+    assert (f"every iteration of {folder}/run is done" in ended.stdout) == (code == 0)
     assert [line.split()[0] for line in (folder / "ray").read_text().splitlines()] == ["started", "stopped"]
     files = [folder / f"run/stage{stage}/mindspeed_rl.yaml" for stage in range(stages)]
     called = [f"127.0.0.1:{environment['RAY_PORT']} {file}" for file in files]

@@ -22,6 +22,8 @@ from tests.serving.servers_for_tests import (
     until,
 )
 
+pytestmark = pytest.mark.timing
+
 # What goes wrong, and the status that a client sees where there is no tier to fall back on.
 FAULTS = {
     "killed": ({"fault": "killed"}, 502),

@@ -23,6 +23,8 @@ from tests.serving.servers_for_tests import (
     until,
 )
 
+pytestmark = pytest.mark.timing
+
 BODY = {"model": "coca", "messages": QUESTION}
 
 

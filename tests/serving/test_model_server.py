@@ -22,6 +22,8 @@ from tests.local.models_for_tests import write_random_model
 from tests.serving.background import served_in_background
 from tests.serving.servers_for_tests import QUESTION, raw_post, until
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):

@@ -28,6 +28,8 @@ from tests.serving.servers_for_tests import (
     until,
 )
 
+pytestmark = pytest.mark.timing
+
 
 def data(value):
     return b"data: " + json.dumps(value).encode() + b"\n\n"

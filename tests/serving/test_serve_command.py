@@ -15,6 +15,8 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.local.tiny_model import write_tiny_model
 from tests.serving.test_pinned import calibrated
 
+pytestmark = pytest.mark.timing
+
 CONFIG = {
     "backends": {"a": {"url": "http://127.0.0.1:9/v1", "model": "small"}},
     "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0, "action": "answer"}]}],

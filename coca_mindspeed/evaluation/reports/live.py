@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coca_mindspeed.config.compose import validate_run
+from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics.binning import bin_table
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
@@ -47,14 +48,25 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def progress(self, done: int) -> str:
-        """Return ``of 300, about 4 min left`` after step ``done``; empty if the run's configuration cannot be read."""
+    def config(self) -> RunConfig | None:
+        """Return the run's configuration; None if it cannot be read."""
         path = self.path / "config.yaml"
         try:
-            config = validate_run(read_yaml(path), lambda: (path,))
+            return validate_run(read_yaml(path), lambda: (path,))
         except (OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
+            return None
+
+    def finished(self) -> bool:
+        """Whether the last step is done."""
+        config, rows = self.config(), self.rows("metrics.jsonl")
+        return bool(config and rows) and rows[-1].get("step") == _steps(config)
+
+    def progress(self, done: int) -> str:
+        """Return ``of 300, about 4 min left`` after step ``done``; empty if the run's configuration cannot be read."""
+        config = self.config()
+        if config is None:
             return ""
-        total = config.trainer.steps * len(config.method.training_method.stages)
+        total = _steps(config)
         timing = self.rows("timing.jsonl")[-max(STEPS, config.evaluation.interval) :]
         left = Pace.of_training(total, config.evaluation.interval, timing).left(done) if done < total else None
         return f" of {total}" + ("" if left is None else f", about {duration(left)} left")
@@ -68,6 +80,10 @@ class RunDirectory:
         """Return the complete rows of metrics.jsonl or timing.jsonl."""
         path = self.path / name
         return [row for _, row in read_complete_rows(path)] if path.exists() else []
+
+
+def _steps(config: RunConfig) -> int:
+    return config.trainer.steps * len(config.method.training_method.stages)
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:

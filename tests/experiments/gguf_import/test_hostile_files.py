@@ -71,6 +71,7 @@ def test_hostile_headers_are_refused(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == ["hostile.gguf"]
 
 
+@pytest.mark.timing
 def test_a_hostile_file_takes_no_memory(tmp_path):
     for i, (content, _) in enumerate(HOSTILE.values()):
         (tmp_path / f"{i}.gguf").write_bytes(content)
