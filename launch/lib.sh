@@ -45,7 +45,7 @@ $explained\
 exit codes: that of the training; 2 what was typed wrong, 1 what cannot run, 130 and 143 a signal
 
 environment: NNODES, NODE_RANK, MASTER_ADDR, RAY_PORT, CLUSTER_TIMEOUT, PYTHON; MINDSPEED_RL_HOME, MEGATRON_HOME,
-MINDSPEED_HOME, MINDSPEED_LLM_HOME; SKIP_DOCTOR=1 starts although coca-mindspeed doctor finds fault
+MINDSPEED_HOME, MINDSPEED_LLM_HOME; SKIP_DOCTOR=1 starts without asking coca-mindspeed doctor
 EOF
 }
 

@@ -52,7 +52,7 @@ class CreditRule:
         eps: added to the deviation.
         separate_format: normalise the Brier scores over the valid responses alone, and add the normalised 0/1 reward
             of being valid.  In the paper's form (False) one invalid response among eight, with its reward of -1,
-            shrinks the differences among the valid ones about 25 times.  Equal where all are valid; for methods whose
+            shrinks the differences among the valid ones 5 to 40 times.  Equal where all are valid; for methods whose
             confidence segment has a reward of its own (``coca``).
         entropy_bonus: added to the reward of a valid confidence is this times ``-log pi(confidence segment)``.  Its
             expectation is the entropy of the segment, which keeps the policy from stating one confidence everywhere;

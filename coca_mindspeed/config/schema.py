@@ -185,7 +185,10 @@ class MethodConfig(Section):
 
     name: str = Field("coca", description="coca, rlvr, joint, sequential or rlcr")
     invalid_reward: float = Field(
-        -1.0, ge=-100, le=0, description="confidence reward of a response without a valid confidence"
+        -1.0,
+        ge=-100,
+        le=0,
+        description="confidence reward of a response without a valid confidence; coca with separate_format has none",
     )
     separate_format: bool = Field(
         True,

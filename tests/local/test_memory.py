@@ -104,7 +104,7 @@ def test_no_microbatch_of_a_step_needs_more_than_was_planned(share_prompts, prom
     planned = estimate_memory(run, QWEN).update
     random = np.random.default_rng(0)
     shapes = set()
-    for share in (0.06, 0.3, 0.5, 0.9, 0.95, 1.0):
+    for share in (0.06, 0.5, 0.95, 1.0):
         alike = [max(1, int(share * longest))] * (8 * group)
         for lengths in (alike, random.integers(1, max(2, int(share * longest)), size=8 * group).tolist()):
             for prompts in ([prompt] * 8, random.integers(1, prompt, size=8).tolist()):
@@ -392,7 +392,7 @@ def pass_of(shape, overrides):
     use_fast_attention(policy.model, torch.device("cpu"))
     add_embedding_gradients(policy.model, torch.device("cpu"))
     moments = [torch.ones_like(p) for p in policy.trained_parameters() for _ in range(2)]
-    for _ in range(3):  # an update has several
+    for _ in range(2):  # an update has several
         update_pass(responses_of(policy, largest_microbatches(run)[-1], run))
 
 torch.set_num_threads(1)
@@ -409,7 +409,7 @@ print((kib("VmHWM") - before) * 1024)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
-@pytest.mark.parametrize(("hidden", "layers", "vocabulary"), [(256, 6, 2_000), (384, 4, 16_000), (512, 8, 2_000)])
+@pytest.mark.parametrize(("hidden", "layers", "vocabulary"), [(256, 6, 2_000), (384, 2, 16_000), (512, 4, 2_000)])
 def test_the_estimate_is_within_15_percent_of_the_peak_of_a_process(hidden, layers, vocabulary):
     shape = {
         "model_type": "llama",
@@ -431,7 +431,7 @@ def test_the_estimate_is_within_15_percent_of_the_peak_of_a_process(hidden, laye
     assert need.update_peak == pytest.approx(int(done.stdout), rel=0.15)
 
 
-ROUNDS, BYTES = 20, 2**28
+ROUNDS, BYTES = 4, 2**27
 ALLOCATING = f"""
 import resource, sys
 import torch
