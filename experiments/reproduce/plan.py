@@ -1,5 +1,6 @@
 """The plan of a reproduction (one YAML file) and the jobs that it consists of."""
 
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -248,7 +249,13 @@ def _jobs(name: str, setting: SettingPlan, seed: int) -> Iterator[Job]:
 
 def run_config(setting: SettingPlan, overrides: Sequence[str], seed: int) -> RunConfig:
     """A job's configuration, without built-in data and start."""
-    return compose_run(setting.run, [*setting.overrides, *overrides, f"seed={seed}"]).run
+    return _composed(setting.run, (*setting.overrides, *overrides, f"seed={seed}"))
+
+
+@functools.cache
+def _composed(run: str, overrides: tuple[str, ...]) -> RunConfig:
+    """A job asks for its configuration several times, at a tenth of a second each."""
+    return compose_run(run, overrides).run
 
 
 def position_of(setting: SettingPlan, method: str, seed: int) -> ConfidencePosition:

@@ -203,13 +203,13 @@ def test_a_task_is_limited_in_processor_time_even_if_nobody_watches_the_clock() 
 
 
 def test_a_busy_machine_costs_a_task_time_and_not_its_result() -> None:
-    with one_processor(competitors=2), closing(Workers(count=1, seconds=1.0)) as workers:
+    with one_processor(competitors=2), closing(Workers(count=1, seconds=0.5)) as workers:
         list(workers.map(double, [1]))  # it has started
         started = time.perf_counter()
-        assert [result.value for result in workers.map(compute, [0.6])] == [0.6]
-        assert time.perf_counter() - started > 1.0
+        assert [result.value for result in workers.map(compute, [0.3])] == [0.3]
+        assert time.perf_counter() - started > 0.5
         (result,) = workers.map(compute, [60.0])
-        assert result.failure is Failure.TIMEOUT
+        assert result.failure in (Failure.TIMEOUT, Failure.STARVED)  # the latter where it is busier still
 
 
 INTERRUPTED = """

@@ -395,12 +395,12 @@ def test_the_responses_are_made_likely_at_the_temperature_at_which_they_were_sam
 @pytest.mark.slow
 def test_it_teaches_a_model_to_tell_its_questions_apart(tmp_path):
     """The tiny model knows sums of few digits and not those of many; the warm-up alone taught it to be sure of all."""
-    sizes = ("data.train_size=2000", "data.evaluate_size=600", "warm_up.steps=300", "rollout.prompts=100")
+    sizes = ("data.train_size=2000", "data.evaluate_size=400", "warm_up.steps=200", "rollout.prompts=100")
     overrides = (*WARMED, *sizes, "rollout.group_size=8", "trainer.steps=1")
     found = {}
     for name, start in (
         ("without", ()),
-        ("with", ("confidence_start.questions=600", "confidence_start.steps=200", "confidence_start.lr=0.001")),
+        ("with", ("confidence_start.questions=400", "confidence_start.steps=80", "confidence_start.lr=0.002")),
     ):
         with closing(small_session(tmp_path / name, *overrides, *start)) as opened:
             data = outcomes(opened.trainer.evaluate(opened.trainer.evaluate_records, "after"))

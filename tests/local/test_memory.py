@@ -139,7 +139,7 @@ def test_no_length_of_response_needs_more_than_was_planned(groups, inner, longes
         f"trainer.microbatch_tokens={limit}",
     )
     planned = estimate_memory(run, model).update
-    for response in (2, 3, 4, 6, 8, 9, 10, 11, 16, 24, longest):
+    for response in (2, 3, 6, 9, 11, 24, longest):
         group_sizes = largest_group_sizes(16, 8, response, longest, run.trainer)
         shape = footprints.LargestMicrobatch(longest, response, group_sizes)
         monkeypatch.setattr(footprints, "largest_microbatches", lambda run, shape=shape: [shape])

@@ -77,11 +77,13 @@ def test_every_job_runs_once(tmp_path, processes):
     assert len(log(tmp_path)) == len(jobs)
 
 
-@pytest.mark.parametrize(("run", "error"), [(fail_at_joint, DataError), (die_at_joint, TrainingError)])
-def test_only_failed_and_missing_jobs_run_again(tmp_path, run, error):
+@pytest.mark.parametrize(
+    ("run", "error", "processes"), [(fail_at_joint, DataError, 1), (die_at_joint, TrainingError, 2)]
+)
+def test_only_failed_and_missing_jobs_run_again(tmp_path, run, error, processes):
     jobs, place = jobs_of(PLAN, [0]), Workplace(PLAN, tmp_path)
     with pytest.raises(error):
-        run_jobs(place, jobs, 2, lambda job, seconds: None, run)
+        run_jobs(place, jobs, processes, lambda job, seconds: None, run)
     assert not next(job for job in jobs if job.name == "joint").done(tmp_path)
     before = log(tmp_path)
     run_jobs(place, jobs, 1, lambda job, seconds: None, note)
