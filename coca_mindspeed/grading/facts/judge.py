@@ -145,7 +145,9 @@ class JudgeGrader(TalliedGrader):
         verdicts: list[Verdict] = []
         refusals: list[_RefusedError] = []
         try:
-            while self._replies or len(refusals) < in_flight:
+            while True:
+                if len(refusals) >= in_flight and not self._replies:  # it has refused every request so far
+                    raise refusals[0]
                 for pair in itertools.islice(pairs, in_flight - len(pending)):
                     pending.append(asyncio.run_coroutine_threadsafe(self._verdict(*pair), self._loop))
                 if not pending:
@@ -159,7 +161,7 @@ class JudgeGrader(TalliedGrader):
         finally:
             for future in pending:
                 future.cancel()
-        if refusals and not self._replies:  # it has refused every request so far
+        if refusals and not self._replies:
             raise refusals[0]
         return verdicts
 
