@@ -26,6 +26,7 @@ _MAX_FAILED_STARTS, _PAUSE_SECONDS = 3, 0.1  # in a row; before the next one, do
 # Tasks taken from the input per worker: enough for the others while one waits for its time limit.
 _IN_FLIGHT = 256
 _START_SECONDS = 60.0  # for a worker to start and warm up
+_EXIT_SECONDS = 1.0
 _EXIT_OUT_OF_MEMORY = 77
 _STARVED_ATTEMPTS = 2  # of a task that got too little processor time
 
@@ -108,8 +109,9 @@ class _Worker:
     def __init__(self, *settings: Any) -> None:
         self.connection, other = Pipe()
         with other:
+            path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores other entries too
             serve_tasks = (
-                f"import sys; sys.path[:] = {sys.path!r}; "
+                f"import sys; sys.path[:] = {path!r}; "
                 f"from coca_mindspeed.grading.workers import serve; serve({other.fileno()})"
             )
             self._process = subprocess.Popen(
@@ -129,8 +131,10 @@ class _Worker:
         with suppress(OSError):  # as above
             self.connection.send((task.function, task.item))
 
-    def end(self) -> int:
-        """Kill the process if it still runs, and return its exit code."""
+    def end(self, grace_seconds: float = 0.0) -> int:
+        """Kill the process if it still runs after ``grace_seconds``, and return its exit code."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_seconds)
         self._process.kill()
         exit_code = self._process.wait()
         processes.release(self._alive.fileno())
@@ -254,7 +258,8 @@ class Workers:
 
     def _lose(self, worker: _Worker, late: bool = False) -> None:
         """Remove a worker that has died or is late, and give its task a result or another attempt."""
-        exit_code, task = self._remove(worker), worker.task
+        # A process whose connection is at its end may still be exiting.
+        exit_code, task = self._remove(worker, 0.0 if late else _EXIT_SECONDS), worker.task
         assert task is not None
         self.restarts += 1
         if not worker.ready:
@@ -287,10 +292,9 @@ class Workers:
             return Failure.STARVED, "its worker reached the limit on processor time that it inherited (ulimit -t)"
         return Failure.DIED, "ran out of memory" if exit_code == _EXIT_OUT_OF_MEMORY else "killed its worker process"
 
-    def _remove(self, worker: _Worker) -> int:
-        """Kill the worker if it still runs, and return its exit code."""
+    def _remove(self, worker: _Worker, grace_seconds: float = 0.0) -> int:
         self._workers.remove(worker)
-        return worker.end()
+        return worker.end(grace_seconds)
 
     def close(self) -> None:
         self._closed = True

@@ -166,8 +166,10 @@ def test_a_result_that_is_read_late_counts(monkeypatch: pytest.MonkeyPatch) -> N
             time.sleep(0.7)
 
 
-def test_workers_that_do_not_start_are_an_error_and_not_a_verdict() -> None:
-    with closing(Workers(count=1, seconds=5.0, warm_up=partial(die, 0))) as workers, pytest.raises(GradingError):
+@pytest.mark.parametrize(("warm_up", "exit_code"), [(die, -9), (fail, 1)])
+def test_workers_that_do_not_start_are_an_error_and_not_a_verdict(warm_up: Any, exit_code: int) -> None:
+    workers = Workers(count=1, seconds=5.0, warm_up=partial(warm_up, 0))
+    with closing(workers), pytest.raises(GradingError, match=rf"exit code {exit_code}\b"):
         list(workers.map(double, [1]))
 
 
@@ -188,6 +190,12 @@ def test_a_process_that_is_refused_is_asked_for_again(monkeypatch: pytest.Monkey
         else:
             with pytest.raises(GradingError, match="temporarily unavailable"):
                 list(workers.map(double, [1]))
+
+
+def test_workers_start_although_the_callers_search_path_holds_more_than_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [Path("/nowhere"), "/n\u00f6where's", *sys.path])
+    with closing(Workers(count=1, seconds=5.0)) as workers:
+        assert [result.value for result in workers.map(double, [1])] == [2]
 
 
 def test_a_task_is_limited_in_processor_time_even_if_nobody_watches_the_clock() -> None:
