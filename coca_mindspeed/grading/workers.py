@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 _MAX_FAILED_STARTS, _PAUSE_SECONDS = 3, 0.1  # in a row; before the next one, doubled each time
 # Tasks taken from the input per worker: enough for the others while one waits for its time limit.
 _IN_FLIGHT = 256
-_START_SECONDS = 60.0  # for a worker to start and warm up
+_START_SECONDS = 180.0  # for a worker to start and warm up, perhaps from a slow file system
 _EXIT_SECONDS = 1.0
 _EXIT_OUT_OF_MEMORY = 77
 _STARVED_ATTEMPTS = 2  # of a task that got too little processor time
@@ -171,7 +171,7 @@ class Workers:
         self._seconds, self._wall_seconds = seconds, WALL_FACTOR * seconds
         self._settings = (seconds, memory_bytes, warm_up)
         self._workers: list[_Worker] = []
-        self._again: deque[_Task] = deque()  # to be run once more
+        self._queue: deque[_Task] = deque()  # to be run, for the first time or again
         self._failed_starts = 0
         self._closed = False
         self.timeouts = 0
@@ -191,12 +191,10 @@ class Workers:
         try:
             while True:
                 while len(self._busy()) < self._count:
-                    if self._again:
-                        self._start(self._again.popleft())
-                    elif len(unfinished) < _IN_FLIGHT * self._count and (task := next(new, None)):
+                    if not self._queue and len(unfinished) < _IN_FLIGHT * self._count and (task := next(new, None)):
                         unfinished.append(task)
-                        self._start(task)
-                    else:
+                        self._queue.append(task)
+                    if not self._queue or not self._start(self._queue.popleft()):
                         break
                 if not unfinished:
                     return
@@ -206,28 +204,32 @@ class Workers:
                 if unfinished:
                     self._receive()
         finally:
-            self._again.clear()
+            self._queue.clear()
             for worker in self._busy():  # interrupted
                 self._remove(worker)
 
     def _busy(self) -> list[_Worker]:
         return [worker for worker in self._workers if worker.task]
 
-    def _start(self, task: _Task) -> None:
-        """Give a task to an idle worker or to a new one."""
+    def _start(self, task: _Task) -> bool:
+        """Give a task to an idle worker or to a new one; False: it waits for one that is busy."""
         for idle in [worker for worker in self._workers if not worker.task]:
             if not idle.connection.poll():
                 idle.start(task, self._wall_seconds)
-                return
+                return True
             self._remove(idle)  # at its end: it was killed from outside
             self.restarts += 1
         try:
             worker = _Worker(*self._settings)
         except OSError as error:
+            if self._busy():  # the system allows fewer workers
+                self._queue.append(task)
+                return False
             self._start_again(task, str(error))
-            return
+            return True
         self._workers.append(worker)
         worker.start(task, _START_SECONDS)
+        return True
 
     def _receive(self) -> None:
         """Wait for messages or the next deadline. All messages are read before a worker counts as late."""
@@ -268,7 +270,7 @@ class Workers:
         failure, detail = self._reason(exit_code, late)
         task.starved += failure is Failure.STARVED
         if failure is Failure.STARVED and task.starved < _STARVED_ATTEMPTS:
-            self._again.append(task)
+            self._queue.append(task)
             return
         self.timeouts += failure is Failure.TIMEOUT
         task.result = TaskResult(None, failure, detail, self._seconds if failure is Failure.TIMEOUT else 0.0)
@@ -281,7 +283,7 @@ class Workers:
                 "error output of the worker processes, and the kernel's log for out-of-memory kills"
             )
         time.sleep(_PAUSE_SECONDS * 2**self._failed_starts)
-        self._again.append(task)
+        self._queue.append(task)
 
     def _reason(self, exit_code: int, late: bool) -> tuple[Failure, str]:
         if late:
