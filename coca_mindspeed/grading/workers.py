@@ -111,7 +111,7 @@ class _Worker:
         with other:
             path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores other entries too
             serve_tasks = (
-                f"import sys; sys.path[:] = {path!r}; "
+                f"import sys; sys.path[:] = {path!a}; "
                 f"from coca_mindspeed.grading.workers import serve; serve({other.fileno()})"
             )
             self._process = subprocess.Popen(
