@@ -76,10 +76,11 @@ def serve(descriptor: int) -> None:
     try:
         if warm_up is not None:
             warm_up()
-        connection.send(None)  # ready
-        while True:
-            function, item = connection.recv()
-            connection.send(_run(function, item, seconds))
+        with suppress(EOFError, ConnectionError):  # the caller is gone
+            connection.send(None)  # ready
+            while True:
+                function, item = connection.recv()
+                connection.send(_run(function, item, seconds))
     except MemoryError:
         # The heap may stay full: replace the process.
         os._exit(_EXIT_OUT_OF_MEMORY)
@@ -119,7 +120,7 @@ class _Worker:
             )
         assert self._process.stdin is not None
         self._alive = self._process.stdin  # the worker ends when this is closed, by end() or the end of this process
-        processes.hold(self._alive.fileno())
+        processes.hold(self._alive)
         with suppress(OSError):  # it has died, and its connection is at its end
             self.connection.send(settings)
         self.ready, self.tasks_done = False, 0
@@ -137,7 +138,6 @@ class _Worker:
             self._process.wait(grace_seconds)
         self._process.kill()
         exit_code = self._process.wait()
-        processes.release(self._alive.fileno())
         self._alive.close()
         self.connection.close()
         return exit_code

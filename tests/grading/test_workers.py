@@ -280,6 +280,39 @@ def test_closing_leaves_no_process_and_the_pool_refuses_more() -> None:
         list(workers.map(double, [1]))
 
 
+LEFT_OPEN = """
+import gc, os, subprocess, time
+from tests.grading.test_workers import nap
+from coca_mindspeed.grading.workers import Workers
+
+def run_tasks():
+    return list(Workers(count=4, seconds=5.0).map(nap, [0.2] * 8))
+
+run_tasks()
+gc.collect()
+time.sleep(0.5)
+subprocess.run(["true"])  # its predecessors are forgotten, and their descriptors are free
+pipes = [os.pipe() for _ in range(12)]
+child = os.fork()
+if child == 0:
+    for _, writer in pipes:
+        os.write(writer, b"x")
+    os._exit(0)
+os.waitpid(child, 0)
+for reader, writer in pipes:
+    os.close(writer)
+    assert os.read(reader, 1) == b"x", "a forked process lost a descriptor"
+run_tasks()
+"""
+
+
+def test_workers_that_nobody_closes_end_without_a_word_and_leave_descriptors_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_workers_do_not_import_the_callers_main(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     # No `if __name__ == "__main__"`: with the standard spawn this would start processes without end.
