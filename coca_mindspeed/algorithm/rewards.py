@@ -121,6 +121,9 @@ class _Method:
     stages: tuple[str, ...] = ("train",)
     own_target: bool = False
 
+    def __reduce__(self) -> tuple[Callable[[str], TrainingMethod], tuple[str]]:
+        return training_method, (self.name,)  # the functions in METHODS cannot be pickled
+
     def rewards(
         self, correct: Tensor, confidence: Tensor, *, stage: int = 0, invalid_reward: float = -1.0
     ) -> SegmentRewards:

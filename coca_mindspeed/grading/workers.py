@@ -25,7 +25,8 @@ Result = TypeVar("Result")
 _MAX_FAILED_STARTS, _PAUSE_SECONDS = 3, 0.1  # in a row; before the next one, doubled each time
 # Tasks taken from the input per worker: enough for the others while one waits for its time limit.
 _IN_FLIGHT = 256
-_START_SECONDS = 60.0  # for a worker to start and warm up
+_START_SECONDS = 180.0  # for a worker to start and warm up, perhaps from a slow file system
+_EXIT_SECONDS = 1.0
 _EXIT_OUT_OF_MEMORY = 77
 _STARVED_ATTEMPTS = 2  # of a task that got too little processor time
 
@@ -75,10 +76,11 @@ def serve(descriptor: int) -> None:
     try:
         if warm_up is not None:
             warm_up()
-        connection.send(None)  # ready
-        while True:
-            function, item = connection.recv()
-            connection.send(_run(function, item, seconds))
+        with suppress(EOFError, ConnectionError):  # the caller is gone
+            connection.send(None)  # ready
+            while True:
+                function, item = connection.recv()
+                connection.send(_run(function, item, seconds))
     except MemoryError:
         # The heap may stay full: replace the process.
         os._exit(_EXIT_OUT_OF_MEMORY)
@@ -108,8 +110,9 @@ class _Worker:
     def __init__(self, *settings: Any) -> None:
         self.connection, other = Pipe()
         with other:
+            path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores other entries too
             serve_tasks = (
-                f"import sys; sys.path[:] = {sys.path!r}; "
+                f"import sys; sys.path[:] = {path!a}; "
                 f"from coca_mindspeed.grading.workers import serve; serve({other.fileno()})"
             )
             self._process = subprocess.Popen(
@@ -117,7 +120,7 @@ class _Worker:
             )
         assert self._process.stdin is not None
         self._alive = self._process.stdin  # the worker ends when this is closed, by end() or the end of this process
-        processes.hold(self._alive.fileno())
+        processes.hold(self._alive)
         with suppress(OSError):  # it has died, and its connection is at its end
             self.connection.send(settings)
         self.ready, self.tasks_done = False, 0
@@ -129,11 +132,12 @@ class _Worker:
         with suppress(OSError):  # as above
             self.connection.send((task.function, task.item))
 
-    def end(self) -> int:
-        """Kill the process if it still runs, and return its exit code."""
+    def end(self, grace_seconds: float = 0.0) -> int:
+        """Kill the process if it still runs after ``grace_seconds``, and return its exit code."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_seconds)
         self._process.kill()
         exit_code = self._process.wait()
-        processes.release(self._alive.fileno())
         self._alive.close()
         self.connection.close()
         return exit_code
@@ -167,7 +171,7 @@ class Workers:
         self._seconds, self._wall_seconds = seconds, WALL_FACTOR * seconds
         self._settings = (seconds, memory_bytes, warm_up)
         self._workers: list[_Worker] = []
-        self._again: deque[_Task] = deque()  # to be run once more
+        self._queue: deque[_Task] = deque()  # to be run, for the first time or again
         self._failed_starts = 0
         self._closed = False
         self.timeouts = 0
@@ -187,12 +191,10 @@ class Workers:
         try:
             while True:
                 while len(self._busy()) < self._count:
-                    if self._again:
-                        self._start(self._again.popleft())
-                    elif len(unfinished) < _IN_FLIGHT * self._count and (task := next(new, None)):
+                    if not self._queue and len(unfinished) < _IN_FLIGHT * self._count and (task := next(new, None)):
                         unfinished.append(task)
-                        self._start(task)
-                    else:
+                        self._queue.append(task)
+                    if not self._queue or not self._start(self._queue.popleft()):
                         break
                 if not unfinished:
                     return
@@ -202,28 +204,32 @@ class Workers:
                 if unfinished:
                     self._receive()
         finally:
-            self._again.clear()
+            self._queue.clear()
             for worker in self._busy():  # interrupted
                 self._remove(worker)
 
     def _busy(self) -> list[_Worker]:
         return [worker for worker in self._workers if worker.task]
 
-    def _start(self, task: _Task) -> None:
-        """Give a task to an idle worker or to a new one."""
+    def _start(self, task: _Task) -> bool:
+        """Give a task to an idle worker or to a new one; False: it waits for one that is busy."""
         for idle in [worker for worker in self._workers if not worker.task]:
             if not idle.connection.poll():
                 idle.start(task, self._wall_seconds)
-                return
+                return True
             self._remove(idle)  # at its end: it was killed from outside
             self.restarts += 1
         try:
             worker = _Worker(*self._settings)
         except OSError as error:
+            if self._busy():  # the system allows fewer workers
+                self._queue.append(task)
+                return False
             self._start_again(task, str(error))
-            return
+            return True
         self._workers.append(worker)
         worker.start(task, _START_SECONDS)
+        return True
 
     def _receive(self) -> None:
         """Wait for messages or the next deadline. All messages are read before a worker counts as late."""
@@ -254,7 +260,8 @@ class Workers:
 
     def _lose(self, worker: _Worker, late: bool = False) -> None:
         """Remove a worker that has died or is late, and give its task a result or another attempt."""
-        exit_code, task = self._remove(worker), worker.task
+        # A process whose connection is at its end may still be exiting.
+        exit_code, task = self._remove(worker, 0.0 if late else _EXIT_SECONDS), worker.task
         assert task is not None
         self.restarts += 1
         if not worker.ready:
@@ -263,7 +270,7 @@ class Workers:
         failure, detail = self._reason(exit_code, late)
         task.starved += failure is Failure.STARVED
         if failure is Failure.STARVED and task.starved < _STARVED_ATTEMPTS:
-            self._again.append(task)
+            self._queue.append(task)
             return
         self.timeouts += failure is Failure.TIMEOUT
         task.result = TaskResult(None, failure, detail, self._seconds if failure is Failure.TIMEOUT else 0.0)
@@ -276,7 +283,7 @@ class Workers:
                 "error output of the worker processes, and the kernel's log for out-of-memory kills"
             )
         time.sleep(_PAUSE_SECONDS * 2**self._failed_starts)
-        self._again.append(task)
+        self._queue.append(task)
 
     def _reason(self, exit_code: int, late: bool) -> tuple[Failure, str]:
         if late:
@@ -287,10 +294,9 @@ class Workers:
             return Failure.STARVED, "its worker reached the limit on processor time that it inherited (ulimit -t)"
         return Failure.DIED, "ran out of memory" if exit_code == _EXIT_OUT_OF_MEMORY else "killed its worker process"
 
-    def _remove(self, worker: _Worker) -> int:
-        """Kill the worker if it still runs, and return its exit code."""
+    def _remove(self, worker: _Worker, grace_seconds: float = 0.0) -> int:
         self._workers.remove(worker)
-        return worker.end()
+        return worker.end(grace_seconds)
 
     def close(self) -> None:
         self._closed = True

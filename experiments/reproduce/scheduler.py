@@ -68,11 +68,10 @@ def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
     # Spawned, because a process that has used PyTorch's threads must not be forked.
     context = multiprocessing.get_context("spawn")
     parent, alive = context.Pipe(duplex=False)
-    watchdog.hold(alive.fileno())
+    watchdog.hold(alive)
 
     def end_them() -> None:
         if not alive.closed:
-            watchdog.release(alive.fileno())
             alive.close()
 
     try:

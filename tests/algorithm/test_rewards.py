@@ -1,5 +1,7 @@
 """Rewards of the five training methods, by hand."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -46,6 +48,7 @@ def test_registry():
     assert METHODS["rlcr"].system_prompt == ANSWER_FIRST_PROMPT
     assert METHODS["rlcr"].confidence_position == "last"
     assert METHODS["sequential"].stages == ("accuracy", "confidence")
+    assert pickle.loads(pickle.dumps(METHODS)) == METHODS  # noqa: S301
     with pytest.raises(ValueError, match=r"'cocoa'; known methods: coca, rlvr, joint, sequential, rlcr"):
         training_method("cocoa")
 

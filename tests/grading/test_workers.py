@@ -168,28 +168,38 @@ def test_a_result_that_is_read_late_counts(monkeypatch: pytest.MonkeyPatch) -> N
             time.sleep(0.7)
 
 
-def test_workers_that_do_not_start_are_an_error_and_not_a_verdict() -> None:
-    with closing(Workers(count=1, seconds=5.0, warm_up=partial(die, 0))) as workers, pytest.raises(GradingError):
+@pytest.mark.parametrize(("warm_up", "exit_code"), [(die, -9), (fail, 1)])
+def test_workers_that_do_not_start_are_an_error_and_not_a_verdict(warm_up: Any, exit_code: int) -> None:
+    workers = Workers(count=1, seconds=5.0, warm_up=partial(warm_up, 0))
+    with closing(workers), pytest.raises(GradingError, match=rf"exit code {exit_code}\b"):
         list(workers.map(double, [1]))
 
 
-@pytest.mark.parametrize("refusals", [2, 9])
-def test_a_process_that_is_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch, refusals: int) -> None:
+@pytest.mark.parametrize(("allowed", "refusals"), [(0, 2), (0, 9), (1, 99)])
+def test_a_process_that_is_refused_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, allowed: int, refusals: int
+) -> None:
     popen, asked = subprocess.Popen, []
 
     def refuse(*arguments: Any, **options: Any) -> Any:
         asked.append(1)
-        if len(asked) <= refusals:
+        if allowed < len(asked) <= allowed + refusals:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         return popen(*arguments, **options)
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    with closing(Workers(count=1, seconds=5.0)) as workers:
-        if refusals == 2:
-            assert [result.value for result in workers.map(double, [1])] == [2]
-        else:
+    with closing(Workers(count=3, seconds=5.0)) as workers:
+        if refusals == 9:
             with pytest.raises(GradingError, match="temporarily unavailable"):
                 list(workers.map(double, [1]))
+        else:  # fewer workers will do
+            assert [result.value for result in workers.map(double, range(10))] == [2 * n for n in range(10)]
+
+
+def test_workers_start_although_the_callers_search_path_holds_more_than_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [Path("/nowhere"), "/n\u00f6where's", *sys.path])
+    with closing(Workers(count=1, seconds=5.0)) as workers:
+        assert [result.value for result in workers.map(double, [1])] == [2]
 
 
 def test_a_task_is_limited_in_processor_time_even_if_nobody_watches_the_clock() -> None:
@@ -270,6 +280,39 @@ def test_closing_leaves_no_process_and_the_pool_refuses_more() -> None:
     assert not Path(f"/proc/{worker}").exists()
     with pytest.raises(GradingError, match="closed"):
         list(workers.map(double, [1]))
+
+
+LEFT_OPEN = """
+import gc, os, subprocess, time
+from tests.grading.test_workers import nap
+from coca_mindspeed.grading.workers import Workers
+
+def run_tasks():
+    return list(Workers(count=4, seconds=5.0).map(nap, [0.2] * 8))
+
+run_tasks()
+gc.collect()
+time.sleep(0.5)
+subprocess.run(["true"])  # its predecessors are forgotten, and their descriptors are free
+pipes = [os.pipe() for _ in range(12)]
+child = os.fork()
+if child == 0:
+    for _, writer in pipes:
+        os.write(writer, b"x")
+    os._exit(0)
+os.waitpid(child, 0)
+for reader, writer in pipes:
+    os.close(writer)
+    assert os.read(reader, 1) == b"x", "a forked process lost a descriptor"
+run_tasks()
+"""
+
+
+def test_workers_that_nobody_closes_end_without_a_word_and_leave_descriptors_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_workers_do_not_import_the_callers_main(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ class Sandbox:
         assert process.stdout is not None
         assert process.stderr is not None
         stdin, stdout, stderr = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
-        processes.hold(stdin)
+        processes.hold(process.stdin)
         os.set_blocking(stdin, False)
         received = {stdout: bytearray(), stderr: bytearray()}
         unsent, writing, killed, timed_out, starved = memoryview(data), [stdin], "", False, False
@@ -262,7 +262,6 @@ class Sandbox:
                     killed = "used too much memory"
         finally:
             _kill(process)
-            processes.release(stdin)
             for pipe in (process.stdin, process.stdout, process.stderr):
                 pipe.close()
         return bytes(received[stdout]), bytes(received[stderr]), killed, timed_out, starved

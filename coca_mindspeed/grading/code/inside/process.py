@@ -24,7 +24,8 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 # Wall time limit of a program, as a multiple of its limit; beyond it the machine is too busy.
 WALL_FACTOR = 10.0
@@ -32,29 +33,32 @@ _INTERVAL_SECONDS = 0.045
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _SWITCHES = b"\nvoluntary_ctxt_switches:"
 _TICK_SECONDS = 0.05
-_held: set[int] = set()
+_held: WeakSet["_Writer"] = WeakSet()
 _file_limits: dict[str, int] = {}
 
 
-def hold(descriptor: int) -> None:
+class _Writer(Protocol):
+    @property
+    def closed(self) -> bool: ...
+
+    def fileno(self) -> int: ...
+
+
+def hold(writer: _Writer) -> None:
     """Register the writing end of a watchdog's pipe: forked children of this process get ``/dev/null`` in its place."""
-    _held.add(descriptor)
-
-
-def release(descriptor: int) -> None:
-    """Forget the descriptor, before it is closed."""
-    _held.discard(descriptor)
+    _held.add(writer)
 
 
 def _release_in_child() -> None:
-    if not _held:
+    descriptors = [writer.fileno() for writer in _held if not writer.closed]
+    _held.clear()
+    if not descriptors:
         return
     # Replaced, not closed: the Python object that owns the number closes it later.
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for descriptor in _held:
+    for descriptor in descriptors:
         os.dup2(null, descriptor, inheritable=False)
     os.close(null)
-    _held.clear()
 
 
 os.register_at_fork(after_in_child=_release_in_child)
