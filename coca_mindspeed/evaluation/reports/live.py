@@ -59,7 +59,7 @@ class RunDirectory:
     def finished(self) -> bool:
         """Whether the last step is done."""
         config, rows = self.config(), self.rows("metrics.jsonl")
-        return bool(config and rows) and rows[-1].get("step") == _steps(config)
+        return config is not None and bool(rows) and rows[-1].get("step") == _steps(config)
 
     def progress(self, done: int) -> str:
         """Return ``of 300, about 4 min left`` after step ``done``; empty if the run's configuration cannot be read."""
