@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         name = one_line(arguments.against.name)
         text += f"\nDifference to {name}, paired by question:\n\n{compared}"
     for table in (*risk_tables(board), *transfer_tables(board)):
-        text += f"\n{table.heading}: {table.meaning}.\n\n{table.markdown()}"
+        text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
     text += _suggested(runs)
     write_predictions(arguments.output / "predictions.jsonl", predictions)
     write_json(arguments.output / "metrics.json", _json(board, arguments, differences))
@@ -196,10 +196,8 @@ def _suggested(runs: Sequence[Run]) -> str:
         data = outcomes(run.predictions)
         if not _answers_first(run) and (found := suggested_threshold(data.confidence, data.correct)):
             tiers[as_tier_name(run.label)] = bands_from(found.threshold)
-            text += (
-                f"{run.label}: from {found.threshold:.6g} on, {found.coverage:.1%} of the answers are accepted and "
-                f"{found.risk:.1%} of these are wrong.\n"
-            )
+            accepted = f"{found.coverage:.1%} of the answers are accepted and {found.risk:.1%} of these are wrong"
+            text += f"{one_line(run.label)}: from {found.threshold:.6g} on, {accepted}.\n"
     if not tiers:
         return ""
     heading = (

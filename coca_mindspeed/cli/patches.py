@@ -111,8 +111,8 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _checkout(named: Path | None, how: str) -> Path:
     """The checkout that is named on the command line, or by the environment."""
-    path = named or Path(os.environ.get("MINDSPEED_RL_HOME", ""))
-    if path == Path():
+    path = named or (Path(home) if (home := os.environ.get("MINDSPEED_RL_HOME")) else None)
+    if path is None:
         raise UsageError(f"which checkout? name {how} or set MINDSPEED_RL_HOME")
     if not any((path / package).is_dir() for package in PROGRAMS):
         raise ConfigError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
+from coca_mindspeed.config.checks import value_of
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
@@ -115,8 +116,10 @@ def read_lm_eval(
             raise DataError(f"{path}:{number}: expected 'resps' with one generated response, found {responses!r:.80}")
         if len(responses[0]) != 1 or not isinstance(responses[0][0], str):
             raise DataError(f"{path}:{number}: expected one response of text a question (repeats: 1)")
-        if not {"doc_id", "filter", "metrics"} <= row.keys():
-            raise DataError(f"{path}:{number}: expected 'doc_id', 'filter' and 'metrics', found {sorted(row)}")
+        metrics = row.get("metrics")
+        named = isinstance(metrics, list) and all(isinstance(name, str) for name in [row.get("filter"), *metrics])
+        if not named or "doc_id" not in row:
+            raise DataError(f"{path}:{number}: expected 'doc_id', 'filter' and names of 'metrics', found {sorted(row)}")
     values: dict[tuple[str, str], list[Any]] = {}
     for _, row in rows:
         for metric in row["metrics"]:
@@ -130,7 +133,7 @@ def read_lm_eval(
     for number, row in rows:
         response = row["resps"][0][0]
         parsed, tokens = parse_and_count(response, parser, tokenizer)
-        question = row.get("arguments", {}).get("gen_args_0", {}).get("arg_0", "")
+        question = value_of(row, "arguments.gen_args_0.arg_0", "")
         for metric in row["metrics"]:
             if (metric, row["filter"]) not in verdicts:
                 continue

@@ -32,7 +32,7 @@ _CLASSES = {
 #: Keys whose values are mappings that MindSpeed-RL checks too, against its own default.
 _NESTED = ("rl_config.actor_resource", "generate_config.sampling_config")
 _SHIPPED = Path(__file__).with_suffix(".json")
-_LENIENT = ("profile_ranks",)  # "all" or a list
+_LENIENT = ("profile_ranks", "num_cpus_for_local_task")  # "all" or a list; Ray takes a part of a CPU
 _ANY = "any"
 _EXPECTED = {
     "bool": "must be true or false",

@@ -255,7 +255,7 @@ class Router:
         output.feed(chosen.rest, 0, "stop" if chosen.ended else None)
         await output.send()
         if not output.has_ended():
-            limit = least(self.request.limit, self.tokens_left())
+            limit = least(self._limit(tier), self.tokens_left())
             resumed = Generate(prompt_ids=chosen.ids, max_tokens=limit, sampling=tier.sampling(self.request))
             async with tier.backend.stream(resumed) as blocks:
                 async for block in blocks:
@@ -305,10 +305,14 @@ class Router:
 
     def _whole_response(self, tier: Tier, budget: Budget) -> Generate:
         allowance = tier.config.max_confidence_tokens if tier.config.states_confidence else 0
-        limit = least(self.request.limit, (tier.pinned_sampling() or {}).get("max_tokens"))
+        limit = self._limit(tier)
         limit = None if limit is None else limit + allowance
         messages = tier.messages([message.as_dict() for message in self.request.messages])
         return Generate(messages=messages, max_tokens=least(budget.tokens, limit), sampling=tier.sampling(self.request))
+
+    def _limit(self, tier: Tier) -> int | None:
+        """Most tokens of an answer by the client and by the tier's calibration or certificate; None: the engine's."""
+        return least(self.request.limit, (tier.pinned_sampling() or {}).get("max_tokens"))
 
     def _decide(self, tier: Tier, rule: ThresholdRule, stated: float | None, budget: Budget) -> Decision:
         trace = self.trace

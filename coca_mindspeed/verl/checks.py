@@ -203,7 +203,13 @@ _COUNTS = {
     "trainer.total_epochs": 30,
     "trainer.total_training_steps": None,
 }
-_DEFAULTS = {**_COUNTS, f"{ACTOR}.strategy": "fsdp", f"{ACTOR}.ppo_epochs": 1, f"{ROLLOUT}.gpu_memory_utilization": 0.5}
+_DEFAULTS = {
+    **_COUNTS,
+    f"{ACTOR}.strategy": "fsdp",
+    f"{ACTOR}.ppo_epochs": 1,
+    f"{ROLLOUT}.calculate_log_probs": True,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
+}
 
 
 def _counts(run: VerlRun) -> Iterator[Problem]:
@@ -249,6 +255,9 @@ def _batches(run: VerlRun) -> Iterator[Condition]:
 def _method(run: VerlRun) -> Iterator[Condition]:
     bonus = run.settings.method.entropy_bonus
     yield "entropy-bonus", "coca.method.entropy_bonus", not bonus, "must be 0: only the local engine has it"
+    # Without them verl leaves the weights out and says nothing.
+    key, weights = f"{ROLLOUT}.calculate_log_probs", run.value(f"{CORRECTION}.rollout_is")
+    yield "objective", key, weights is None or run.value(key), f"must be true for {CORRECTION}.rollout_is={weights}"
 
 
 def _stages(run: VerlRun) -> Iterator[Problem]:

@@ -125,8 +125,10 @@ def test_it_makes_no_directory(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_patches_verify(tmp_path, capsys):
+def test_patches_verify(tmp_path, capsys, monkeypatch):
     (tmp_path / "mindspeed_rl").mkdir()
-    assert main(["patches", "verify", str(tmp_path)]) == 1
     hooked = len(yaml.safe_load((PATCHES / "mindspeed_rl_2.3.0.yaml").read_text())["hooks"])
-    assert f"{hooked} of {hooked} differ" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    for path in (str(tmp_path), "."):
+        assert main(["patches", "verify", path]) == 1
+        assert f"{hooked} of {hooked} differ" in capsys.readouterr().out

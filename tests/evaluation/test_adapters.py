@@ -216,6 +216,14 @@ def test_samples_of_lm_eval(tmp_path):
     assert found == [
         (str(row["doc_id"]), "gsm8k_cot", f"exact_match,{row['filter']}", 0.8, bool(row["exact_match"])) for row in rows
     ]
-    for wrong in ({"exact_match": 0.5}, {"resps": [["a", "b"]]}, {"resps": [[[-1.0, True]]]}):
+    assert [p.question for p in read([{**rows[0], "arguments": [["q", {}]]}])] == [""]
+    for wrong in (
+        {"exact_match": 0.5},
+        {"resps": [["a", "b"]]},
+        {"resps": [[[-1.0, True]]]},
+        {"metrics": None},
+        {"metrics": [["exact_match"]]},
+        {"filter": {}},
+    ):
         with pytest.raises(DataError):
             read([{**row, **wrong} for row in rows])

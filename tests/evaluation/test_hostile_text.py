@@ -1,6 +1,7 @@
 """Names from data are text wherever they are shown: terminal, pictures, pages and tables."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -83,8 +84,12 @@ def test_a_directory_with_markup_in_its_name_can_be_watched(tmp_path, capsys):
 
 
 def test_evaluate_prints_no_terminal_escape(tmp_path, capsys):
-    write_predictions(tmp_path / "p.jsonl", rows(model="\x1b[2Jgone", method="[/x]"))
+    [row, *_] = rows(model="\x1b[2Jgone\ud800\n# x", method="[/x]")
+    values = [(dataset, i, 0.9 if i % 3 else 0.2) for dataset in "de" for i in range(60)]
+    found = [replace(row, dataset=d, id=str(i), confidence=s, correct=s > 0.5 or i == 0) for d, i, s in values]
+    write_predictions(tmp_path / "p.jsonl", found)
     assert main(["evaluate", str(tmp_path / "p.jsonl"), "--output", str(tmp_path / "o"), "--replicates", "5"]) == 0
-    printed = capsys.readouterr().out
-    assert "\x1b" not in printed
-    assert "\\x1b[2Jgone [/x]" in printed
+    for text in (capsys.readouterr().out, (tmp_path / "o" / "metrics.md").read_text()):
+        assert "\x1b" not in text
+        for shown in ("| {}", "maps: {}:", "\n{}: from 0.9 on"):  # tables, transfer of maps, suggested threshold
+            assert shown.format("\\x1b[2Jgone\\ud800 # x [/x]") in text

@@ -107,6 +107,7 @@ def test_a_folder_that_is_no_mindspeed_rl(tmp_path: Path) -> None:
         ("rl_config.kl_target=null", None),
         ("actor_config.lora_r=4", None),  # of master only
         ("actor_config.variable_seq_length=true", None),  # of 2.3.0 only
+        ("rl_config.num_cpus_for_local_task=0.5", None),  # Ray takes a part of a CPU
         ("profiler_config.integrated.profile_ranks=[0]", None),
         ("profiler_config.integrated.profile_ranks=all", None),
     ],

@@ -21,6 +21,7 @@ from coca_mindspeed.serving.proxy import Proxy
 from tests.local.models_for_tests import write_random_model
 from tests.serving.background import served_in_background
 from tests.serving.servers_for_tests import QUESTION, raw_post, until
+from tests.serving.test_pinned import calibrated
 
 pytestmark = pytest.mark.timing
 
@@ -243,6 +244,13 @@ def test_a_resumed_answer_has_no_limit_of_its_own(scripted, bodies):
         answer = client.chat.completions.create(model="coca", messages=QUESTION)
     assert answer.choices[0].message.content == "12345678"
     assert (len(bodies), bodies[1]["max_tokens"]) == (2, None)
+
+
+def test_a_resumed_answer_has_the_pinned_limit(scripted, bodies, tmp_path):
+    calibrated(tmp_path / "m.json", model="tiny", sampling={"max_tokens": 5})
+    with proxied(scripted, {**RESUMING, "calibration": str(tmp_path / "m.json")}) as client:
+        answer = client.chat.completions.create(model="coca", messages=QUESTION)
+    assert (answer.choices[0].message.content, bodies[1]["max_tokens"]) == ("12345", 5)
 
 
 def test_several_samples_share_the_tokens_of_the_caps(scripted, bodies):

@@ -39,9 +39,12 @@ def test_refused_values(code, key, value):
     assert problems({key: json.loads(value)}) == [(code, key, json.loads(value))]
 
 
-def test_truncated_importance_sampling_by_tokens_is_accepted():
-    key = "algorithm.rollout_correction"
-    assert problems({f"{key}.rollout_is": "token", f"{key}.rollout_is_threshold": 2.5}) == []
+def test_truncated_importance_sampling_by_tokens_needs_log_probs_of_the_rollout():
+    key, log_probs = "algorithm.rollout_correction", f"{ROLLOUT}.calculate_log_probs"
+    changes = {f"{key}.rollout_is": "token", f"{key}.rollout_is_threshold": 2.5}
+    assert problems(changes) == []
+    assert problems({log_probs: False}) == []
+    assert problems({**changes, log_probs: False}) == [("objective", log_probs, False)]
 
 
 def test_mini_batches_divide_among_the_ranks():
