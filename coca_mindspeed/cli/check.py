@@ -130,6 +130,7 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     """Check a run of the local engine: shared conditions before torch is imported, then memory."""
     refuse(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
     from coca_mindspeed.local.checks import device_bytes, memory_problems, process_bytes
+    from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
     from coca_mindspeed.local.memory import NotEstimatedError, estimate_memory
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.optimizer import require_optimizer
@@ -182,7 +183,9 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
         _print(f"{name} on {device}", rows, phases, [f"for {lengths}, the longest; {used}"])
     refuse(memory_problems(need, total - process, config, architecture), f"{name} does not fit:")
     if not quiet and path is not None and {".safetensors", ".bin"} & {file.suffix for file in Path(path).iterdir()}:
-        _print_hours(config, load_policy(Path(path), config.model, device))
+        policy = load_policy(Path(path), config.model, device, dtype=dtype_of_weights(config.model.lora))
+        add_adapters(policy, config.model.lora, config.seed)
+        _print_hours(config, policy)
 
 
 def _print_hours(config: RunConfig, policy: "Policy") -> None:
