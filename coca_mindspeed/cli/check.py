@@ -19,6 +19,7 @@ from coca_mindspeed.config.checks import CHECKS, Problem, find_problems, missing
 from coca_mindspeed.config.compose import ComposedConfig, compose_run
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.steps import training_rows, with_steps
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError
 from coca_mindspeed.mindspeed.checks import explained_layout_problems
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
@@ -130,6 +131,7 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     """Check a run of the local engine: shared conditions before torch is imported, then memory."""
     refuse(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
     from coca_mindspeed.local.checks import device_bytes, memory_problems, process_bytes
+    from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
     from coca_mindspeed.local.memory import NotEstimatedError, estimate_memory
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.optimizer import require_optimizer
@@ -142,6 +144,9 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     require_optimizer(config.optimizer, device)
     if not any(missing_data(config)):
         check_data(config.data)
+    questions, _ = training_rows(config.data)
+    if questions is not None:
+        config = with_steps(config, questions)
     architecture = tiny_config() if path is None else read_model_config(Path(path), config.model)
     stages = [f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass" for stage in _sft_stages(config)]
     rows = [*_common_rows(config), *(("before training", stage) for stage in stages)]
@@ -181,8 +186,12 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
         used = f"{process / GIB:.2f} GiB of {total / GIB:.2f} are Python and the libraries"
         _print(f"{name} on {device}", rows, phases, [f"for {lengths}, the longest; {used}"])
     refuse(memory_problems(need, total - process, config, architecture), f"{name} does not fit:")
-    if not quiet and path is not None and {".safetensors", ".bin"} & {file.suffix for file in Path(path).iterdir()}:
-        _print_hours(config, load_policy(Path(path), config.model, device))
+    counted = questions is not None or config.data.epochs is None
+    has_weights = path is not None and {".safetensors", ".bin"} & {file.suffix for file in Path(path).iterdir()}
+    if not quiet and path is not None and has_weights and counted:
+        policy = load_policy(Path(path), config.model, device, dtype=dtype_of_weights(config.model.lora))
+        add_adapters(policy, config.model.lora, config.seed)
+        _print_hours(config, policy)
 
 
 def _print_hours(config: RunConfig, policy: "Policy") -> None:

@@ -99,8 +99,7 @@ def _matmul_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -
     """Attention ``[rows, heads, queries, size]`` of scaled queries, the heads of a group as rows of one product.
 
     Keys and values are ``[rows, groups, keys, size]``.  The mask is bool ``[rows, 1, queries, keys]``, True where a
-    query
-    attends; a row of False is padding.
+    query attends; a row of False is padding.
     """
     heads = (key.shape[1], query.shape[1] // key.shape[1])
     each = (heads[1], query.shape[2])

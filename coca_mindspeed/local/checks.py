@@ -140,8 +140,8 @@ def check_lengths(
 ) -> None:
     """Refuse prompts beyond the limit, and sequences beyond the context of ``model`` (its name in messages).
 
-    A token stands for at least one byte of the normalised text, and normal forms at most triple the bytes of a text
-    (the one more is SentencePiece's leading space), so short texts are not tokenized.
+    A token stands for at least one byte of the normalised text, whose length :func:`_most_bytes` bounds, so short texts
+    are not tokenized.
     """
     room = limits.prompt if context is None else min(limits.prompt, context.tokens - limits.response)
     with StepProgress(len(records), show_progress, title="checking prompts", patience=_SILENT) as progress:
@@ -150,7 +150,7 @@ def check_lengths(
             doubtful = [
                 (record, text)
                 for record, text in zip(chunk, texts, strict=True)
-                if not text or 3 * len(text.encode()) + 1 > room
+                if not text or _most_bytes(text) > room
             ]
             ids = tokenizer([text for _, text in doubtful], add_special_tokens=False)["input_ids"] if doubtful else []
             for (record, _), length in zip(doubtful, map(len, ids), strict=True):
@@ -167,6 +167,14 @@ def check_lengths(
                     fix = f"set it to {context.tokens - length} or less"
                     refuse([Problem("context", limits.response_key, limits.response, reason, fix)])
             progress.show(start + len(chunk))
+
+
+def _most_bytes(text: str) -> int:
+    """Most bytes of a text's normal form.
+
+    NFKC and NFKD expand a character up to 11 times, NFC and NFD 3 times, as SentencePiece a space, and it adds one.
+    """
+    return (3 if text.isascii() else 11) * len(text.encode()) + 3
 
 
 def check_memory(config: RunConfig, path: Path, device: torch.device) -> None:

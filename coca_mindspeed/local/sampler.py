@@ -171,8 +171,7 @@ def sample_responses(
 
     Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  ``generator`` is the
     only source of randomness.  At most ``batch_responses`` responses are in memory at once, rounded down to whole
-    groups
-    (at least one); None: all.
+    groups (at least one); None: all.
     """
     at_once = len(prompts) if batch_responses is None else max(1, batch_responses // group_size)
     with torch.inference_mode(), policy.autocast():

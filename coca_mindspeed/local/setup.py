@@ -87,8 +87,7 @@ class LocalRun:
         """Nothing is read or written before :meth:`execute`.
 
         ``resume`` continues from the newest checkpoint, or starts from the beginning without one; ``overwrite`` removes
-        the
-        run that ``output`` holds.
+        the run that ``output`` holds.
         """
         self.config, self.output = composed.run, output
         self.before: list[Prediction] = []

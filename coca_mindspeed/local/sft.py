@@ -99,10 +99,8 @@ class SFTStage:
         """Train ``policy`` in place; ``random`` draws the batches.
 
         ``progress`` is called after each step with the steps done and the loss (weighted nats per token),
-        ``after_step``
-        with the steps done and the optimizer.  To resume, ``policy`` holds the weights after so many steps, and
-        ``resume``
-        their number and the optimizer state.
+        ``after_step`` with the steps done and the optimizer.  To resume, ``policy`` holds the weights after so many
+        steps, and ``resume`` their number and the optimizer state.
         """
         settings = OptimizerConfig(
             name=self.optimizer_name,

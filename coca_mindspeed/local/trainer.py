@@ -155,8 +155,7 @@ class Trainer:
         """Answer ``records`` once each at temperature 1.
 
         ``purpose`` seeds the samples together with the run's seed, and is the bar's title.  ``method`` names the method
-        in
-        the predictions (None: the run's).
+        in the predictions (None: the run's).
         """
         with StepProgress(len(records), self.show_progress, title=f"answering held-out questions, {purpose}") as bar:
             predictions = self._answers(records, purpose, lambda done: bar.show(done))
@@ -170,8 +169,7 @@ class Trainer:
         """Answer :attr:`final_records` before the first step and write ``predictions_before.jsonl``.
 
         With ``resume_from``, the policy can no longer answer as before the training; ``keep`` uses the answers of an
-        earlier
-        session.
+        earlier session.
 
         Raises:
             InterruptedRunError: Ctrl-C or SIGTERM; the answers are not saved.

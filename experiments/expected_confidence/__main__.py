@@ -134,6 +134,7 @@ def _measure(
     records: Sequence[Record], values: Floats, arguments: argparse.Namespace
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
     from coca_mindspeed.grading.registry import build_grader
+    from coca_mindspeed.local.checks import LengthLimits, check_prompts
     from coca_mindspeed.local.experience import predict
     from coca_mindspeed.local.policy import choose_device, load_policy
     from coca_mindspeed.local.progress import StepProgress
@@ -142,6 +143,9 @@ def _measure(
     data = f"data.train={arguments.records}"
     given: list[Any] = [f"model.path={arguments.model}", data, f"method.confidence_decimals={arguments.decimals}"]
     config = compose_run("local", [*given, *arguments.overrides]).run
+    prompt = config.method.training_method.system_prompt
+    limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
+    check_prompts(Path(arguments.model), config.model, records, prompt, limits)
     policy = load_policy(Path(arguments.model), config.model, choose_device(config.trainer.device))
     grader = build_grader(config.data.grader, config.data.grader_options)
     try:
@@ -152,7 +156,6 @@ def _measure(
         grader.close()
     if missing := sum(prediction.correct is None for prediction in found):
         raise DataError(f"{arguments.records}: {missing} answers could not be graded")
-    prompt = config.method.training_method.system_prompt
     prompts = policy.encode_prompts(records, prompt)
     before = usual_form(prediction.response for prediction in found)
     texts = [f"{before}{value:.{arguments.decimals}f}" for value in values]

@@ -87,3 +87,5 @@ def test_the_command_writes_a_row_for_each_question(tmp_path, capsys):
     assert len(rows) == 6
     assert all(0 < row["expectation"] < 1 for row in rows)
     assert "6 questions" in capsys.readouterr().out
+    assert main(["expected_confidence", *arguments, *keys, "rollout.max_prompt_tokens=2"]) == 1
+    assert "rollout.max_prompt_tokens" in capsys.readouterr().err

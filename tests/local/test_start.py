@@ -11,6 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
+from tokenizers import normalizers
 from transformers import GPT2Config, LlamaConfig, MambaConfig, Phi3Config
 
 from coca_mindspeed.cli import main
@@ -18,7 +19,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.local.checks import LengthLimits, check_prompts, emulated_dtype
+from coca_mindspeed.local.checks import LengthLimits, check_lengths, check_prompts, emulated_dtype
 from coca_mindspeed.local.experience import largest_evaluation_batch
 from coca_mindspeed.local.model_files import (
     context_limit,
@@ -30,6 +31,7 @@ from coca_mindspeed.local.model_files import (
 from coca_mindspeed.local.policy import choose_device, load_policy, resolve_dtype
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
+from coca_mindspeed.local.tiny_model import tiny_tokenizer
 from coca_mindspeed.utils.files import MARKER
 from tests.local.models_for_tests import response_log_probs, write_random_model
 from tests.local.runs_for_tests import small_session
@@ -295,6 +297,15 @@ def test_short_cuts_of_the_length_check_are_never_wrong(model):
                 check_prompts(model, ModelConfig(), many, SYSTEM, limits)
         else:
             check_prompts(model, ModelConfig(), many, SYSTEM, limits)
+
+
+def test_the_length_check_counts_what_compatibility_forms_expand():
+    """One character of three bytes becomes 18, of 33 bytes."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    long = Record("a", "d", "math", "\ufdfa" * 20, "1", None, {"instruction": ""})
+    with pytest.raises(DataError, match="has 361 tokens"):
+        check_lengths(tokenizer, None, [long], None, LengthLimits(200, 0), "the model", show_progress=False)
 
 
 def test_a_template_that_refuses_system_messages_says_what_to_do(tmp_path, model, capsys, monkeypatch):

@@ -55,3 +55,34 @@ def test_check_prints_hours_and_reads_the_records(tmp_path, capsys):
     assert main(["check", *run, "rollout.max_new_tokens=32"]) == 0
     hours = [line.split() for line in capsys.readouterr().out.splitlines() if " for 200 steps of " in line]
     assert [(line[-5], line[-2]) for line in hours] == [("8", "4"), ("64", "32")]
+
+
+def test_check_measures_the_adapters_that_are_trained(tmp_path, monkeypatch, capsys):
+    """Weights in float32 and gradients of all of them would take more memory than the run."""
+    pytest.importorskip("peft")
+    write_tiny_model(tmp_path / "tiny", 0)
+    measured = []
+
+    def measure(policy, config):
+        measured.append(policy)
+        return PassSeconds(1.0, 1.0, 1.0)
+
+    monkeypatch.setattr("coca_mindspeed.local.step_time.measure_passes", measure)
+    lora = ["model.lora.rank=2", "model.lora.base_dtype=bfloat16"]
+    run = ["local", "data=arithmetic", f"model.path={tmp_path / 'tiny'}", "rollout.max_prompt_tokens=64", *lora]
+    assert main(["check", *run, "rollout.max_new_tokens=32"]) == 0
+    [policy] = measured
+    dtypes = {(parameter.requires_grad, parameter.dtype) for parameter in policy.model.parameters()}
+    assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [("2", 20), ("0.05", None)])  # of 40 questions, 4 a step
+def test_check_counts_the_steps_of_epochs(tmp_path, monkeypatch, capsys, epochs, steps):
+    write_tiny_model(tmp_path / "tiny", 0)
+    monkeypatch.setattr("coca_mindspeed.local.step_time.measure_passes", lambda *_: PassSeconds(1.0, 1.0, 1.0))
+    run = ["local", "data=arithmetic", "data.train_size=40", f"data.epochs={epochs}", "rollout.prompts=4"]
+    lengths = ["rollout.max_prompt_tokens=64", "rollout.max_new_tokens=32"]
+    assert main(["check", *run, *lengths, f"model.path={tmp_path / 'tiny'}"]) == (0 if steps else 1)
+    captured = capsys.readouterr()
+    assert captured.out.count(f" for {steps} steps of ") == (2 if steps else 0)
+    assert ("no-whole-step" in captured.err) == (steps is None)
