@@ -421,7 +421,7 @@ def test_the_estimate_is_within_15_percent_of_the_peak_of_a_process(hidden, laye
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
     }
-    overrides = ["rollout.max_prompt_tokens=64", "rollout.max_new_tokens=128", "rollout.group_size=8"]
+    overrides = ["rollout.max_prompt_tokens=64", "rollout.max_new_tokens=64", "rollout.group_size=8"]
     overrides += ["trainer.microbatch_tokens=null", "trainer.microbatch_prompts=4"]
     overrides += ["model.compute_dtype=float32", "model.gradient_checkpointing=false"]
     run = compose_run("local", ["model.path=x", "data.train=x", *overrides]).run
