@@ -13,11 +13,18 @@ from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli.options import at_least, json_object, number, place, within
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.calibration import maps
-from coca_mindspeed.evaluation.calibration.guarantee import Certificate, certify
+from coca_mindspeed.evaluation.calibration.guarantee import certify
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics.binning import Floats
 from coca_mindspeed.evaluation.metrics.specs import METRIC_SPECS, show
-from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes, read_predictions, write_predictions
+from coca_mindspeed.evaluation.predictions import (
+    Outcomes,
+    Prediction,
+    answers_first,
+    outcomes,
+    read_predictions,
+    write_predictions,
+)
 from coca_mindspeed.serving.config import as_tier_name, bands_from, tiers_yaml
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_json
@@ -71,11 +78,19 @@ def run(arguments: argparse.Namespace) -> int:
     kind = None if arguments.method == "auto" else arguments.method
     options = {"kind": kind, "shrinkage": arguments.shrinkage}
     certificate, certified = None, ""
+    place, behind = str(arguments.output.resolve()), answers_first(predictions)
+
+    def tier(**keys: object) -> str:
+        """A tier of a serving configuration; empty where a proxy cannot route."""
+        return "" if behind else f"\n```yaml\n{tiers_yaml({as_tier_name(identity.model): keys})}```\n\n"
+
     if arguments.risk is not None:
         _check_one_per_question(predictions)
         data = outcomes(predictions)
         certificate = certify(data.confidence, data.correct, risk=arguments.risk, confidence=arguments.confidence)
-        certified = _certified(certificate, arguments.output, identity.model)
+        certified = f"{certificate.sentence()}\n"
+        if certificate.threshold is not None:
+            certified += tier(certificate=place, invalid="refuse")
     try:
         fitted = maps.fit_map(stated, correct, domains, identity, **options)
     except DataError as error:
@@ -91,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         after = maps.cross_fitted(stated, correct, domains, questions, identity, **folds, **options)
         text += _before_and_after(stated, after, correct, questions) + "\n"
         if certificate is None or certificate.threshold is None:
-            certified += _suggested(after, correct, arguments.output, identity.model)
+            certified += _suggested(after, correct) + tier(calibration=place, **bands_from(0.5))
     except DataError as error:
         if len(set(questions)) < arguments.folds:
             raise
@@ -101,25 +116,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _certified(certificate: Certificate, path: Path, model: str) -> str:
-    """The certificate in words, and the tier of a serving configuration that uses it."""
-    if certificate.threshold is None:
-        return f"{certificate.sentence()}\n"
-    return f"{certificate.sentence()}\n\n{_tier(model, certificate=str(path), invalid='refuse')}\n"
-
-
-def _suggested(after: Floats, correct: npt.NDArray[np.bool_], path: Path, model: str) -> str:
-    """The tier that answers where an answer is more likely right than wrong, by the map."""
+def _suggested(after: Floats, correct: npt.NDArray[np.bool_]) -> str:
+    """Answer where an answer is more likely right than wrong, by the map."""
     accepted = after >= 0.5
     error = f", {1 - correct[accepted].mean():.1%} of them wrong" if accepted.any() else ""
-    return (
-        f"suggested: answer from recalibrated confidence 0.5 on, as {accepted.mean():.1%} of the valid labels "
-        f"do{error}\n\n{_tier(model, calibration=str(path), **bands_from(0.5))}\n"
-    )
-
-
-def _tier(model: str, **keys: object) -> str:
-    return f"```yaml\n{tiers_yaml({as_tier_name(model): keys})}```\n"
+    share = f"{accepted.mean():.1%} of the valid labels"
+    return f"suggested: answer from recalibrated confidence 0.5 on, as {share} do{error}\n"
 
 
 def _check_one_per_question(predictions: list[Prediction]) -> None:

@@ -16,7 +16,7 @@ from coca_mindspeed.evaluation.metrics import specs
 from coca_mindspeed.evaluation.metrics.binning import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
-from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, answers_first, outcomes, write_predictions
 from coca_mindspeed.evaluation.reports.scoreboard import Column, PairedDifference, Scoreboard
 from coca_mindspeed.evaluation.reports.tables import risk_tables, transfer_tables
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
@@ -194,7 +194,7 @@ def _suggested(runs: Sequence[Run]) -> str:
     text, tiers = "", {}
     for run in runs:
         data = outcomes(run.predictions)
-        if not _answers_first(run) and (found := suggested_threshold(data.confidence, data.correct)):
+        if not answers_first(run.predictions) and (found := suggested_threshold(data.confidence, data.correct)):
             tiers[as_tier_name(run.label)] = bands_from(found.threshold)
             accepted = f"{found.coverage:.1%} of the answers are accepted and {found.risk:.1%} of these are wrong"
             text += f"{one_line(run.label)}: from {found.threshold:.6g} on, {accepted}.\n"
@@ -205,15 +205,6 @@ def _suggested(runs: Sequence[Run]) -> str:
         "Where a larger tier follows, `escalate` in place of `refuse`."
     )
     return f"\n{heading}\n\n{text}\n```yaml\n{tiers_yaml(tiers)}```\n"
-
-
-def _answers_first(run: Run) -> bool:
-    """Whether confidences are stated behind the answers; a proxy cannot route by them."""
-    first, last = ResponseParser("first"), ResponseParser("last")
-    return any(
-        p.confidence is not None and first(p.response).confidence is None and last(p.response).confidence is not None
-        for p in run.predictions
-    )
 
 
 def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, object], str]:

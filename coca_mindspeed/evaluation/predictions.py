@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import read_json_lines, write_json_lines
 
@@ -179,4 +180,13 @@ def outcomes(predictions: Iterable[Prediction]) -> Outcomes:
         np.array([p.confidence for p in predictions], dtype=np.float64),
         np.array([p.correct for p in predictions], dtype=np.bool_),
         np.array([p.tokens_to_confidence for p in predictions], dtype=np.float64),
+    )
+
+
+def answers_first(predictions: Iterable[Prediction]) -> bool:
+    """Whether a confidence is stated behind its answer; a proxy cannot route by it."""
+    first, last = ResponseParser("first"), ResponseParser("last")
+    return any(
+        p.confidence is not None and first(p.response).confidence is None and last(p.response).confidence is not None
+        for p in predictions
     )

@@ -190,6 +190,17 @@ def test_a_tier_with_the_map_is_suggested(risk, tmp_path, capsys):
     assert y[accepted].mean() > 0.5 > y[~accepted].mean()
 
 
+@pytest.mark.parametrize("risk", [[], ["--risk", "0.5"]])
+def test_no_tier_is_suggested_where_the_answer_comes_first(risk, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for response, suggested in (("<confidence>0.9</confidence> 4", True), ("4 <confidence>0.9</confidence>", False)):
+        write_predictions(tmp_path / "a.jsonl", [replace(p, response=response) for p in predictions(400)])
+        assert main(["calibrate", "a.jsonl", "--output", "map.json", *risk]) == 0
+        printed = capsys.readouterr().out
+        assert ("```yaml" in printed) == suggested
+        assert (str(tmp_path / "map.json") in printed) == suggested  # `serve` may run elsewhere
+
+
 @pytest.mark.parametrize("wrong", [[], [7]])
 def test_labels_that_are_nearly_all_right_are_certified(wrong, tmp_path, capsys):
     """The easiest set to certify is the hardest to fit or to cross-fit a map to."""
