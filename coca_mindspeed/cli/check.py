@@ -55,7 +55,8 @@ _GRAPH_MODE = (
 )
 _LONG_STEP = 600.0  # seconds
 _FIRST_TRY = (
-    "trainer.steps=2 rollout.prompts=4 rollout.group_size=4 rollout.max_prompt_tokens=256 rollout.max_new_tokens=64"
+    "data.epochs=null trainer.steps=2 rollout.prompts=4 rollout.group_size=4 rollout.max_prompt_tokens=256 "
+    "rollout.max_new_tokens=64"
 )
 _MOMENTS = {"adamw": "float32", "adamw_8bit": "one byte each, with scales; the embedding's float32"}
 

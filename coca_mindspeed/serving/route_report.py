@@ -11,6 +11,7 @@ from coca_mindspeed.evaluation.intervals.bounds import Interval
 from coca_mindspeed.evaluation.reports.plots import line_style, new_figure, plot_text, tidy
 from coca_mindspeed.serving.config import bands_from, tiers_yaml
 from coca_mindspeed.serving.replay import GAPS, PolicyOutcome, Routed, Setting, Tiers, upper_hull
+from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.markdown import markdown_table
 
 NOTE = (
@@ -56,7 +57,7 @@ def share_sentence(setting: Setting) -> str:
 def policy_yaml(tiers: Tiers, setting: Setting) -> str:
     """A configuration of `serve` with the setting; addresses and names of models are placeholders."""
     names = ["small", "large"] if len(tiers.names) == 2 else [f"tier{i + 1}" for i in range(len(tiers.names))]
-    notes = "".join(f"# {name}: {file}\n" for name, file in zip(names, tiers.names, strict=True))
+    notes = "".join(f"# {name}: {one_line(file)}\n" for name, file in zip(names, tiers.names, strict=True))
     notes += "# replace url and model by those of the servers; dialect: vllm for vLLM and serve --model\n"
     urls = {name: {"url": f"http://127.0.0.1:{8001 + i}/v1", "model": name} for i, name in enumerate(names)}
     keys: dict[str, dict[str, Any]] = {name: bands_from(setting.threshold, "escalate") for name in names}

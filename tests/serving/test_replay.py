@@ -197,7 +197,7 @@ def test_tables_fit_the_terminal(columns, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
 def test_the_printed_policy_sends_the_share(share, tmp_path, capsys):
-    small, large = tmp_path / "small model.jsonl", tmp_path / "large.jsonl"
+    small, large = tmp_path / "small\nmodel.jsonl", tmp_path / "large.jsonl"
     write_predictions(small, drawn(400, 1))
     write_predictions(large, [replace(p, confidence=None, tokens_to_confidence=None) for p in drawn(400, 2, skill=0.9)])
     command = ["route", str(small), str(large), "--output", str(tmp_path / "out"), "--replicates", "5"]
