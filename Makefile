@@ -69,7 +69,8 @@ test: lint  ## lint and every test
 
 test-transformers5: .venv-transformers5/.installed  ## the tests that load models and tokenizers, on transformers 5, in an environment of its own
 	OMP_NUM_THREADS=1 .venv-transformers5/bin/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist worksteal \
-	  tests/baselines tests/data tests/evaluation tests/local tests/scoring tests/serving/test_model_server.py tests/verl
+	  tests/algorithm tests/baselines tests/cli tests/data tests/evaluation tests/experiments tests/local tests/scoring \
+	  tests/serving/test_model_server.py tests/verl
 
 MINDSPEED_VENV ?= .venv-mindspeed
 $(MINDSPEED_VENV)/.installed: requirements/mindspeed-host.txt

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, __version__
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from coca_mindspeed.config.schema import ModelConfig
@@ -43,7 +44,8 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
     """The Hugging Face configuration of the decoder in ``path``.
 
     Raises:
-        ConfigError: its config.json does not load, or the model has layers other than attention.
+        ConfigError: its config.json does not load or would be read in part, or the model has layers other than
+            attention.
     """
     _require_model_type(path, config, where)
     source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
@@ -51,6 +53,7 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
         architecture = AutoConfig.from_pretrained(path, **source).get_text_config()
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
+    require_rope(architecture, f"{where}={path}")
     if kinds := _stateful_layers(architecture):
         raise ConfigError(
             f"{where}={path}: expected a model whose layers are full or windowed attention, found "
@@ -69,6 +72,26 @@ def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
     content = content if isinstance(content, dict) else {}
     if not isinstance(content.get("model_type"), str) and not (config.trust_remote_code and "auto_map" in content):
         raise ConfigError(f"{where}={path}: expected a model_type in its config.json, found none")
+
+
+def require_rope(architecture: Any, where: str) -> None:
+    """Refuse a config.json whose rotary frequencies the installed transformers would replace by defaults.
+
+    Transformers 5 writes them as ``rope_parameters``, which version 4 does not read.
+    """
+    if not __version__.startswith("4."):
+        return
+    scaling = getattr(architecture, "rope_scaling", None) or {}
+    read = {"rope_type": scaling.get("type", "default"), **scaling}
+    thetas = [getattr(architecture, name, None) for name in ("rope_theta", "rope_local_base_freq")]
+    for rope in _rope_settings(SimpleNamespace(rope_parameters=getattr(architecture, "rope_parameters", None))):
+        for key, value in rope.items():
+            if value not in (thetas if key == "rope_theta" else [read.get(key, getattr(architecture, key, None))]):
+                raise ConfigError(
+                    f"{where}: its config.json was written by transformers 5, and the installed {__version__} ignores "
+                    f"{key}={value} of its rope_parameters; install transformers 5, or write rope_theta and "
+                    "rope_scaling at the top level of config.json"
+                )
 
 
 def _stateful_layers(architecture: Any) -> str:

@@ -265,6 +265,8 @@ def _shapes(path: Path, architecture: ArchitectureConfig) -> Finding:
         for name, key in _HF_KEYS.items()
         if config.get(key) != getattr(architecture, name)
     ]
+    if differing and "rope_theta" not in config and "rope_parameters" in config:
+        differing.append("transformers 5 wrote rope_parameters, which older ones ignore: write rope_theta too")
     return _item("shapes", "model.path", path, not differing, "the shapes of model.architecture", "; ".join(differing))
 
 

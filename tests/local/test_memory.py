@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config, __version__
 
 from coca_mindspeed.cli.check import _check_local
 from coca_mindspeed.config.compose import compose_run
@@ -318,6 +318,7 @@ def test_experts_share_the_tokens():
     assert many.update == pytest.approx(few.update, rel=0.1)
 
 
+@pytest.mark.skipif(not __version__.startswith("4."), reason="transformers 5 multiplies all experts at once")
 def test_an_architecture_that_cannot_be_estimated_is_let_through_with_a_warning(tmp_path, monkeypatch, capsys):
     """GraniteMoe makes a list of the number of tokens of each expert."""
     config_of("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}).save_pretrained(tmp_path)

@@ -165,6 +165,38 @@ def test_a_configuration_that_cannot_be_saved_is_refused_before_the_first_step(t
     assert main(arguments(tmp_path, path)) == 0
 
 
+@pytest.mark.skipif(not __version__.startswith("4."), reason="transformers 5 reads rope_parameters")
+@pytest.mark.parametrize(
+    ("parameters", "changed", "ignored"),
+    [
+        ({"rope_theta": 50_000.0, "rope_type": "default"}, {}, "rope_theta=50000.0"),
+        ({"rope_theta": 10_000.0, "rope_type": "default"}, {}, None),  # what transformers 4 assumes
+        ({"rope_theta": 50_000.0, "rope_type": "default"}, {"rope_theta": 50_000}, None),
+        ({"rope_theta": 10_000.0, "rope_type": "linear", "factor": 2.0}, {}, "rope_type=linear"),
+        (
+            {"rope_theta": 10_000.0, "rope_type": "linear", "factor": 2.0},
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            None,
+        ),
+        ({"rope_theta": 10_000.0, "rope_type": "default", "partial_rotary_factor": 0.5}, {}, "partial_rotary_factor"),
+        ({"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}, {}, "rope_theta=1000000.0"),
+    ],
+)
+def test_rotary_frequencies_that_transformers_5_wrote_are_not_ignored(
+    tmp_path, model, parameters, changed, ignored, capsys, monkeypatch
+):
+    path = set_config(model, tmp_path / "model", rope_parameters=parameters, rope_theta=None)
+    config = json.loads((path / "config.json").read_text())
+    del config["rope_theta"]
+    (path / "config.json").write_text(json.dumps({**config, **changed}))
+    if ignored is None:
+        load_policy(path, ModelConfig(), torch.device("cpu"))
+        return
+    assert ignored in refused(tmp_path, path, capsys, monkeypatch)
+    with pytest.raises(ConfigError, match=f"--model=.*{ignored}"):  # as served and evaluated
+        load_policy(path, ModelConfig(), torch.device("cpu"), where="--model")
+
+
 def test_a_tokenizer_that_cannot_be_saved_is_named(model, monkeypatch):
     policy = load_policy(model, ModelConfig(), torch.device("cpu"))
     check_saveable(policy, "model.path=DIR")

@@ -264,6 +264,9 @@ def test_files_of_the_run(good):
     assert {key: problem.code for key, problem in found.items()} == codes
     assert "hidden_size" in found["model.path"].fix
     assert found["weights"].value == "TP 4, PP 2"
+    rope = {"rope_theta": config.pop("rope_theta"), "rope_type": "default"}  # as transformers 5 writes it
+    write("model/config.json", json.dumps({**config, "rope_parameters": rope}))
+    assert "rope_parameters" in examine(machine, run)["model.path"].fix
     Path("model/config.json").unlink()
     assert examine(machine, run)["model.path"].code == "no-model"
 

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from experiments.gguf_import.tokenizer import TokenType
 from tests import tokenizers_for_tests as kinds
 
+ROPE_THETA = 50_000.0
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -84,7 +85,7 @@ def random_model(architecture, vocabulary, *, tied, heads=4, groups=2):
         num_attention_heads=heads,
         num_key_value_heads=groups,
         max_position_embeddings=512,
-        rope_theta=50_000.0,
+        rope_theta=ROPE_THETA,
         rms_norm_eps=2.0**-17,
         tie_word_embeddings=tied,
     )
@@ -115,7 +116,7 @@ def write_gguf(path, model, tokenizer, pre, **changed):
         f"{architecture}.attention.head_count": config.num_attention_heads,
         f"{architecture}.attention.head_count_kv": config.num_key_value_heads,
         f"{architecture}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        f"{architecture}.rope.freq_base": config.rope_theta,
+        f"{architecture}.rope.freq_base": ROPE_THETA,
         f"{architecture}.vocab_size": config.vocab_size,
         **tokenizer_metadata(tokenizer, config.vocab_size, pre),
     }
