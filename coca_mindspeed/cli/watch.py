@@ -28,8 +28,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     try:
         with Live(dashboard(directory), auto_refresh=False) as live:
-            while not directory.finished():
+            finished = False
+            while not finished:
                 time.sleep(max(0.1, arguments.interval))
+                finished = directory.finished()  # before the look, so that the last step is shown
                 live.update(dashboard(directory), refresh=True)
     except KeyboardInterrupt:
         pass
