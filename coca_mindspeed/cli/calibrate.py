@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     kind = None if arguments.method == "auto" else arguments.method
     options = {"kind": kind, "shrinkage": arguments.shrinkage}
     certificate, certified = None, ""
-    place, behind = str(arguments.output.resolve()), answers_first(predictions)
+    path, behind = str(arguments.output.resolve()), answers_first(predictions)
 
     def tier(**keys: object) -> str:
         """A tier of a serving configuration; empty where a proxy cannot route."""
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         certificate = certify(data.confidence, data.correct, risk=arguments.risk, confidence=arguments.confidence)
         certified = f"{certificate.sentence()}\n"
         if certificate.threshold is not None:
-            certified += tier(certificate=place, invalid="refuse")
+            certified += tier(certificate=path, invalid="refuse")
     try:
         fitted = maps.fit_map(stated, correct, domains, identity, **options)
     except DataError as error:
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         after = maps.cross_fitted(stated, correct, domains, questions, identity, **folds, **options)
         text += _before_and_after(stated, after, correct, questions) + "\n"
         if certificate is None or certificate.threshold is None:
-            certified += _suggested(after, correct) + tier(calibration=place, **bands_from(0.5))
+            certified += _suggested(after, correct) + tier(calibration=path, **bands_from(0.5))
     except DataError as error:
         if len(set(questions)) < arguments.folds:
             raise

@@ -200,7 +200,7 @@ def _print_hours(config: RunConfig, policy: "Policy") -> None:
     from coca_mindspeed.local.step_time import measure_passes, step_seconds
 
     passes, rollout = measure_passes(policy, config), config.rollout
-    steps = config.trainer.steps * len(config.method.training_method.stages)
+    steps = config.total_steps
     for part in (8, 1):
         prompt, response = -(-rollout.max_prompt_tokens // part), -(-rollout.max_new_tokens // part)
         step = step_seconds(config, passes, prompt, response)

@@ -398,6 +398,11 @@ class RunConfig(Section):
     hardware: HardwareConfig = HardwareConfig()
     mindspeed_rl: FreeForm = Field(default_factory=dict, description="keys of MindSpeed-RL, passed unchanged")
 
+    @property
+    def total_steps(self) -> int:
+        """Steps of all stages of the method."""
+        return self.trainer.steps * len(self.method.training_method.stages)
+
     @model_validator(mode="after")
     def _warm_up_of_a_model(self) -> "RunConfig":
         if self.warm_up.records is not None and self.model.path is None:

@@ -72,7 +72,7 @@ class Trainer:
         self.method = self.config.method.training_method
         self.evaluated_only = EvaluatedOnly(self.grader)
         self.checkpoints = self.output / "checkpoints"
-        self.total_steps = self.config.trainer.steps * len(self.method.stages)
+        self.total_steps = self.config.total_steps
         self._progress = TrainingProgress(self.total_steps, enabled=False)
         self._health = HealthWarnings()
 

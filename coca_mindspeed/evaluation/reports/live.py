@@ -59,14 +59,14 @@ class RunDirectory:
     def finished(self) -> bool:
         """Whether the last step is done."""
         config, rows = self.config(), self.rows("metrics.jsonl")
-        return config is not None and bool(rows) and rows[-1].get("step") == _steps(config)
+        return config is not None and bool(rows) and rows[-1].get("step") == config.total_steps
 
     def progress(self, done: int) -> str:
         """Return ``of 300, about 4 min left`` after step ``done``; empty if the run's configuration cannot be read."""
         config = self.config()
         if config is None:
             return ""
-        total = _steps(config)
+        total = config.total_steps
         timing = self.rows("timing.jsonl")[-max(STEPS, config.evaluation.interval) :]
         left = Pace.of_training(total, config.evaluation.interval, timing).left(done) if done < total else None
         return f" of {total}" + ("" if left is None else f", about {duration(left)} left")
@@ -80,10 +80,6 @@ class RunDirectory:
         """Return the complete rows of metrics.jsonl or timing.jsonl."""
         path = self.path / name
         return [row for _, row in read_complete_rows(path)] if path.exists() else []
-
-
-def _steps(config: RunConfig) -> int:
-    return config.trainer.steps * len(config.method.training_method.stages)
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
