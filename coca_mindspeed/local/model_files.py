@@ -53,7 +53,7 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
         architecture = AutoConfig.from_pretrained(path, **source).get_text_config()
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
-    require_rope(architecture, f"{where}={path}")
+    _require_rope(architecture, f"{where}={path}")
     if kinds := _stateful_layers(architecture):
         raise ConfigError(
             f"{where}={path}: expected a model whose layers are full or windowed attention, found "
@@ -74,7 +74,7 @@ def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
         raise ConfigError(f"{where}={path}: expected a model_type in its config.json, found none")
 
 
-def require_rope(architecture: Any, where: str) -> None:
+def _require_rope(architecture: Any, where: str) -> None:
     """Refuse a config.json whose rotary frequencies the installed transformers would replace by defaults.
 
     Transformers 5 writes them as ``rope_parameters``, which version 4 does not read.

@@ -25,7 +25,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.attention import suggest_eager_attention, use_fast_attention
 from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
-from coca_mindspeed.local.model_files import encode_prompts, load_tokenizer, require_rope
+from coca_mindspeed.local.model_files import encode_prompts, load_tokenizer, read_model_config
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.tokenization import token_text
 
@@ -226,6 +226,7 @@ def load_policy(
     if config.attention == "flash_attention_2" and missing:
         raise ConfigError("model.attention=flash_attention_2: needs the package flash-attn, which is not installed")
     tokenizer = load_tokenizer(path, config, where=where)
+    read_model_config(path, config, where=where)
     try:
         with suggest_eager_attention(config.attention, f"{where}={path}"):
             model, loading = AutoModelForCausalLM.from_pretrained(
@@ -239,7 +240,6 @@ def load_policy(
             )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
-    require_rope(model.config.get_text_config(), f"{where}={path}")
     _check_all_weights_loaded(model, loading, f"{where}={path}")
     model = model.to(device)
     use_fast_attention(model, device)
