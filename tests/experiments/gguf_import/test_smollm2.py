@@ -58,10 +58,12 @@ _CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.
 
 def plain_bpe(text):
     """Single digits, GPT-2's pattern, then the merge of the lowest rank until none applies."""
+    vocabulary = smollm2_tokenizer().get_vocab()
     tokens = []
     for part in regex.findall(r"\p{N}|\P{N}+", text):
         for piece in _GPT2.findall(part):
             symbols = [_CHARACTER_OF_BYTE[byte] for byte in piece.encode("utf-8")]
+            symbols = [symbol for symbol in symbols if symbol in vocabulary]  # 21 bytes have no token
             while pairs := [pair for pair in pairwise(symbols) if pair in _ranks()]:
                 left, right = min(pairs, key=_ranks().__getitem__)
                 merged, i = [], 0
@@ -71,8 +73,7 @@ def plain_bpe(text):
                     i += 1 + both
                 symbols = merged
             tokens += symbols
-    vocabulary = smollm2_tokenizer().get_vocab()
-    return [vocabulary[token] for token in tokens if token in vocabulary]  # 21 bytes have no token
+    return [vocabulary[token] for token in tokens]
 
 
 @settings(max_examples=200, deadline=None)
