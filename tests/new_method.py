@@ -17,6 +17,7 @@ class Doubt:
     system_prompt: str = CONFIDENCE_FIRST_PROMPT
     confidence_position: ConfidencePosition = "first"
     stages: tuple[str, ...] = ("train",)
+    has_confidence_reward: bool = True
 
     def rewards(
         self, correct: Tensor, confidence: Tensor, *, stage: int = 0, invalid_reward: float = -1.0

@@ -108,7 +108,6 @@ class CreditRule:
         confidence_reward = torch.full_like(correct, torch.nan, dtype=torch.float64)
         gesr = torch.full_like(sizes[:, None], torch.nan, dtype=torch.float64)
         earned, earned_by_answer = (torch.zeros_like(correct, dtype=torch.float64) for _ in range(2))
-        own_reward = True  # of the confidence segment
         for size in sizes.unique().tolist():
             if size < 2:
                 continue
@@ -121,9 +120,9 @@ class CreditRule:
             confidence_reward[members] = brier_reward(stated, rate, self.invalid_reward).flatten()
             earned[members] = rewards.confidence.flatten()
             earned_by_answer[members] = rewards.answer.flatten()
-            own_reward = own_reward and rewards.confidence is not rewards.answer
         of_answer, answer_varies = self._advantages(earned_by_answer, gradable)
         valid = gradable & ~confidence.isnan()
+        own_reward = self.method.has_confidence_reward
         if own_reward and self.entropy_bonus and log_probs is not None:
             earned = torch.where(valid, earned - self.entropy_bonus * log_probs.to(torch.float64), earned)
         if own_reward and self.separate_format:

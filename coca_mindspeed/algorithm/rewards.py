@@ -91,6 +91,11 @@ class TrainingMethod(Protocol):
         """Names of the training stages, run one after the other."""
         ...
 
+    @property
+    def has_confidence_reward(self) -> bool:
+        """Whether the confidence segment earns a reward of its own; False: one reward falls on every token."""
+        ...
+
     def rewards(
         self, correct: Tensor, confidence: Tensor, *, stage: int = 0, invalid_reward: float = -1.0
     ) -> SegmentRewards:
@@ -112,6 +117,7 @@ class _Method:
     Attributes:
         combine: from the answer reward, the Brier score and the stage's name to the rewards.
         own_target: the Brier score is against the response's own correctness; otherwise against GESR.
+        has_confidence_reward: see :class:`TrainingMethod`.
     """
 
     name: str
@@ -120,6 +126,7 @@ class _Method:
     confidence_position: ConfidencePosition = "first"
     stages: tuple[str, ...] = ("train",)
     own_target: bool = False
+    has_confidence_reward: bool = False
 
     def __reduce__(self) -> tuple[Callable[[str], TrainingMethod], tuple[str]]:
         return training_method, (self.name,)  # the functions in METHODS cannot be pickled
@@ -138,7 +145,9 @@ def _on_all_tokens(reward: Tensor) -> SegmentRewards:
 
 METHODS: dict[str, TrainingMethod] = {
     # The paper's method: the confidence segment earns the Brier score, the answer its correctness.
-    "coca": _Method("coca", lambda right, brier, _: SegmentRewards(confidence=brier, answer=right)),
+    "coca": _Method(
+        "coca", lambda right, brier, _: SegmentRewards(confidence=brier, answer=right), has_confidence_reward=True
+    ),
     # GRPO on correctness alone; the confidence is stated but earns nothing of its own.
     "rlvr": _Method("rlvr", lambda right, brier, _: _on_all_tokens(right)),
     # The ablation without segments: the sum of CoCA's two rewards.

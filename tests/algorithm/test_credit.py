@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.algorithm.advantages import group_advantages
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.rewards import METHODS, brier_reward, group_success_rate, training_method
+from coca_mindspeed.algorithm.rewards import METHODS, SegmentRewards, brier_reward, group_success_rate, training_method
 
 UP = 1 / math.sqrt(2)  # (x - mean) / sample deviation of two unequal numbers
 
@@ -44,6 +44,28 @@ def test_by_hand():
     assert result.gesr.tolist() == [[0.5]]
     assert result.confidence_reward.tolist() == [[0.0, -0.25]]
     assert (result.confidence_varies.tolist(), result.answer_varies.tolist()) == ([True], [True])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_credit_depends_on_the_values_of_the_rewards_and_not_on_the_tensors(method):
+    class Cloned:
+        """The same method whose rewards are two tensors of their own."""
+
+        def __getattr__(self, name):
+            return getattr(METHODS[method], name)
+
+        def rewards(self, *arguments, **options):
+            return SegmentRewards(*(r.clone() for r in METHODS[method].rewards(*arguments, **options)))
+
+    correct = torch.tensor([[True, False, True, False]])
+    confidence = torch.tensor([[0.9, 0.2, math.nan, 0.4]], dtype=torch.float64)
+    lengths = torch.tensor([2, 2, 3, 1]), torch.tensor([4, 4, 4, 4])
+    one, other = (
+        CreditRule(rule, entropy_bonus=0.1)(correct, confidence, *lengths, 4, log_probs=torch.full((1, 4), -1.0))
+        for rule in (METHODS[method], Cloned())
+    )
+    assert one.tokens.equal(other.tokens)
+    assert METHODS[method].has_confidence_reward == (method == "coca")
 
 
 def test_one_segment_may_have_nothing_to_learn_from():
