@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from coca_mindspeed.config.checks import Problem
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], similarity: float = 0.6) -> str:
     """Return ``, did you mean 'x'?`` if one of ``known`` is similar, else an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=similarity)
     return f", did you mean {close[0]!r}?" if close else ""
 
 

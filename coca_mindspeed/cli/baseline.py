@@ -89,7 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
     device = choose_device(arguments.device, where="--device")
     records = _records(arguments.data, "--data")
     training = _records(arguments.train, "--train") if arguments.train else []
-    answers = read_predictions(arguments.answers) if arguments.answers else None
+    answers = (
+        read_predictions(arguments.answers, needs=("dataset", "question", "response")) if arguments.answers else None
+    )
     # Files may have been replaced under the same names.
     settings["content of --data"] = records_digest(records)["sha256"]
     settings["content of --train"] = records_digest(training)["sha256"]

@@ -67,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     prices = _prices(arguments.prices, len(files))
     counter = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     count = None if counter is None else lambda text: counter.before(text, len(text))
-    said = {name: read_predictions(path) for name, path in zip(names, files, strict=True)}
+    needs = ("dataset",) if counter is None else ("dataset", "response")
+    said = {name: read_predictions(path, needs) for name, path in zip(names, files, strict=True)}
     tiers = join_tiers(said, prices, count)
     curves = {
         "confidence first": threshold_curve(tiers),
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         "oracle": oracle_curve(tiers),
     }
     if arguments.answer_first is not None:
-        other = {**said, names[0]: read_predictions(arguments.answer_first)}
+        other = {**said, names[0]: read_predictions(arguments.answer_first, needs)}
         curves["answer first, its own model"] = threshold_curve(join_tiers(other, prices, count), answer_first=True)
     aurocs = {}
     if arguments.log_probs is not None:

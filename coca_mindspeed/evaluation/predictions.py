@@ -3,10 +3,14 @@
 A line is ``{"id", "dataset", "question", "response", "confidence", "correct", "tokens_to_confidence"}`` plus the
 optional fields of :class:`Prediction`.  ``confidence`` is null where the response states no valid one; ``correct`` is
 null where the answer could not be graded.
+
+Files from elsewhere need ``id``, ``confidence`` and ``correct`` only, and may be CSV, TSV, Parquet or a JSON array.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.data.sources.formats import file_format, read_rows
+from coca_mindspeed.errors import DataError, nearest
+from coca_mindspeed.utils.console import one_line, print_text
 from coca_mindspeed.utils.files import read_json_lines, write_json_lines
 
 CATEGORIES = ("math", "code", "factual")
@@ -70,8 +76,12 @@ class Prediction:
 
 
 _FIELDS = {f.name: f.default for f in fields(Prediction)}
-_REQUIRED = tuple(_FIELDS)[:7]
+_WRITTEN = tuple(_FIELDS)[:7]  # in every line of ours
 _OPTIONAL = tuple(_FIELDS)[7:]
+_REQUIRED = ("id", "confidence", "correct")
+_MISSPELLED = 0.8  # similarity; of "model" and "model_name" it is .67
+# Values of fields that a file from elsewhere may lack.  One name for all files: predictions are paired by data set.
+_ABSENT = {"dataset": "all", "question": "", "response": "", "tokens_to_confidence": None}
 
 
 def _is_integer(value: Any, lowest: float = -math.inf) -> bool:
@@ -87,7 +97,7 @@ def is_confidence(value: Any) -> bool:
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{name: ("text", lambda v: isinstance(v, str)) for name in ("id", "dataset", "question", "response")},
     **{name: ("text or null", lambda v: isinstance(v, str)) for name in ("category", "method", "model", "gold")},
-    "correct": ("true, false, or null for an ungradable answer", lambda v: isinstance(v, bool)),
+    "correct": ("true, false, 0, 1, or null for an ungradable answer", lambda v: isinstance(v, bool)),
     "confidence": ("null or a number from 0 to 1", is_confidence),
     "sample": ("a whole number from 0", lambda v: _is_integer(v, 0)),
     "tokens_to_confidence": ("null or a whole number from 0", lambda v: _is_integer(v, 0)),
@@ -96,48 +106,114 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def prediction_from_json(row: Mapping[str, Any], where: str) -> Prediction:
+def prediction_from_json(row: Mapping[str, Any], where: str, needs: Collection[str] = ()) -> Prediction:
     """Build a prediction from a JSON object; ``where`` (``file:line``) is for messages.
 
-    Raises DataError if a field is missing, unknown, of the wrong type or out of range.
+    ``needs`` names fields that must be there besides ``id``, ``confidence`` and ``correct``.  ``id`` may be an integer,
+    and ``correct`` 0 or 1.  Unknown fields are ignored, unless they are misspelled.
+
+    Raises DataError if a field is missing, misspelled, of the wrong type or out of range.
     """
-    if missing := [name for name in _REQUIRED if name not in row]:
-        raise DataError(f"{where}: field {missing[0]!r} is missing; a prediction has {', '.join(_REQUIRED)}")
-    if unknown := sorted(set(row) - set(_FIELDS)):
-        raise DataError(f"{where}: unknown field {unknown[0]!r}; the optional ones are {', '.join(_OPTIONAL)}")
-    for name, value in row.items():
+    required = (*_REQUIRED, *needs)
+    if missing := [name for name in required if name not in row]:
+        near = nearest(missing[0], [name for name in row if name not in _FIELDS])
+        raise DataError(f"{where}: field {missing[0]!r} is missing{near}; expected {', '.join(required)}")
+    absent = [name for name in _FIELDS if name not in row]
+    for name in row:
+        if name not in _FIELDS and (near := nearest(name, absent, _MISSPELLED)):
+            raise DataError(f"{where}: unknown field {name!r}{near}; the known ones are {', '.join(_FIELDS)}")
+    known = {name: value for name, value in row.items() if name in _FIELDS}
+    if _is_integer(known["id"]):
+        known["id"] = str(known["id"])
+    if isinstance(known["correct"], int | float) and known["correct"] in (0, 1):
+        known["correct"] = bool(known["correct"])
+    for name, value in known.items():
         expected, holds = _CHECKS[name]
         if not (holds(value) or (value is None and "null" in expected)):
             raise DataError(f"{where}: field {name!r} should be {expected}, found {value!r:.80}")
-    confidence = row["confidence"]
-    return Prediction(**{**row, "confidence": None if confidence is None else float(confidence)})
+    confidence = known["confidence"]
+    return Prediction(**{**_ABSENT, **known, "confidence": None if confidence is None else float(confidence)})
 
 
-def read_predictions(path: Path) -> list[Prediction]:
+def read_predictions(path: Path, needs: Collection[str] = ()) -> list[Prediction]:
     """Read a file; (data set, id, sample) must be unique for each model and method in it.
 
-    Raises DataError with file and line for anything that is not a prediction, and if there are none.
+    ``needs`` names fields that each row must have besides ``id``, ``confidence`` and ``correct``.
+
+    CSV, TSV, Parquet, Arrow and JSON arrays are read by their suffix, every other file as JSON Lines.
+
+    Raises DataError with file and line (row, if the format has no lines) for anything that is not a prediction, and if
+    there are none.
     """
     rows: list[Prediction] = []
-    seen: dict[tuple[object, ...], int] = {}
-    for number, row in read_json_lines(path):
-        prediction = prediction_from_json(row, f"{path}:{number}")
+    seen: dict[tuple[object, ...], str] = {}
+    ignored: dict[str, None] = {}
+    for where, row in _rows(path):
+        prediction = prediction_from_json(row, where, needs)
         key = (prediction.model, prediction.method, *prediction.key)
         if key in seen:
             raise DataError(
-                f"{path}:{number}: id {prediction.id!r} of {prediction.dataset}, sample {prediction.sample}, was "
-                f"already on line {seen[key]}; number several samples of a question by 'sample'"
+                f"{where}: id {prediction.id!r} of {prediction.dataset}, sample {prediction.sample}, was already in "
+                f"{seen[key]}; number several samples of a question by 'sample'"
             )
-        seen[key] = number
+        seen[key] = where
+        ignored.update(dict.fromkeys(name for name in row if name not in _FIELDS))
         rows.append(prediction)
     if not rows:
-        raise DataError(f"{path}: holds no predictions; expected at least one JSON line")
+        raise DataError(f"{path}: holds no predictions; expected at least one row")
+    if ignored:
+        print_text(f"{path}: fields without effect: {one_line(', '.join(map(str, ignored)))}", sys.stderr)
     return rows
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield ``(file:line, values)``, with values as in JSON."""
+    form = file_format(path)
+    if form in (None, ".jsonl"):
+        for number, values in read_json_lines(path):
+            yield f"{path}:{number}", values
+        return
+    typed = {".csv": _from_text, ".tsv": _from_text, ".parquet": _nan_to_none, ".arrow": _nan_to_none}
+    for row in read_rows(path):
+        if row.error:
+            raise DataError(f"{row.where}: {row.error}")
+        convert = typed.get(form or "", lambda _, value: value)
+        yield row.where, {name: convert(name, value) for name, value in row.values.items()}
+
+
+_TEXT_FIELDS = ("id", "dataset", "question", "response")
+# float() would also take 1_0 and the digits of other scripts.
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+
+def _from_text(name: str, text: str) -> Any:
+    """The value of a CSV field: an empty one is null; a text that is no value of its field is left to the check."""
+    expected = _CHECKS[name][0] if name in _CHECKS else "text"
+    if name in _TEXT_FIELDS:
+        return text
+    if not text.strip():
+        return None
+    if expected.startswith("text"):
+        return text
+    if name == "correct" and text.strip().lower() in ("true", "false"):
+        return text.strip().lower() == "true"
+    if not _DECIMAL.fullmatch(text.strip()):
+        return text
+    return float(text) if name in ("confidence", "correct") or not text.strip().isdigit() else int(text)
+
+
+def _nan_to_none(name: str, value: Any) -> Any:
+    """Pandas writes a column with missing numbers as floats."""
+    if not isinstance(value, float):
+        return value
+    if math.isnan(value):
+        return None
+    return int(value) if name not in ("confidence", "correct") and value.is_integer() else value
 
 
 def prediction_to_json(prediction: Prediction) -> dict[str, Any]:
     """Return the JSON object of a prediction, without optional fields that have their default."""
-    row = {name: getattr(prediction, name) for name in _REQUIRED}
+    row = {name: getattr(prediction, name) for name in _WRITTEN}
     for name in _OPTIONAL:
         if (value := getattr(prediction, name)) != _FIELDS[name]:
             row[name] = value

@@ -1,6 +1,7 @@
-"""The predictions file: round trip, seven keys suffice, and errors that name file and line."""
+"""The predictions file: round trip, three keys suffice, and errors that name file and line."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def test_round_trip(tmp_path):
     rows = read_predictions(path)
     assert isinstance(rows[0].confidence, float)
     write_predictions(path, rows)
-    assert json.loads(path.read_text()) == ROW | {"confidence": 1}  # seven keys suffice
+    assert json.loads(path.read_text()) == ROW | {"confidence": 1}  # seven keys are always written
 
 
 def test_an_ungradable_answer_is_in_no_metric():
@@ -54,12 +55,13 @@ def test_an_ungradable_answer_is_in_no_metric():
         ({"confidence": 1.2}, r"p\.jsonl:1: field 'confidence' should be null or a number from 0 to 1, found 1\.2"),
         ({"confidence": float("nan")}, "'confidence'.* nan"),
         ({"confidence": "0.9"}, "found '0.9'"),
-        ({"correct": 1}, "'correct'.* 1"),
+        ({"correct": 2}, "'correct'.* 2"),
+        ({"correct": "yes"}, "'correct'.* 'yes'"),
         ({"tokens_to_confidence": -1}, "'tokens_to_confidence'"),
-        ({"id": 3}, "'id'.* 3"),
+        ({"id": 3.5}, "'id'.* 3.5"),
         ({"sample": None}, "'sample'"),
         ({"seed": "0"}, "'seed'"),
-        ({"corect": True}, "'corect'"),
+        ({"categry": "math"}, "'categry'.*'category'"),
     ],
 )
 def test_bad_values_name_file_line_and_field(tmp_path, change, message):
@@ -68,13 +70,67 @@ def test_bad_values_name_file_line_and_field(tmp_path, change, message):
         read_predictions(tmp_path / "p.jsonl")
 
 
+THREE = [
+    Prediction("1", "all", "", "", 0.9, True, None),
+    Prediction("2", "all", "", "", None, False, None),
+    Prediction("3", "all", "", "", 0.25, None, None, tokens=12),
+]
+CSV = "id,confidence,correct,tokens,note\n1,.9,True,,a\n2,,0,,\n3,2.5e-1,,12,x\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.jsonl", '{"id": 1, "confidence": 0.9, "correct": 1}\n{"id": "2", "confidence": null, "correct": false}\n'
+         '{"id": "3", "confidence": 0.25, "correct": null, "tokens": 12, "model_name": "m"}\n'),
+        ("p.json", '[{"id": 1, "confidence": 0.9, "correct": true}, {"id": 2, "confidence": null, "correct": 0},'
+         '{"id": 3, "confidence": 0.25, "correct": null, "tokens": 12}]'),
+        ("p.csv", CSV),
+        ("p.tsv", CSV.replace(",", "\t")),
+    ],
+)  # fmt: skip
+def test_id_confidence_and_correct_suffice(tmp_path, name, text, capsys):
+    (tmp_path / name).write_text(text)
+    assert read_predictions(tmp_path / name) == THREE
+    assert ("note" in capsys.readouterr().err) == ("note" in text)
+
+
+def test_parquet_as_pandas_writes_it(tmp_path):
+    """Missing numbers make floats of a column, and NaN of the missing ones."""
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    columns = {
+        "id": [1, 2, 3],
+        "confidence": [0.9, math.nan, 0.25],
+        "correct": [1.0, 0.0, math.nan],
+        "tokens": [math.nan, math.nan, 12.0],
+    }
+    parquet.write_table(arrow.table(columns), tmp_path / "p.parquet")
+    assert read_predictions(tmp_path / "p.parquet") == THREE
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [("1,1_0e-1,1", "confidence"), ("1,０.9,1", "confidence"), ("1,90%,1", "confidence"), ("1,0.9,right", "correct")],
+)
+def test_bad_values_of_a_csv_name_file_row_and_field(tmp_path, row, field):
+    (tmp_path / "p.csv").write_text(f"id,confidence,correct\n0,0.5,true\n{row}\n")
+    with pytest.raises(DataError, match=rf"p\.csv:2: field '{field}'"):
+        read_predictions(tmp_path / "p.csv")
+
+
+def test_a_caller_may_need_more_fields(tmp_path):
+    (tmp_path / "p.csv").write_text(CSV)
+    with pytest.raises(DataError, match=r"p\.csv:1: field 'response' is missing"):
+        read_predictions(tmp_path / "p.csv", needs=["response"])
+
+
 def test_missing_repeated_and_empty(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text("\n" + json.dumps({k: v for k, v in ROW.items() if k != "correct"}))
     with pytest.raises(DataError, match=r"p\.jsonl:2: field 'correct' is missing"):
         read_predictions(path)
     path.write_text(f"{json.dumps(ROW)}\n{json.dumps(ROW)}")
-    with pytest.raises(DataError, match=r"p\.jsonl:2: id 'a' of arithmetic, sample 0, was already on line 1"):
+    with pytest.raises(DataError, match=r"p\.jsonl:2: id 'a' of arithmetic, sample 0, was already in .*p\.jsonl:1"):
         read_predictions(path)
     path.write_text("")
     with pytest.raises(DataError, match="holds no predictions"):
