@@ -127,7 +127,8 @@ def test_stdio_takes_large_input_and_output(grader: CodeGrader) -> None:
 
 OUTPUTS = {
     ("0.5", "0.5000000001"): True, ("0.5", "0.51"): False, ("1 2\n3", "1 2 3"): True, ("16030", "16030.0"): False,
-    ("YES", "Yes"): False, ("1.0 2", "1.0"): False, ("1.0", "nan"): False,
+    ("YES", "Yes"): False, ("1.0 2", "1.0"): False, ("1.0", "nan"): False, ("1.0e3", "+1000"): True,
+    (".5", "0.50"): True, ("12.0", "1_2.0"): False, ("12.0", "１２.0"): False, ("1.0", "1.0f"): False,
 }  # fmt: skip
 
 

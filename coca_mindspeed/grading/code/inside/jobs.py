@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ processes = importlib.import_module("process")
 remote = importlib.import_module("remote")
 values = importlib.import_module("values")
 
+# Of a program's output; float() would also take 1_0, nan and the digits of other scripts.
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _FLOAT_TOLERANCE = 1e-6
 _STDERR_BYTES = 4_096
 _OUTPUT_SLACK = 1 << 20
@@ -260,13 +263,9 @@ def same_output(found: str, expected: str) -> bool:
 def _same_word(found: str, expected: str) -> bool:
     if found == expected:
         return True
-    if "." not in expected:
+    if "." not in expected or not (_DECIMAL.fullmatch(found) and _DECIMAL.fullmatch(expected)):
         return False
-    try:
-        a, b = float(found), float(expected)
-    except ValueError:
-        return False
-    return math.isclose(a, b, rel_tol=_FLOAT_TOLERANCE, abs_tol=_FLOAT_TOLERANCE)
+    return math.isclose(float(found), float(expected), rel_tol=_FLOAT_TOLERANCE, abs_tol=_FLOAT_TOLERANCE)
 
 
 def collect(job: dict[str, Any]) -> Any:
