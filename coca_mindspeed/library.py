@@ -86,9 +86,12 @@ def coca_advantages(
 
     Raises:
         ValueError: a wrong shape, an unknown method, or B that is no multiple of ``group_size``.
-        TypeError: token ids or lengths that are not integers.
+        TypeError: token ids or lengths that are no integer tensors.
         ConfigError: the tokenizer is slow, or has no bytes for each token.
     """
+    for name, tensor in (("token_ids", token_ids), ("lengths", lengths)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} should be an int tensor, found {type(tensor).__name__}; pad lists into a tensor")
     if token_ids.dim() != 2:
         raise ValueError(f"token_ids should be int [batch, tokens], found shape {list(token_ids.shape)}")
     batch, width = token_ids.shape
@@ -133,9 +136,16 @@ def coca_advantages(
 
 def _verdicts(name: str, given: Tensor | Sequence[bool], batch: int) -> Tensor:
     """Verdicts as bool ``[batch]`` on the CPU; numbers are refused, because a reward is no verdict."""
+    if not isinstance(given, Tensor) and None in given:
+        raise ValueError(
+            f"{name} should be bool [{batch}], found None; pass False there and gradable=[v is not None for v in ...]"
+        )
     found = torch.as_tensor(given).cpu()
     if found.dtype != torch.bool or found.shape != (batch,):
-        raise ValueError(f"{name} should be bool [{batch}], found {found.dtype} {list(found.shape)}")
+        raise ValueError(
+            f"{name} should be bool [{batch}], found {found.dtype} {list(found.shape)}; compare rewards, as in "
+            "[reward == 1 for reward in rewards]"
+        )
     return found
 
 

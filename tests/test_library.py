@@ -117,13 +117,19 @@ def test_ids_beyond_the_tokenizers_vocabulary_are_known():
     assert coca_advantages(ids, lengths, CORRECT, qwen_like(), 4).advantages.shape == ids.shape
 
 
+def test_lists_of_token_ids_are_refused():
+    with pytest.raises(TypeError, match="token_ids"):
+        coca_advantages([[1, 2]], [2], [True], qwen_like(), 2)
+
+
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
         ({"group_size": 3}, "group_size"),
         ({"group_size": 1}, "group_size"),
         ({"correct": CORRECT[:3]}, "correct"),
-        ({"correct": [1.0, 0.0, 1.0, 0.0]}, "correct"),
+        ({"correct": [1.0, 0.0, 1.0, 0.0]}, "reward == 1"),
+        ({"correct": [1, 0, None, 0]}, "gradable="),
         ({"gradable": [True]}, "gradable"),
         ({"method": "cocoa"}, "cocoa"),
         ({"stage": 1}, "stage"),

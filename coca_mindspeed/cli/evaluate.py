@@ -73,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.method is not None:
         predictions = [replace(p, method=arguments.method) for p in predictions]
     _refuse_repeats(predictions, arguments.files)
+    if arguments.format != "predictions" and arguments.position is None:
+        _hint_at_position(predictions)
     options = MetricOptions(
         bins=arguments.bins, scheme=arguments.bin_scheme, closed=arguments.bins_closed, debias=arguments.debias
     )
@@ -93,6 +95,16 @@ def run(arguments: argparse.Namespace) -> int:
     write_atomically(arguments.output / "metrics.md", text)
     print_markdown(text)
     return 0
+
+
+def _hint_at_position(predictions: Sequence[Prediction]) -> None:
+    """Name the option if most responses state no confidence before the answer, but one after it."""
+    unread = [p for p in predictions if p.confidence is None]
+    parse = ResponseParser("last")
+    behind = sum(parse(p.response).confidence is not None for p in unread)
+    if 2 * behind > len(predictions):
+        text = f"warning: {behind} of {len(predictions)} responses state their confidence last; use --position last"
+        print_text(text, sys.stderr)
 
 
 def _warn_of_ungradable(runs: Sequence[Run]) -> None:

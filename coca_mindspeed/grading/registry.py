@@ -47,9 +47,18 @@ def build_grader(name: str, config: Mapping[str, Any] | None = None) -> Measured
     grader = grader_class(name)
     options = dict(config or {})
     for option in options:
-        _known(option, tuple(inspect.signature(grader).parameters), f"option of the grader {name!r}")
+        if name == "auto" and (owners := [n for n in _BY_CATEGORY.values() if option in _options_of(grader_class(n))]):
+            raise GradingError(
+                f"option {option!r} of the grader 'auto': expected it under its own grader, as "
+                f'{{"{owners[0]}": {{"{option}": ...}}}}'
+            )
+        _known(option, _options_of(grader), f"option of the grader {name!r}")
     built: MeasuredGrader = grader(**options)
     return built
+
+
+def _options_of(grader: type[Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(grader).parameters)
 
 
 def grader_name(record: Record) -> str:

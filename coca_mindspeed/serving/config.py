@@ -1,7 +1,7 @@
 """The configuration of ``coca-mindspeed serve``: backends, tiers, thresholds, caps and limits."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -237,12 +237,17 @@ def read_serving_config(path: Path) -> ServingConfig:
         sections = [section for section in Section.__subclasses__() if section.__module__ == __name__]
         known = sorted({key for section in sections for key in section.model_fields})
         problems = [
-            problem._replace(expected=f"unknown key{nearest(problem.key.rpartition('.')[2], known)}")
+            problem._replace(expected=f"unknown key{_nearest_key(problem.key, known)}")
             if problem.code == UNKNOWN_KEY
             else problem
             for problem in validation_problems(error)
         ]
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems), problems) from error
+
+
+def _nearest_key(key: str, known: Collection[str]) -> str:
+    name = key.rpartition(".")[2]
+    return nearest(name, [other for other in known if other != name])  # a known name may stand in the wrong section
 
 
 def bands_from(threshold: float, below: Action = "refuse") -> dict[str, Any]:

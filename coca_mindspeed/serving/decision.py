@@ -74,8 +74,10 @@ def decide(confidence: float | None, rule: ThresholdRule, budget: Budget) -> Dec
     if confidence is None:
         wanted = Decision(rule.invalid, "no valid confidence")
     else:
-        band = next(band for band in rule.bands if confidence >= band.at_least)
-        wanted = Decision(band.action, f"confidence {confidence:.4g} is at least {band.at_least:g}")
+        index, band = next((i, band) for i, band in enumerate(rule.bands) if confidence >= band.at_least)
+        lowest = index > 0 and index == len(rule.bands) - 1
+        bound = f"below {rule.bands[index - 1].at_least:g}" if lowest else f"at least {band.at_least:g}"
+        wanted = Decision(band.action, f"confidence {confidence:.4g} is {bound}")
     if wanted.action == "escalate" and budget.escalations < 1:
         action = "refuse" if rule.strict else budget.exhausted
         return Decision(action, f"{wanted.reason}, but no further tier is allowed", exhausted=True)

@@ -52,6 +52,16 @@ def test_predictions(files, capsys):
     assert json.loads((files / "again" / "metrics.json").read_text()) == result
 
 
+def test_confidences_behind_their_answers_are_noticed(tmp_path, capsys):
+    write_records(tmp_path / "gold.jsonl", [Record("1", "d", "math", "?", "42")])
+    (tmp_path / "r.jsonl").write_text('{"id": "1", "response": "It is 42. <confidence> 0.9 </confidence>"}')
+    command = (tmp_path / "r.jsonl", "--format", "responses", "--gold", tmp_path / "gold.jsonl", "--output", tmp_path)
+    assert evaluate(*command) == 0
+    assert "--position last" in capsys.readouterr().err
+    assert evaluate(*command, "--position", "last") == 0
+    assert "--position" not in capsys.readouterr().err
+
+
 def test_ungradable_answers_are_left_out_and_counted(files, capsys):
     """Differences pair what could be graded on both sides."""
     rows = read_predictions(files / "one.jsonl")

@@ -34,6 +34,8 @@ def test_unknown_names_are_refused_with_the_nearest_and_all() -> None:
         build_grader("math", {"second": 1})
     with pytest.raises(GradingError, match="known: none"):
         build_grader("exact", {"strict": True})
+    with pytest.raises(GradingError, match=r'"factual": \{"match"'):
+        build_grader("auto", {"match": "contains"})
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,11 @@ def test_table(confidence, rule, budget, action, exhausted):
     assert decision.reason
 
 
+@pytest.mark.parametrize(("confidence", "bound"), [(0.85, "0.8"), (0.4, "0.3"), (0.03, "below 0.3")])
+def test_the_reason_names_the_bound_that_decided(confidence, bound):
+    assert bound in decide(confidence, BANDS, RICH).reason
+
+
 _ACTIONS = st.sampled_from(["answer", "refuse", "escalate"])
 _CONFIDENCES = st.floats(0, 1)
 

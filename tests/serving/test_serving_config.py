@@ -38,6 +38,7 @@ def test_a_small_file_and_its_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (("\nbackends:", "\nbackend:"), "unknown key, did you mean 'backends'?"),
         (("bands:", "band:"), "unknown key, did you mean 'bands'?"),
         (("model: small", "model: small, dialekt: vllm"), "unknown key, did you mean 'dialect'?"),
         (("at_least: 0.7", "at_least: 1.7"), "tiers.0.bands.0.at_least=1.7: input should be less than or equal to 1"),
