@@ -40,7 +40,9 @@ def _share(label: str, meaning: str) -> MetricSpec:
 METRIC_SPECS: Mapping[str, MetricSpec] = {
     "accuracy": _share("accuracy", "fraction of correct answers"),
     "auroc": MetricSpec("AUROC", "probability that a correct answer has a higher confidence than a wrong one", 1),
-    "ece": MetricSpec("ECE", "expected calibration error", -1),
+    "ece": MetricSpec(
+        "ECE", "expected calibration error: mean gap between confidence and accuracy over bins of confidence", -1
+    ),
     "brier": MetricSpec("Brier", "mean squared error of confidence against correctness", -1),
     "success_rate": _share("SR", "fraction of responses with a valid confidence"),
     "tokens_to_confidence": MetricSpec("TTC", "tokens until the confidence is known", -1, decimals=1, upper=math.inf),

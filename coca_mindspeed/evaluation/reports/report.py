@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from coca_mindspeed import __version__
-from coca_mindspeed.evaluation.metrics.specs import FURTHER_METRICS, HEADLINE_METRICS
+from coca_mindspeed.evaluation.metrics.specs import FURTHER_METRICS, HEADLINE_METRICS, METRIC_SPECS
 from coca_mindspeed.evaluation.paper.comparison import PaperComparison
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports import plots
@@ -117,6 +117,7 @@ def write_report(
         "title": title,
         "version": __version__,
         "board": board,
+        "legend": METRIC_SPECS.values(),
         "tables": result_tables(board, HEADLINE_METRICS),
         "further": result_tables(board, FURTHER_METRICS),
         "deciding": risk_tables(board),

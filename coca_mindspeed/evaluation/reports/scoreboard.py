@@ -121,7 +121,7 @@ class Scoreboard:
             for label, value in values.items()
             if not math.isnan(value)
         }
-        if info.better == 0 or len(known) < 2:
+        if info.better == 0 or len(set(known.values())) < 2:  # where all are equal, none is best
             return set()
         return {label for label, value in known.items() if value == max(known.values())}
 
