@@ -85,7 +85,8 @@ class Sandbox:
             raise GradingError(
                 f"programs written by a model need a sandbox, and there is none: {problem}. Install bubblewrap "
                 "0.8 or newer (Debian and Ubuntu: apt-get install bubblewrap) where user namespaces are allowed (in a "
-                "container: --privileged), or accept the risk with allow_unsandboxed: true"
+                "container: --privileged), or accept the risk with the grader's option allow_unsandboxed "
+                "(data.grader_options.code.allow_unsandboxed=true)"
             )
 
     @property
