@@ -402,6 +402,8 @@ def test_ray_is_started_here_unless_a_cluster_is_named(monkeypatch, address):
     """Ray by itself would join another user's cluster on the same machine."""
     asked: dict[str, Any] = {}
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **arguments: asked.update(arguments)))
+    services = SimpleNamespace(get_node=None, wait_for_node=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray._private.services", services)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if address is not None:
         monkeypatch.setenv("RAY_ADDRESS", address)

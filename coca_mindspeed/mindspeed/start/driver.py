@@ -28,6 +28,7 @@ from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, Proc
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, read_upstream_keys
 from coca_mindspeed.mindspeed.weights.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.upstream.manifest import matching_manifest
+from coca_mindspeed.upstream.ray_start import wait_for_slow_nodes
 from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
@@ -217,6 +218,7 @@ def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping
 
     arguments: dict[str, Any] = {"runtime_env": dict(environment), "log_to_driver": True}
     if not os.environ.get("RAY_ADDRESS"):
+        wait_for_slow_nodes(300)
         arguments["address"] = "local"
         if process.coca.platform == "host":
             roles = [config.rl_config.get(f"{role}_resource") or {} for role in ("actor", "reference", "reward")]
