@@ -1,16 +1,18 @@
 # shellcheck shell=bash
 # What every launch script does; a script itself only names its run.  docs/ascend.md is the guide.
 #
-#   launch RUN [--dry-run|--smoke] [--resume] [--output DIR] [KEY=VALUE ...]     RUN "": the first word that was typed
+#   launch RUN [--dry-run] [--smoke|--trial|--resume] [--output DIR] [KEY=VALUE ...]   RUN "": the first word typed
 #
 # Several nodes: the same command on each, with NNODES, NODE_RANK (0 is the head) and MASTER_ADDR set.
 
 REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 : "${RAY_PORT:=6766}"
 : "${CLUSTER_TIMEOUT:=600}"   # seconds in which all nodes have to be there
-DRY_RUN=false SMOKE=false RESUME=false OUTPUT="" # what parse_command_line finds
+DRY_RUN=false SMOKE=false TRIAL=false RESUME=false OUTPUT="" ITERATION="" # what parse_command_line finds
 OVERRIDES=() WORDS=()
 ON_EXIT=() # a command that puts something back, whatever ends the script
+LOG="" LOG_WRITERS=()
+TRAINING_OPTIONS="--dry-run --smoke --trial --resume --output"
 
 fail() {
   printf 'launch: %s\n' "$*" >&2
@@ -31,14 +33,16 @@ usage() {
 '
   fi
   cat <<EOF
-usage: bash ${0}$word [--dry-run | --smoke] [--resume] [--output DIR] [KEY=VALUE ...]
+usage: bash ${0}$word [--dry-run] [--smoke | --trial | --resume] [--output DIR] [KEY=VALUE ...]
 
 $explained\
   --dry-run     print the plan and every command, start nothing
   --smoke       two steps of the tiny model on the local engine, on this machine's CPU or GPU: configuration,
                 rewards, update and export; MindSpeed-RL, the layout and your data are not run
+  --trial       two iterations of this run itself on the NPUs: MindSpeed-RL with your model, data, layout and
+                batches, and a checkpoint; no validation
   --resume      go on from the newest checkpoint in DIR
-  --output DIR  where the run goes (default: runs/$run; --smoke: runs/smoke/$run-TIME)
+  --output DIR  where the run goes (default: runs/$run; --smoke, --trial: runs/smoke/$run-TIME, runs/trial/$run-TIME)
   KEY=VALUE     change the configuration, e.g. method=joint data.epochs=0.5 rollout.prompts=64; of a smoke run
                 everything but its model and its data
 
@@ -49,18 +53,27 @@ MINDSPEED_HOME, MINDSPEED_LLM_HOME; SKIP_DOCTOR=1 starts without asking coca-min
 EOF
 }
 
-#   parse_command_line USAGE NUMBER WORD ...
+#   parse_command_line USAGE NUMBER OPTIONS WORD ...
 #
 # Sorts what was typed into the variables above; a directory is meant from where it was typed.  USAGE is what --help
-# prints; NUMBER says how many words, into WORDS, the script takes besides options and KEY=VALUE.
+# prints; NUMBER says how many words, into WORDS, the script takes besides its OPTIONS and KEY=VALUE.
 parse_command_line() {
-  local usage=$1 number=$2
-  shift 2
+  local usage=$1 number=$2 options=" $3 " option
+  local -a given=()
+  shift 3
   while (($#)); do
+    [[ $1 != -* ]] || given+=("$1")
     case $1 in
       --dry-run) DRY_RUN=true ;;
       --smoke) SMOKE=true ;;
+      --trial) TRIAL=true ;;
       --resume) RESUME=true ;;
+      --iteration)
+        [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || misuse "--iteration needs the number of a checkpoint's iteration"
+        # shellcheck disable=SC2034  # read by convert_weights.sh
+        ITERATION=$2
+        shift
+        ;;
       --output)
         (($# > 1)) || misuse "--output needs a directory"
         OUTPUT=$2
@@ -79,9 +92,14 @@ parse_command_line() {
     esac
     shift
   done
+  for option in "${given[@]}"; do
+    [[ $options == *" $option "* ]] || misuse "unknown option $option (--help lists them)"
+  done
   [[ -z $OUTPUT || $OUTPUT == /* ]] || OUTPUT=$PWD/$OUTPUT
-  if "$SMOKE" && "$RESUME"; then
-    misuse "--smoke starts afresh; it has nothing to resume"
+  if "$RESUME" && { "$SMOKE" || "$TRIAL"; }; then
+    misuse "--smoke and --trial start afresh; they have nothing to resume"
+  elif "$SMOKE" && "$TRIAL"; then
+    misuse "--smoke (tiny model, local engine) and --trial (the run itself, on NPUs) are two things; choose one"
   fi
 }
 
@@ -123,6 +141,13 @@ read_nodes() {
     OVERRIDES+=("$1=$NNODES")
   fi
   : "${MASTER_ADDR:=127.0.0.1}"
+}
+
+# On both engines: threads 3356 and 5747 of vllm-project/vllm-ascend.
+without_nz_weights() {
+  [[ ${VLLM_ASCEND_ENABLE_NZ:-0} == 0 ]] || misuse "VLLM_ASCEND_ENABLE_NZ=$VLLM_ASCEND_ENABLE_NZ: must be 0: vLLM-Ascend \
+keeps copies of NZ weights that an update does not reach, and rolls out with old weights; unset it, the run sets it"
+  export VLLM_ASCEND_ENABLE_NZ=0
 }
 
 #   leave_alone KEY[=VALUE] ...
@@ -261,15 +286,47 @@ clean_up() {
     wait "${children[index]}" 2>/dev/null || true
   done
   "${ON_EXIT[@]}" || true
+  close_log
   exit "$code"
 }
 
-# In the background, so that a signal to this script is acted upon at once.
-start_child() {
+clean_up_at_the_end() {
   trap clean_up EXIT
   trap 'exit 129' HUP
   trap 'exit 130' INT
   trap 'exit 143' TERM
+}
+
+#   open_log DIR
+#
+# Writes all that is printed from here on to a file in DIR/logs as well, one for each start and node.
+open_log() {
+  "$DRY_RUN" && return
+  LOG=$1/logs/$(date +%Y%m%d-%H%M%S)-node$NODE_RANK.log
+  mkdir -p "$1/logs"
+  echo "launch: this output is also written to $LOG"
+  clean_up_at_the_end
+  export PYTHONUNBUFFERED=1 # Python keeps lines back where it does not write to a terminal
+  # A signal to the process group is for the others: what they print at their end is written too.
+  exec 3>&1 4>&2 > >(trap '' HUP INT TERM && exec tee -a "$LOG")
+  LOG_WRITERS+=("$!")
+  exec 2> >(trap '' HUP INT TERM && exec tee -a "$LOG" >&4)
+  LOG_WRITERS+=("$!")
+}
+
+# Let the log take what is still on its way; a process that outlives this script holds it up for a few seconds only.
+close_log() {
+  local writer
+  [[ -n $LOG ]] || return 0
+  exec 1>&3 2>&4
+  for writer in "${LOG_WRITERS[@]}"; do
+    timeout 5 tail --pid="$writer" -s 0.1 -f /dev/null || true
+  done
+}
+
+# In the background, so that a signal to this script is acted upon at once.
+start_child() {
+  clean_up_at_the_end
   # Not the function coca: a signal would reach the shell that it runs in, and not Python.
   [[ $1 == coca ]] && set -- "$PYTHON" -m coca_mindspeed.cli "${@:2}"
   "$@" &
@@ -287,7 +344,7 @@ run_child() {
 start_ray() {
   local role=$1
   shift
-  local -a command=("$PYTHON" -m ray.scripts.scripts start --block "$@")
+  local -a command=("$PYTHON" -m coca_mindspeed.upstream.ray_start "$CLUSTER_TIMEOUT" --block "$@")
   if [[ $role == head ]]; then
     if port_is_open "$MASTER_ADDR" "$RAY_PORT" && ! "$DRY_RUN"; then
       fail "$MASTER_ADDR:$RAY_PORT is taken, by another Ray perhaps; set RAY_PORT to a free port on every node"
@@ -297,11 +354,14 @@ start_ray() {
     command+=("--address=$MASTER_ADDR:$RAY_PORT")
   fi
   show "${command[@]}"
-  "$DRY_RUN" || start_child "${command[@]}"
+  "$DRY_RUN" && return
+  echo "launch: starting Ray on this node, for up to $CLUSTER_TIMEOUT seconds"
+  start_child "${command[@]}"
 }
 
 wait_for_head() {
   local end=$((SECONDS + CLUSTER_TIMEOUT))
+  "$DRY_RUN" || echo "launch: waiting for the Ray head at $MASTER_ADDR:$RAY_PORT, for up to $CLUSTER_TIMEOUT seconds"
   until "$DRY_RUN" || port_is_open "$MASTER_ADDR" "$RAY_PORT"; do
     ((SECONDS < end)) || fail "no Ray head at $MASTER_ADDR:$RAY_PORT after $CLUSTER_TIMEOUT seconds"
     sleep 2
@@ -353,9 +413,9 @@ launch() {
   local run=$1
   shift
   if [[ -n $run ]]; then
-    parse_command_line "$(usage "$run")" 0 "$@"
+    parse_command_line "$(usage "$run")" 0 "$TRAINING_OPTIONS" "$@"
   else
-    parse_command_line "$(usage "")" 1 "$@"
+    parse_command_line "$(usage "")" 1 "$TRAINING_OPTIONS" "$@"
     ((${#WORDS[@]})) || misuse "which RUN? (--help explains)"
   fi
   find_run "${run:-${WORDS[0]}}"
@@ -363,14 +423,27 @@ launch() {
   find_python
   if "$SMOKE"; then
     smoke "$RUN"
+  elif "$TRIAL"; then
+    # What is typed comes last, so that it wins.
+    OVERRIDES=(data.epochs=null trainer.steps=2 evaluation.interval=0 checkpoint.interval=2 logging.samples_interval=1
+      "${OVERRIDES[@]}")
+    OUTPUT=${OUTPUT:-$(trial_output)}
+    train_on_ascend "$RUN" "$OUTPUT"
+    "$DRY_RUN" || ((NODE_RANK)) || echo "trial passed; the time of a run at the speed that was measured:
+    coca-mindspeed check $RUN --metrics $OUTPUT/stage0/metrics.jsonl"
   else
     train_on_ascend "$RUN" "${OUTPUT:-runs/$NAME}"
   fi
 }
 
+trial_output() {
+  printf 'runs/trial/%s-%s' "$NAME" "$(date +%Y%m%d-%H%M%S)"
+}
+
 train_on_ascend() {
   local run=$1 output=$2 npus platform nodes plan stages="" cpus=""
   read_nodes hardware.nodes
+  without_nz_weights
   if ((NODE_RANK == 0)); then
     local -a resume_flag=()
     "$RESUME" && resume_flag=(--resume)
@@ -404,6 +477,7 @@ train_on_ascend() {
     fail "this machine is not ready for $run (above: what is missing and how to get it).
 Without NPUs, try its rewards and update on the local engine, with a tiny model:  bash ${0}${WORDS[*]:+ ${WORDS[*]}} --smoke"
   fi
+  open_log "$output"
 
   local -a of_ray=("--resources={\"NPU\": $npus}")
   # MindSpeed-RL asks for tens of CPUs by name; without an NPU they are only numbers.

@@ -5,13 +5,15 @@ set -euo pipefail
 
 usage() {
   cat <<EOF2
-usage: bash ${0} RUN [--dry-run | --smoke] [--resume] [--output DIR] [KEY=VALUE ...]
+usage: bash ${0} RUN [--dry-run] [--smoke | --trial | --resume] [--output DIR] [KEY=VALUE ...]
 
   RUN           a configuration in configs/verl (coca_qwen25_7b, ...), or the path of a YAML file of your own
   --dry-run     print the plan and every command, start nothing
   --smoke       two steps of the same method on the tiny model, through the real verl on this machine's CPU
+  --trial       two steps of this run itself on the GPUs or NPUs: your model, data and batches, and a checkpoint; no
+                validation
   --resume      go on from the newest checkpoint in DIR
-  --output DIR  where the run goes (default: runs/RUN; --smoke: runs/smoke/RUN-TIME)
+  --output DIR  where the run goes (default: runs/RUN; --smoke, --trial: runs/smoke/RUN-TIME, runs/trial/RUN-TIME)
   KEY=VALUE     change the configuration as verl takes it, e.g. coca.method.name=joint trainer.n_gpus_per_node=16
 
 Several nodes: the same command on each, with NNODES, NODE_RANK (0 is the head) and MASTER_ADDR set.
@@ -38,6 +40,14 @@ require_verl() {
 quoted() {
   [[ $2 != *[\'\\]* ]] || misuse "$1: a path with a quote or a backslash, which Hydra's overrides cannot hold"
   printf "%s='%s'" "$1" "$2"
+}
+
+# verl's own test for NPUs. Graphs that vLLM-Ascend has captured can keep old weights: docs/verl.md, On Ascend.
+eager_on_npus() {
+  EAGER=()
+  if "$PYTHON" -c 'import importlib.util; raise SystemExit(importlib.util.find_spec("torch_npu") is None)'; then
+    EAGER=(actor_rollout_ref.rollout.enforce_eager=true)
+  fi
 }
 
 main_ppo() {
@@ -74,7 +84,7 @@ smoke_on_cpu() {
 }
 
 launch_on_verl() {
-  parse_command_line "$(usage)" 1 "$@"
+  parse_command_line "$(usage)" 1 "$TRAINING_OPTIONS" "$@"
   local run=${WORDS[0]:-} output=$OUTPUT
   [[ -n $run ]] || misuse "which RUN? (--help explains; configs/verl holds the ready-made ones)"
   [[ $run == *.yaml ]] || run=$REPOSITORY/configs/verl/$run.yaml
@@ -90,9 +100,17 @@ launch_on_verl() {
     smoke_on_cpu "$file" "$output" "${WHERE[@]}" "${OVERRIDES[@]}"
     return
   fi
+  if "$TRIAL"; then
+    OVERRIDES=(trainer.total_training_steps=2 trainer.val_before_train=false trainer.test_freq=-1 trainer.save_freq=2
+      coca.samples_interval=1 "${OVERRIDES[@]}")
+    : "${output:=$REPOSITORY/$(trial_output)}"
+  fi
   read_nodes trainer.nnodes
+  without_nz_weights
   : "${output:=$REPOSITORY/runs/$name}"
-  if [[ -f $output/checkpoints/latest_checkpointed_iteration.txt ]]; then
+  if ((NODE_RANK > 0)); then
+    : # the head knows; other nodes need not see its directory
+  elif [[ -f $output/checkpoints/latest_checkpointed_iteration.txt ]]; then
     "$RESUME" || fail "$output holds checkpoints; go on from them with --resume, or choose another --output"
   else
     "$RESUME" && fail "$output/checkpoints: no checkpoint to resume from"
@@ -100,6 +118,7 @@ launch_on_verl() {
   coca check "$file" "${OVERRIDES[@]}"
   require_verl
   where_it_goes "$output" # Ray's processes have the environment that Ray was started in
+  open_log "$output"
   if ((NODE_RANK > 0)); then
     join_cluster # Ray finds the GPUs or NPUs by itself
     return
@@ -110,8 +129,8 @@ launch_on_verl() {
     export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
     run_child "$PYTHON" -m coca_mindspeed.verl.nodes "$NNODES" --timeout "$CLUSTER_TIMEOUT"
   fi
-  execute mkdir -p "$output"
-  main_ppo "$file" "${WHERE[@]}" trainer.resume_mode=auto "${OVERRIDES[@]}"
+  eager_on_npus
+  main_ppo "$file" "${WHERE[@]}" trainer.resume_mode=auto "${EAGER[@]}" "${OVERRIDES[@]}"
 }
 
 # verl's own places, below one directory.

@@ -13,17 +13,20 @@ def stand_in(tmp_path):
     program.write_text(
         f"""#!/usr/bin/env bash
 case "$*" in
-  *ray.scripts.scripts*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
+  *upstream.ray_start*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
     echo "started $*" >> "{tmp_path}/ray"
     [[ ${{RAY_EXIT:-}} ]] && until [[ -f "{tmp_path}/go" ]]; do sleep 0.1; done && exit "$RAY_EXIT"
     while true; do sleep 0.1; done ;;
   *"coca_mindspeed.cli train"* | *convert_ckpt*) echo "$$ $*" > "{tmp_path}/training"; exec sleep 60 ;;
   *mindspeed.start.cluster* | *verl.nodes*)
-    [[ ${{CLUSTER_SLEEPS:-}} ]] && echo "$$" > "{tmp_path}/training" && exec sleep 60
-    until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done ;;
-  *mindspeed.start.driver*) echo "$RAY_ADDRESS ${{@: -1}}" >> "{tmp_path}/driver"
+    until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done
+    if [[ ${{CLUSTER_SLEEPS:-}} ]]; then echo "$$" > "{tmp_path}/training"; exec sleep 60; fi ;;
+  *mindspeed.start.driver*) echo "a line of the training"; echo "a warning of the training" >&2
+    echo "$RAY_ADDRESS ${{@: -1}}" >> "{tmp_path}/driver"
     [[ ${{DRIVER_SLEEPS:-}} ]] && sleep 60; exit "${{DRIVER_EXIT:-0}}" ;;
   *'find_spec("verl")'*) ;;
+  *'find_spec("torch_npu")'*) exit "${{NO_NPU:-0}}" ;;
+  *verl.trainer.main_ppo*) echo "$*" > "{tmp_path}/driver"; exit "${{DRIVER_EXIT:-0}}" ;;
   *) exec "{sys.executable}" "$@" ;;
 esac
 """

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import ready_made_runs
@@ -150,6 +151,10 @@ def test_dry_run_of_nodes_and_layouts(arguments, environment, shown, hidden):
         (2, "joint", {}, "joint"),
         (2, "--output", {}, "--output"),
         (2, "--smoke --resume", {}, "--smoke"),
+        (2, "--trial --resume", {}, "--trial"),
+        (2, "--trial --smoke", {}, "--trial"),
+        (2, "--iteration 3", {}, "--iteration"),
+        (2, "--dry-run", {"VLLM_ASCEND_ENABLE_NZ": "1"}, "VLLM_ASCEND_ENABLE_NZ=1"),
         (2, "--smoke model.path=/weights", {}, "model.path=/weights"),
         (2, "--smoke ++data.grader=math", {}, "data.grader=math"),
         (2, "--smoke --dry-run hardware=host", {}, "trainer.steps=2"),
@@ -185,12 +190,32 @@ def test_stages_run_and_the_exit_code_of_the_training_comes_back(stand_in, overr
     folder, environment = stand_in
     ended = call(SEVEN, "--output", str(folder / "run"), override, DRIVER_EXIT=str(code), **environment)
     assert ended.returncode == code, ended.stderr
+    [log] = (folder / "run" / "logs").iterdir()
+    for line, shown in (("a line of the training", ended.stdout), ("a warning of the training", ended.stderr)):
+        assert log.read_text().count(line) == shown.count(line) == stages
+    assert log.read_text().splitlines()[-1] in (ended.stdout + ended.stderr).splitlines()
     assert (f"every iteration of {folder}/run is done" in ended.stdout) == (code == 0)
     assert [line.split()[0] for line in (folder / "ray").read_text().splitlines()] == ["started", "stopped"]
     files = [folder / f"run/stage{stage}/mindspeed_rl.yaml" for stage in range(stages)]
     called = [f"127.0.0.1:{environment['RAY_PORT']} {file}" for file in files]
     assert (folder / "driver").read_text().splitlines() == called
     assert all(file.is_file() for file in files)
+
+
+def test_a_trial_is_two_iterations_of_the_run_itself(stand_in):
+    folder, environment = stand_in
+    ran = call(SEVEN, "--trial", "rollout.prompts=64", "--output", str(folder / "run"), **environment)
+    assert ran.returncode == 0, ran.stderr
+    assert f"check qwen25_7b_910b --metrics {folder}/run/stage0/metrics.jsonl" in ran.stdout
+    written = yaml.safe_load((folder / "run/stage0/mindspeed_rl.yaml").read_text())
+    training = written["megatron_training"]
+    assert (training["train_iters"], training["save_interval"], training["global_batch_size"]) == (2, 2, 64)
+    assert written["coca"]["eval_interval"] == 0
+    assert written["generate_config"]["sampling_config"]["max_tokens"] == 4096
+    shown = call(RUN, "qwen25_3b_910b", "--trial", "--dry-run", "trainer.steps=3")
+    assert shown.returncode == 0, shown.stderr
+    words = commands(shown.stdout)[-1].split()
+    assert words[-1].startswith("runs/trial/qwen25_3b_910b-2")
 
 
 def heed_signals():
@@ -225,6 +250,7 @@ def test_a_signal_stops_everything_that_was_started(stand_in, where, sent):
         assert ended(int(file.read_text().split()[0]))
     if where != "training":
         assert (folder / "ray").read_text().splitlines()[-1] == "stopped"
+        assert len(list((folder / "run" / "logs").iterdir())) == 1
 
 
 @pytest.mark.parametrize("name", ["qwen25_7b_910b", "run", "verl", "convert_weights"])
@@ -236,15 +262,16 @@ def test_help_is_printed_whatever_else_is_typed_before_it(name):
 
 
 def test_a_port_that_is_taken_and_a_head_that_is_not_there(stand_in):
-    _, environment = stand_in
+    folder, environment = stand_in
+    output = "--output", str(folder / "run")
     nodes = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "CLUSTER_TIMEOUT": "1"}
-    refused = call(SEVEN, **environment, **nodes)
+    refused = call(SEVEN, *output, **environment, **nodes)
     assert refused.returncode == 1
     assert f"127.0.0.1:{environment['RAY_PORT']}" in refused.stderr
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", int(environment["RAY_PORT"])))
         taken.listen()
-        refused = call(SEVEN, **environment)
+        refused = call(SEVEN, *output, **environment)
     assert refused.returncode == 1
     assert "RAY_PORT" in refused.stderr
 
@@ -282,7 +309,7 @@ def test_a_worker_ends_well_only_where_its_head_has_ended_the_cluster(stand_in, 
     nodes = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "RAY_EXIT": "1"}
     with socket.create_server(("127.0.0.1", int(environment["RAY_PORT"]))) as head:
         worker = subprocess.Popen(
-            ["bash", str(SEVEN)],
+            ["bash", str(SEVEN), "--output", str(folder / "run")],
             env={**os.environ, **environment, **nodes},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -434,17 +461,27 @@ def test_a_signal_stops_the_converter_and_puts_the_modes_back(stand_in, converte
 
 @pytest.mark.parametrize(
     ("arguments", "tp", "pp"),
-    [("hf2mcore qwen25_7b_910b parallel=tp2pp2", 2, 2), ("mcore2hf qwen25_3b_910b", 1, 1)],
+    [
+        ("hf2mcore qwen25_7b_910b parallel=tp2pp2", 2, 2),
+        ("mcore2hf qwen25_3b_910b", 1, 1),
+        ("mcore2hf qwen25_3b_910b --iteration 50", 1, 1),
+    ],
 )
 def test_conversion_shows_its_commands(arguments, tp, pp):
     shown = call(CONVERT, *arguments.split(), "--dry-run")
     assert shown.returncode == 0, shown.stderr
     converter = next(line for line in shown.stdout.splitlines() if "convert_ckpt.py" in line)
     assert f"--target-tensor-parallel-size {tp} --target-pipeline-parallel-size {pp} " in converter
+    finish = shown.stdout.splitlines()[-1]
+    assert ("/hf-50.converting" in converter) == ("--iteration 50" in finish) == ("50" in arguments)
 
 
 @pytest.mark.parametrize(
-    "arguments", ["", "there qwen25_3b_910b", "hf2mcore", "hf2mcore qwen25_3b_910b --smoke", "hf2mcore a b"]
+    "arguments",
+    [
+        *("", "there qwen25_3b_910b", "hf2mcore", "hf2mcore qwen25_3b_910b --smoke", "hf2mcore a b"),
+        *("hf2mcore qwen25_3b_910b --iteration 50", "mcore2hf qwen25_3b_910b --iteration newest"),
+    ],
 )
 def test_conversion_refuses_unknown_words(arguments):
     refused = call(CONVERT, *arguments.split())

@@ -32,18 +32,20 @@ def test_several_nodes_are_rays_own_commands():
     head = call(SCRIPT, "coca_qwen25_7b", "--dry-run", **nodes, NODE_RANK="0")
     assert head.returncode == 0, head.stderr
     assert "16 on 2 nodes" in head.stdout
-    start, wait, _, train = commands(head.stdout)
-    assert "ray.scripts.scripts start --block --head --port=6766 --node-ip-address=10.0.0.1" in start
+    start, wait, train = commands(head.stdout)
+    assert "upstream.ray_start 600 --block --head --port=6766 --node-ip-address=10.0.0.1" in start
     assert wait.endswith("coca_mindspeed.verl.nodes 2 --timeout 600")
     assert train.endswith("trainer.nnodes=2")
     other = call(SCRIPT, "coca_qwen25_7b", "--dry-run", **nodes, NODE_RANK="1")
     (join,) = commands(other.stdout)
-    assert join.endswith("start --block --address=10.0.0.1:6766")
+    assert join.endswith("ray_start 600 --block --address=10.0.0.1:6766")
 
 
 def test_checkpoints_are_gone_on_from_only_where_that_is_asked_for(tmp_path):
     arguments = ("coca_qwen25_7b", "--dry-run", "--output", str(tmp_path))
     assert "no checkpoint to resume from" in call(SCRIPT, *arguments, "--resume").stderr
+    other_node = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+    assert call(SCRIPT, *arguments, "--resume", **other_node).returncode == 0
     tracker = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
     tracker.parent.mkdir()
     tracker.write_text("50")
@@ -65,6 +67,23 @@ def test_smoke_is_the_same_method_on_the_tiny_model_and_a_cpu(tmp_path):
     assert f"verl_smoke {tmp_path}/run/tiny" in make
     assert "actor_rollout_ref.rollout.name=host" in train
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("npus", "eager"), [(True, ["true"]), (False, [])])
+def test_a_trial_is_two_steps_of_the_run_itself_and_eager_on_npus(stand_in, npus, eager):
+    folder, environment = stand_in
+    environment |= {"DRIVER_EXIT": "7", "NO_NPU": str(int(not npus))}
+    words = ["coca_qwen25_7b", "--trial", "data.seed=1", "--output", str(folder / "run")]
+    ran = call(SCRIPT, *words, **environment)
+    assert ran.returncode == 7, ran.stderr
+    [log] = (folder / "run" / "logs").iterdir()
+    assert "verl.trainer.main_ppo" in log.read_text()
+    words = (folder / "driver").read_text().split()
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+    lengths = {"trainer.total_training_steps": "2", "trainer.save_freq": "2", "trainer.test_freq": "-1"}
+    assert values.items() >= lengths.items()
+    assert [value for key, value in values.items() if key.endswith("enforce_eager")] == eager
+    assert words[-1] == "data.seed=1"
 
 
 def test_a_signal_while_nodes_are_waited_for_is_acted_upon_at_once(stand_in):

@@ -100,7 +100,7 @@ NOTHING_CUT = {"generate_config": {"sampling_config": {"top_k": -1, "top_p": 1.0
 GRAPHS = {"generate_config": {"enforce_eager": False}}
 EXPERTS = {"generate_config": {"enable_expert_parallel": True, "infer_expert_parallel_size": 4}}
 BUFFER = {"rl_config": {"hccl_buffersize": 64}}
-TOPK, QUEUE = "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE", "TASK_QUEUE_ENABLE"
+TOPK, QUEUE, NZ = "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE", "TASK_QUEUE_ENABLE", "VLLM_ASCEND_ENABLE_NZ"
 
 
 @pytest.mark.parametrize(
@@ -123,20 +123,26 @@ TOPK, QUEUE = "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE", "TASK_QUEUE_ENABLE"
         ("2.3.0", {"generate_config": {"enforce_eager": True}}, {}, {}),
         ("master", GRAPHS, {}, {QUEUE: "1"}),
         ("2.3.0", GRAPHS, {QUEUE: "1"}, {QUEUE: "1"}),
-        ("2.3.0", GRAPHS, {QUEUE: "2"}, None),
+        ("2.3.0", GRAPHS, {QUEUE: "2"}, ("task-queue", QUEUE, "2")),
+        # vLLM-Ascend would roll out with stale weights.
+        ("2.3.0", {}, {NZ: "0"}, {}),
+        ("2.3.0", {}, {NZ: "1"}, ("weight-format", NZ, "1")),
+        ("master", {}, {NZ: "1"}, ("weight-format", NZ, "1")),
+        ("master", {}, {NZ: "2"}, ("weight-format", NZ, "2")),
     ],
 )
 def test_variables_of_rays_workers(tmp_path, release, changes, exported, expected):
     shipped = dict.fromkeys(NAMES, "1") | {QUEUE: "2"}
     write(tmp_path / "configs/envs/runtime_env.yaml", yaml.safe_dump({"env_vars": shipped}))
     settings, config = _process(home=tmp_path, release=release), _config(**changes)
-    if expected is None:
+    if isinstance(expected, tuple):
         with pytest.raises(ConfigError) as refused:
             driver.worker_variables(settings, config, exported)
-        assert [(p.code, p.key, p.value) for p in refused.value.problems] == [("task-queue", QUEUE, "2")]
+        assert [(p.code, p.key, p.value) for p in refused.value.problems] == [expected]
         return
-    found = driver.worker_variables(settings, config, exported)
-    assert {name: value for name, (value, _) in found.items() if value != shipped[name]} == expected
+    found = {name: value for name, (value, _) in driver.worker_variables(settings, config, exported).items()}
+    assert found.pop(NZ) == "0"
+    assert {name: value for name, value in found.items() if value != shipped[name]} == expected
 
 
 def test_every_ray_process_gets_the_settings(tmp_path, monkeypatch):
@@ -396,6 +402,8 @@ def test_ray_is_started_here_unless_a_cluster_is_named(monkeypatch, address):
     """Ray by itself would join another user's cluster on the same machine."""
     asked: dict[str, Any] = {}
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **arguments: asked.update(arguments)))
+    services = SimpleNamespace(get_node=None, wait_for_node=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray._private.services", services)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if address is not None:
         monkeypatch.setenv("RAY_ADDRESS", address)

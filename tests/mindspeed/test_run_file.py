@@ -276,9 +276,9 @@ def test_conversion_leaves_the_original_model_alone(tmp_path, homes):
     assert untouched(model)
 
 
-def converter_runs(output, *, weights=True):
+def converter_runs(output, *, weights=True, target="hf"):
     """What MindSpeed-LLM's converter does to its --save-dir: the new folder, and then the mode of every file."""
-    frame = output / "hf.converting"
+    frame = output / f"{target}.converting"
     if weights:
         write(frame / conversion.NEW_WEIGHTS / "model.safetensors", "new")
         write(frame / conversion.NEW_WEIGHTS / "config.json", "new")
@@ -317,6 +317,29 @@ def test_a_conversion_that_was_never_moved_is_not_deleted(trained):
     assert untouched(model)
     assert main_of_conversion("finish", output, f"model.path={model}") == 0
     assert (output / "hf" / "model.safetensors").read_text() == "new"
+
+
+def test_a_chosen_iteration_is_converted_beside_the_newest(trained, capsys):
+    """The converter reads what latest_checkpointed_iteration.txt names; the run's own file is left alone."""
+    model, output = trained
+    checkpoints = checkpoint(output / "stage0/checkpoints", 4, iteration="20")
+    (checkpoints / "iter_0000030").mkdir()  # of an interrupted save
+    options = [f"model.path={model}", "--iteration"]
+    for absent in ("15", "30"):
+        assert main_of_conversion("prepare", output, *options, absent) == 1
+        assert "[10, 20]" in capsys.readouterr().err
+    assert main_of_conversion("prepare", output, *options, "10") == 0
+    arguments = capsys.readouterr().out.splitlines()
+    loaded = Path(following(arguments, "--load-dir"))
+    assert (loaded / "latest_checkpointed_iteration.txt").read_text() == "10"
+    assert [path.resolve() for path in loaded.glob("iter_*")] == [checkpoints / "iter_0000010"]
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "20"
+    converter_runs(output, target="hf-10")
+    assert main_of_conversion("finish", output, *options, "10") == 0
+    assert (output / "hf-10" / "model.safetensors").read_text() == "new"
+    assert {path.name for path in output.iterdir()} == {"hf-10", "stage0"}
+    assert untouched(model)
+    assert (checkpoints / "iter_0000010" / "mp_rank_00" / "model_optim_rng.pt").is_file()
 
 
 def test_modes_are_given_back_when_the_converter_fails(trained, tmp_path):

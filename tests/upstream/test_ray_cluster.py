@@ -68,6 +68,14 @@ def test_the_wait_has_a_limit_and_says_how_far_it_came(refusals, found):
         wait(Ray(refusals, [8]), 16, 10)
 
 
+def test_a_long_wait_is_reported_twice_a_minute(capsys):
+    wait(Ray(0, [8] * 50 + [16]), 16, 600)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert "16 NPUs" in first
+    assert "600 seconds" in first
+    assert others == [f"8 of 16 NPUs after {seconds} seconds" for seconds in (30, 60, 90)]
+
+
 COMMANDS = [
     (nodes.main, ["2", "--timeout", "0"], "nodes"),
     (cluster.main, ["--npus", "16", "--cpus-per-npu", "8", "--other-cpus", "13", "--timeout", "0"], "NPUs"),
@@ -78,7 +86,8 @@ COMMANDS = [
 def test_both_engines_commands_end_alike(main, arguments, what, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", Ray(0, [2]))
     assert main(arguments) == 0
-    assert capsys.readouterr().out == f"the Ray cluster has {arguments[0] if what == 'nodes' else 16} {what}\n"
+    count = arguments[0] if what == "nodes" else 16
+    assert capsys.readouterr().out.splitlines()[-1] == f"the Ray cluster has {count} {what}"
     for ray in (Ray(0, [1]), Ray(1, [1])):
         monkeypatch.setitem(sys.modules, "ray", ray)
         assert main(arguments) == TrainingError.exit_code

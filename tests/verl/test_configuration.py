@@ -30,7 +30,10 @@ def test_the_ready_made_runs():
         assert verl_problems(config, settings) == []
         assert run_layout(config, settings).problems == ()
         assert config["trainer"]["default_local_dir"] == f"runs/{name}/checkpoints"
-        assert model_parameters(model_shape(str(settings.device.model))) > 1e9
+        shape = model_shape(str(settings.device.model))
+        assert model_parameters(shape) > 1e9
+        bucket = config["actor_rollout_ref"]["rollout"]["checkpoint_engine"]["update_weights_bucket_megabytes"]
+        assert 4 * shape.vocab * shape.hidden < bucket * 2**20  # the largest weight, in float32
 
 
 def test_every_key_of_ours_is_stated_with_its_default():

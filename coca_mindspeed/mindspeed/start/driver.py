@@ -28,6 +28,7 @@ from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, Proc
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, read_upstream_keys
 from coca_mindspeed.mindspeed.weights.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.upstream.manifest import matching_manifest
+from coca_mindspeed.upstream.ray_start import wait_for_slow_nodes
 from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
@@ -44,6 +45,15 @@ _CLONES = {  # docs/ascend.md names the commits
     "MINDSPEED_HOME": "https://gitcode.com/Ascend/MindSpeed.git",
     "MINDSPEED_LLM_HOME": "-b 2.3.0 https://gitcode.com/Ascend/MindSpeed-LLM.git",
 }
+# Variables of Ray's workers that must have one value: a problem's code, name, value, reason.
+_WEIGHT_FORMAT = (  # vllm-project/vllm-ascend threads 3356 and 5747; only master's runtime_env.yaml sets it
+    *("weight-format", "VLLM_ASCEND_ENABLE_NZ", "0"),
+    "vLLM-Ascend keeps copies of NZ weights that an update does not reach, and rolls out with old weights",
+)
+_TASK_QUEUE = (  # MindSpeed-RL's page on graph mode (docs/zh/features/acl_graph.md); its file says 2, for eager mode
+    *("task-queue", "TASK_QUEUE_ENABLE", "1"),
+    "generate_config.enforce_eager=false",
+)
 _HOST_CPUS = 64  # MindSpeed-RL reserves tens of CPUs by number; without an NPU they need not exist
 _WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
 
@@ -134,13 +144,13 @@ def worker_variables(
     if process.release == "2.3.0" and top_k <= 0 and float(sampling.get("top_p", 1.0)) == 1.0:
         # Its vLLM-Ascend would sort the whole vocabulary at every step, although nothing is cut.
         found["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] = "0", "no top_k or top_p"
-    if not generate.get("enforce_eager", True):
-        # MindSpeed-RL's page on graph mode (docs/zh/features/acl_graph.md); its file says 2, for eager mode.
-        value, source = environment.get("TASK_QUEUE_ENABLE", "1"), "generate_config.enforce_eager=false"
-        if value != "1":
-            reason, fix = f"must be 1 for {source}", "unset TASK_QUEUE_ENABLE; the run sets it"
-            refuse([Problem("task-queue", "TASK_QUEUE_ENABLE", value, reason, fix)])
-        found["TASK_QUEUE_ENABLE"] = value, source
+    required = [_WEIGHT_FORMAT] if generate.get("enforce_eager", True) else [_WEIGHT_FORMAT, _TASK_QUEUE]
+    wrong = []
+    for code, key, value, because in required:
+        found[key] = value, because
+        if (given := environment.get(key, value)) != value:
+            wrong.append(Problem(code, key, given, f"must be {value}: {because}", f"unset {key}; the run sets it"))
+    refuse(wrong)
     for key, (value, source) in found.items():
         if environment.get(key, value) != value:
             found[key] = environment[key], f"exported; {value} by {source}"
@@ -208,6 +218,7 @@ def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping
 
     arguments: dict[str, Any] = {"runtime_env": dict(environment), "log_to_driver": True}
     if not os.environ.get("RAY_ADDRESS"):
+        wait_for_slow_nodes(300)
         arguments["address"] = "local"
         if process.coca.platform == "host":
             roles = [config.rl_config.get(f"{role}_resource") or {} for role in ("actor", "reference", "reward")]

@@ -34,21 +34,42 @@ def newest_iteration(directory: Path) -> int | None:
     return int(text)
 
 
-def check_checkpoint(directory: Path) -> Path:
-    """The folder of the newest checkpoint in ``directory``; raises ``ConfigError`` if there is none or it is empty."""
+def check_checkpoint(directory: Path, iteration: int | None = None) -> Path:
+    """The folder of a checkpoint in ``directory``, by default of the newest.
+
+    Raises ConfigError if there is none, it is empty, or the iteration has no complete checkpoint.
+    """
     tracker = directory / _TRACKER
     if not tracker.is_file():
         raise ConfigError(f"{directory}: is not a Megatron checkpoint: it has no {_TRACKER}")
-    iteration = newest_iteration(directory)
-    folder = directory / ("release" if iteration is None else f"iter_{iteration:07d}")
+    newest = newest_iteration(directory)
+    if iteration is not None and iteration not in (complete := _iterations(directory, newest or 0)):
+        raise ConfigError(f"{directory}: has no checkpoint of iteration {iteration}, only of {list(complete)}")
+    wanted = newest if iteration is None else iteration
+    folder = directory / ("release" if wanted is None else f"iter_{wanted:07d}")
     if not folder.is_dir() or not any(folder.iterdir()):
         raise ConfigError(f"{folder}: holds no weights, although {tracker.name} names it")
     return folder
 
 
-def checkpoint_layout(directory: Path) -> CheckpointLayout:
-    """TP and PP of the newest checkpoint; raises ``ConfigError`` if there is none or ranks are missing."""
-    folder = check_checkpoint(directory)
+def select_checkpoint(directory: Path, iteration: int, selection: Path) -> None:
+    """Make ``selection`` a directory whose newest checkpoint is that of ``iteration``, by a link to its folder."""
+    folder = check_checkpoint(directory, iteration)
+    selection.mkdir(exist_ok=True)
+    (selection / _TRACKER).write_text(str(iteration), encoding="utf-8")
+    (selection / folder.name).unlink(missing_ok=True)
+    (selection / folder.name).symlink_to(folder.absolute())
+
+
+def _iterations(directory: Path, newest: int) -> dict[int, Path]:
+    """Checkpoint folders by iteration, in order; those after ``newest`` are of an interrupted save."""
+    folders = {int(found[1]): path for path in directory.iterdir() if (found := _FOLDER.match(path.name))}
+    return {iteration: folders[iteration] for iteration in sorted(folders) if iteration <= newest}
+
+
+def checkpoint_layout(directory: Path, iteration: int | None = None) -> CheckpointLayout:
+    """TP and PP of :func:`check_checkpoint`'s folder; raises ``ConfigError`` if ranks are missing."""
+    folder = check_checkpoint(directory, iteration)
     ranks = {
         (int(found[1]), int(found[2] or 0))
         for path in folder.glob("mp_rank_*")
@@ -70,10 +91,7 @@ def prune_checkpoints(directory: Path, keep: int, newest: int) -> None:
     """
     if not directory.is_dir():
         return  # a node whose ranks write nothing
-    folders = {int(found[1]): path for path in directory.iterdir() if (found := _FOLDER.match(path.name))}
-    finished = sorted(iteration for iteration in folders if iteration <= newest)
-    for iteration in finished[:-keep]:
-        folder = folders[iteration]
+    for folder in list(_iterations(directory, newest).values())[:-keep]:
         try:
             folder.rename(folder.with_name(f"{folder.name}{_REMOVED}"))
         except FileNotFoundError:

@@ -19,7 +19,7 @@ from coca_mindspeed.errors import CocaError, ConfigError
 from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.driver import homes
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
-from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration
+from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration, select_checkpoint
 from coca_mindspeed.utils.console import print_failure
 
 # MindSpeed-LLM's name for decoders with RMSNorm, rotary embeddings and a gated MLP, also in its examples for Qwen2.5.
@@ -30,8 +30,13 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 _MODES = "original_modes.json"
 
 
-def converter_arguments(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path) -> list[str]:
-    """Arguments of ``python`` for ``hf2mcore`` or ``mcore2hf``; all paths are absolute."""
+def converter_arguments(
+    direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path, iteration: int | None = None
+) -> list[str]:
+    """Arguments of ``python`` for ``hf2mcore`` or ``mcore2hf``; all paths are absolute.
+
+    ``mcore2hf`` converts the checkpoint of ``iteration``, by default the newest one.
+    """
     huggingface = Path(str(run.model.path)).absolute()
     common = ["convert_ckpt.py", "--use-mcore-models", "--model-type", "GPT", "--model-type-hf", _FAMILY]
     common += ["--params-dtype", "bf16", *(["--add-qkv-bias"] if resolved.qkv_bias else [])]
@@ -47,7 +52,7 @@ def converter_arguments(direction: str, run: RunConfig, resolved: ResolvedConfig
         *common,
         *("--load-model-type", "mg", "--save-model-type", "hf"),
         *("--target-tensor-parallel-size", "1", "--target-pipeline-parallel-size", "1"),
-        *("--load-dir", str(newest_stage(output).absolute()), "--save-dir", str(_frame(output))),
+        *("--load-dir", str(_selection(output, iteration)), "--save-dir", str(_frame(output, iteration))),
     ]
 
 
@@ -59,8 +64,10 @@ def newest_stage(output: Path) -> Path:
     return found[-1] if found else StageFiles(output).checkpoints
 
 
-def prepare(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path) -> None:
-    """Check the inputs, and make the folder that ``mcore2hf`` writes into.
+def prepare(
+    direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path, iteration: int | None = None
+) -> None:
+    """Check the inputs, and make the folders that ``mcore2hf`` reads from and writes into.
 
     Raises CocaError if checkouts, weights or the model are missing, or the target or an earlier result exists.
     """
@@ -74,20 +81,23 @@ def prepare(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Pa
         if target.exists():
             raise ConfigError(f"model.megatron_path={target}: already exists; remove it to convert again")
         return
-    checkpoint_layout(newest_stage(output))
-    if (output / "hf").exists():
-        raise ConfigError(f"{output / 'hf'}: already exists; remove it to convert again")
-    frame = _frame(output)
+    checkpoint_layout(newest_stage(output), iteration)
+    if (target := _target(output, iteration)).exists():
+        raise ConfigError(f"{target}: already exists; remove it to convert again")
+    frame = _frame(output, iteration)
     if frame.exists():
-        restore(output)
+        restore(output, iteration)
         if _holds_weights(frame / NEW_WEIGHTS):
             raise ConfigError(
                 f"{frame / NEW_WEIGHTS}: holds weights of an earlier conversion; if it was complete, run "
-                f"`python -m coca_mindspeed.mindspeed.weights.conversion finish mcore2hf RUN --output {output}`, "
+                f"`python -m coca_mindspeed.mindspeed.weights.conversion finish mcore2hf RUN --output {output}"
+                f"{f' --iteration {iteration}' * (iteration is not None)}`, "
                 f"otherwise remove {frame}"
             )
         shutil.rmtree(frame)  # of a conversion that failed before it wrote weights
     frame.mkdir(parents=True)
+    if iteration is not None:  # the converter reads the newest
+        select_checkpoint(newest_stage(output), iteration, _selection(output, iteration))
     # The converter reads the model from the directory that it writes into: copy the small files and link the weights.
     # At the end it sets the mode of every file there, which follows links to the originals: save their modes.
     files = [path for path in source.iterdir() if path.is_file()]
@@ -101,10 +111,10 @@ def prepare(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Pa
             shutil.copyfile(path, frame / path.name)
 
 
-def restore(output: Path) -> None:
+def restore(output: Path, iteration: int | None = None) -> None:
     """Restore the file modes of the original model, if ``prepare`` saved them."""
     try:
-        modes: dict[str, int] = json.loads((_frame(output) / _MODES).read_text(encoding="utf-8"))
+        modes: dict[str, int] = json.loads((_frame(output, iteration) / _MODES).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return
     for name, mode in modes.items():
@@ -113,7 +123,7 @@ def restore(output: Path) -> None:
             path.chmod(mode)
 
 
-def finish(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path) -> str:
+def finish(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path, iteration: int | None = None) -> str:
     """Check the converter's result, move it to its place and return a message."""
     if direction == "hf2mcore":
         target = Path(str(run.model.megatron_path))
@@ -123,26 +133,39 @@ def finish(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Pat
                 f"{target}: expected TP {resolved.tp}, PP {resolved.pp}, found TP {layout.tp}, PP {layout.pp}"
             )
         return f"{target}: Megatron weights for TP {layout.tp}, PP {layout.pp}"
-    frame = _frame(output)
+    frame, target = _frame(output, iteration), _target(output, iteration)
     new = frame / NEW_WEIGHTS
-    restore(output)
+    restore(output, iteration)
     if not _holds_weights(new):
         raise ConfigError(f"{new}: the converter left no weights there")
     for path in frame.iterdir():  # tokenizer and generation settings; the converter writes weights and config.json
         skipped = path.name == _MODES or "index" in path.name or (new / path.name).exists()
         if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and not skipped:
             shutil.copyfile(path, new / path.name)
-    new.rename(output / "hf")
+    new.rename(target)
     shutil.rmtree(frame)
-    return f"{output / 'hf'}: a Hugging Face directory"
+    if iteration is not None:
+        shutil.rmtree(_selection(output, iteration))
+    return f"{target}: a Hugging Face directory"
 
 
 def _holds_weights(directory: Path) -> bool:
     return any(any(directory.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
 
 
-def _frame(output: Path) -> Path:
-    return (output / "hf.converting").absolute()
+def _target(output: Path, iteration: int | None) -> Path:
+    return (output / ("hf" if iteration is None else f"hf-{iteration}")).absolute()
+
+
+def _frame(output: Path, iteration: int | None) -> Path:
+    return _target(output, iteration).with_suffix(".converting")
+
+
+def _selection(output: Path, iteration: int | None) -> Path:
+    """The directory of checkpoints whose newest is converted."""
+    return (
+        newest_stage(output).absolute() if iteration is None else _target(output, iteration).with_suffix(".checkpoint")
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -152,19 +175,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run_name", metavar="RUN")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--iteration", type=int, metavar="N", help="of mcore2hf: the checkpoint; default: the newest")
     parser.add_argument("--dry-run", action="store_true", help="print the arguments and check nothing")
     parsed = parser.parse_args(arguments)
     try:
         run = compose_run(parsed.run_name, parsed.overrides).run
         resolved = resolve_config(run)
+        what = parsed.direction, run, resolved, parsed.output, parsed.iteration
         if parsed.phase == "prepare":
             if not parsed.dry_run:
-                prepare(parsed.direction, run, resolved, parsed.output)
-            print("\n".join(converter_arguments(parsed.direction, run, resolved, parsed.output)))
+                prepare(*what)
+            print("\n".join(converter_arguments(*what)))
         elif parsed.phase == "restore":
-            restore(parsed.output)
+            restore(parsed.output, parsed.iteration)
         else:
-            print(finish(parsed.direction, run, resolved, parsed.output))
+            print(finish(*what))
     except CocaError as error:
         return print_failure(error, error.exit_code)
     return 0

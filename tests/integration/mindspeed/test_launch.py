@@ -184,12 +184,20 @@ def test_two_nodes(warm: Path, tmp_path: Path, ray_directory: str) -> None:
     directory = copy_of(warm, tmp_path)
     variables = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "RAY_PORT": str(free_port())}
     head = _launch(directory, ray_directory, "trainer.steps=2", NODE_RANK="0", **variables)
+    # Two nodes of one machine share a folder, and would choose the same name for a socket at the same time.
+    deadline = time.monotonic() + 600
+    while "Ray runtime started" not in (directory / "log").read_text(errors="replace") and head.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
     worker = _launch(directory, ray_directory, "trainer.steps=2", NODE_RANK="1", **variables)
     try:
-        log = finish(head, directory)
+        log = finish(head, directory, timeout=1500)  # a busy machine starts two Ray nodes in minutes
         assert worker.wait(timeout=120) == 0
     finally:
         worker.kill()
+    kept = {path.name.partition("-node")[2]: path.read_text() for path in (directory / "run" / "logs").iterdir()}
+    assert "the Ray cluster has 2 NPUs" in kept["0.log"]
+    assert "the head has ended the cluster" in kept["1.log"]
     assert "the Ray cluster has 2 NPUs" in log
     assert "the head has ended the cluster" in (directory / "log").read_text(errors="replace")
     assert _iterations(directory / "run" / "stage0") == [1, 2]
