@@ -207,6 +207,8 @@ def _sample(config: RunConfig, policy: "Policy", records: Sequence[Record], quie
 
     if not records or not config.evaluation.preflight:
         return
+    if not quiet:
+        print_text(f"sampling {config.evaluation.preflight} responses", sys.stderr)
     with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
         found = run_preflight(policy, records, grader, config)
     if not quiet:

@@ -161,7 +161,7 @@ def _longest_in(aliases: set[str], padded: str) -> str | None:
 def _repeats_question(aliases: set[str], question: str, fact: str) -> bool:
     """Whether a fact names an alias that the question does not, and its other words are the question's or say nothing.
 
-    No other candidate fits into such a sentence.
+    No candidate fits into such a sentence, unless the question names it.
     """
     asked, padded = normalise(question).split(), f" {normalise(fact)} "
     found = _longest_in(aliases, padded)
