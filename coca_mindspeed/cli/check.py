@@ -7,6 +7,7 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +21,7 @@ from coca_mindspeed.config.compose import ComposedConfig, compose_run
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.steps import training_rows, with_steps
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError
 from coca_mindspeed.mindspeed.checks import explained_layout_problems
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
@@ -137,14 +139,15 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.optimizer import require_optimizer
     from coca_mindspeed.local.policy import choose_device, load_policy
-    from coca_mindspeed.local.setup import check_data
+    from coca_mindspeed.local.setup import check_questions
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
 
     device, path = choose_device(config.trainer.device), config.model.path
     require_optimizer(config.optimizer, device)
+    records: Sequence[Record] = ()
     if not any(missing_data(config)):
-        check_data(config.data)
+        config, records = check_questions(config)
     questions, _ = training_rows(config.data)
     if questions is not None:
         config = with_steps(config, questions)
@@ -189,10 +192,31 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     refuse(memory_problems(need, total - process, config, architecture), f"{name} does not fit:")
     counted = questions is not None or config.data.epochs is None
     has_weights = path is not None and {".safetensors", ".bin"} & {file.suffix for file in Path(path).iterdir()}
-    if not quiet and path is not None and has_weights and counted:
+    if path is not None and has_weights and counted:
         policy = load_policy(Path(path), config.model, device, dtype=dtype_of_weights(config.model.lora))
         add_adapters(policy, config.model.lora, config.seed)
-        _print_hours(config, policy)
+        if not quiet:
+            _print_hours(config, policy)
+        _sample(config, policy, records, quiet)
+
+
+def _sample(config: RunConfig, policy: "Policy", records: Sequence[Record], quiet: bool) -> None:
+    """Print the preflight of a run; refuse a model that hardly states a confidence, unless a warm-up follows."""
+    from coca_mindspeed.grading.registry import build_grader
+    from coca_mindspeed.local.preflight import run_preflight
+
+    if not records or not config.evaluation.preflight:
+        return
+    if not quiet:
+        print_text(f"sampling {config.evaluation.preflight} responses", sys.stderr)
+    with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
+        found = run_preflight(policy, records, grader, config)
+    if not quiet:
+        print_text(found)
+    if config.warm_up.records is None:
+        refuse(found.problems())
+    elif not quiet:
+        print_text("the run samples again after its warm-up")
 
 
 def _print_hours(config: RunConfig, policy: "Policy") -> None:

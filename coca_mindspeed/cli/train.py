@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     from coca_mindspeed.local.setup import LocalRun
 
     with LocalRun(composed, output, resume=arguments.resume, show_progress=not arguments.quiet) as run:
-        run.execute(run.evaluate_before, run.train, run.evaluate)
+        run.execute(run.preflight, run.evaluate_before, run.train, run.evaluate)
     # print instead of rich: a wrapped path cannot be copied.
     if run.predictions:
         write_run_report(run, _introduction(run.config))

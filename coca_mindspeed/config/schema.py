@@ -349,6 +349,12 @@ class EvaluationConfig(Section):
     final_questions: int | None = Field(
         None, ge=0, description="the same before and after training; null: all; 0: none"
     )
+    preflight: int = Field(
+        16,
+        ge=0,
+        description="train and check: responses sampled before the first step; fewer than half with a valid confidence "
+        "stop the run; 0: none",
+    )
 
 
 class CheckpointConfig(Section):

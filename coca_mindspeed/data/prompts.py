@@ -10,8 +10,9 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 
 _BATCH = 1024  # prompts per call of a fast tokenizer, which distributes them over the CPUs
-# Code and factual questions have their benchmark's instruction in their metadata.
-_INSTRUCTIONS = {"math": MATH_INSTRUCTION}
+SHORT_ANSWER = "Answer as briefly as possible: the answer itself, without explanation."
+# Code has its benchmark's instruction in its metadata.
+_INSTRUCTIONS = {"math": MATH_INSTRUCTION, "factual": SHORT_ANSWER}
 
 
 def instruction_suffix(record: Record) -> str:

@@ -1,5 +1,6 @@
 """The record type of all data sets, and its JSON Lines form."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -43,6 +44,22 @@ class RecordError(DataError):
         return RecordError, (self.record, self._problem)
 
 
+_WORD = re.compile(r"[^\W\d_]+")
+_NO_WORDS = re.compile(r"[^\w\s.,;:!?'’\"()&–-]|[\d_]")  # digits and the signs of mathematics
+_MATHEMATICAL = re.compile(
+    r"\b(?:sin|cos|tan|cot|sec|csc|arc\w+|log|exp|sqrt|inf|infinity|undefined|gcd|lcm|max|min|mod)\b", re.IGNORECASE
+)
+
+
+def default_category(answer: str) -> str:
+    """The category of a user's record that names none: ``factual`` if its answer is in words, otherwise ``math``."""
+    if _NO_WORDS.search(answer) or _MATHEMATICAL.search(answer):
+        return "math"
+    # xy is a product, but two letters of a script without case, such as Chinese, are a word.
+    words = (len(word) > 2 or (len(word) == 2 and word.lower() == word.upper()) for word in _WORD.findall(answer))
+    return "factual" if any(words) else "math"
+
+
 _FIELDS = tuple(f.name for f in fields(Record))
 _REQUIRED = ("question", "answer")
 
@@ -64,7 +81,8 @@ def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: i
         raise DataError(f"{where}: unknown field {unknown[0]!r}; a record has {', '.join(_FIELDS)}")
     if missing := [name for name in _REQUIRED if name not in row]:
         raise DataError(f"{where}: field {missing[0]!r} is missing")
-    values = {"id": f"{dataset}-{number}", "dataset": dataset, "category": "math", **row}
+    category = default_category(row["answer"]) if isinstance(row["answer"], str) else "math"
+    values = {"id": f"{dataset}-{number}", "dataset": dataset, "category": category, **row}
     for name, value in values.items():
         expected = (dict,) if name == "metadata" else (str, type(None)) if name == "system" else (str,)
         if not isinstance(value, expected):

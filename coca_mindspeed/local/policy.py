@@ -4,16 +4,17 @@ import copy
 import functools
 import importlib
 import importlib.util
+import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, Cache
@@ -241,6 +242,7 @@ def load_policy(
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
     _check_all_weights_loaded(model, loading, f"{where}={path}")
+    _check_tied_weights(model, path, f"{where}={path}")
     model = model.to(device)
     use_fast_attention(model, device)
     add_embedding_gradients(model, device)
@@ -250,6 +252,8 @@ def load_policy(
         raise ConfigError(
             f"{where}={path}: neither its generation config nor its tokenizer names an end-of-sequence token"
         )
+    # Exported with the model, so that a server stops where training did.
+    model.generation_config.eos_token_id = list(eos_ids) if len(eos_ids) > 1 else eos_ids[0]
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     try:
         text = token_text(tokenizer, len(LMHead.of(model).head.weight))
@@ -294,6 +298,31 @@ def _check_all_weights_loaded(model: Any, loading: Mapping[str, Any], where: str
                 f"{where}: its weights are not those of a {type(model).__name__}: "
                 f"the checkpoint {problem} {first}{more}"
             )
+
+
+def _check_tied_weights(model: Any, path: Path, where: str) -> None:
+    """Refuse a checkpoint with different tensors for tied weights, of which transformers keeps one."""
+    embedding = model.get_input_embeddings().weight
+    tied = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight is embedding}
+    stored = _stored_weights(path, tied) if len(tied) > 1 else {}
+    if not all(torch.equal(weight, other) for weight, other in itertools.pairwise(stored.values())):
+        raise ConfigError(
+            f"{where}: its config.json has tie_word_embeddings: true, but its checkpoint holds different tensors "
+            f"{' and '.join(sorted(stored))}; set tie_word_embeddings: false in config.json"
+        )
+
+
+def _stored_weights(path: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """The tensors of these names in the files that transformers loads."""
+    stored: dict[str, Tensor] = {}
+    files = list(path.glob("model*.safetensors"))
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            stored |= {name: opened.get_tensor(name) for name in opened.keys() if name in names}  # noqa: SIM118
+    for file in () if files else path.glob("pytorch_model*.bin"):
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+        stored |= {name: tensor for name, tensor in tensors.items() if name in names}
+    return stored
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ from coca_mindspeed.local.memory import tune_malloc
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, reads_date, render_prompts
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy, resolve_dtype
+from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
     Checkpoint,
@@ -60,7 +61,7 @@ from coca_mindspeed.local.sft import WARMED_UP, read_warm_up_records, run_sft_wa
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.trainer import Trainer
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import read_json_lines, write_json
+from coca_mindspeed.utils.files import read_json_lines, write_json, write_json_lines
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 
@@ -216,6 +217,21 @@ class LocalRun:
         )
         return self._with_adapters(policy)
 
+    def preflight(self, policy: Policy) -> Policy:
+        """Refuse a policy that hardly states a confidence; its samples are those of step 0.  Not for a resumed run."""
+        count = self.config.evaluation.preflight
+        if self._found.begun or not count:
+            return policy
+        if self._show_progress:
+            print_text(f"sampling {count} responses before the first step", sys.stderr)
+        with interruptible("stopped before the first step"):
+            found = run_preflight(policy, self._train_records, self._grader, self.config)
+        file = self.output / "samples" / "step_000000.jsonl"
+        write_json_lines(file, found.rows())
+        print_text(found, sys.stderr)
+        refuse(found.problems(), f"no training yet; all responses: {file}")
+        return policy
+
     def evaluate_before(self, policy: Policy, *, log: bool = True) -> Policy:
         """Answer the held-out questions before the first step; ``log`` their metrics as step 0.
 
@@ -323,11 +339,18 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
     return train, evaluate
 
 
-def check_data(config: DataConfig) -> None:
-    """Read all records and check their gold answers. Raises DataError for a bad one."""
-    train, evaluate = load_data(config)
-    with contextlib.closing(build_grader(config.grader, config.grader_options)) as grader:
-        check_records(grader, record_sources(config, train, evaluate))
+def check_questions(config: RunConfig) -> tuple[RunConfig, list[Record]]:
+    """Check gold answers and prompts of all records as a new run does.
+
+    Returns the configuration with the date of its prompts, and the training records.  Raises ConfigError and DataError.
+    """
+    train, evaluate = load_data(config.data)
+    with contextlib.closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
+        check_records(grader, record_sources(config.data, train, evaluate))
+    found = FoundRun(Path())
+    config = _with_prompt_date(config, found, train)
+    _check_prompts(config, found, [*train, *evaluate, *read_warm_up_records(config)], show_progress=True)
+    return config, train
 
 
 def record_sources(

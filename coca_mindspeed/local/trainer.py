@@ -240,7 +240,8 @@ class Trainer:
         metrics = {"stage": float(stage), "lr": lr, **experience_metrics(experience), **update}
         metrics["epoch"] = (step + 1) * config.rollout.prompts / len(self.train_records)
 
-        if self._due(config.logging.samples_interval, step):
+        interval = config.logging.samples_interval
+        if self._due(interval, step) or (interval and step == 0):
             log.write_samples(step + 1, sample_rows(experience, config.logging.samples_prompts))
         if self.evaluate_records and self._due(config.evaluation.interval, step):
             started = time.perf_counter()

@@ -195,6 +195,7 @@ _LOCAL_ONLY = {  # keys of the local engine -> the alternative on a cluster
     "trainer.share_prompts": "MindSpeed-RL has no prefix sharing",
     "trainer.device": "set hardware.platform instead",
     "trainer.threads": "set OMP_NUM_THREADS instead",
+    "evaluation.preflight": "read the samples of the first iteration instead",
 }
 
 

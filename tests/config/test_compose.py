@@ -59,9 +59,16 @@ def test_a_group_as_a_plain_key_is_refused_with_the_line_to_write(choice, tmp_pa
 
 
 # Those for Ascend are planned in tests/mindspeed/test_checks.py.
-@pytest.mark.parametrize("name", [n for n in ready_made_runs() if n != "local" and "_910" not in n])
+@pytest.mark.parametrize("name", [n for n in ready_made_runs() if n not in ("local", "laptop") and "_910" not in n])
 def test_every_ready_made_run_is_valid(name):
     assert isinstance(compose_run(name).run, RunConfig)
+
+
+def test_the_laptop_run_needs_records_for_its_warm_up():
+    own = ["model.path=m", "data.train=t.jsonl"]
+    with pytest.raises(ConfigError, match=r"warm_up\.records=\?\?\?"):
+        compose_run("laptop", own)
+    assert compose_run("laptop", [*own, "warm_up.records=t.jsonl"]).run.warm_up.records == "t.jsonl"
 
 
 def test_local_needs_a_model_and_data():

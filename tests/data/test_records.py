@@ -2,7 +2,7 @@
 
 import pytest
 
-from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.data.records import Record, read_records, record_from_json, write_records
 from coca_mindspeed.errors import DataError
 
 
@@ -18,6 +18,23 @@ def test_round_trip(tmp_path):
 def test_users_file_needs_only_question_and_answer(tmp_path):
     (tmp_path / "mine.jsonl").write_text('\n{"question": "q", "answer": "a"}\n')
     assert list(read_records(tmp_path / "mine.jsonl")) == [Record("mine-2", "mine", "math", "q", "a")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "category"),
+    [
+        *(
+            (words, "factual")
+            for words in ("Athens", "New Delhi", "N'Djamena", "Port-au-Prince", "U.S. Congress", "北京")
+        ),
+        *((value, "math") for value in ("42", "x", "xy", "(A)", "a, b", r"\frac{1}{2}", "\\alpha", "αβ", "sin x")),
+        *((number, "math") for number in ("5 apples", "July 4", "50%", "$5$", "infinity", "log x", "")),
+    ],
+)
+def test_the_category_of_a_record_that_names_none(answer, category):
+    assert record_from_json({"question": "q", "answer": answer}, "here", "mine", 1).category == category
+    named = {"question": "q", "answer": answer, "category": "code"}
+    assert record_from_json(named, "here", "mine", 1).category == "code"
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ from coca_mindspeed.evaluation.metrics.binning import risk_coverage, roc
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Outcomes
 from coca_mindspeed.evaluation.reports.plots import (
+    histogram_grid,
     line_style,
     moving_average,
     png_bytes,
     reliability_diagram,
+    reliability_grid,
     reliability_image,
+    threshold_curves,
     training_curves,
 )
 
@@ -69,8 +72,30 @@ def test_training_curves_of_one_and_of_several_runs():
     assert len(several.axes[1].lines[0].get_xdata()) == 48
     [legend] = several.legends
     assert [text.get_text() for text in legend.get_texts()] == ["coca", "rlvr"]
-    assert "no reward/confidence in the metrics" in texts(training_curves({"": [{"step": 1, "reward/answer": 0.4}]}))
     assert moving_average([1, 2, np.nan, 4], 2).tolist() == [1, 1.5, 2, 4]
+
+
+EMPTY = {"x": group(np.array([np.nan, np.nan]), np.array([True, False]))}
+
+
+@pytest.mark.parametrize(
+    ("figure", "reasons"),
+    [
+        (reliability_diagram(EMPTY), ["no valid confidence"]),
+        (reliability_grid(EMPTY), ["no valid confidence"]),
+        (histogram_grid(EMPTY), ["no valid confidence"]),
+        (threshold_curves(EMPTY), ["no valid confidence", "needs right and wrong answers\nwith a valid confidence"]),
+        (training_curves({"": [{"step": 1, "rollout/ece": None}]}), ["rollout/ece is undefined in every step"]),
+        (training_curves({"": [{"step": 1, "rollout/ece": None}]}), ["reward/answer is not in the metrics"]),
+    ],
+)
+def test_an_empty_panel_says_why(figure, reasons):
+    assert set(reasons) <= set(texts(figure))
+
+
+@pytest.mark.parametrize("figure", [reliability_grid, histogram_grid, threshold_curves])
+def test_a_panel_with_data_does_not(figure):
+    assert not any("valid confidence" in text for text in texts(figure({"x": group()})))
 
 
 def test_lines_can_be_told_apart_without_colour():

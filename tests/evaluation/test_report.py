@@ -149,9 +149,16 @@ def test_samples_are_the_most_miscalibrated():
 
 def test_a_run_that_is_still_training_has_its_curves(tmp_path):
     run = Run("new", [], [{"step": 1, "reward/answer": 0.5}])
-    text = write_report([run], tmp_path)[1].read_text()
+    paths = write_report([run], tmp_path)
     assert [p.name for p in (tmp_path / "figures").iterdir()] == ["training.png"]
-    assert "## Results" not in text
+    assert "## Results" not in paths[1].read_text()
+    assert all("data.evaluate" in path.read_text() for path in paths)  # why there are no results
+
+
+def test_a_run_without_a_valid_confidence_says_so(tmp_path):
+    run = Run("new", [Prediction("1", "d", "q", "r", None, False, None)])
+    for path in write_report([run], tmp_path):
+        assert "no response states a valid confidence" in path.read_text().lower()
 
 
 def test_comparison_with_the_paper_is_printed_and_in_the_report(report, tmp_path, capsys):

@@ -76,6 +76,7 @@ def test_the_command_writes_a_row_for_each_question(tmp_path, capsys):
         "warm_up.batch=16",
         "trainer.steps=1",
         "evaluation.final_questions=0",
+        "evaluation.preflight=0",
         "checkpoint.interval=0",
     ]
     assert cli.main(["train", "demo", *warm_up, "--output", str(tmp_path / "run"), "--quiet"]) == 0

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
-from coca_mindspeed.grading.facts.factual import FactualGrader, normalise, stated_fact
+from coca_mindspeed.grading.facts.factual import FactualGrader, names_answer, normalise, stated_fact
 from tests.grading.tables import read_table, text_cases
 
 
@@ -29,6 +29,22 @@ def test_the_table_of_facts(aliases: str, answer: str, exact: str, contains: str
         assert verdict.correct is (expected == "true")
 
 
+@pytest.mark.parametrize(("question", "aliases", "answer", "sentence"), read_table("fact_sentences.tsv"))
+def test_the_table_of_sentences(question: str, aliases: str, answer: str, sentence: str) -> None:
+    asked = Record("t1", "mine", "factual", question, "", metadata={"aliases": aliases.split(" | ")})
+    [verdict] = FactualGrader().grade([asked], [answer])
+    assert verdict.correct is (sentence == "true")
+    if verdict.correct:
+        assert FactualGrader("contains").grade([asked], [answer]) == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"), [("Maybe it is not Athens, but Sparta.", True), ("Athenser", False), ("", False)]
+)
+def test_an_answer_names_the_gold_answer_whatever_surrounds_it(answer: str, named: bool) -> None:
+    assert names_answer(Record("t1", "mine", "factual", "Who?", "Athens"), answer) is named
+
+
 @given(st.text())
 def test_normalising_twice_is_normalising_once(text: str) -> None:
     assert normalise(normalise(text)) == normalise(text)
@@ -46,7 +62,7 @@ def test_records_without_aliases_are_refused(aliases: object) -> None:
 
 
 def test_unknown_rule() -> None:
-    with pytest.raises(GradingError, match="'exact' or 'contains'"):
+    with pytest.raises(GradingError, match="sentence, exact, contains"):
         FactualGrader("fuzzy")  # type: ignore[arg-type]
 
 

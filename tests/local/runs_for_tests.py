@@ -19,6 +19,7 @@ SMALL = (
     "trainer.steps=6",
     "evaluation.interval=3",
     "evaluation.questions=20",
+    "evaluation.preflight=0",
     "checkpoint.interval=2",
     "logging.samples_interval=2",
     "logging.tensorboard=false",

@@ -66,6 +66,19 @@ def rendered(path, **variables):
 def test_prompts_that_cannot_be_trained_on_are_refused(tmp_path, model, capsys, monkeypatch, template, overrides, key):
     path = with_template(model, tmp_path / "model", template)
     assert key in refused(tmp_path, path, capsys, monkeypatch, *overrides)
+    assert key in refused_by_check(tmp_path, path, capsys, *overrides)
+
+
+@pytest.mark.parametrize("override", ["rollout.max_prompt_tokens=9", "rollout.max_new_tokens=500"])
+def test_check_refuses_prompts_that_are_too_long(tmp_path, model, capsys, override):
+    assert override.partition("=")[0] in refused_by_check(tmp_path, model, capsys, override)
+
+
+def refused_by_check(directory, model, capsys, *overrides):
+    """The message of ``check`` for the run of :func:`arguments`."""
+    _, *run = arguments(directory, model)
+    assert main(["check", *run[: run.index("--output")], *overrides, "--quiet"]) == 1
+    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -207,6 +220,16 @@ def test_a_tokenizer_that_cannot_be_saved_is_named(model, monkeypatch):
     monkeypatch.setattr(policy.tokenizer, "save_pretrained", fails)
     with pytest.raises(ConfigError, match=r"model\.path=DIR: its tokenizer .*no vocabulary file"):
         check_saveable(policy, "model.path=DIR")
+
+
+def test_an_exported_model_names_the_end_tokens_of_its_training(tmp_path, model):
+    """The tokenizer's own is missing in the generation config of the model."""
+    path = set_generation(set_config(model, tmp_path / "model"), eos_token_id=5)
+    policy = load_policy(path, ModelConfig(), torch.device("cpu"))
+    assert policy.end_of_turn == policy.tokenizer.eos_token_id != 5
+    assert main(arguments(tmp_path, path)) == 0
+    exported = json.loads((tmp_path / "run" / "model" / "generation_config.json").read_text())
+    assert exported["eos_token_id"] == list(policy.eos_ids) == [5, policy.end_of_turn]
 
 
 # ---- token ids

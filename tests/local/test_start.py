@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -354,6 +355,23 @@ def test_a_model_with_random_weights_in_it_is_refused(tmp_path, model, change, m
 def test_a_tied_head_is_not_missing(tmp_path):
     path = write_random_model(tmp_path / "tied", "qwen2")
     assert "lm_head.weight" not in load_file(path / "model.safetensors")
+    load_policy(path, ModelConfig(), CPU)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("own", [True, False], ids=["own head", "same head"])
+def test_a_head_that_tying_would_drop_is_refused(tmp_path, model, file, own):
+    """An untied model whose config.json says that it is tied."""
+    path = set_config(model, tmp_path / "tied", tie_word_embeddings=True)
+    weights = load_file(path / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + own
+    (path / "model.safetensors").unlink()
+    save = torch.save if file.endswith(".bin") else partial(save_file, metadata={"format": "pt"})
+    save(weights, path / file)
+    if own:
+        with pytest.raises(ConfigError, match=r"model\.path=.*lm_head\.weight.*tie_word_embeddings: false"):
+            load_policy(path, ModelConfig(), CPU)
+        path = set_config(path, tmp_path / "untied", tie_word_embeddings=False)
     load_policy(path, ModelConfig(), CPU)
 
 

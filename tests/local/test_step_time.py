@@ -51,7 +51,13 @@ def test_check_prints_hours_and_reads_the_records(tmp_path, capsys):
     bad = ["data=records", f"data.train={tmp_path / 'bad.jsonl'}", f"data.evaluate={tmp_path / 'bad.jsonl'}"]
     assert main(["check", "local", *bad, f"model.path={tmp_path / 'tiny'}"]) == 1
     assert "bad.jsonl:1: " in capsys.readouterr().err
-    run = ["local", "data=arithmetic", f"model.path={tmp_path / 'tiny'}", "rollout.max_prompt_tokens=64"]
+    run = [
+        "local",
+        "data=arithmetic",
+        f"model.path={tmp_path / 'tiny'}",
+        "rollout.max_prompt_tokens=64",
+        "evaluation.preflight=0",
+    ]
     assert main(["check", *run, "rollout.max_new_tokens=32"]) == 0
     hours = [line.split() for line in capsys.readouterr().out.splitlines() if " for 200 steps of " in line]
     assert [(line[-5], line[-2]) for line in hours] == [("8", "4"), ("64", "32")]
@@ -70,6 +76,7 @@ def test_check_measures_the_adapters_that_are_trained(tmp_path, monkeypatch, cap
     monkeypatch.setattr("coca_mindspeed.local.step_time.measure_passes", measure)
     lora = ["model.lora.rank=2", "model.lora.base_dtype=bfloat16"]
     run = ["local", "data=arithmetic", f"model.path={tmp_path / 'tiny'}", "rollout.max_prompt_tokens=64", *lora]
+    run += ["evaluation.preflight=0"]
     assert main(["check", *run, "rollout.max_new_tokens=32"]) == 0
     [policy] = measured
     dtypes = {(parameter.requires_grad, parameter.dtype) for parameter in policy.model.parameters()}
@@ -81,7 +88,7 @@ def test_check_counts_the_steps_of_epochs(tmp_path, monkeypatch, capsys, epochs,
     write_tiny_model(tmp_path / "tiny", 0)
     monkeypatch.setattr("coca_mindspeed.local.step_time.measure_passes", lambda *_: PassSeconds(1.0, 1.0, 1.0))
     run = ["local", "data=arithmetic", "data.train_size=40", f"data.epochs={epochs}", "rollout.prompts=4"]
-    lengths = ["rollout.max_prompt_tokens=64", "rollout.max_new_tokens=32"]
+    lengths = ["rollout.max_prompt_tokens=64", "rollout.max_new_tokens=32", "evaluation.preflight=0"]
     assert main(["check", *run, *lengths, f"model.path={tmp_path / 'tiny'}"]) == (0 if steps else 1)
     captured = capsys.readouterr()
     assert captured.out.count(f" for {steps} steps of ") == (2 if steps else 0)

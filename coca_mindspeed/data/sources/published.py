@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from coca_mindspeed.data.prompts import SHORT_ANSWER
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.sources.fields import (
     RowError,
@@ -159,7 +160,6 @@ def _instruction(starter: str, entry_point: str | None) -> str:
 
 
 _CODE_BLOCK = "Give the whole program in one ```python code block."
-_SHORT_ANSWER = "Answer as briefly as possible: the answer itself, without explanation."
 # AIME answers are integers from 0 to 999; some publishers leave a degree sign or leading zeros on them.
 _AIME_ANSWER = re.compile(r"0*([0-9]{1,3})(?:\.0)?\s*(?:\^?\{?\\?circ\}?|°)?")
 
@@ -246,7 +246,7 @@ def humaneval(row: Mapping[str, Any], number: int) -> Record:
 
 def simpleqa(row: Mapping[str, Any], number: int) -> Record:
     """Convert ``metadata`` (a Python dictionary as text), ``problem``, ``answer``."""
-    metadata: dict[str, Any] = {"instruction": _SHORT_ANSWER, "grader": "simpleqa"}
+    metadata: dict[str, Any] = {"instruction": SHORT_ANSWER, "grader": "simpleqa"}
     if details := row.get("metadata"):
         parsed = literal(details, "metadata", "a dictionary") if isinstance(details, str) else details
         if not isinstance(parsed, dict):
@@ -285,7 +285,7 @@ def triviaqa(row: Mapping[str, Any], number: int) -> Record:
         raise Ungradable(f"a gold answer that no answer is compared by: {describe(aliases)}")
     metadata: dict[str, Any] = {
         "aliases": [alias for alias in dict.fromkeys(aliases) if alias.strip()],
-        "instruction": _SHORT_ANSWER,
+        "instruction": SHORT_ANSWER,
         "grader": "factual",
         **optional(row, source="question_source", question_id="question_id"),
         **optional(row, source="QuestionSource", question_id="QuestionId"),

@@ -154,7 +154,7 @@ def _draw_reliability(axes: Axes, counts: Axes, label: str, data: Outcomes) -> N
     shown = "   ".join(f"{metric_spec(m).label} {show(m, metrics.values[m])}" for m in ("ece", "auroc", "accuracy"))
     axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=10)
     if not full.any():
-        axes.text(0.5, 0.5, "no valid confidence", ha="center", va="center")
+        _say_why(axes, _NO_CONFIDENCE)
     tidy(axes, ylabel="fraction correct")
     counts.bar(middle, count, width, color="#BBBBBB", **frame)
     for x, n in zip(middle, count, strict=True):
@@ -220,7 +220,8 @@ def training_curves(runs: Mapping[str, MetricRows]) -> Figure:
                 axes.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8)
             axes.plot(steps, moving_average(values, window), **style, label=plot_text(label))
         if not axes.lines:
-            axes.text(0.5, 0.5, f"no {keys[0]} in the metrics", transform=axes.transAxes, ha="center", va="center")
+            logged = any(key in row for rows in runs.values() for row in rows for key in keys)
+            _say_why(axes, f"{keys[0]} is {'undefined in every step' if logged else 'not in the metrics'}")
         axes.set_title(title, fontsize=10)
         tidy(axes, xlabel="training step", ylabel=unit)
     _legend(figure, panels)
@@ -245,6 +246,8 @@ def reliability_grid(groups: Groups, closed: BinsClosed = "right") -> Figure:
         axes.stairs(high, table.edges, baseline=low, facecolor="none", **_HATCHED)
         axes.vlines(middle, table.low[full], table.high[full], color="black", linewidth=1.2)
         axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=0.9)
+        if not full.any():
+            _say_why(axes, _NO_CONFIDENCE)
         for x, count in zip(middle, table.count[full], strict=True):
             axes.text(x, 1.04, f"{count}", fontsize=6, ha="center", rotation=60, va="bottom")
         axes.set(xlim=(0, 1), ylim=(0, 1.3), yticks=np.arange(6) / 5)
@@ -262,6 +265,8 @@ def histogram_grid(groups: Groups, closed: BinsClosed = "right") -> Figure:
         axes.stairs(right, edges, **_FILLED)
         axes.stairs(-wrong, edges, facecolor="white", **_HATCHED)
         axes.axhline(0, color="black", linewidth=0.8)
+        if not (right.any() or wrong.any()):
+            _say_why(axes, _NO_CONFIDENCE)
         top = max(1, int(max(right.max(), wrong.max())))
         axes.set(xlim=(0, 1), ylim=(-1.1 * top, 1.1 * top))
         axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
@@ -280,6 +285,10 @@ def threshold_curves(groups: Groups) -> Figure:
         alarm, hit = roc(data.confidence, data.correct)
         if len(alarm):
             hits.plot(alarm, hit, **style, markevery=max(1, len(alarm) // 8), label=plot_text(label))
+    if not risk.lines:
+        _say_why(risk, _NO_CONFIDENCE)
+    if not hits.lines:
+        _say_why(hits, "needs right and wrong answers\nwith a valid confidence")
     hits.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1)
     for axes, title in ((risk, "Risk and coverage"), (hits, "ROC of confidence")):
         axes.set(xlim=(0, 1), ylim=(0, 1.02))
@@ -316,6 +325,14 @@ def cost_scatter(board: Scoreboard, columns: Sequence[Column]) -> Figure | None:
         tidy(axes, xlabel="tokens to confidence (log)", ylabel="accuracy, percent")
     _legend(figure, row)
     return figure
+
+
+_NO_CONFIDENCE = "no valid confidence"
+
+
+def _say_why(axes: Axes, reason: str) -> None:
+    """Write into an empty panel why it is empty."""
+    axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center", fontsize=9)
 
 
 def _legend(figure: Figure, panels: Sequence[Axes], columns: int = 4) -> None:

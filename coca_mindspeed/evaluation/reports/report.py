@@ -22,6 +22,9 @@ from coca_mindspeed.utils.markdown import markdown_cell
 
 _REPORT_DPI = 100
 _SHOWN_CHARACTERS = 1200
+_NO_PREDICTIONS = (
+    "The runs hold no predictions, so there are no results: set data.evaluate, and evaluation.final_questions above 0."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,7 @@ def write_report(
         "pictures": pictures,
         "samples": [(run.label, most_miscalibrated(run, samples)) for run in board.runs],
         "comparison": comparison,
+        "no_predictions": _NO_PREDICTIONS,
     }
     environment = Environment(
         loader=PackageLoader("coca_mindspeed.evaluation.reports", "templates"),

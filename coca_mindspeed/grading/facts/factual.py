@@ -9,7 +9,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.errors import GradingError
@@ -52,7 +52,11 @@ _CANDIDATE_WORDS = 3
 # Without a limit, a long enough answer would contain every alias.
 _MAX_WORDS_AROUND = 30
 
-MatchRule = Literal["exact", "contains"]
+# Words that an answer may add to those of its question; none of them can be another candidate.
+_ADDED_WORDS = (_FUNCTION_WORDS | _DISCOURSE | {"called", "named", "known", "its", "their", "there", "s"}) - _HEDGES
+_ENDINGS = ("", "s", "es", "d", "ed")
+
+MatchRule = Literal["sentence", "exact", "contains"]
 
 
 def normalise(text: str) -> str:
@@ -97,15 +101,16 @@ class FactualGrader(TalliedGrader):
     """Compares with ``record.metadata["aliases"]``, or with ``record.answer`` alone.
 
     Args:
-        match: ``exact``: the stated fact is an alias, alone on its line. ``contains``: an alias occurs as whole words
-            among at most 30, without denial or other candidates; closer to OpenCompass, and easier to guess.
+        match: ``exact``: the stated fact is an alias, alone on its line. ``sentence``: or a sentence that names one and
+            otherwise repeats the question. ``contains``: or an alias occurs as whole words among at most 30, without
+            denial or other candidates; closer to OpenCompass, and easier to guess.
 
-    With both, a later line that names another candidate makes the answer wrong.
+    With all, a later line that names another candidate makes the answer wrong.
     """
 
-    def __init__(self, match: MatchRule = "exact") -> None:
-        if match not in ("exact", "contains"):
-            raise GradingError(f"match should be 'exact' or 'contains', found {match!r}")
+    def __init__(self, match: MatchRule = "sentence") -> None:
+        if match not in get_args(MatchRule):
+            raise GradingError(f"match should be one of {', '.join(get_args(MatchRule))}, found {match!r}")
         super().__init__()
         self._match = match
 
@@ -116,7 +121,7 @@ class FactualGrader(TalliedGrader):
 
     def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         return [
-            self._verdict({normalise(alias) for alias in aliases_of(record)} - {""}, answer)
+            self._verdict({normalise(alias) for alias in aliases_of(record)} - {""}, record.question, answer)
             for record, answer in zip(records, answers, strict=True)
         ]
 
@@ -126,16 +131,44 @@ class FactualGrader(TalliedGrader):
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         return [normalise(first) == normalise(second) != "" for first, second in pairs]
 
-    def _verdict(self, aliases: set[str], answer: str) -> Verdict:
+    def _verdict(self, aliases: set[str], question: str, answer: str) -> Verdict:
         fact, following = _stated(answer)
         whole = normalise(fact)
         if not whole:
             return Verdict(Outcome.WRONG, "no answer was found")
-        if whole not in aliases and (self._match == "exact" or not _contains(aliases, fact)):
+        if whole not in aliases and not self._named(aliases, question, fact):
             return Verdict(Outcome.WRONG)
         if any(_is_candidate(line, aliases) for line in following):
             return Verdict(Outcome.WRONG, "another candidate follows")
         return Verdict(Outcome.RIGHT)
+
+    def _named(self, aliases: set[str], question: str, fact: str) -> bool:
+        if self._match == "exact":
+            return False
+        return _repeats_question(aliases, question, fact) or (self._match == "contains" and _contains(aliases, fact))
+
+
+def names_answer(record: Record, answer: str) -> bool:
+    """Whether an alias of the record, or its gold answer, occurs in an answer as whole words, whatever surrounds it."""
+    return _longest_in(set(map(normalise, aliases_of(record))) - {""}, f" {normalise(answer)} ") is not None
+
+
+def _longest_in(aliases: set[str], padded: str) -> str | None:
+    """The longest first: "Paris, France" is no list if it is an alias itself."""
+    return next((alias for alias in sorted(aliases, key=len, reverse=True) if f" {alias} " in padded), None)
+
+
+def _repeats_question(aliases: set[str], question: str, fact: str) -> bool:
+    """Whether a fact names an alias that the question does not, and its other words are the question's or say nothing.
+
+    No candidate fits into such a sentence, unless the question names it.
+    """
+    asked, padded = normalise(question).split(), f" {normalise(fact)} "
+    found = _longest_in(aliases, padded)
+    if found is None or _longest_in(aliases, f" {' '.join(asked)} ") is not None:
+        return False
+    repeated = {word + ending for word in asked for ending in _ENDINGS} - _HEDGES
+    return set(padded.split()) - set(found.split()) <= repeated | _ADDED_WORDS
 
 
 def _contains(aliases: set[str], fact: str) -> bool:
@@ -143,8 +176,7 @@ def _contains(aliases: set[str], fact: str) -> bool:
     padded = f" {normalise(fact)} "
     if len(padded.split()) > _MAX_WORDS_AROUND:
         return False
-    # The longest first: "Paris, France" is no list if it is an alias itself.
-    found = next((alias for alias in sorted(aliases, key=len, reverse=True) if f" {alias} " in padded), None)
+    found = _longest_in(aliases, padded)
     if found is None:
         return False
     around = padded.replace(f" {found} ", " ")

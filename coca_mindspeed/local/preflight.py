@@ -1,0 +1,146 @@
+"""Preflight: sample a few responses before the first step, and refuse a run that could not learn from such ones.
+
+Questions and tokens are drawn by seeds of their own, so the run itself does not change.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coca_mindspeed.config.checks import Problem
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.records import Record, default_category
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.grading.facts.factual import names_answer
+from coca_mindspeed.grading.math.restated import EvaluatedOnly
+from coca_mindspeed.grading.registry import grader_name
+from coca_mindspeed.grading.verdict import Grader, Outcome
+from coca_mindspeed.local.experience import respond_and_grade
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.sampler import NoDistributionError
+from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
+from coca_mindspeed.scoring.responses import ScoredResponses
+from coca_mindspeed.utils.console import one_line
+
+_STAGE = "preflight"  # part of derived seeds
+_LEAST_VALID = 0.5
+_MANY = 0.25  # share of answers that name the gold answer and are wrong
+_LONGEST_TEXT = 200  # characters shown of a question or response
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """Graded responses, one to each of some training questions."""
+
+    config: RunConfig
+    records: Sequence[Record]
+    responses: ScoredResponses
+
+    @property
+    def valid(self) -> int:
+        return int((~self.responses.confidence.isnan()).sum())
+
+    def __str__(self) -> str:
+        """The shares of valid confidences and right answers, two responses, and advice on the grader."""
+        count, right = len(self.records), int(self.responses.correct.sum())
+        first = (
+            f"{count} responses to training questions, sampled before the first step: {self.valid} state a valid "
+            f"confidence ({self.valid / count:.0%}), {right} answers are right ({right / count:.0%})"
+        )
+        return "\n".join([first, *self._shown(), *self._advice()])
+
+    def _shown(self) -> list[str]:
+        """The worst and the best response."""
+        verdicts = self.responses.verdicts
+        order = sorted(range(len(self.records)), key=lambda i: (self._stated(i) is not None, verdicts[i].correct))
+        lines = []
+        for i in dict.fromkeys((order[0], order[-1])):
+            stated, outcome = self._stated(i), verdicts[i].outcome.value
+            confidence = "no valid confidence" if stated is None else f"confidence {stated:g}"
+            lines += [f"  question: {_shorten(self.records[i].question)}"]
+            lines += [f"  response: {_shorten(self.responses.texts[i])}  [{confidence}, {outcome}]"]
+        return lines
+
+    def _stated(self, index: int) -> float | None:
+        return self.responses.parsed[index].confidence
+
+    def _advice(self) -> list[str]:
+        """A line for a grader that finds many answers wrong although they name the gold answer."""
+        grader, count = self.config.data.grader, len(self.records)
+        option = f"data.grader_options.{'factual.' * (grader == 'auto')}match=contains"
+        fixes = {
+            "factual": f"set {option}, or another metadata.instruction in the records",
+            "math": 'set "category": "factual" in the records, and data.grader=auto',
+        }
+        named = dict.fromkeys(fixes, 0)
+        for i, record in enumerate(self.records):
+            name = grader_name(record) if grader == "auto" else grader
+            in_words = name == "factual" or (name == "math" and default_category(record.answer) == "factual")
+            if in_words and self.responses.verdicts[i].outcome is Outcome.WRONG:
+                named[name] += names_answer(record, self.responses.parsed[i].answer)
+        return [
+            f"warning: {named[name]} of {count} name the gold answer and are graded wrong by {name}; {fix} "
+            "(docs/grading.md)"
+            for name, fix in fixes.items()
+            if named[name] >= _MANY * count
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of a samples dump."""
+        return [
+            {
+                "id": record.id,
+                "question": record.question,
+                "gold": record.answer,
+                "response": self.responses.texts[i],
+                "verdict": self.responses.verdicts[i].outcome.value,
+                "reason": self.responses.verdicts[i].reason,
+                "confidence": self._stated(i),
+                "correct": self.responses.verdicts[i].correct_or_none,
+            }
+            for i, record in enumerate(self.records)
+        ]
+
+    def problems(self) -> list[Problem]:
+        """A problem if fewer than half of the responses state a valid confidence."""
+        config, count = self.config, len(self.records)
+        if self.valid >= _LEAST_VALID * count:
+            return []
+        warm_up = config.warm_up
+        expected = f"{self.valid} of {count} sampled responses state a valid confidence, expected at least half"
+        anyway = "evaluation.preflight=0 trains anyway (docs/training.md, format warm-up)"
+        if warm_up.records is not None or config.model.path is None:
+            fix = f"set warm_up.steps={2 * warm_up.steps}, or a larger warm_up.lr; {anyway}"
+            return [Problem("no-format", "warm_up.steps", warm_up.steps, expected, fix)]
+        file = config.data.train or "FILE"
+        fix = f"add a format warm-up: warm_up.records={file} ({warm_up.steps} updates; or other records); {anyway}"
+        return [Problem("no-format", "warm_up.records", None, expected, fix)]
+
+
+def run_preflight(policy: Policy, train: Sequence[Record], grader: Grader, config: RunConfig) -> Preflight:
+    """Sample and grade ``evaluation.preflight`` responses to training questions.
+
+    Raises:
+        TrainingError: the policy's probabilities are not finite.
+    """
+    rollout = config.rollout
+    at_once = min(rollout.prompts * rollout.group_size, rollout.batch_responses or config.evaluation.preflight)
+    records = records_of_step(train, 0, config.evaluation.preflight, derived_seed(config.seed, _STAGE))
+    try:
+        responses = respond_and_grade(
+            policy,
+            records,
+            EvaluatedOnly(grader) if config.data.require_evaluated else grader,
+            config.method,
+            rollout.model_copy(update={"batch_responses": at_once}),
+            generator(policy.device, config.seed, _STAGE),
+            group_size=1,
+        ).responses
+    except NoDistributionError as error:
+        raise TrainingError(f"sampling before step 1: {error}") from error
+    return Preflight(config, records, responses)
+
+
+def _shorten(text: str) -> str:
+    line = one_line(text)
+    return line if len(line) <= _LONGEST_TEXT else f"{line[:_LONGEST_TEXT]}..."

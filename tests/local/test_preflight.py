@@ -1,0 +1,125 @@
+"""The preflight: a run that could not learn is refused before its first step, and the run's randomness stays."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from coca_mindspeed.algorithm.parsing import parse_response
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.facts.factual import FactualGrader
+from coca_mindspeed.local import setup as session_module
+from coca_mindspeed.local.preflight import Preflight
+from coca_mindspeed.scoring.responses import ScoredResponses
+from tests.local.models_for_tests import write_random_model
+from tests.local.runs_for_tests import SMALL, result, rows
+from tests.local.starts_for_tests import QUESTIONS, arguments, write_rows
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_random_model(tmp_path_factory.mktemp("models") / "model", "qwen2")
+
+
+def test_a_model_that_states_no_confidence_is_refused_before_the_first_step(tmp_path, model, capsys):
+    assert main(arguments(tmp_path, model, "evaluation.preflight=9")) == 1
+    message, run = capsys.readouterr().err, tmp_path / "run"
+    assert "[no-format]" in message
+    assert f"warm_up.records={tmp_path}/train.jsonl" in message
+    assert len(rows(run / "samples" / "step_000000.jsonl")) == 9
+    assert not (run / "metrics.jsonl").exists()
+    warm_up = (f"warm_up.records={write_rows(tmp_path / 'warm_up.jsonl', QUESTIONS)}", "rollout.max_new_tokens=24")
+    assert main(arguments(tmp_path, model, "evaluation.preflight=9", *warm_up, "warm_up.steps=1")) == 1
+    assert "warm_up.steps=1: " in capsys.readouterr().err
+    assert main(arguments(tmp_path, model)) == 0  # evaluation.preflight=0
+
+
+@pytest.mark.parametrize(("more", "code"), [((), 1), (("evaluation.preflight=0",), 0), (("warm_up",), 0)])
+def test_check_refuses_it_too_unless_a_warm_up_follows(tmp_path, model, capsys, more, code):
+    _, *run = arguments(tmp_path, model, "evaluation.preflight=9")
+    run = run[: run.index("--output")]
+    more = (f"warm_up.records={tmp_path}/train.jsonl",) if "warm_up" in more else more
+    assert main(["check", *run, "evaluation.preflight=9", *more]) == code
+    shown = capsys.readouterr()
+    assert ("[no-format]" in shown.err) == bool(code)
+    assert ("9 responses" in shown.out) == ("evaluation.preflight=0" not in more)
+
+
+def train(output, *more: str) -> int:
+    # With the warm-up of SMALL, no response is valid yet.
+    return main(["train", "demo", *SMALL, "warm_up.steps=120", "--output", str(output), "--quiet", *more])
+
+
+def test_the_run_is_the_same_with_and_without(tmp_path, monkeypatch):
+    sampled = []
+    original = session_module.run_preflight
+
+    def counted(*each):
+        sampled.append(original(*each))
+        return sampled[-1]
+
+    monkeypatch.setattr(session_module, "run_preflight", counted)
+    assert train(tmp_path / "without") == 0
+    assert not sampled
+    assert train(tmp_path / "with", "evaluation.preflight=16", "trainer.steps=4") == 0
+    assert train(tmp_path / "with", "evaluation.preflight=16", "--resume") == 0
+    assert len(sampled) == 1  # not by the resumed run
+    assert len(sampled[0].records) == 16
+    weights, metrics, samples = result(tmp_path / "with")
+    assert len(samples.pop("step_000000.jsonl").splitlines()) == 16
+    assert (weights, metrics, samples) == result(tmp_path / "without")
+
+
+@pytest.mark.parametrize(("interval", "steps"), [(0, []), (1, [1, 2, 3]), (2, [1, 2]), (10, [1])])
+def test_samples_hold_the_first_step(tmp_path, interval, steps):
+    more = ("warm_up.steps=1", "trainer.steps=3", "evaluation.interval=0")
+    assert train(tmp_path / "run", *more, f"logging.samples_interval={interval}", "evaluation.final_questions=0") == 0
+    found = sorted(path.name for path in (tmp_path / "run").glob("samples/*"))
+    assert found == [f"step_{step:06d}.jsonl" for step in steps]
+
+
+def preflight(texts: list[str], records: list[Record], *overrides: str) -> Preflight:
+    parsed = list(map(parse_response, texts))
+    confidence = [math.nan if each.confidence is None else each.confidence for each in parsed]
+    verdicts = FactualGrader("exact").grade(records, [each.answer for each in parsed])
+    correct = torch.tensor([verdict.correct for verdict in verdicts])
+    lengths = torch.ones(len(texts), dtype=torch.long)
+    scored = ScoredResponses(texts, parsed, torch.tensor(confidence), lengths, verdicts, correct, 0.0)
+    return Preflight(compose_run("demo", list(overrides)).run, records, scored)
+
+
+def fact(category: str = "factual") -> Record:
+    return Record("a", "mine", category, "What is the capital of Spain?", "Madrid")
+
+
+@pytest.mark.parametrize(
+    ("stated", "count", "refused"), [(2, 4, False), (1, 4, True), (8, 16, False), (7, 16, True), (1, 1, False)]
+)
+def test_half_of_the_responses_must_state_a_confidence(stated, count, refused):
+    texts = ["<confidence>0.5</confidence> Madrid"] * stated + ["Madrid"] * (count - stated)
+    problems = preflight(texts, [fact()] * count).problems()
+    assert [problem.code for problem in problems] == ["no-format"] * refused
+
+
+@pytest.mark.parametrize(
+    ("named", "category", "overrides", "advice"),
+    [
+        (3, "factual", ("data.grader=auto",), "data.grader_options.factual.match=contains"),
+        (3, "factual", ("data.grader=factual",), "data.grader_options.match=contains"),
+        (3, "math", ("data.grader=auto",), '"category": "factual"'),
+        (3, "math", ("data.grader=exact",), None),
+        (1, "factual", ("data.grader=auto",), "match=contains"),
+        (0, "factual", ("data.grader=auto",), None),
+    ],
+)
+def test_answers_that_name_the_gold_answer_and_are_wrong(named, category, overrides, advice):
+    texts = ["It may be Madrid, a large city."] * named + ["Madrid"] * (2 - named) + ["Paris"] * 2
+    shown = str(preflight(texts, [fact(category)] * len(texts), *overrides))
+    assert ("warning" in shown) == (advice is not None)
+    if advice is not None:
+        assert f"{named} of {len(texts)}" in shown
+        assert advice in shown
+    assert json.dumps(shown).count("question: ") == 2
