@@ -31,7 +31,7 @@ from coca_mindspeed.local.prefill import prompt_states
 from coca_mindspeed.local.resumable import resumable_map
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
 from coca_mindspeed.local.sft import SFTExample, SFTStage, sft_microbatch_tokens, train_stage_once
-from coca_mindspeed.utils.files import read_json_lines, write_json_lines
+from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_json_lines
 from coca_mindspeed.utils.tokenization import tokens_as_written
 
 CONFIDENCE_START = "confidence_start"  # within a run's directory; its model is in MODEL
@@ -102,6 +102,7 @@ def start_confidences(
         exported=place / MODEL,
         checkpoints=place / CHECKPOINTS,
         name=_STAGE,
+        progress_file=output / PROGRESS,
         show_progress=show_progress,
     )
 
@@ -163,7 +164,13 @@ def _ask(
 
     with interruptible("stopped while sampling for the confidence start", f"--resume continues from {place}"):
         rows = resumable_map(
-            place, questions, config.rollout.prompts, ask, title="asking  ", show_progress=show_progress
+            place,
+            questions,
+            config.rollout.prompts,
+            ask,
+            title="asking  ",
+            show_progress=show_progress,
+            progress_file=place.parents[1] / PROGRESS,
         )
     return [_from_row(record, row) for record, row in zip(questions, rows, strict=True)]
 

@@ -60,7 +60,7 @@ from coca_mindspeed.local.sft import WARMED_UP, read_warm_up_records, run_sft_wa
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.trainer import Trainer
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import read_json_lines, write_json
+from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_json
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 
@@ -86,8 +86,7 @@ class LocalRun:
     ) -> None:
         """Nothing is read or written before :meth:`execute`.
 
-        ``resume`` continues from the newest checkpoint, or starts from the beginning without one; ``overwrite`` removes
-        the run that ``output`` holds.
+        ``resume`` continues from the newest checkpoint of the run in ``output``; ``overwrite`` removes that run.
         """
         self.config, self.output = composed.run, output
         self.before: list[Prediction] = []
@@ -140,8 +139,6 @@ class LocalRun:
         require_loggers(config.logging)
         require_peft(config.model.lora)
         found = find_run(output, **self._flags)
-        if self._flags["resume"] and found.marker is None:
-            print_text(f"--resume: no run found in {output}; starting a new one", sys.stderr)
         if config.trainer.threads is not None:
             torch.set_num_threads(config.trainer.threads)
         self._device = choose_device(config.trainer.device)
@@ -417,7 +414,7 @@ def warm_start(
         untrained = output / "untrained"
         write_tiny_model(untrained, derived_seed(config.seed, "weights"), symbols)
         policy = load_policy(untrained, config.model, device, where="tiny model")
-        with SFTProgress(config.warm_up.steps, show_progress) as progress:
+        with SFTProgress(config.warm_up.steps, show_progress, file=output / PROGRESS) as progress:
             warm_up(policy, train, config.method.training_method, config.warm_up, config.seed, progress.advance)
         export_model(policy, path)
     return path

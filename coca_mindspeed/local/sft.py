@@ -30,6 +30,7 @@ from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
 from coca_mindspeed.local.update import microbatches
+from coca_mindspeed.utils.files import PROGRESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class SFTStage:
         checkpoints: Path,
         config: RunConfig,
         name: str,
+        progress_file: Path,
         show_progress: bool,
     ) -> None:
         """Call :meth:`run`, continuing from the newest of ``checkpoints``.
@@ -193,7 +195,9 @@ class SFTStage:
         with (
             interruptible(f"stopped in the {name}", go_on),
             stop_request() as stop,
-            SFTProgress(self.steps, show_progress, resume[0] if resume else 0, stage=name) as progress,
+            SFTProgress(
+                self.steps, show_progress, resume[0] if resume else 0, stage=name, file=progress_file
+            ) as progress,
         ):
 
             def save(step: int, optimizer: torch.optim.Optimizer) -> None:
@@ -222,6 +226,7 @@ def train_stage_once(
     exported: Path,
     checkpoints: Path,
     name: str,
+    progress_file: Path,
     show_progress: bool,
 ) -> Policy:
     """Run a supervised stage in place and export its model; if the export exists, load it instead.
@@ -231,7 +236,7 @@ def train_stage_once(
     """
     fresh = not exported.exists()
     if fresh:
-        stage().run_resumable(policy, random, checkpoints, config, name, show_progress)
+        stage().run_resumable(policy, random, checkpoints, config, name, progress_file, show_progress)
         export_model(policy, exported)
     shutil.rmtree(checkpoints, ignore_errors=True)  # left by a kill after the export
     if fresh and policy.adapters is None:
@@ -409,6 +414,7 @@ def run_sft_warm_up(
         exported=output / WARMED_UP,
         checkpoints=output / CHECKPOINTS,
         name="warm-up",
+        progress_file=output / PROGRESS,
         show_progress=show_progress,
     )
 

@@ -1,5 +1,6 @@
 """Atomic files and directories, JSON Lines with errors that name the line, and markers of our directories."""
 
+import difflib
 import fcntl
 import hashlib
 import json
@@ -9,7 +10,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -160,7 +161,9 @@ def read_json_lines(path: Path, *, surrogates: bool = True) -> Iterator[tuple[in
 
 
 MARKER = "coca-mindspeed.json"
+PROGRESS = "progress.json"  # in a run's directory: how far the stage before the first step is
 _MAKER = "coca-mindspeed"
+_MOST_RUNS = 5  # in a message
 
 
 def write_marker(directory: Path, kind: str, fields: Mapping[str, Any] | None = None) -> None:
@@ -181,6 +184,14 @@ def read_marker(directory: Path, kind: str) -> dict[str, Any] | None:
 def is_ours(directory: Path, kind: str) -> bool:
     """Whether ``directory`` is one of ours, of this kind."""
     return read_marker(directory, kind) is not None
+
+
+def nearby_runs(directory: Path, is_run: Callable[[Path], bool]) -> str:
+    """Return ``; runs nearby: A, B`` for the runs in and beside ``directory``, the most similar first, or nothing."""
+    places = [place for place in (directory, directory.parent) if place.is_dir()]
+    runs = {str(path) for place in places for path in place.iterdir() if path.is_dir() and is_run(path)}
+    similar = difflib.get_close_matches(str(directory), sorted(runs), n=_MOST_RUNS, cutoff=0.0)
+    return f"; runs nearby: {', '.join(similar)}" if similar else ""
 
 
 def is_free(directory: Path) -> bool:

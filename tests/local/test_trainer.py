@@ -1,6 +1,7 @@
 """The training loop: what it writes, what it survives, and that a stopped run ends like one that never was."""
 
 import errno
+import json
 import math
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local import trainer as trainer_module
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
+from coca_mindspeed.utils.files import PROGRESS
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, open_session, result, rows, small_session, train
 from tests.local.starts_for_tests import arguments
@@ -254,9 +256,10 @@ def test_errors_of_a_step_are_explained(waiting, monkeypatch, error, kind, messa
         waiting.run()
 
 
-def test_a_run_that_is_not_there_is_said_to_begin(tmp_path, capsys):
-    small_session(tmp_path / "run", resume=True).close()
-    assert f"--resume: no run found in {tmp_path / 'run'}" in capsys.readouterr().err
+def test_the_stages_before_the_first_step_say_how_far_they_are(tmp_path):
+    small_session(tmp_path / "run", "warm_up.steps=3").close()
+    state = json.loads((tmp_path / "run" / PROGRESS).read_text())
+    assert (state["title"], state["step"], state["total"]) == ("warm-up", 3, 3)
 
 
 def test_a_disk_that_fills_up_loses_no_checkpoint(finished, tmp_path, monkeypatch):
