@@ -31,12 +31,12 @@ from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
-from coca_mindspeed.local.checks import LengthLimits, check_prompts
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.model_files import read_model_config
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.resumable import check_directory, claim_directory
 from coca_mindspeed.local.run_directory import lock_run, records_digest
+from coca_mindspeed.local.validation import LengthLimits, check_prompts
 
 _SLICE = 2**20  # bytes
 

@@ -137,9 +137,9 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.optimizer import require_optimizer
     from coca_mindspeed.local.policy import choose_device, load_policy
-    from coca_mindspeed.local.setup import check_data
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
+    from coca_mindspeed.local.validation import check_data
 
     device, path = choose_device(config.trainer.device), config.model.path
     require_optimizer(config.optimizer, device)

@@ -38,6 +38,8 @@ from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 _KIND = "run"
 LOCK = ".lock"
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
+WARMED_UP = "warm_start"  # the model after the warm-up
+CONFIDENCE_START, MODEL = "confidence_start", "model"  # a directory, and the model in it after that stage
 # Everything that a run writes: must not exist before, and is removed by --overwrite.
 ENTRIES = (
     *("config.yaml", "untrained", "warm_start", "warm_up", "confidence_start", "checkpoints", "model"),

@@ -1,6 +1,5 @@
 """A run of the local engine as a list of stages: check, load, SFT warm-up, confidence start, train, evaluate."""
 
-import contextlib
 import datetime
 import hashlib
 import json
@@ -15,25 +14,16 @@ import torch
 
 from coca_mindspeed.config.checks import CHECKS, find_problems, refuse
 from coca_mindspeed.config.compose import ComposedConfig
-from coca_mindspeed.config.schema import DataConfig, RunConfig
+from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.steps import with_steps
-from coca_mindspeed.data.arithmetic import arithmetic_records
-from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import check_saveable, check_space, export_model, remove_leftovers
-from coca_mindspeed.local.checks import (
-    LengthLimits,
-    check_lengths,
-    check_memory,
-    check_prompts,
-    emulated_dtype,
-    ordinary_pad_token,
-)
-from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
+from coca_mindspeed.local.checks import check_memory, emulated_dtype
+from coca_mindspeed.local.confidence_start import start_confidences
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
@@ -43,6 +33,9 @@ from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy, resolve_dtype
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
+    CONFIDENCE_START,
+    MODEL,
+    WARMED_UP,
     Checkpoint,
     FoundRun,
     check_same_prompt,
@@ -56,9 +49,19 @@ from coca_mindspeed.local.run_directory import (
     stored_prompt_date,
 )
 from coca_mindspeed.local.schedule import derived_seed
-from coca_mindspeed.local.sft import WARMED_UP, read_warm_up_records, run_sft_warm_up, warm_up
+from coca_mindspeed.local.sft import run_sft_warm_up, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.trainer import Trainer
+from coca_mindspeed.local.validation import (
+    LengthLimits,
+    check_enough_questions,
+    check_lengths,
+    check_prompts,
+    load_data,
+    ordinary_pad_token,
+    read_warm_up_records,
+    record_sources,
+)
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_json
 
@@ -298,44 +301,6 @@ class LocalRun:
         models += config.warm_up.records is not None and not (output / WARMED_UP).exists()
         models += config.confidence_start.questions > 0 and not (output / CONFIDENCE_START / MODEL).exists()
         check_space(output, policy, config.optimizer.name, config.checkpoint.keep, models)
-
-
-def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
-    """Training and held-out records; raises DataError if a file cannot be read or holds no records."""
-    if config.name == "arithmetic":
-        try:
-            held_out = arithmetic_records(config.evaluate_size, "evaluate", config.seed)
-        except ValueError as error:
-            raise DataError(f"data.evaluate_size={config.evaluate_size}: {error}") from error
-        return arithmetic_records(config.train_size, "train", config.seed), held_out
-    assert config.train is not None
-    train = list(read_records(Path(config.train)))
-    if not train:
-        raise DataError(f"data.train={config.train}: holds no records")
-    if config.evaluate is None:
-        return train, []
-    evaluate = list(read_records(Path(config.evaluate)))
-    if not evaluate:
-        raise DataError(f"data.evaluate={config.evaluate}: holds no records")
-    return train, evaluate
-
-
-def check_data(config: DataConfig) -> None:
-    """Read all records and check their gold answers. Raises DataError for a bad one."""
-    train, evaluate = load_data(config)
-    with contextlib.closing(build_grader(config.grader, config.grader_options)) as grader:
-        check_records(grader, record_sources(config, train, evaluate))
-
-
-def record_sources(
-    config: DataConfig, train: Sequence[Record], evaluate: Sequence[Record]
-) -> dict[Path | str, Sequence[Record]]:
-    """Training and held-out records by the files that they come from, or by the keys of embedded ones."""
-    sources: dict[Path | str, Sequence[Record]] = {}
-    for key, file, records in (("data.train", config.train, train), ("data.evaluate", config.evaluate, evaluate)):
-        source = key if config.name == "arithmetic" or file is None else Path(file)
-        sources[source] = [*sources.get(source, ()), *records]
-    return sources
 
 
 def _asking_no_more_than(config: RunConfig, questions: int) -> RunConfig:

@@ -21,8 +21,9 @@ from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_pr
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
-from coca_mindspeed.local.setup import LocalRun, load_data, record_sources, warm_start
-from coca_mindspeed.local.sft import read_warm_up_records, run_sft_warm_up
+from coca_mindspeed.local.setup import LocalRun, warm_start
+from coca_mindspeed.local.sft import run_sft_warm_up
+from coca_mindspeed.local.validation import load_data, read_warm_up_records, record_sources
 from coca_mindspeed.utils.files import is_ours, write_json
 from experiments.miniature import SYMBOLS
 from experiments.reproduce.plan import Job, Plan, run_config

@@ -17,10 +17,10 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import logging as run_log
 from coca_mindspeed.local.checkpoint import check_saveable
-from coca_mindspeed.local.checks import LengthLimits, check_prompts, ordinary_pad_token
 from coca_mindspeed.local.model_files import load_tokenizer
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.run_directory import list_checkpoints
+from coca_mindspeed.local.validation import LengthLimits, check_prompts, ordinary_pad_token
 from coca_mindspeed.utils.files import MARKER
 from tests import tokenizers_for_tests as kinds
 from tests.local.models_for_tests import write_random_model

@@ -19,7 +19,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.local.checks import LengthLimits, check_lengths, check_prompts, emulated_dtype
+from coca_mindspeed.local.checks import emulated_dtype
 from coca_mindspeed.local.experience import largest_evaluation_batch
 from coca_mindspeed.local.model_files import (
     context_limit,
@@ -32,6 +32,7 @@ from coca_mindspeed.local.policy import choose_device, load_policy, resolve_dtyp
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
+from coca_mindspeed.local.validation import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.utils.files import MARKER
 from tests.local.models_for_tests import response_log_probs, write_random_model
 from tests.local.runs_for_tests import small_session
