@@ -136,12 +136,13 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_atomically(path, "".join(map(to_json_line, rows)))
 
 
-def read_json_lines(path: Path, *, surrogates: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_json_lines(path: Path, *, surrogates: bool = True, hint: str = "") -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number from 1, object)`` for each line that is not blank.
 
     ``surrogates`` allows lone surrogates, which our own files may hold as escapes.  Raises DataError if the file cannot
-    be read, or a line is too long, not UTF-8 or not a JSON object.
+    be read, or a line is too long, not UTF-8 or not a JSON object; ``hint`` says what to do about another format.
     """
+    hint = f"; {hint}" if hint else ""
     try:
         with path.open("rb") as file:
             for number, raw in numbered_lines(file):
@@ -152,12 +153,21 @@ def read_json_lines(path: Path, *, surrogates: bool = True) -> Iterator[tuple[in
                 try:
                     row = parse_json(raw.decode("utf-8"), surrogates=surrogates)
                 except (UnicodeDecodeError, JsonError) as error:
-                    raise DataError(f"{path}:{number}: expected one JSON object a line; {error}") from error
+                    raise DataError(f"{path}:{number}: expected one JSON object a line; {error}{hint}") from error
                 if not isinstance(row, dict):
-                    raise DataError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
+                    raise DataError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}{hint}")
                 yield number, row
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file of somebody else's; empty if there is no such file, or it holds no object.
+
+    Raises JsonError and UnicodeDecodeError.
+    """
+    content = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}
 
 
 MARKER = "coca-mindspeed.json"
