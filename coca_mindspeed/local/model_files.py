@@ -4,15 +4,15 @@
 :func:`read_config_file` read the same files in a fraction of the time, for checks before torch is imported.
 """
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -24,7 +24,7 @@ from coca_mindspeed.data.chat_template import reads_clock, write_into_template
 from coca_mindspeed.data.prompts import prompt_messages, render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.utils.files import LONE_SURROGATE
+from coca_mindspeed.utils.files import LONE_SURROGATE, read_object
 from coca_mindspeed.utils.text_formats import JsonError, parse_json
 
 # These choose all rotary frequencies by the longest position of a forward pass.  Beyond the trained length, keys
@@ -42,11 +42,6 @@ class ContextLimit:
 
     tokens: int
     reason: str
-
-
-def read_context_limit(path: Path, config: ModelConfig, *, where: str = "model.path") -> ContextLimit | None:
-    """The limit of the model in ``path``; None if it has none (no positions, or ALiBi)."""
-    return context_limit(read_model_config(path, config, where=where))
 
 
 def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
@@ -118,7 +113,7 @@ def _stateful_layers(architecture: Any) -> str:
 
 
 def context_limit(config: Any) -> ContextLimit | None:
-    """The limit by a Hugging Face configuration of a decoder."""
+    """The limit by a Hugging Face configuration of a decoder; None if it has none (no positions, or ALiBi)."""
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int):
         return None
@@ -190,22 +185,30 @@ def _fix_template(tokenizer: Any, config: ModelConfig) -> None:
 class FileTokenizer:
     """A fast tokenizer as its files describe it, with the methods of transformers' that checks of prompts call."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises errors of every kind if a file is damaged."""
-        settings = _read_object(path / "tokenizer_config.json")
-        named = {**_read_object(path / "special_tokens_map.json"), **settings}
+    def __init__(self, path: Path, where: str) -> None:
+        """Read all but tokenizer.json; ``where`` is the option that named ``path``, for messages."""
+        self._path, self._where = path, f"{where}={path}"
+        self._settings = read_object(path / "tokenizer_config.json")
+        named = {**read_object(path / "special_tokens_map.json"), **self._settings}
         texts = {name: _token_text(named.get(name)) for name in _SPECIAL_TOKENS}
         self.special_tokens = {name: text for name, text in texts.items() if text is not None}
         self.name_or_path = str(path)
         template = path / "chat_template.jinja"
-        found = template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
+        found = template.read_text(encoding="utf-8") if template.is_file() else self._settings.get("chat_template")
         self.chat_template: Any = {x["name"]: x["template"] for x in found} if isinstance(found, list) else found
-        self.backend_tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        self.backend_tokenizer.no_truncation()
-        self.backend_tokenizer.no_padding()
-        listed = sorted(settings.get("added_tokens_decoder", {}).items(), key=lambda entry: int(entry[0]))
-        self.backend_tokenizer.add_tokens([AddedToken(**token) for _, token in listed])
-        self.backend_tokenizer.add_special_tokens(list(self.special_tokens.values()))
+
+    @cached_property
+    def backend_tokenizer(self) -> Tokenizer:
+        try:
+            tokenizer = Tokenizer.from_file(str(self._path / "tokenizer.json"))
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            added = self._settings.get("added_tokens_decoder", {})
+            tokenizer.add_tokens([AddedToken(**added[token_id]) for token_id in sorted(added, key=int)])
+            tokenizer.add_special_tokens(list(self.special_tokens.values()))
+        except Exception as error:  # tokenizers raises no other
+            raise ConfigError(f"{self._where}: its tokenizer cannot be loaded: {error}") from error
+        return tokenizer
 
     def __len__(self) -> int:
         return int(self.backend_tokenizer.get_vocab_size())
@@ -244,26 +247,21 @@ _SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep",
 
 
 def _token_text(value: Any) -> str | None:
-    return value["content"] if isinstance(value, dict) else value
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, empty if there is no such file."""
-    content = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return content if isinstance(content, dict) else {}
+    text: str | None = value["content"] if isinstance(value, dict) else value
+    return text
 
 
 class _Generation(jinja2.ext.Extension):
     """The block ``{% generation %}`` marks what the model wrote; its content is rendered as it is."""
 
-    tags: ClassVar = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 
     def parse(self, parser: Any) -> Any:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-@functools.cache
+@cache
 def _compiled(template: str) -> jinja2.Template:
     """A chat template in an environment like that of transformers."""
 
@@ -288,12 +286,12 @@ def read_tokenizer_file(path: Path, config: ModelConfig, *, where: str = "model.
         ConfigError: as :func:`load_tokenizer`.
     """
     _require_config(path, where)
-    own_code = config.trust_remote_code and "auto_map" in _read_object(path / "tokenizer_config.json")
-    if own_code or not (path / "tokenizer.json").is_file():
-        return None
     try:
-        tokenizer = FileTokenizer(path)
-    except Exception as error:  # tokenizers raises no other
+        own_code = config.trust_remote_code and "auto_map" in read_object(path / "tokenizer_config.json")
+        if own_code or not (path / "tokenizer.json").is_file():
+            return None
+        tokenizer = FileTokenizer(path, where)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{where}={path}: its tokenizer cannot be loaded: {error}") from error
     if not tokenizer.chat_template:
         raise ConfigError(f"{where}={path}: its tokenizer has no chat template")

@@ -10,9 +10,10 @@ import re
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from coca_mindspeed import __version__
 from coca_mindspeed.config.checks import Problem, refuse
@@ -139,25 +140,37 @@ def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> Foun
     return FoundRun(path, marker, checkpoints[-1] if checkpoints else None, begun)
 
 
+def nearest_directory(path: Path) -> Path:
+    """``path``, or the first directory above it that exists."""
+    return next(each for each in (path, *path.absolute().parents) if each.exists())
+
+
 def check_writable(path: Path) -> None:
-    """Raise ConfigError if files cannot be written under ``path``; leave none."""
+    """Raise ConfigError if files cannot be written under ``path``, which need not exist and is not made."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path) as probe:
+        with tempfile.TemporaryFile(dir=nearest_directory(path)) as probe:
             probe.write(b"coca")
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
 
 
-def lock_run(path: Path) -> IO[bytes]:
-    """Lock a run's directory until the file is closed or this process ends.
+@contextmanager
+def lock_run(path: Path) -> Iterator[None]:
+    """Lock a run's directory within the block; it is made, and removed if nothing has been written into it.
 
     Raises ConfigError if another process holds the lock.
     """
+    path.mkdir(parents=True, exist_ok=True)
     lock = lock_of_process(path / LOCK)
     if lock is None:
         raise ConfigError(f"--output {path}: another process is running in this directory")
-    return lock
+    with lock:
+        try:
+            yield
+        finally:
+            if [entry.name for entry in path.iterdir()] == [LOCK]:
+                (path / LOCK).unlink()
+                path.rmdir()
 
 
 def records_digest(records: Sequence[Record]) -> dict[str, Any]:

@@ -1,31 +1,55 @@
-"""Checks of a local run that need no torch: records, gold answers, prompts and their lengths."""
+"""Checks of a local run that need no torch: output directory, records, gold answers, prompts, lengths and disk space.
 
-import contextlib
+``train``, ``demo``, ``check`` and ``baseline`` call them before torch is imported; checks of the device and the model
+follow (:mod:`.checks`, :mod:`.setup`).
+"""
+
+import datetime
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.checks import Problem, refuse
+from coca_mindspeed.config.checks import CHECKS, Problem, find_problems, missing_data, missing_model, refuse
 from coca_mindspeed.config.schema import LEAST_START_QUESTIONS, DataConfig, ModelConfig, RunConfig
+from coca_mindspeed.config.steps import with_steps
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.verdict import MeasuredGrader
+from coca_mindspeed.local.disk_space import check_space
+from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.model_files import (
     ContextLimit,
+    context_limit,
     load_tokenizer,
-    read_context_limit,
+    read_config_file,
     read_model_config,
+    read_tokenizer_file,
+    reads_date,
     render_prompts,
 )
 from coca_mindspeed.local.progress import StepProgress
+from coca_mindspeed.local.run_directory import (
+    CONFIDENCE_START,
+    MODEL,
+    WARMED_UP,
+    FoundRun,
+    check_same_run,
+    check_writable,
+    find_run,
+    records_digest,
+    stored_compute_dtype,
+    stored_prompt_date,
+)
 
-_CHUNK = 1000  # prompts checked at a time; small enough to show progress
+_CHUNK = 200  # prompts checked at a time; small enough to show progress
 _CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]
 _SILENT = 3.0  # seconds before progress is shown
 
@@ -38,6 +62,134 @@ class LengthLimits:
     response: int
     prompt_key: str = "rollout.max_prompt_tokens"
     response_key: str = "rollout.max_new_tokens"
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "LengthLimits":
+        return cls(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """The checked inputs of a run.
+
+    Attributes:
+        config: the configuration with the steps that ``data.epochs`` gives, and the date and the compute dtype of a run
+            to resume.
+        found: the state of the output directory.
+        train, evaluate, warm_up: records; the latter two may be empty.
+        digests: number and SHA-256 of each set's records.
+    """
+
+    config: RunConfig
+    found: FoundRun
+    train: Sequence[Record]
+    evaluate: Sequence[Record]
+    warm_up: Sequence[Record]
+    digests: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def records(self) -> list[Record]:
+        return [*self.train, *self.evaluate, *self.warm_up]
+
+
+def validate_run(
+    config: RunConfig,
+    output: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool | None = None,
+    show_progress: bool = True,
+) -> tuple[RunInputs, MeasuredGrader]:
+    """Check all that is known of a run without torch; write nothing.
+
+    Returns the inputs and the grader that has checked them, which the caller closes.  ``overwrite`` None: the command
+    has no such option.
+
+    Raises:
+        ConfigError: settings, the output directory, or the disk.
+        DataError, GradingError: as :func:`check_questions`.
+    """
+    refuse(find_problems(config, CHECKS, (missing_data, *(() if resume else (missing_model,)))))
+    found = find_run(output, resume=resume, overwrite=overwrite)
+    check_writable(output)
+    require_loggers(config.logging)
+    if resume and config.model.compute_dtype == "auto" and (stored := stored_compute_dtype(found)) is not None:
+        config = with_model(config, compute_dtype=stored)
+    inputs = read_inputs(config, found)
+    check_same_run(found, inputs.config, inputs.digests)
+    path, _ = model_directory(inputs.config, found)
+    check_space(inputs.config, found, path)
+    return inputs, check_questions(inputs, show_progress=show_progress)
+
+
+def read_inputs(config: RunConfig, found: FoundRun) -> RunInputs:
+    """Read the records of a run, and complete its configuration by them."""
+    train, evaluate = load_data(config.data)
+    config = with_steps(config, len(train))
+    check_enough_questions(config, train)
+    warm_up = read_warm_up_records(config)
+    sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
+    digests = {name: records_digest(records) for name, records in sets.items()}
+    return RunInputs(with_prompt_date(config, found, train), found, train, evaluate, warm_up, digests)
+
+
+def check_questions(inputs: RunInputs, *, show_progress: bool) -> MeasuredGrader:
+    """Check prompts and gold answers, and return the grader.
+
+    Prompts are checked by tokenizer.json, and later by the tokenizer that transformers loads; those of the built-in
+    model are checked later only.
+
+    Raises:
+        ConfigError, DataError: as :func:`check_prompts`, or a gold answer cannot be used.
+        GradingError: something that grading needs is missing.
+    """
+    config = inputs.config
+    with ExitStack() as opened:
+        grader = build_grader(config.data.grader, config.data.grader_options)
+        opened.callback(grader.close)
+        path, where = model_directory(config, inputs.found)
+        if path is not None:
+            check_prompts(
+                path,
+                config.model,
+                inputs.records,
+                config.method.training_method.system_prompt,
+                LengthLimits.of(config),
+                where=where,
+                by_file=True,
+                show_progress=show_progress,
+            )
+        check_records(grader, record_sources(config.data, inputs.train, inputs.evaluate))
+        opened.pop_all()
+    return grader
+
+
+def model_directory(config: RunConfig, found: FoundRun) -> tuple[Path | None, str]:
+    """The model that a run starts from (None: the built-in one), and its name in messages."""
+    if found.newest is not None and config.model.lora.rank is None:
+        return found.newest.model, "checkpoint"
+    if found.newest is not None and config.confidence_start.questions:
+        return found.path / CONFIDENCE_START / MODEL, "start of the confidences"  # the adapters' base
+    if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
+        return found.path / WARMED_UP, "warm start"  # the adapters' base
+    return None if config.model.path is None else Path(config.model.path), "model.path"
+
+
+def with_prompt_date(config: RunConfig, found: FoundRun, records: Sequence[Record]) -> RunConfig:
+    """Set the date of a chat template that reads the clock: that of the run to resume, or today."""
+    if config.model.path is None or config.model.prompt_date is not None:
+        return config
+    day = stored_prompt_date(found)
+    if day is None:
+        if not reads_date(config.model, records[0], config.method.training_method.system_prompt):
+            return config
+        day = datetime.date.today().isoformat()
+    return with_model(config, prompt_date=day)
+
+
+def with_model(config: RunConfig, **changes: str) -> RunConfig:
+    """The configuration with other keys of ``model``."""
+    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
@@ -58,13 +210,6 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
     if not evaluate:
         raise DataError(f"data.evaluate={config.evaluate}: holds no records")
     return train, evaluate
-
-
-def check_data(config: DataConfig) -> None:
-    """Read all records and check their gold answers. Raises DataError for a bad one."""
-    train, evaluate = load_data(config)
-    with contextlib.closing(build_grader(config.grader, config.grader_options)) as grader:
-        check_records(grader, record_sources(config, train, evaluate))
 
 
 def record_sources(
@@ -119,19 +264,25 @@ def check_prompts(
     *,
     where: str = "model.path",
     keys: TemplateKeys = TEMPLATE_KEYS,
+    by_file: bool = False,
     show_progress: bool = True,
 ) -> None:
     """Refuse prompts that the model in ``path`` cannot process, without reading its weights.
+
+    ``by_file`` reads tokenizer.json and config.json without transformers and torch, and leaves a model without a
+    tokenizer.json to a later call.
 
     Raises:
         ConfigError: no tokenizer, no chat template, or one that refuses the prompt, drops a message, ends the prompt
             inside an open thought or reads the clock; token ids beyond the embedding; sequences beyond its context.
         DataError: a prompt is empty, too long or not text; it names the record.
     """
-    tokenizer = load_tokenizer(path, model, where=where)
-    context = read_context_limit(path, model, where=where)
-    shown = f"{where}={path}"
-    check_token_ids(tokenizer, read_model_config(path, model, where=where), records, system_prompt, where, path)
+    tokenizer = (read_tokenizer_file if by_file else load_tokenizer)(path, model, where=where)
+    architecture = (read_config_file if by_file else read_model_config)(path, model, where=where)
+    if tokenizer is None:
+        return
+    context, shown = context_limit(architecture), f"{where}={path}"
+    check_token_ids(tokenizer, architecture, records, system_prompt, where, path)
     check_template(tokenizer, records, system_prompt, shown, keys, allow_open_thinking=model.allow_open_thinking)
     check_lengths(tokenizer, context, records, system_prompt, limits, shown, show_progress)
 

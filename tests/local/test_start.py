@@ -219,11 +219,10 @@ def test_an_output_that_is_something_else_is_refused_and_left_alone(tmp_path, mo
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from coca_mindspeed.local.run_directory import check_writable, lock_run
-check_writable(Path(sys.argv[1]))
-lock = lock_run(Path(sys.argv[1]))
-print("held", flush=True)
-time.sleep(60)
+from coca_mindspeed.local.run_directory import lock_run
+with lock_run(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
 """
 
 NO_ALIASES = {"category": "factual", "metadata": {"aliases": []}}
@@ -434,7 +433,7 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
         raise AssertionError("the model was loaded")
 
     with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.cli.baseline.load_policy", load)
+        patched.setattr("coca_mindspeed.local.policy.load_policy", load)
         assert f"{bad}:{len(QUESTIONS) + 1}: record" in (said := baseline("--data", str(bad)))
         assert "metadata['aliases']" in said
         assert re.search(
