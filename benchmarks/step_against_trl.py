@@ -19,7 +19,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.local.memory import tune_malloc
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.setup import load_data, warm_start
+from coca_mindspeed.local.setup import warm_start
+from coca_mindspeed.local.validation import load_data
 
 #: Keeping what a step frees (``docs/training.md``) would speed any trainer of this process up, so TRL is given it too.
 WAYS = OURS, TRL, TRL_KEEPING = "ours", "TRL", "TRL, keeping freed memory"

@@ -113,7 +113,7 @@ launch_on_verl() {
   elif [[ -f $output/checkpoints/latest_checkpointed_iteration.txt ]]; then
     "$RESUME" || fail "$output holds checkpoints; go on from them with --resume, or choose another --output"
   else
-    "$RESUME" && fail "$output/checkpoints: no checkpoint to resume from"
+    "$RESUME" && fail "$output/checkpoints: no checkpoint to resume from$(nearby_runs "$output")"
   fi
   coca check "$file" "${OVERRIDES[@]}"
   require_verl
@@ -131,6 +131,16 @@ launch_on_verl() {
   fi
   eager_on_npus
   main_ppo "$file" "${WHERE[@]}" trainer.resume_mode=auto "${EAGER[@]}" "${OVERRIDES[@]}"
+}
+
+# The runs in and beside a directory that holds none.
+nearby_runs() {
+  local file runs=()
+  for file in "$1"/*/checkpoints/latest_checkpointed_iteration.txt \
+    "$(dirname "$1")"/*/checkpoints/latest_checkpointed_iteration.txt; do
+    [[ -f $file ]] && runs+=("${file%/checkpoints/*}")
+  done
+  ((${#runs[@]} == 0)) || printf '; runs nearby: %s' "${runs[*]}"
 }
 
 # verl's own places, below one directory.

@@ -1,21 +1,17 @@
 """Assessor: another causal LM, fine-tuned to predict from the question whether the target model answers correctly."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from coca_mindspeed.baselines.early_stopping import Fit, FitConfig, fit_with_early_stopping
+from coca_mindspeed.baselines.inputs import ASSESSOR_PROMPT, bare_questions
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import pad_left, positions_of
-
-ASSESSOR_PROMPT = (
-    "The following question will be put to another language model. Predict whether its answer will be correct. "
-    "Reply with 1 if it will be correct and with 0 if it will be wrong, and with nothing else."
-)
 
 
 @dataclass(frozen=True)
@@ -26,11 +22,6 @@ class AssessorConfig:
     fit: FitConfig = field(
         default_factory=lambda: FitConfig(lr=1e-5, weight_decay=0.0, batch=16, epochs=3, patience=1, validation=0.1)
     )
-
-
-def bare_questions(records: Sequence[Record]) -> list[Record]:
-    """Return the records without answer instruction and system prompt."""
-    return [replace(r, system=None, metadata={**r.metadata, "instruction": ""}) for r in records]
 
 
 class Assessor:

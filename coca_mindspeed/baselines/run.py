@@ -1,7 +1,6 @@
 """One baseline from end to end: answers, training of a predictor, confidences; resumable."""
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ import torch
 
 from coca_mindspeed.baselines.assessor import Assessor, AssessorConfig, train_assessor
 from coca_mindspeed.baselines.equivalence import Equivalences
+from coca_mindspeed.baselines.inputs import BASELINES, VOTES, answers_in_order
 from coca_mindspeed.baselines.majority_vote import majority_predictions
 from coca_mindspeed.baselines.probabilities import question_probabilities
 from coca_mindspeed.baselines.probe import ProbeConfig, load_probe, save_probe, train_probe
@@ -29,10 +29,6 @@ from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.resumable import Rows, resumable_map
 from coca_mindspeed.local.schedule import derived_seed
-
-VOTES = ("majority_vote", "weighted_vote")
-BASELINES = ("verbalised", "question_probability", "probe", "assessor", *VOTES)
-NEEDS_TRAINING = ("probe", "assessor")
 
 
 @dataclass(frozen=True)
@@ -187,20 +183,3 @@ class _Work:
     def _epoch(self, epoch: int, loss: float) -> None:
         if self.options.show_progress:
             print(f"epoch {epoch}: validation loss {loss:.4f} nats", file=sys.stderr, flush=True)
-
-
-def answers_in_order(answers: Sequence[Prediction], records: Sequence[Record]) -> list[Prediction]:
-    """Return the answer to each record; raises ConfigError if a record has none, or several."""
-    by_key = {(p.dataset, p.id): p for p in answers}
-    if len(by_key) < len(answers):
-        (dataset, name), count = Counter((p.dataset, p.id) for p in answers).most_common(1)[0]
-        raise ConfigError(
-            f"--answers: {count} rows answer {name!r} of {dataset!r}; one answer to each record is needed, of one "
-            "model and method"
-        )
-    if missing := [r for r in records if (r.dataset, r.id) not in by_key]:
-        raise ConfigError(
-            f"--answers: {len(missing)} of {len(records)} records have no answer, the first is "
-            f"{missing[0].id!r} of {missing[0].dataset!r}"
-        )
-    return [by_key[r.dataset, r.id] for r in records]

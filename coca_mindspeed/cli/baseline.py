@@ -2,41 +2,40 @@
 
 import argparse
 import hashlib
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.algorithm.rewards import METHODS, training_method
-from coca_mindspeed.baselines.assessor import ASSESSOR_PROMPT, bare_questions
-from coca_mindspeed.baselines.probe import load_probe
-from coca_mindspeed.baselines.run import (
+from coca_mindspeed.baselines.inputs import (
+    ASSESSOR_PROMPT,
     BASELINES,
     NEEDS_TRAINING,
     VOTES,
-    BaselineOptions,
     answers_in_order,
-    run_baseline,
+    bare_questions,
 )
-from coca_mindspeed.baselines.target_model import TargetModel, check_layer
 from coca_mindspeed.cli.options import above, at_least, day, device_name, json_object, place, template_variables
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.chat_template import TemplateKeys
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
-from coca_mindspeed.local.checks import LengthLimits, check_prompts
-from coca_mindspeed.local.interrupt import interruptible
-from coca_mindspeed.local.model_files import read_model_config
-from coca_mindspeed.local.policy import Policy, choose_device, load_policy
+from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.resumable import check_directory, claim_directory
-from coca_mindspeed.local.run_directory import lock_run, records_digest
+from coca_mindspeed.local.run_directory import check_writable, lock_run, records_digest
+from coca_mindspeed.local.validation import LengthLimits, check_prompts
+
+if TYPE_CHECKING:
+    import torch
+
+    from coca_mindspeed.baselines.run import BaselineOptions
+    from coca_mindspeed.local.policy import Policy
 
 _SLICE = 2**20  # bytes
 
@@ -83,10 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.name in NEEDS_TRAINING and arguments.train is None and arguments.trained is None:
         raise UsageError(f"the {arguments.name} needs --train (records to train on) or --trained (one trained before)")
+    if arguments.trained is not None and not arguments.trained.is_dir():
+        raise UsageError(f"--trained {arguments.trained}: no such directory")
     # The output directory and the progress bars change no result.
     settings = {k: _plain(v) for k, v in vars(arguments).items() if k not in ("output", "quiet", "run", "command")}
     check_directory(arguments.output, settings, among=settings)
-    device = choose_device(arguments.device, where="--device")
+    check_writable(arguments.output)
     records = _records(arguments.data, "--data")
     training = _records(arguments.train, "--train") if arguments.train else []
     answers = (
@@ -108,32 +109,49 @@ def run(arguments: argparse.Namespace) -> int:
         prompt_date=arguments.prompt_date,
         allow_open_thinking=arguments.allow_open_thinking,
     )
-    method = MethodConfig(name=arguments.method)
+    with closing(build_grader(arguments.grader, arguments.grader_options)) as grader:
+        _check_prompts(arguments, model, records, training, by_file=True)
+        check_records(grader, _graded(arguments, records, training))
+        return _run(arguments, settings, model, grader, records, training, answers)
+
+
+def _run(
+    arguments: argparse.Namespace,
+    settings: Mapping[str, Any],
+    model: ModelConfig,
+    grader: MeasuredGrader,
+    records: Sequence[Record],
+    training: Sequence[Record],
+    answers: Sequence[Prediction] | None,
+) -> int:
+    """Check the device and the model, and run the baseline."""
+    from coca_mindspeed.baselines.run import run_baseline  # it imports torch
+    from coca_mindspeed.baselines.target_model import TargetModel, check_layer
+    from coca_mindspeed.local.interrupt import interruptible
+    from coca_mindspeed.local.model_files import read_model_config
+    from coca_mindspeed.local.policy import choose_device, load_policy
+
+    device = choose_device(arguments.device, where="--device")
     if arguments.name == "probe" and arguments.trained is None:
         check_layer(arguments.layer, read_model_config(arguments.model, model, where="--model"), where="--layer")
     if arguments.trained is not None:
         _check_trained(arguments, model)
+    _check_prompts(arguments, model, records, training, by_file=False)
+    policy = load_policy(arguments.model, model, device, where="--model")
+    claim_directory(arguments.output, settings)
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
-    with ExitStack() as opened:
-        grader = opened.enter_context(closing(build_grader(arguments.grader, arguments.grader_options)))
-        check_records(grader, _graded(arguments, records, training))
-        _check_prompts(arguments, model, records, training)
-        policy = load_policy(arguments.model, model, device, where="--model")
-        claim_directory(arguments.output, settings)
-        opened.enter_context(lock_run(arguments.output))
-        target = TargetModel(policy, grader, method, rollout, arguments.seed)
-        message = f"stopped; the finished parts are saved in {arguments.output}; the same command resumes"
-        with interruptible(message):
-            predictions = run_baseline(
-                arguments.name,
-                target,
-                records,
-                arguments.output,
-                _options(arguments),
-                training_records=training,
-                open_assessor=_assessor_opener(arguments, model, device),
-                answers=answers,
-            )
+    message = f"stopped; the finished parts are saved in {arguments.output}; the same command resumes"
+    with lock_run(arguments.output), interruptible(message):
+        predictions = run_baseline(
+            arguments.name,
+            TargetModel(policy, grader, MethodConfig(name=arguments.method), rollout, arguments.seed),
+            records,
+            arguments.output,
+            _options(arguments),
+            training_records=training,
+            open_assessor=_assessor_opener(arguments, model, device),
+            answers=answers,
+        )
     print_metrics({arguments.name: summary_metrics(predictions)})
     print(f"predictions: {arguments.output / 'predictions.jsonl'}")
     return 0
@@ -170,9 +188,10 @@ def _refuse_known_questions(records: Sequence[Record], training: Sequence[Record
 
 
 def _check_trained(arguments: argparse.Namespace, model: ModelConfig) -> None:
-    """Raise an error if ``--trained`` does not exist, or is a probe of a model of another width."""
-    if not arguments.trained.is_dir():
-        raise UsageError(f"--trained {arguments.trained}: no such directory")
+    """Raise an error if ``--trained`` is a probe of a model of another width."""
+    from coca_mindspeed.baselines.probe import load_probe
+    from coca_mindspeed.local.model_files import read_model_config
+
     if arguments.name != "probe":
         return
     reads = load_probe(arguments.trained).hidden_size
@@ -201,25 +220,33 @@ def _graded(
 
 
 def _check_prompts(
-    arguments: argparse.Namespace, model: ModelConfig, records: Sequence[Record], training: Sequence[Record]
+    arguments: argparse.Namespace,
+    model: ModelConfig,
+    records: Sequence[Record],
+    training: Sequence[Record],
+    *,
+    by_file: bool,
 ) -> None:
-    """Check the prompts of the model and of the assessor before they are loaded."""
+    """Check the prompts of the model and of the assessor before they are loaded; see :func:`check_prompts`."""
     limits = LengthLimits(
         arguments.max_prompt_tokens, arguments.max_new_tokens, "--max-prompt-tokens", "--max-new-tokens"
     )
-    asked, show = [*records, *training], not arguments.quiet
+    asked = [*records, *training]
     system_prompt = training_method(arguments.method).system_prompt
     keys = TemplateKeys("--chat-template-kwargs", "--allow-open-thinking", "name a date by --prompt-date")
-    check_prompts(arguments.model, model, asked, system_prompt, limits, where="--model", keys=keys, show_progress=show)
+    how: dict[str, Any] = {"keys": keys, "by_file": by_file, "show_progress": not arguments.quiet}
+    check_prompts(arguments.model, model, asked, system_prompt, limits, where="--model", **how)
     if arguments.name == "assessor":
         path, where = _assessor_path(arguments, arguments.trained)
         bare = bare_questions(asked)
         nothing_new = replace(limits, response=0)
         other = _of_the_assessor(model)
-        check_prompts(path, other, bare, ASSESSOR_PROMPT, nothing_new, where=where, keys=keys, show_progress=show)
+        check_prompts(path, other, bare, ASSESSOR_PROMPT, nothing_new, where=where, **how)
 
 
-def _options(arguments: argparse.Namespace) -> BaselineOptions:
+def _options(arguments: argparse.Namespace) -> "BaselineOptions":
+    from coca_mindspeed.baselines.run import BaselineOptions
+
     defaults = BaselineOptions()
     fit = replace(defaults.assessor.fit, lr=arguments.assessor_lr, epochs=arguments.assessor_epochs)
     return BaselineOptions(
@@ -233,8 +260,10 @@ def _options(arguments: argparse.Namespace) -> BaselineOptions:
     )
 
 
-def _assessor_opener(arguments: argparse.Namespace, model: ModelConfig, device: torch.device) -> Any:
-    def open_assessor(directory: Path | None) -> Policy:
+def _assessor_opener(arguments: argparse.Namespace, model: ModelConfig, device: "torch.device") -> Any:
+    from coca_mindspeed.local.policy import load_policy
+
+    def open_assessor(directory: Path | None) -> "Policy":
         path, where = _assessor_path(arguments, directory)
         return load_policy(path, _of_the_assessor(model), device, where=where)
 

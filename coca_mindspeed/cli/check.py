@@ -42,11 +42,14 @@ from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
 from coca_mindspeed.utils.eta import duration
 from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.limits import usable_cpus
 from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_configuration
 from coca_mindspeed.verl.settings import verl_settings
 
 if TYPE_CHECKING:
+    from coca_mindspeed.data.records import Record
+    from coca_mindspeed.grading.verdict import MeasuredGrader
     from coca_mindspeed.local.policy import Policy
 
 _CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "budget", "metrics")
@@ -55,7 +58,7 @@ _GRAPH_MODE = (
     "repeats the capture, and may replay graphs with addresses of freed weights: rollout/log_prob_gap must stay as in "
     "eager mode (docs/ascend.md, graph mode)"
 )
-_LONG_STEP = 600.0  # seconds
+_LONGEST_STEP = 120.0  # seconds
 _FIRST_TRY = (
     "data.epochs=null trainer.steps=2 rollout.prompts=4 rollout.group_size=4 rollout.max_prompt_tokens=256 "
     "rollout.max_new_tokens=64"
@@ -131,26 +134,34 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
 
 
 def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
-    """Check a run of the local engine: shared conditions before torch is imported, then memory."""
+    """Check a run of the local engine: its inputs before torch is imported, then memory, then one step."""
+    from coca_mindspeed.local.run_directory import FoundRun
+    from coca_mindspeed.local.validation import check_questions, read_inputs
+
     refuse(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
+    if any(missing_data(config)):
+        questions, _ = training_rows(config.data)
+        _check_memory(config if questions is None else with_steps(config, questions), name, quiet)
+        return
+    inputs = read_inputs(config, FoundRun(Path()))
+    with closing(check_questions(inputs, show_progress=not quiet)) as grader:
+        _check_memory(inputs.config, name, quiet)
+        if _has_weights(inputs.config):
+            _try_model(inputs.config, inputs.train, grader, quiet)
+
+
+def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
+    """Print the plan and the memory of a local run; refuse one that its device cannot hold."""
     from coca_mindspeed.local.checks import device_bytes, memory_problems, process_bytes
-    from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
     from coca_mindspeed.local.memory import NotEstimatedError, estimate_memory
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.optimizer import require_optimizer
-    from coca_mindspeed.local.policy import choose_device, load_policy
-    from coca_mindspeed.local.setup import check_questions
+    from coca_mindspeed.local.policy import choose_device
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
 
     device, path = choose_device(config.trainer.device), config.model.path
     require_optimizer(config.optimizer, device)
-    records: Sequence[Record] = ()
-    if not any(missing_data(config)):
-        config, records = check_questions(config)
-    questions, _ = training_rows(config.data)
-    if questions is not None:
-        config = with_steps(config, questions)
     architecture = tiny_config() if path is None else read_model_config(Path(path), config.model)
     stages = [f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass" for stage in _sft_stages(config)]
     rows = [*_common_rows(config), *(("before training", stage) for stage in stages)]
@@ -190,27 +201,41 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
         used = f"{process / GIB:.2f} GiB of {total / GIB:.2f} are Python and the libraries"
         _print(f"{name} on {device}", rows, phases, [f"for {lengths}, the longest; {used}"])
     refuse(memory_problems(need, total - process, config, architecture), f"{name} does not fit:")
-    counted = questions is not None or config.data.epochs is None
-    has_weights = path is not None and {".safetensors", ".bin"} & {file.suffix for file in Path(path).iterdir()}
-    if path is not None and has_weights and counted:
-        policy = load_policy(Path(path), config.model, device, dtype=dtype_of_weights(config.model.lora))
-        add_adapters(policy, config.model.lora, config.seed)
-        if not quiet:
-            _print_hours(config, policy)
-        _sample(config, policy, records, quiet)
 
 
-def _sample(config: RunConfig, policy: "Policy", records: Sequence[Record], quiet: bool) -> None:
+def _has_weights(config: RunConfig) -> bool:
+    files = Path(config.model.path).iterdir() if config.model.path is not None else ()
+    return any(file.suffix in (".safetensors", ".bin") for file in files)
+
+
+def _try_model(config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrader", quiet: bool) -> None:
+    """Load the model, sample from it as a run does before its first step, and run one step."""
+    import torch
+
+    from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
+    from coca_mindspeed.local.policy import choose_device, load_policy
+    from coca_mindspeed.local.schedule import derived_seed
+
+    if config.trainer.threads is not None:
+        torch.set_num_threads(config.trainer.threads)
+    device, lora = choose_device(config.trainer.device), config.model.lora
+    policy = load_policy(Path(str(config.model.path)), config.model, device, dtype=dtype_of_weights(lora))
+    add_adapters(policy, lora, derived_seed(config.seed, "adapters"))
+    if config.evaluation.preflight:
+        _sample(policy, config, train, grader, quiet)
+    if not quiet:
+        _print_step(policy, config, train, grader)
+
+
+def _sample(
+    policy: "Policy", config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrader", quiet: bool
+) -> None:
     """Print the preflight of a run; refuse a model that hardly states a confidence, unless a warm-up follows."""
-    from coca_mindspeed.grading.registry import build_grader
     from coca_mindspeed.local.preflight import run_preflight
 
-    if not records or not config.evaluation.preflight:
-        return
     if not quiet:
         print_text(f"sampling {config.evaluation.preflight} responses", sys.stderr)
-    with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
-        found = run_preflight(policy, records, grader, config)
+    found = run_preflight(policy, train, grader, config)
     if not quiet:
         print_text(found)
     if config.warm_up.records is None:
@@ -219,22 +244,21 @@ def _sample(config: RunConfig, policy: "Policy", records: Sequence[Record], quie
         print_text("the run samples again after its warm-up")
 
 
-def _print_hours(config: RunConfig, policy: "Policy") -> None:
-    """Print the estimated hours of a run at its longest lengths, and at an eighth of them."""
-    from coca_mindspeed.local.step_time import measure_passes, step_seconds
+def _print_step(policy: "Policy", config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrader") -> None:
+    """Run one step within :data:`_LONGEST_STEP`, and print its time and that of all steps."""
+    from coca_mindspeed.local.step_time import run_step
 
-    passes, rollout = measure_passes(policy, config), config.rollout
-    steps = config.total_steps
-    for part in (8, 1):
-        prompt, response = -(-rollout.max_prompt_tokens // part), -(-rollout.max_new_tokens // part)
-        step = step_seconds(config, passes, prompt, response)
-        print_text(
-            f"about {duration(sum(step) * steps)} for {steps} steps of {sum(step):.3g} s (rollout {step.rollout:.3g}, "
-            f"update {step.update:.3g}) if prompts have {prompt} and responses {response} tokens"
-        )
-    print_text("measured by three short passes on this machine; evaluations and grading are not in it")
-    if sum(step) > _LONG_STEP:
+    print_text(f"running one step, for at most {duration(_LONGEST_STEP)}", sys.stderr)
+    step = run_step(policy, config, train, grader, _LONGEST_STEP)
+    if step is None:
+        print_text(f"one step takes more than {duration(_LONGEST_STEP)}; train shows the time left")
         print_text(f"for a first try: {_FIRST_TRY}")
+        return
+    parts = f"rollout {step.rollout:.3g}, update {step.update:.3g}"
+    load = f"load {step.load:.2g} on {usable_cpus()} CPUs"
+    print_text(f"one step took {step.seconds:.3g} s of {step.clock} time ({parts}) in {step.wall:.3g} s; {load}")
+    whole = f"about {duration(step.seconds * config.total_steps)} of {step.clock} time"
+    print_text(f"{config.total_steps} such steps: {whole}, without evaluations and supervised stages")
 
 
 def _sft_stages(config: RunConfig) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.local.run_directory import find_run
+from coca_mindspeed.local.validation import validate_run
 
 _INTRODUCTION = """\
 A tiny model was warmed up to answer arithmetic with a confidence that means nothing, then trained. Each held-out
@@ -39,12 +39,16 @@ def run(arguments: argparse.Namespace) -> int:
             f"confidence_start.questions={composed.run.confidence_start.questions}: the demo starts from a model whose "
             "confidences mean nothing; train demo ... has such a start"
         )
-    flags = {"resume": arguments.resume, "overwrite": arguments.overwrite}
-    find_run(arguments.output, **flags)
+    flags = {
+        "resume": arguments.resume,
+        "overwrite": arguments.overwrite,
+        "show_progress": not arguments.quiet,
+    }
+    validated = validate_run(composed.run, arguments.output, **flags)
     from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
     from coca_mindspeed.local.setup import LocalRun
 
-    with LocalRun(composed, arguments.output, **flags, show_progress=not arguments.quiet) as local:
+    with LocalRun(composed, arguments.output, **flags, validated=validated) as local:
         local.execute(functools.partial(local.evaluate_before, log=False), local.train, local.evaluate)
     write_run_report(local, _INTRODUCTION, _NOTES)
     return 0

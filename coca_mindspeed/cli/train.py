@@ -6,10 +6,9 @@ from pathlib import Path
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import place
-from coca_mindspeed.config.checks import CHECKS, find_problems, missing_data, missing_model, refuse
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.local.run_directory import find_run
+from coca_mindspeed.local.validation import validate_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,13 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     composed = compose_run(arguments.run_name, arguments.overrides)
     output: Path = arguments.output
-    find_run(output, resume=arguments.resume)
-    model = () if arguments.resume else (missing_model,)
-    refuse(find_problems(composed.run, CHECKS, (missing_data, *model)))
+    flags = {"resume": arguments.resume, "show_progress": not arguments.quiet}
+    validated = validate_run(composed.run, output, **flags)
     from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
     from coca_mindspeed.local.setup import LocalRun
 
-    with LocalRun(composed, output, resume=arguments.resume, show_progress=not arguments.quiet) as run:
+    with LocalRun(composed, output, **flags, validated=validated) as run:
         run.execute(run.preflight, run.evaluate_before, run.train, run.evaluate)
     # print instead of rich: a wrapped path cannot be copied.
     if run.predictions:

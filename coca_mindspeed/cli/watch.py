@@ -1,6 +1,7 @@
 """``coca-mindspeed watch``: a running training in the terminal, until it has done its last step."""
 
 import argparse
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.live import Live
 from coca_mindspeed.cli.options import above
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
+from coca_mindspeed.local.run_directory import LOCK
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.directory.is_dir():
         raise DataError(f"{arguments.directory}: is not a directory; expected that of a run")
     directory = RunDirectory(arguments.directory)
+    _require_run(directory)
     if arguments.once:
         Console(file=sys.stdout).print(dashboard(directory))
         return 0
@@ -36,3 +39,14 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         pass
     return 0
+
+
+def _require_run(directory: RunDirectory) -> None:
+    """Raise DataError if no run has begun or is about to begin in the directory; names the runs below it."""
+    if directory.is_run():
+        return
+    if runs := directory.runs_below():
+        lines = [f"    coca-mindspeed watch {shlex.quote(str(run))}" for run in runs]
+        raise DataError("\n".join([f"{directory.path}: is not a run; the runs in it, the most recent first:", *lines]))
+    if not (directory.path / LOCK).exists():  # a local run that loads its model
+        raise DataError(f"{directory.path}: holds no run")

@@ -4,6 +4,7 @@ A check is a function of its subject (a run, a resolved configuration) that yiel
 conditions, one line each: ``code, key, whether it holds, the expected value, how to fix it``.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -19,6 +20,7 @@ Check = Callable[[Subject], Iterable["Problem"]]
 #: Code, key, whether it holds, expected value, and optionally a fix: a :class:`Problem` if it does not hold.
 Condition = tuple[Any, ...]
 UNKNOWN_KEY = "extra_forbidden"  # code of pydantic
+_MODEL_ID = re.compile(r"(?!models/)[\w-]+/[\w.-]+", re.ASCII)  # of a hub: ORG/NAME
 _LONGEST_VALUE = 200  # characters of a value in a message
 
 
@@ -158,4 +160,6 @@ def missing_model(run: RunConfig) -> Iterator[Problem]:
 
 
 def _download(path: str) -> str:
-    return f"download the model: hf download ORG/NAME --local-dir {path} (or modelscope download --model ORG/NAME)"
+    """How to get the model; ``path`` itself may be the model's id."""
+    name = path if _MODEL_ID.fullmatch(path) and not Path(path).parent.is_dir() else "ORG/NAME"
+    return f"download the model: hf download {name} --local-dir {path} (or modelscope download --model {name})"

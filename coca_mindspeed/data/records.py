@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import DataError, nearest
 from coca_mindspeed.utils.files import read_json_lines, write_json_lines
 
 
@@ -62,6 +62,7 @@ def default_category(answer: str) -> str:
 
 _FIELDS = tuple(f.name for f in fields(Record))
 _REQUIRED = ("question", "answer")
+_OTHER_FORMATS = "coca-mindspeed data prepare records converts CSV, TSV, Parquet and JSON arrays"
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
@@ -77,10 +78,13 @@ def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: i
     Raises:
         DataError: a field is missing, unknown or has the wrong type.
     """
-    if unknown := sorted(set(row) - set(_FIELDS)):
-        raise DataError(f"{where}: unknown field {unknown[0]!r}; a record has {', '.join(_FIELDS)}")
+    unknown = sorted(set(row) - set(_FIELDS))
     if missing := [name for name in _REQUIRED if name not in row]:
-        raise DataError(f"{where}: field {missing[0]!r} is missing")
+        found = f"; found {unknown[0]!r}, which no record has" if unknown else ""
+        raise DataError(f"{where}: field {missing[0]!r} is missing{found}; a record has {', '.join(_FIELDS)}")
+    if unknown:
+        known = f"a record has {', '.join(_FIELDS)}; put other values into 'metadata'"
+        raise DataError(f"{where}: unknown field {unknown[0]!r}{nearest(unknown[0], _FIELDS)}; {known}")
     category = default_category(row["answer"]) if isinstance(row["answer"], str) else "math"
     values = {"id": f"{dataset}-{number}", "dataset": dataset, "category": category, **row}
     for name, value in values.items():
@@ -112,7 +116,7 @@ def read_records(path: Path) -> Iterator[Record]:
     Raises DataError with file and line.
     """
     seen: dict[str, int] = {}
-    for number, row in read_json_lines(path, surrogates=False):
+    for number, row in read_json_lines(path, surrogates=False, hint=_OTHER_FORMATS):
         record = record_from_json(row, f"{path}:{number}", dataset=path.stem, number=number)
         if record.id in seen:
             raise DataError(f"{path}:{number}: id {record.id!r} was already used on line {seen[record.id]}")

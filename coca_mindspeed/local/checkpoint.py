@@ -15,7 +15,6 @@ import torch
 
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local.lora import merged_weights, save_adapters
-from coca_mindspeed.local.optimizer import moments_bytes
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
 from coca_mindspeed.utils.files import whole_directory
@@ -145,28 +144,3 @@ def _restore_or_remove(replaced: Path, final: Path) -> None:
         shutil.rmtree(replaced)
     else:
         replaced.rename(final)
-
-
-def checkpoint_bytes(policy: Policy, optimizer_name: str) -> int:
-    """Size of one checkpoint: trained parameters in float32 and AdamW's moments."""
-    return _trained_bytes(policy) + moments_bytes(policy, optimizer_name)
-
-
-def _trained_bytes(policy: Policy) -> int:
-    return sum(p.numel() * p.element_size() for p in policy.trained_parameters())
-
-
-def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, exported: int = 1) -> None:
-    """Raise TrainingError if the disk cannot hold ``keep`` checkpoints and ``exported`` whole models."""
-    # The kept checkpoints still exist while a new one is written; the export comes last.
-    size = checkpoint_bytes(policy, optimizer_name)
-    frozen = sum(4 * p.numel() for p in policy.model.parameters() if not p.requires_grad)  # also exported
-    total = size * (keep + 1) + exported * (_trained_bytes(policy) + frozen)
-    there = size * min(keep, len(list_checkpoints(output / "checkpoints")))
-    free = shutil.disk_usage(output).free
-    if free < total - there:
-        raise TrainingError(
-            f"--output {output}: {free / 2**20:.0f} MiB are free, about {(total - there) / 2**20:.0f} MiB are "
-            f"needed for {keep + 1} checkpoints of {size / 2**20:.0f} MiB and the exported "
-            f"model{'s' * (exported > 1)}; make room or lower checkpoint.keep"
-        )

@@ -1,9 +1,8 @@
-"""Checks of a local run before its model is loaded: tokenizer and prompts, and memory of the device."""
+"""Checks of a local run before its model is loaded: memory and number formats of the device."""
 
 import bisect
 import json
 import os
-import re
 import resource
 import sys
 from collections.abc import Sequence
@@ -16,39 +15,18 @@ import torch
 from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
-from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
-from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.experience import largest_evaluation_batch
 from coca_mindspeed.local.memory import MemoryEstimate, NotEstimatedError, estimate_memory
 from coca_mindspeed.local.model_files import (
-    ContextLimit,
-    load_tokenizer,
-    read_context_limit,
     read_model_config,
-    render_prompts,
 )
 from coca_mindspeed.local.policy import has_bfloat16
-from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.limits import memory_limit
 
-_CHUNK = 1000  # prompts checked at a time; small enough to show progress
-_CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]
-_SILENT = 3.0  # seconds before progress is shown
 _CONTEXT = GIB // 2  # estimated memory of CUDA's or CANN's context before the first tensor
 _STEPS = 16  # granularity of the suggested trainer.microbatch_tokens
 _SMALL = 20_000_000  # parameters; smaller models are not estimated, so that their runs start at once
-
-
-@dataclass(frozen=True)
-class LengthLimits:
-    """Longest prompt and response in tokens, and the keys or options that set them."""
-
-    prompt: int
-    response: int
-    prompt_key: str = "rollout.max_prompt_tokens"
-    response_key: str = "rollout.max_new_tokens"
 
 
 def emulated_dtype(model: ModelConfig, device: torch.device) -> Problem | None:
@@ -63,118 +41,6 @@ def emulated_dtype(model: ModelConfig, device: torch.device) -> Problem | None:
     reason = "is emulated: this processor has no bfloat16 instructions"
     fix = "model.compute_dtype=float32 is several times faster"
     return Problem("emulated-dtype", "model.compute_dtype", model.compute_dtype, reason, fix)
-
-
-def check_prompts(
-    path: Path,
-    model: ModelConfig,
-    records: Sequence[Record],
-    system_prompt: str | None,
-    limits: LengthLimits,
-    *,
-    where: str = "model.path",
-    keys: TemplateKeys = TEMPLATE_KEYS,
-    show_progress: bool = True,
-) -> None:
-    """Refuse prompts that the model in ``path`` cannot process, without reading its weights.
-
-    Raises:
-        ConfigError: no tokenizer, no chat template, or one that refuses the prompt, drops a message, ends the prompt
-            inside an open thought or reads the clock; token ids beyond the embedding; sequences beyond its context.
-        DataError: a prompt is empty, too long or not text; it names the record.
-    """
-    tokenizer = load_tokenizer(path, model, where=where)
-    context = read_context_limit(path, model, where=where)
-    shown = f"{where}={path}"
-    check_token_ids(tokenizer, read_model_config(path, model, where=where), records, system_prompt, where, path)
-    check_template(tokenizer, records, system_prompt, shown, keys, allow_open_thinking=model.allow_open_thinking)
-    check_lengths(tokenizer, context, records, system_prompt, limits, shown, show_progress)
-
-
-def check_token_ids(
-    tokenizer: Any, architecture: Any, records: Sequence[Record], system_prompt: str | None, where: str, path: Path
-) -> None:
-    """Raise ConfigError for ids of padding, end of sequence or prompts without a row in the model's embedding."""
-    rows = getattr(architecture, "vocab_size", None)
-    if rows is None:
-        return
-    resize = f"model.resize_token_embeddings({len(tokenizer)}) and save_pretrained"
-    reason = f"its embedding has {rows} rows (vocab_size in config.json), its tokenizer gives"
-    for name in ("pad_token", "eos_token"):
-        token_id = getattr(tokenizer, f"{name}_id")
-        if token_id is not None and token_id >= rows:
-            reason = f"{reason} {name} {getattr(tokenizer, name)!r} the id {token_id}"
-            refuse([Problem("token-id", where, str(path), reason, f"{resize}, or name another {name}")])
-    if all(token_id < rows for token_id in tokenizer.get_vocab().values()):
-        return
-    for start in range(0, len(records), _CHUNK):
-        chunk = records[start : start + _CHUNK]
-        encoded = tokenizer(render_prompts(tokenizer, chunk, system_prompt), add_special_tokens=False)["input_ids"]
-        for record, ids in zip(chunk, encoded, strict=True):
-            if ids and (token_id := max(ids)) >= rows:
-                token = tokenizer.convert_ids_to_tokens(token_id)
-                reason = (
-                    f"{reason} {token!r} in the prompt of record {record.id!r} of {record.dataset} the id {token_id}"
-                )
-                refuse([Problem("token-id", where, str(path), reason, resize)])
-
-
-def ordinary_pad_token(tokenizer: Any) -> str | None:
-    """The padding token if it is a piece of ordinary text, which the policy could then never write; else None."""
-    token, pad_id = tokenizer.pad_token, tokenizer.pad_token_id
-    if pad_id is None or pad_id == tokenizer.eos_token_id or _CONTROL_TOKEN.fullmatch(token):
-        return None
-    vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("vocab") or {}
-    pieces = vocabulary if isinstance(vocabulary, dict) else {piece for piece, *_ in vocabulary}  # Unigram: a list
-    return str(token) if token in pieces else None
-
-
-def check_lengths(
-    tokenizer: Any,
-    context: ContextLimit | None,
-    records: Sequence[Record],
-    system_prompt: str | None,
-    limits: LengthLimits,
-    model: str,
-    show_progress: bool,
-) -> None:
-    """Refuse prompts beyond the limit, and sequences beyond the context of ``model`` (its name in messages).
-
-    A token stands for at least one byte of the normalised text, whose length :func:`_most_bytes` bounds, so short texts
-    are not tokenized.
-    """
-    room = limits.prompt if context is None else min(limits.prompt, context.tokens - limits.response)
-    with StepProgress(len(records), show_progress, title="checking prompts", patience=_SILENT) as progress:
-        for start in range(0, len(records), _CHUNK):
-            texts = render_prompts(tokenizer, chunk := records[start : start + _CHUNK], system_prompt)
-            doubtful = [
-                (record, text)
-                for record, text in zip(chunk, texts, strict=True)
-                if not text or _most_bytes(text) > room
-            ]
-            ids = tokenizer([text for _, text in doubtful], add_special_tokens=False)["input_ids"] if doubtful else []
-            for (record, _), length in zip(doubtful, map(len, ids), strict=True):
-                if not 0 < length <= limits.prompt:
-                    raise DataError(
-                        f"record {record.id!r} of {record.dataset}: its prompt has {length} tokens, expected "
-                        f"1 to {limits.prompt} ({limits.prompt_key})"
-                    )
-                if context is not None and length + limits.response > context.tokens:
-                    reason = (
-                        f"with the prompt of record {record.id!r} of {record.dataset} ({length} tokens) exceeds the "
-                        f"{context.tokens} tokens of {model}: {context.reason}"
-                    )
-                    fix = f"set it to {context.tokens - length} or less"
-                    refuse([Problem("context", limits.response_key, limits.response, reason, fix)])
-            progress.show(start + len(chunk))
-
-
-def _most_bytes(text: str) -> int:
-    """Most bytes of a text's normal form.
-
-    NFKC and NFKD expand a character up to 11 times, NFC and NFD 3 times, as SentencePiece a space, and it adds one.
-    """
-    return (3 if text.isascii() else 11) * len(text.encode()) + 3
 
 
 def check_memory(config: RunConfig, path: Path, device: torch.device) -> None:

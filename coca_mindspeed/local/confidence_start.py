@@ -21,7 +21,7 @@ from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.schema import LEAST_START_QUESTIONS, RunConfig
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.experience import GradedSamples, respond_and_grade
@@ -29,13 +29,13 @@ from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import prompt_states
 from coca_mindspeed.local.resumable import resumable_map
+from coca_mindspeed.local.run_directory import CONFIDENCE_START, MODEL
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
 from coca_mindspeed.local.sft import SFTExample, SFTStage, sft_microbatch_tokens, train_stage_once
-from coca_mindspeed.utils.files import read_json_lines, write_json_lines
+from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_json_lines
 from coca_mindspeed.utils.tokenization import tokens_as_written
 
-CONFIDENCE_START = "confidence_start"  # within a run's directory; its model is in MODEL
-MODEL, CHECKPOINTS, RESPONSES, RATES = "model", "checkpoints", "responses", "rates.jsonl"  # within that
+CHECKPOINTS, RESPONSES, RATES = "checkpoints", "responses", "rates.jsonl"  # within CONFIDENCE_START
 _STAGE = "start of the confidences"  # part of derived seeds
 _LAYER = -1
 _FOLDS = 5
@@ -65,16 +65,6 @@ class SampledQuestion:
         return bool(self.responses) and not self.ungradable
 
 
-def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
-    """Raise ConfigError if more questions are to be sampled than there are training records."""
-    asked = config.confidence_start.questions
-    if asked > len(train):
-        raise ConfigError(
-            f"confidence_start.questions={asked}: each question is sampled once, and there are {len(train)} training "
-            f"questions; the nearest value that works is {len(train) if len(train) >= LEAST_START_QUESTIONS else 0}"
-        )
-
-
 def start_confidences(
     policy: Policy,
     train: Sequence[Record],
@@ -102,6 +92,7 @@ def start_confidences(
         exported=place / MODEL,
         checkpoints=place / CHECKPOINTS,
         name=_STAGE,
+        progress_file=output / PROGRESS,
         show_progress=show_progress,
     )
 
@@ -163,7 +154,13 @@ def _ask(
 
     with interruptible("stopped while sampling for the confidence start", f"--resume continues from {place}"):
         rows = resumable_map(
-            place, questions, config.rollout.prompts, ask, title="asking  ", show_progress=show_progress
+            place,
+            questions,
+            config.rollout.prompts,
+            ask,
+            title="asking  ",
+            show_progress=show_progress,
+            progress_file=place.parents[1] / PROGRESS,
         )
     return [_from_row(record, row) for record, row in zip(questions, rows, strict=True)]
 

@@ -1,10 +1,13 @@
 """Progress bars with ETA: a live line on a terminal, in a log file one line per tenth."""
 
+import json
 import math
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -17,15 +20,26 @@ from coca_mindspeed.utils.eta import Pace, duration
 _Self = TypeVar("_Self", bound="StepProgress")
 MEAN_OF = 10  # steps
 _BAR = 24
+_WRITE_EVERY = 1.0  # seconds
 
 
 class StepProgress:
     """Progress over a known number of steps; nothing is shown before the block is entered."""
 
     def __init__(
-        self, total: int, enabled: bool, done: int = 0, *, title: str = "working", patience: float = 0.0
+        self,
+        total: int,
+        enabled: bool,
+        done: int = 0,
+        *,
+        title: str = "working",
+        patience: float = 0.0,
+        file: Path | None = None,
     ) -> None:
-        """``done`` steps are finished already; nothing is shown in the first ``patience`` seconds."""
+        """``done`` steps are finished already; nothing is shown in the first ``patience`` seconds.
+
+        The state is also written to ``file``, for ``coca-mindspeed watch``.
+        """
         console = Console(stderr=True)
         self._title, self._total = title, total
         self._live = enabled and console.is_terminal
@@ -37,6 +51,7 @@ class StepProgress:
         self._said = self._since = time.monotonic()
         self._done = done
         self._pace = Pace(total)
+        self._file, self._write_from = file, 0.0
 
     def __enter__(self: _Self) -> _Self:
         if time.monotonic() >= self._show_from:
@@ -60,6 +75,11 @@ class StepProgress:
         left = self._pace.left(step) if step < self._total else None
         # rich's own ETA only remembers half a minute, less than one step of a large model.
         self._bar.update(self._task, completed=step, parts=parts, ends=None if left is None else now + left)
+        if self._file is not None and (now >= self._write_from or step >= self._total):
+            self._write_from = now + _WRITE_EVERY
+            state = {"title": self._title.strip(), "step": step, "total": self._total, "left": left}
+            with suppress(OSError):  # of a full disk; the stage's own files will report it
+                self._file.write_text(json.dumps(state), encoding="utf-8")
         if now < self._show_from:
             return
         if self._live:
@@ -126,8 +146,10 @@ class _Line(ProgressColumn):
 class SFTProgress(StepProgress):
     """Progress of supervised training."""
 
-    def __init__(self, total: int, enabled: bool, done: int = 0, *, stage: str = "warm-up") -> None:
-        super().__init__(total, enabled, done, title=f"{stage:<8}")
+    def __init__(
+        self, total: int, enabled: bool, done: int = 0, *, stage: str = "warm-up", file: Path | None = None
+    ) -> None:
+        super().__init__(total, enabled, done, title=f"{stage:<8}", file=file)
 
     def advance(self, step: int, loss: float) -> None:
         """Show the loss in nats per token."""

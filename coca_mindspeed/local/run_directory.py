@@ -10,11 +10,13 @@ import re
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from coca_mindspeed import __version__
+from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.compose import to_yaml, validate_run
 from coca_mindspeed.config.overrides import REMOVED_KEYS
 from coca_mindspeed.config.schema import RunConfig
@@ -23,7 +25,10 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.schedule import learning_rate
 from coca_mindspeed.utils.files import (
     MARKER,
+    PROGRESS,
+    is_ours,
     lock_of_process,
+    nearby_runs,
     read_marker,
     remove_entries,
     write_atomically,
@@ -32,13 +37,15 @@ from coca_mindspeed.utils.files import (
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _KIND = "run"
-_LOCK = ".lock"
+LOCK = ".lock"
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
+WARMED_UP = "warm_start"  # the model after the warm-up
+CONFIDENCE_START, MODEL = "confidence_start", "model"  # a directory, and the model in it after that stage
 # Everything that a run writes: must not exist before, and is removed by --overwrite.
 ENTRIES = (
     *("config.yaml", "untrained", "warm_start", "warm_up", "confidence_start", "checkpoints", "model"),
     *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
-    *("predictions_before.jsonl", "predictions_after.jsonl", "summary.json", "seconds.json"),
+    *("predictions_before.jsonl", "predictions_after.jsonl", "summary.json", "seconds.json", PROGRESS),
     *("report.md", "reliability.png", "training_curves.png"),
     *(".model.writing", ".replaced_model", ".warm_start.writing", ".replaced_warm_start"),
 )
@@ -95,57 +102,75 @@ class FoundRun:
         return self.path / "config.yaml"
 
 
-def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> FoundRun:
+def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> FoundRun:
     """Inspect the output directory; nothing is changed.
 
-    A run that never finished a step is started again, with other settings too.
+    A run that never finished a step is started again, with other settings too.  ``overwrite`` None: the command has no
+    such option.
 
     Raises:
-        ConfigError: not a directory, holds other files, or holds a run without ``resume`` or ``overwrite``.
+        ConfigError: not a directory, holds other files, holds a run without ``resume`` or ``overwrite``, or holds none
+            to resume.
     """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--output {path}: is a file; a run needs a directory")
     marker = read_marker(path, _KIND)
     if marker is None:
         others = [name for name in (*ENTRIES, MARKER) if (path / name).exists()]
-        if overwrite and path.exists() and any(entry.name != _LOCK for entry in path.iterdir()):
-            raise ConfigError(f"--output {path}: holds no {MARKER} of a run, so it is not replaced")
+        if overwrite and path.exists():
+            others += [entry.name for entry in path.iterdir() if entry.name != LOCK]
         if others:
-            raise ConfigError(
-                f"--output {path}: holds {others[0]!r} but no {MARKER} of a run; choose another directory"
-            )
+            reason = f"holds {others[0]!r}, and is not the directory of a run"
+            refuse([Problem("not-a-run", "--output", path, reason, "choose a new or empty directory")])
+        if resume:
+            nearby = nearby_runs(path, lambda other: is_ours(other, _KIND))
+            fix = f"correct --output, or leave --resume out to start a run{nearby}"
+            refuse([Problem("no-run", "--output", path, "holds no run to resume", fix)])
         return FoundRun(path)
     checkpoints = list_checkpoints(path / "checkpoints")
     metrics = path / "metrics.jsonl"
     begun = bool(checkpoints) or (metrics.exists() and metrics.stat().st_size > 0)
     if begun and not resume and not overwrite:
+        replace = "" if overwrite is None else "--overwrite to replace it, "
         raise ConfigError(
-            f"--output {path}: already holds a run; add --resume to continue it, or choose another directory"
+            f"--output {path}: already holds a run; add --resume to continue it, {replace}or choose another directory"
         )
     if overwrite:
         return FoundRun(path, marker)
     return FoundRun(path, marker, checkpoints[-1] if checkpoints else None, begun)
 
 
+def nearest_directory(path: Path) -> Path:
+    """``path``, or the first directory above it that exists."""
+    return next(each for each in (path, *path.absolute().parents) if each.exists())
+
+
 def check_writable(path: Path) -> None:
-    """Raise ConfigError if files cannot be written under ``path``; leave none."""
+    """Raise ConfigError if files cannot be written under ``path``, which need not exist and is not made."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path) as probe:
+        with tempfile.TemporaryFile(dir=nearest_directory(path)) as probe:
             probe.write(b"coca")
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
 
 
-def lock_run(path: Path) -> IO[bytes]:
-    """Lock a run's directory until the file is closed or this process ends.
+@contextmanager
+def lock_run(path: Path) -> Iterator[None]:
+    """Lock a run's directory within the block; it is made, and removed if nothing has been written into it.
 
     Raises ConfigError if another process holds the lock.
     """
-    lock = lock_of_process(path / _LOCK)
+    path.mkdir(parents=True, exist_ok=True)
+    lock = lock_of_process(path / LOCK)
     if lock is None:
         raise ConfigError(f"--output {path}: another process is running in this directory")
-    return lock
+    with lock:
+        try:
+            yield
+        finally:
+            if [entry.name for entry in path.iterdir()] == [LOCK]:
+                (path / LOCK).unlink()
+                path.rmdir()
 
 
 def records_digest(records: Sequence[Record]) -> dict[str, Any]:

@@ -1,44 +1,28 @@
 """A run of the local engine as a list of stages: check, load, SFT warm-up, confidence start, train, evaluate."""
 
-import contextlib
-import datetime
 import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from coca_mindspeed.config.checks import CHECKS, find_problems, refuse
+from coca_mindspeed.config.checks import refuse
 from coca_mindspeed.config.compose import ComposedConfig
-from coca_mindspeed.config.schema import DataConfig, RunConfig
-from coca_mindspeed.config.steps import with_steps
-from coca_mindspeed.data.arithmetic import arithmetic_records
-from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.grading.label_check import check_records
-from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.checkpoint import check_saveable, check_space, export_model, remove_leftovers
-from coca_mindspeed.local.checks import (
-    LengthLimits,
-    check_lengths,
-    check_memory,
-    check_prompts,
-    emulated_dtype,
-    ordinary_pad_token,
-)
-from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
+from coca_mindspeed.local.checkpoint import check_saveable, export_model, remove_leftovers
+from coca_mindspeed.local.checks import check_memory, emulated_dtype
+from coca_mindspeed.local.confidence_start import start_confidences
 from coca_mindspeed.local.interrupt import interruptible
-from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import tune_malloc
-from coca_mindspeed.local.model_files import context_limit, load_tokenizer, reads_date, render_prompts
+from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy, resolve_dtype
 from coca_mindspeed.local.preflight import run_preflight
@@ -48,20 +32,26 @@ from coca_mindspeed.local.run_directory import (
     FoundRun,
     check_same_prompt,
     check_same_run,
-    check_writable,
     claim,
     find_run,
     lock_run,
-    records_digest,
-    stored_compute_dtype,
-    stored_prompt_date,
 )
 from coca_mindspeed.local.schedule import derived_seed
-from coca_mindspeed.local.sft import WARMED_UP, read_warm_up_records, run_sft_warm_up, warm_up
+from coca_mindspeed.local.sft import run_sft_warm_up, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.trainer import Trainer
+from coca_mindspeed.local.validation import (
+    LengthLimits,
+    RunInputs,
+    check_lengths,
+    check_prompts,
+    model_directory,
+    ordinary_pad_token,
+    validate_run,
+    with_model,
+)
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import read_json_lines, write_json, write_json_lines
+from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_json, write_json_lines
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 
@@ -84,11 +74,13 @@ class LocalRun:
         resume: bool = False,
         overwrite: bool = False,
         show_progress: bool = True,
+        validated: tuple[RunInputs, MeasuredGrader] | None = None,
     ) -> None:
         """Nothing is read or written before :meth:`execute`.
 
-        ``resume`` continues from the newest checkpoint, or starts from the beginning without one; ``overwrite`` removes
-        the run that ``output`` holds.
+        ``resume`` continues from the newest checkpoint of the run in ``output``; ``overwrite`` removes that run.
+        ``validated`` is the result of :func:`.validation.validate_run` of the same run, which :meth:`check` calls
+        without it.
         """
         self.config, self.output = composed.run, output
         self.before: list[Prediction] = []
@@ -97,13 +89,11 @@ class LocalRun:
         self._show_progress = show_progress
         self._open = ExitStack()
         self._trainer: Trainer | None = None
+        self._validated = validated
         # Set by check().
         self._found = FoundRun(output)
         self._device = torch.device("cpu")
-        self._train_records: list[Record] = []
-        self._evaluate_records: list[Record] = []
-        self._sft_records: list[Record] = []
-        self._digests: dict[str, Mapping[str, Any]] = {}
+        self._inputs: RunInputs
         self._prompt_sha256 = ""
         self._grader: MeasuredGrader
 
@@ -136,76 +126,56 @@ class LocalRun:
 
     def check(self) -> None:
         """Check everything that is known before the weights are read; write nothing, and lock the directory."""
-        config, output = self.config, self.output
-        refuse(find_problems(config, CHECKS))
-        require_loggers(config.logging)
+        output = self.output
+        self._inputs, self._grader = self._validated or validate_run(
+            self.config, output, **self._flags, show_progress=self._show_progress
+        )
+        self._open.callback(self._grader.close)
+        config, found = self._inputs.config, self._inputs.found
         require_peft(config.model.lora)
-        found = find_run(output, **self._flags)
-        if self._flags["resume"] and found.marker is None:
-            print_text(f"--resume: no run found in {output}; starting a new one", sys.stderr)
         if config.trainer.threads is not None:
             torch.set_num_threads(config.trainer.threads)
         self._device = choose_device(config.trainer.device)
         if self._device.type == "cpu":
             tune_malloc()
         require_optimizer(config.optimizer, self._device)
-        config = self._with_dtype(config, found)
+        config = self.config = with_model(config, compute_dtype=resolve_dtype(config.model, self._device))
         if slow := emulated_dtype(config.model, self._device):
             print_text(f"warning: {slow}", sys.stderr)
-        train, evaluate = self._train_records, self._evaluate_records = load_data(config.data)
-        config = with_steps(config, len(train))
-        check_enough_questions(config, train)
-        config = self.config = _with_prompt_date(config, found, train)
-        self._sft_records = read_warm_up_records(config)
-        data = {"train": train, "evaluate": evaluate, **({"warm_up": self._sft_records} if self._sft_records else {})}
-        self._digests = {name: records_digest(records) for name, records in data.items()}
-        check_same_run(found, config, self._digests)
-        check_writable(output)
-        self._grader = build_grader(config.data.grader, config.data.grader_options)
-        self._open.callback(self._grader.close)
-        check_records(self._grader, record_sources(config.data, train, evaluate))
-        records = [*train, *evaluate, *self._sft_records]
-        self._prompt_sha256 = _check_prompts(config, found, records, self._show_progress)
+        self._prompt_sha256 = _check_prompts(config, found, self._inputs.records, self._show_progress)
         check_same_prompt(found, self._prompt_sha256)
         if config.model.path is not None:
-            check_memory(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), self._device)
+            questions = len(self._inputs.evaluate)
+            check_memory(_asking_no_more_than(config, questions), Path(config.model.path), self._device)
 
         self._open.enter_context(lock_run(output))
         if found.marker is not None:
             remove_leftovers(output)
         # Another process may have run in between, and a checkpoint may have been restored.
         self._found = find_run(output, **self._flags)
-        check_same_run(self._found, config, self._digests)
-
-    def _with_dtype(self, config: RunConfig, found: FoundRun) -> RunConfig:
-        """The same run with the compute dtype of the run to resume, or of this device, in place of ``auto``."""
-        if config.model.compute_dtype != "auto":
-            return config
-        stored = stored_compute_dtype(found) if self._flags["resume"] else None
-        return _with_model(config, compute_dtype=stored or resolve_dtype(config.model, self._device))
+        check_same_run(self._found, config, self._inputs.digests)
 
     def load(self) -> Policy:
         """Load the checkpoint, the model of ``model.path`` or the warmed-up tiny model; write the run's marker."""
-        found, config = self._found, self.config
-        if found.newest is None and config.model.path is None:
+        config = self.config
+        path, where = model_directory(config, self._found)
+        if path is None:
             self._claim()
             with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
-                path = warm_start(config, self.output, self._train_records, self._device, self._show_progress)
-            policy = self._load_policy(path, "warm start")
-            self._check_space(policy)
-            return policy
-        path, where = _model_path(config, found)
+                warmed_up = warm_start(config, self.output, self._inputs.train, self._device, self._show_progress)
+            return self._load_policy(warmed_up, "warm start")
         policy = self._load_policy(path, where)
         check_saveable(policy, f"{where}={path}")
-        self._check_space(policy)
         self._claim()
         return policy
 
     def sft_warm_up(self, policy: Policy) -> Policy:
         """Teach the format by ``warm_up.records``; nothing without them, or when a checkpoint is resumed."""
-        if self.resume_from is not None or self.config.model.path is None or not self._sft_records:
+        if self.resume_from is not None or self.config.model.path is None or not self._inputs.warm_up:
             return policy
-        policy = run_sft_warm_up(policy, self._sft_records, self.config, self.output, show_progress=self._show_progress)
+        policy = run_sft_warm_up(
+            policy, self._inputs.warm_up, self.config, self.output, show_progress=self._show_progress
+        )
         return self._with_adapters(policy)
 
     def start_confidences(self, policy: Policy) -> Policy:
@@ -213,7 +183,7 @@ class LocalRun:
         if self.resume_from is not None or not self.config.confidence_start.questions:
             return policy
         policy = start_confidences(
-            policy, self._train_records, self._grader, self.config, self.output, show_progress=self._show_progress
+            policy, self._inputs.train, self._grader, self.config, self.output, show_progress=self._show_progress
         )
         return self._with_adapters(policy)
 
@@ -225,7 +195,7 @@ class LocalRun:
         if self._show_progress:
             print_text(f"sampling {count} responses before the first step", sys.stderr)
         with interruptible("stopped before the first step"):
-            found = run_preflight(policy, self._train_records, self._grader, self.config)
+            found = run_preflight(policy, self._inputs.train, self._grader, self.config)
         file = self.output / "samples" / "step_000000.jsonl"
         write_json_lines(file, found.rows())
         print_text(found, sys.stderr)
@@ -289,14 +259,16 @@ class LocalRun:
     def trainer(self, policy: Policy) -> Trainer:
         """The trainer of the loaded policy."""
         if self._trainer is None or self._trainer.policy is not policy:
-            records = self._train_records, self._evaluate_records
+            records = self._inputs.train, self._inputs.evaluate
             self._trainer = Trainer(
                 self.config, policy, self._grader, *records, self.output, self._run_id, self._show_progress
             )
         return self._trainer
 
     def _claim(self) -> None:
-        marker = claim(self._found, self.config, self._digests, self._prompt_sha256, overwrite=self._flags["overwrite"])
+        marker = claim(
+            self._found, self.config, self._inputs.digests, self._prompt_sha256, overwrite=self._flags["overwrite"]
+        )
         self._run_id = str(marker["id"])
 
     def _load_policy(self, path: Path, where: str) -> Policy:
@@ -310,59 +282,6 @@ class LocalRun:
                 load_adapters(policy, self.resume_from.adapters)
         return policy
 
-    def _check_space(self, policy: Policy) -> None:
-        config, output = self.config, self.output
-        # The trained model, and the exports of supervised stages that are not done.
-        models = 1
-        models += config.warm_up.records is not None and not (output / WARMED_UP).exists()
-        models += config.confidence_start.questions > 0 and not (output / CONFIDENCE_START / MODEL).exists()
-        check_space(output, policy, config.optimizer.name, config.checkpoint.keep, models)
-
-
-def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
-    """Training and held-out records; raises DataError if a file cannot be read or holds no records."""
-    if config.name == "arithmetic":
-        try:
-            held_out = arithmetic_records(config.evaluate_size, "evaluate", config.seed)
-        except ValueError as error:
-            raise DataError(f"data.evaluate_size={config.evaluate_size}: {error}") from error
-        return arithmetic_records(config.train_size, "train", config.seed), held_out
-    assert config.train is not None
-    train = list(read_records(Path(config.train)))
-    if not train:
-        raise DataError(f"data.train={config.train}: holds no records")
-    if config.evaluate is None:
-        return train, []
-    evaluate = list(read_records(Path(config.evaluate)))
-    if not evaluate:
-        raise DataError(f"data.evaluate={config.evaluate}: holds no records")
-    return train, evaluate
-
-
-def check_questions(config: RunConfig) -> tuple[RunConfig, list[Record]]:
-    """Check gold answers and prompts of all records as a new run does.
-
-    Returns the configuration with the date of its prompts, and the training records.  Raises ConfigError and DataError.
-    """
-    train, evaluate = load_data(config.data)
-    with contextlib.closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
-        check_records(grader, record_sources(config.data, train, evaluate))
-    found = FoundRun(Path())
-    config = _with_prompt_date(config, found, train)
-    _check_prompts(config, found, [*train, *evaluate, *read_warm_up_records(config)], show_progress=True)
-    return config, train
-
-
-def record_sources(
-    config: DataConfig, train: Sequence[Record], evaluate: Sequence[Record]
-) -> dict[Path | str, Sequence[Record]]:
-    """Training and held-out records by the files that they come from, or by the keys of embedded ones."""
-    sources: dict[Path | str, Sequence[Record]] = {}
-    for key, file, records in (("data.train", config.train, train), ("data.evaluate", config.evaluate, evaluate)):
-        source = key if config.name == "arithmetic" or file is None else Path(file)
-        sources[source] = [*sources.get(source, ()), *records]
-    return sources
-
 
 def _asking_no_more_than(config: RunConfig, questions: int) -> RunConfig:
     """The same run, its evaluations of no more held-out questions than there are."""
@@ -375,28 +294,12 @@ def _asking_no_more_than(config: RunConfig, questions: int) -> RunConfig:
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=known)})
 
 
-def _with_prompt_date(config: RunConfig, found: FoundRun, records: Sequence[Record]) -> RunConfig:
-    """Set the date of a chat template that reads the clock: that of the run to resume, or today."""
-    if config.model.path is None or config.model.prompt_date is not None:
-        return config
-    day = stored_prompt_date(found)
-    if day is None:
-        if not reads_date(config.model, records[0], config.method.training_method.system_prompt):
-            return config
-        day = datetime.date.today().isoformat()
-    return _with_model(config, prompt_date=day)
-
-
-def _with_model(config: RunConfig, **changes: str) -> RunConfig:
-    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
-
-
 def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record], show_progress: bool) -> str:
     """Check the prompts, and return the SHA-256 of the first one's text."""
     system_prompt = config.method.training_method.system_prompt
-    limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
-    if found.newest is not None or config.model.path is not None:
-        path, where = _model_path(config, found)
+    limits = LengthLimits.of(config)
+    path, where = model_directory(config, found)
+    if path is not None:
         check_prompts(path, config.model, records, system_prompt, limits, where=where, show_progress=show_progress)
         tokenizer = load_tokenizer(path, config.model, where=where)
         if (pad := ordinary_pad_token(tokenizer)) is not None:
@@ -411,16 +314,6 @@ def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record]
         check_lengths(tokenizer, context, records, system_prompt, limits, "the built-in tiny model", show_progress)
     [first] = render_prompts(tokenizer, records[:1], system_prompt)
     return hashlib.sha256(first.encode()).hexdigest()
-
-
-def _model_path(config: RunConfig, found: FoundRun) -> tuple[Path, str]:
-    if found.newest is not None and config.model.lora.rank is None:
-        return found.newest.model, "checkpoint"
-    if found.newest is not None and config.confidence_start.questions:
-        return found.path / CONFIDENCE_START / MODEL, "start of the confidences"  # the adapters' base
-    if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
-        return found.path / WARMED_UP, "warm start"  # the adapters' base
-    return Path(str(config.model.path)), "model.path"
 
 
 def warm_start(
@@ -440,7 +333,7 @@ def warm_start(
         untrained = output / "untrained"
         write_tiny_model(untrained, derived_seed(config.seed, "weights"), symbols)
         policy = load_policy(untrained, config.model, device, where="tiny model")
-        with SFTProgress(config.warm_up.steps, show_progress) as progress:
+        with SFTProgress(config.warm_up.steps, show_progress, file=output / PROGRESS) as progress:
             warm_up(policy, train, config.method.training_method, config.warm_up, config.seed, progress.advance)
         export_model(policy, path)
     return path

@@ -17,7 +17,7 @@ from torch import Tensor
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ConfidencePosition
 from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConfig, WarmUpConfig
-from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
@@ -27,9 +27,10 @@ from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.prefill import shared_start
 from coca_mindspeed.local.progress import SFTProgress
-from coca_mindspeed.local.run_directory import list_checkpoints
+from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
 from coca_mindspeed.local.update import microbatches
+from coca_mindspeed.utils.files import PROGRESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class SFTStage:
         checkpoints: Path,
         config: RunConfig,
         name: str,
+        progress_file: Path,
         show_progress: bool,
     ) -> None:
         """Call :meth:`run`, continuing from the newest of ``checkpoints``.
@@ -193,7 +195,9 @@ class SFTStage:
         with (
             interruptible(f"stopped in the {name}", go_on),
             stop_request() as stop,
-            SFTProgress(self.steps, show_progress, resume[0] if resume else 0, stage=name) as progress,
+            SFTProgress(
+                self.steps, show_progress, resume[0] if resume else 0, stage=name, file=progress_file
+            ) as progress,
         ):
 
             def save(step: int, optimizer: torch.optim.Optimizer) -> None:
@@ -222,6 +226,7 @@ def train_stage_once(
     exported: Path,
     checkpoints: Path,
     name: str,
+    progress_file: Path,
     show_progress: bool,
 ) -> Policy:
     """Run a supervised stage in place and export its model; if the export exists, load it instead.
@@ -231,7 +236,7 @@ def train_stage_once(
     """
     fresh = not exported.exists()
     if fresh:
-        stage().run_resumable(policy, random, checkpoints, config, name, show_progress)
+        stage().run_resumable(policy, random, checkpoints, config, name, progress_file, show_progress)
         export_model(policy, exported)
     shutil.rmtree(checkpoints, ignore_errors=True)  # left by a kill after the export
     if fresh and policy.adapters is None:
@@ -348,30 +353,8 @@ def _overconfident_response(
     return response_format.response(confidence, answer)
 
 
-WARMED_UP, CHECKPOINTS = "warm_start", "warm_up"  # within a run's directory
+CHECKPOINTS = "warm_up"  # within a run's directory
 _DECIMALS = 2  # where the method asks for no number of them
-
-
-def read_warm_up_records(config: RunConfig) -> list[Record]:
-    """The records of ``warm_up.records``; none if it is not set.
-
-    Raises DataError if the file cannot be read or is empty, or an answer cannot be written as a response.
-    """
-    if config.warm_up.records is None:
-        return []
-    records = list(read_records(Path(config.warm_up.records)))
-    if not records:
-        raise DataError(f"warm_up.records={config.warm_up.records}: holds no records")
-    for record in records:
-        where = f"warm_up.records={config.warm_up.records}: record {record.id!r} of {record.dataset}"
-        if not record.answer.strip():
-            raise DataError(f"{where} has no answer")
-        if config.warm_up.wrong_answers and not any(character.isdecimal() for character in record.answer):
-            raise DataError(
-                f"{where}: warm_up.wrong_answers={config.warm_up.wrong_answers:g} changes a digit, and its answer "
-                f"{record.answer!r:.80} has none; set warm_up.wrong_answers=0"
-            )
-    return records
 
 
 def run_sft_warm_up(
@@ -409,6 +392,7 @@ def run_sft_warm_up(
         exported=output / WARMED_UP,
         checkpoints=output / CHECKPOINTS,
         name="warm-up",
+        progress_file=output / PROGRESS,
         show_progress=show_progress,
     )
 

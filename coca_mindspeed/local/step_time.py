@@ -1,74 +1,89 @@
-"""Estimated time of a local run: three short passes are measured, the rest is arithmetic."""
+"""Time of a training step, by running one."""
 
+import os
+import signal
 import time
-from typing import NamedTuple
-
-import torch
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.local.memory import LargestMicrobatch, prompts_at_once, responses_of, update_pass
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.grading.verdict import MeasuredGrader
+from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
+from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampler import Decoder, draw
+from coca_mindspeed.local.sampler import NoDistributionError
+from coca_mindspeed.local.schedule import generator, records_of_step
+from coca_mindspeed.local.update import NotFiniteError, update_policy
 
-_TOKENS = 128  # of a prompt, and of a response, that are run; longer ones are taken to cost in proportion
 
-
-class PassSeconds(NamedTuple):
-    """Measured seconds.
+class StepTime(NamedTuple):
+    """Time of a step that was run.
 
     Attributes:
-        prompt_token: a token of a prompt before sampling.
-        sampled_token: the next token of all responses of a batch, with half of the longest ones in the KV cache.
-        update_token: a token, forwards and backwards.
+        clock: of ``rollout`` and ``update``: processor time on a CPU, else wall time.
+        rollout: seconds of sampling and grading.
+        update: seconds of the update.
+        wall: seconds of wall time.
+        load: processes that ran or waited for a CPU, a mean of one minute.
     """
 
-    prompt_token: float
-    sampled_token: float
-    update_token: float
-
-
-class StepSeconds(NamedTuple):
+    clock: Literal["processor", "wall"]
     rollout: float
     update: float
+    wall: float
+    load: float
+
+    @property
+    def seconds(self) -> float:
+        return self.rollout + self.update
 
 
-def measure_passes(policy: Policy, config: RunConfig) -> PassSeconds:
-    """Time the three passes on token ids without meaning; the policy's weights stay as they are."""
-    rollout = config.rollout
-    prompt, response = min(_TOKENS, rollout.max_prompt_tokens), min(_TOKENS, rollout.max_new_tokens)
-    generator = torch.Generator(policy.device).manual_seed(0)
-    with torch.inference_mode(), policy.autocast():
-        for _ in range(2):  # the first one warms up
-            started = time.perf_counter()
-            decoder = Decoder(policy, [[0] * prompt], rollout.max_prompt_tokens + rollout.max_new_tokens)
-            float(decoder.logits[0, 0])  # waits for the device
-            prompt_seconds = time.perf_counter() - started
-        decoder.keep(torch.zeros(prompts_at_once(config) * rollout.group_size, dtype=torch.long, device=policy.device))
-        token, _ = draw(policy, decoder.logits, rollout.temperature, generator)
-        middle = max(prompt + 2, rollout.max_prompt_tokens + rollout.max_new_tokens // 2)
-        while decoder.width < middle:
-            decoder.skip_to(max(decoder.width, middle - 2 if decoder.width < middle - 2 else middle - 1))
-            started = time.perf_counter()
-            decoder.step(token)
-            draw(policy, decoder.logits.nan_to_num(), rollout.temperature, generator)
-            float(decoder.logits[0, 0])
-            sampled_seconds = time.perf_counter() - started
-    responses = responses_of(policy, LargestMicrobatch(prompt, response, [1]), config)
-    started = time.perf_counter()
-    update_pass(responses)
-    float(sum(p.grad.flatten()[0] for p in policy.trained_parameters() if p.grad is not None))
-    update_seconds = time.perf_counter() - started
-    policy.model.zero_grad(set_to_none=True)
-    return PassSeconds(prompt_seconds / prompt, sampled_seconds, update_seconds / (prompt + response))
+class _TimeLimitError(Exception):
+    pass
 
 
-def step_seconds(config: RunConfig, passes: PassSeconds, prompt: int, response: int) -> StepSeconds:
-    """Seconds of a training step whose prompts and responses have these lengths in tokens."""
-    rollout, trainer = config.rollout, config.trainer
-    responses = rollout.prompts * rollout.group_size
-    batches = -(-rollout.prompts // prompts_at_once(config))
-    tokens = responses * response + (rollout.prompts if trainer.share_prompts else responses) * prompt
-    return StepSeconds(
-        rollout=rollout.prompts * prompt * passes.prompt_token + batches * response * passes.sampled_token,
-        update=trainer.epochs * tokens * passes.update_token,
-    )
+def run_step(
+    policy: Policy, config: RunConfig, train: Sequence[Record], grader: MeasuredGrader, limit: float
+) -> StepTime | None:
+    """Run the first training step on ``policy``; None if it takes longer than ``limit`` seconds of wall time.
+
+    Nothing is written.  Raises TrainingError if the step fails.
+    """
+    device = policy.device
+    optimizer, rollout = build_optimizer(policy, config.optimizer), config.rollout
+    records = records_of_step(train, 0, rollout.prompts, config.seed)
+    on_cpu = device.type == "cpu"
+    clock = time.process_time if on_cpu else time.perf_counter
+    wall, started = time.perf_counter(), clock()
+    try:
+        with _time_limit(limit):
+            draw = generator(device, config.seed, "rollout", 0)
+            graded = respond_and_grade(policy, records, grader, config.method, rollout, draw, rollout.group_size)
+            experience = reward_and_advantage(graded, config.method, 0, device)
+            sampled = clock()
+            update_policy(policy, experience, optimizer, config.optimizer.lr, config)
+    except _TimeLimitError:
+        return None
+    except (NoDistributionError, NotFiniteError) as error:
+        raise TrainingError(f"step 1: {error}") from error
+    rates = sampled - started, clock() - sampled
+    return StepTime("processor" if on_cpu else "wall", *rates, time.perf_counter() - wall, os.getloadavg()[0])
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise _TimeLimitError in the block after so much wall time."""
+
+    def stop(*_: object) -> None:
+        raise _TimeLimitError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -41,6 +41,7 @@ from coca_mindspeed.local.schedule import generator, learning_rate, records_of_s
 from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.utils.eta import STEPS
+from coca_mindspeed.utils.files import PROGRESS
 
 _MEMORY_ADVICE = (
     "trainer.microbatch_tokens or trainer.microbatch_prompts bounds the memory of an update, "
@@ -157,7 +158,8 @@ class Trainer:
         ``purpose`` seeds the samples together with the run's seed, and is the bar's title.  ``method`` names the method
         in the predictions (None: the run's).
         """
-        with StepProgress(len(records), self.show_progress, title=f"answering held-out questions, {purpose}") as bar:
+        title, file = f"answering held-out questions, {purpose}", self.output / PROGRESS
+        with StepProgress(len(records), self.show_progress, title=title, file=file) as bar:
             predictions = self._answers(records, purpose, lambda done: bar.show(done))
         label = method or self.method.name
         return [

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.integrate import trapezoid
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.intervals.bounds import Interval, shifted_percentiles
@@ -249,6 +248,8 @@ def router_scores(quality: Floats, cost: Floats, last: Floats, singles: tuple[Fl
         first tier and the last (RouteLLM's call-performance thresholds). ``cost_at_GAP``: of closing it, as a share of
         the last tier's cost. NaN where undefined.
     """
+    from scipy.integrate import trapezoid  # takes half a second to import, which a refusal must not
+
     single_quality, single_cost = singles
     ends = [0, len(single_quality) - 1]
     x, y = upper_hull(np.append(cost, single_cost[ends]), np.append(quality, single_quality[ends]))

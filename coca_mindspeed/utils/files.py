@@ -1,5 +1,6 @@
 """Atomic files and directories, JSON Lines with errors that name the line, and markers of our directories."""
 
+import difflib
 import fcntl
 import hashlib
 import json
@@ -9,7 +10,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -135,12 +136,13 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_atomically(path, "".join(map(to_json_line, rows)))
 
 
-def read_json_lines(path: Path, *, surrogates: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_json_lines(path: Path, *, surrogates: bool = True, hint: str = "") -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number from 1, object)`` for each line that is not blank.
 
     ``surrogates`` allows lone surrogates, which our own files may hold as escapes.  Raises DataError if the file cannot
-    be read, or a line is too long, not UTF-8 or not a JSON object.
+    be read, or a line is too long, not UTF-8 or not a JSON object; ``hint`` says what to do about another format.
     """
+    hint = f"; {hint}" if hint else ""
     try:
         with path.open("rb") as file:
             for number, raw in numbered_lines(file):
@@ -151,16 +153,27 @@ def read_json_lines(path: Path, *, surrogates: bool = True) -> Iterator[tuple[in
                 try:
                     row = parse_json(raw.decode("utf-8"), surrogates=surrogates)
                 except (UnicodeDecodeError, JsonError) as error:
-                    raise DataError(f"{path}:{number}: expected one JSON object a line; {error}") from error
+                    raise DataError(f"{path}:{number}: expected one JSON object a line; {error}{hint}") from error
                 if not isinstance(row, dict):
-                    raise DataError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
+                    raise DataError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}{hint}")
                 yield number, row
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file of somebody else's; empty if there is no such file, or it holds no object.
+
+    Raises JsonError and UnicodeDecodeError.
+    """
+    content = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}
+
+
 MARKER = "coca-mindspeed.json"
+PROGRESS = "progress.json"  # in a run's directory: how far the stage before the first step is
 _MAKER = "coca-mindspeed"
+_MOST_RUNS = 5  # in a message
 
 
 def write_marker(directory: Path, kind: str, fields: Mapping[str, Any] | None = None) -> None:
@@ -181,6 +194,14 @@ def read_marker(directory: Path, kind: str) -> dict[str, Any] | None:
 def is_ours(directory: Path, kind: str) -> bool:
     """Whether ``directory`` is one of ours, of this kind."""
     return read_marker(directory, kind) is not None
+
+
+def nearby_runs(directory: Path, is_run: Callable[[Path], bool]) -> str:
+    """Return ``; runs nearby: A, B`` for the runs in and beside ``directory``, the most similar first, or nothing."""
+    places = [place for place in (directory, directory.parent) if place.is_dir()]
+    runs = {str(path) for place in places for path in place.iterdir() if path.is_dir() and is_run(path)}
+    similar = difflib.get_close_matches(str(directory), sorted(runs), n=_MOST_RUNS, cutoff=0.0)
+    return f"; runs nearby: {', '.join(similar)}" if similar else ""
 
 
 def is_free(directory: Path) -> bool:

@@ -134,11 +134,11 @@ def _measure(
     records: Sequence[Record], values: Floats, arguments: argparse.Namespace
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
     from coca_mindspeed.grading.registry import build_grader
-    from coca_mindspeed.local.checks import LengthLimits, check_prompts
     from coca_mindspeed.local.experience import predict
     from coca_mindspeed.local.policy import choose_device, load_policy
     from coca_mindspeed.local.progress import StepProgress
     from coca_mindspeed.local.schedule import generator
+    from coca_mindspeed.local.validation import LengthLimits, check_prompts
 
     data = f"data.train={arguments.records}"
     given: list[Any] = [f"model.path={arguments.model}", data, f"method.confidence_decimals={arguments.decimals}"]

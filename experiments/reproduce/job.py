@@ -21,9 +21,10 @@ from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_pr
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
-from coca_mindspeed.local.setup import LocalRun, load_data, record_sources, warm_start
-from coca_mindspeed.local.sft import read_warm_up_records, run_sft_warm_up
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.local.setup import LocalRun, warm_start
+from coca_mindspeed.local.sft import run_sft_warm_up
+from coca_mindspeed.local.validation import load_data, read_warm_up_records, record_sources
+from coca_mindspeed.utils.files import is_ours, write_json
 from experiments.miniature import SYMBOLS
 from experiments.reproduce.plan import Job, Plan, run_config
 from experiments.reproduce.provenance import machine, made_from, source_commit
@@ -121,7 +122,8 @@ def _train(place: Workplace, job: Job) -> list[Prediction]:
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
     composed = ComposedConfig(config, place.plan.settings[job.setting].run)
     directory = job.directory(place.output) / "run"
-    with LocalRun(composed, directory, resume=True, show_progress=place.show_progress) as local:
+    resume = is_ours(directory, "run")
+    with LocalRun(composed, directory, resume=resume, show_progress=place.show_progress) as local:
         trainer = local.trainer(local.execute(local.train))
         predictions = trainer.evaluate(trainer.evaluate_records, "after")
     return [

@@ -10,9 +10,8 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.confidence_start import check_enough_questions
 from coca_mindspeed.local.model_files import reads_date
-from coca_mindspeed.local.setup import load_data, record_sources
+from coca_mindspeed.local.validation import check_enough_questions, load_data, record_sources
 from experiments.miniature import miniature
 from experiments.real_world.families import Sizes, real_world_sets
 from experiments.reproduce.plan import Job, Plan, SettingPlan, run_config

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from coca_mindspeed import cli
-from coca_mindspeed.baselines import run as baseline_run
 from coca_mindspeed.baselines.assessor import AssessorConfig
 from coca_mindspeed.baselines.early_stopping import FitConfig
+from coca_mindspeed.baselines.inputs import BASELINES, VOTES, answers_in_order
 from coca_mindspeed.baselines.probe import ProbeConfig, save_probe, train_probe
-from coca_mindspeed.baselines.run import BaselineOptions, answers_in_order, run_baseline
+from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.cli import baseline as baseline_command
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
@@ -38,14 +38,14 @@ def run(name, tmp_path, output, **more):
     return run_baseline(name, target, records, tmp_path / output, OPTIONS, open_assessor=open_assessor, **more)
 
 
-@pytest.mark.parametrize("name", baseline_run.BASELINES)
+@pytest.mark.parametrize("name", BASELINES)
 def test_every_baseline_writes_predictions_and_goes_on_after_a_stop(tmp_path, name, monkeypatch):
     whole = run(name, tmp_path, "whole")
     records = arithmetic_records(20, "evaluate", 0)
     assert [p.id for p in whole] == [r.id for r in records]
     assert read_predictions(tmp_path / "whole" / "predictions.jsonl") == whole
     assert {p.method for p in whole} == {name}
-    if name in baseline_run.VOTES:
+    if name in VOTES:
         assert all(p.tokens_to_confidence >= 3 for p in whole)
         assert name == "weighted_vote" or all(p.confidence in (0.0, 1 / 3, 2 / 3, 1.0) for p in whole)
     elif name != "verbalised":

@@ -133,8 +133,10 @@ def test_a_baseline_of_other_settings_is_not_kept(tmp_path, whole, monkeypatch, 
 @pytest.mark.parametrize(
     ("command", "code", "named"),
     [
-        (["demo", "--output", "run"], 1, ["run"]),
+        (["demo", "--output", "run"], 1, ["run", "--resume", "--overwrite"]),
         (["demo", "--output", "other", "--overwrite"], 1, ["other"]),
+        (["demo", "--output", "new", "--resume"], 1, ["[no-run]", "--output", "nearby: run"]),
+        (["train", "demo", "--output", "other", "--resume"], 1, ["[no-run]", "--output", "nearby: run"]),
         (["train", "demo", "--output", "new", "rollout.prompt=1"], 2, ["rollout.prompt"]),
         (
             ["train", "local", "--output", "new", "model.path=/nowhere", "data.train=/x", "data.evaluate=/y"],

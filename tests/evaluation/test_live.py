@@ -11,6 +11,9 @@ from coca_mindspeed.cli import main, watch
 from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard, sparkline
+from coca_mindspeed.local.progress import StepProgress
+from coca_mindspeed.local.run_directory import LOCK
+from coca_mindspeed.utils.files import PROGRESS, write_marker
 
 
 def show(path):
@@ -47,6 +50,30 @@ def test_a_run_that_has_just_begun(run, tmp_path_factory):
     assert "waiting for the first step" in show(tmp_path_factory.mktemp("empty"))
     assert [sparkline(values) for values in ([0, 1], [float("nan")], [1, 1])] == ["▁█", "", "▁▁"]
     assert len(sparkline(range(1000), 30)) == 30
+
+
+def test_the_stage_before_the_first_step_is_shown(tmp_path):
+    with StepProgress(40, enabled=False, title="warm-up ", file=tmp_path / PROGRESS) as progress:
+        progress.show(16)
+    assert "warm-up 16/40" in show(tmp_path)
+    (tmp_path / PROGRESS).write_text('{"title": "warm-')
+    assert "waiting for the first step" in show(tmp_path)
+
+
+def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(tmp_path, capsys):
+    assert main(["watch", str(tmp_path)]) == 1
+    write_marker(tmp_path / "local", "run")
+    write_marker(tmp_path / "exported", "model")
+    (tmp_path / "ascend" / "stage0").mkdir(parents=True)
+    (tmp_path / "ascend" / "stage0" / "mindspeed_rl.yaml").touch()
+    capsys.readouterr()
+    assert main(["watch", str(tmp_path)]) == 1
+    commands = [line.split() for line in capsys.readouterr().err.splitlines()[1:]]
+    assert {command[-1] for command in commands} == {f"{tmp_path}/{name}" for name in ("local", "ascend/stage0")}
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / LOCK).touch()  # it loads its model
+    for run in ("local", "ascend/stage0", "new"):
+        assert main(["watch", str(tmp_path / run), "--once"]) == 0
 
 
 def test_a_line_that_is_being_written_waits(run):

@@ -16,7 +16,8 @@ trl = pytest.importorskip("trl", reason="TRL has an environment of its own: run 
 from coca_mindspeed import SegmentMasks, parse_response, segment_objective  # noqa: E402
 from coca_mindspeed.config.compose import compose_run  # noqa: E402
 from coca_mindspeed.errors import CocaError  # noqa: E402
-from coca_mindspeed.local.setup import load_data, warm_start  # noqa: E402
+from coca_mindspeed.local.setup import warm_start  # noqa: E402
+from coca_mindspeed.local.validation import load_data  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_coca.py"
 spec = importlib.util.spec_from_file_location("trl_coca", EXAMPLE)

@@ -43,7 +43,9 @@ def test_several_nodes_are_rays_own_commands():
 
 def test_checkpoints_are_gone_on_from_only_where_that_is_asked_for(tmp_path):
     arguments = ("coca_qwen25_7b", "--dry-run", "--output", str(tmp_path))
-    assert "no checkpoint to resume from" in call(SCRIPT, *arguments, "--resume").stderr
+    refused = call(SCRIPT, *arguments, "--resume")
+    assert refused.returncode == 1
+    assert "no checkpoint to resume from" in refused.stderr
     other_node = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
     assert call(SCRIPT, *arguments, "--resume", **other_node).returncode == 0
     tracker = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
@@ -55,6 +57,8 @@ def test_checkpoints_are_gone_on_from_only_where_that_is_asked_for(tmp_path):
     resumed = call(SCRIPT, *arguments, "--resume")
     assert resumed.returncode == 0
     assert "trainer.resume_mode=auto" in resumed.stdout
+    for typed in (tmp_path.parent, tmp_path.with_name("typo")):
+        assert str(tmp_path) in call(SCRIPT, *arguments[:-1], str(typed), "--resume").stderr
 
 
 def test_smoke_is_the_same_method_on_the_tiny_model_and_a_cpu(tmp_path):

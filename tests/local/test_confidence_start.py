@@ -25,7 +25,6 @@ from coca_mindspeed.evaluation.predictions import outcomes
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local import confidence_start, sft
-from coca_mindspeed.local import setup as session_module
 from coca_mindspeed.local.confidence_start import (
     SampledQuestion,
     _draw,
@@ -375,12 +374,10 @@ def test_a_method_with_the_confidence_last_starts_too(tmp_path):
 
 
 def test_the_disk_must_hold_the_started_model_too(tmp_path, monkeypatch):
-    seen = []
-    check = session_module.check_space
-    monkeypatch.setattr(session_module, "check_space", lambda *a: (seen.append(a[-1]), check(*a)))
-    with closing(session(tmp_path / "run")):
-        pass
-    assert seen == [2]
+    usage = type("Usage", (), {"free": 0})
+    monkeypatch.setattr("coca_mindspeed.local.disk_space.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(ConfigError, match=" and 2 models"):
+        session(tmp_path / "run")
 
 
 def test_the_responses_are_made_likely_at_the_temperature_at_which_they_were_sampled(llama, monkeypatch):

@@ -20,7 +20,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.local.checks import LengthLimits, check_lengths, check_prompts, emulated_dtype
+from coca_mindspeed.local.checks import emulated_dtype
 from coca_mindspeed.local.experience import largest_evaluation_batch
 from coca_mindspeed.local.model_files import (
     context_limit,
@@ -33,6 +33,7 @@ from coca_mindspeed.local.policy import choose_device, load_policy, resolve_dtyp
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
+from coca_mindspeed.local.validation import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.utils.files import MARKER
 from tests.local.models_for_tests import response_log_probs, write_random_model
 from tests.local.runs_for_tests import small_session
@@ -199,7 +200,9 @@ def test_an_output_that_is_something_else_is_refused_and_left_alone(tmp_path, mo
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run" / name).write_text("{}")
         assert main(arguments(tmp_path, model)) == 1
-        assert f"holds '{name}' but no {MARKER} of a run" in capsys.readouterr().err
+        message = capsys.readouterr().err
+        assert "[not-a-run]" in message
+        assert name in message
         assert names(tmp_path / "run") == [name]
         (tmp_path / "run" / name).unlink()
     # A model beside the output's name is not replaced by the trained one.
@@ -217,11 +220,10 @@ def test_an_output_that_is_something_else_is_refused_and_left_alone(tmp_path, mo
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from coca_mindspeed.local.run_directory import check_writable, lock_run
-check_writable(Path(sys.argv[1]))
-lock = lock_run(Path(sys.argv[1]))
-print("held", flush=True)
-time.sleep(60)
+from coca_mindspeed.local.run_directory import lock_run
+with lock_run(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
 """
 
 NO_ALIASES = {"category": "factual", "metadata": {"aliases": []}}
@@ -415,14 +417,14 @@ def test_auto_is_bfloat16_where_the_processor_has_it_and_an_emulated_one_is_warn
 
 
 def test_a_resumed_run_keeps_the_compute_dtype_of_its_first_machine(tmp_path, monkeypatch):
-    for features, expected in (({}, "float32"), ({"avx512_bf16": True}, "float32")):
+    for resume, features in ((False, {}), (True, {"avx512_bf16": True})):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=features: found, raising=False)
-        session = small_session(tmp_path / "run", "model.compute_dtype=auto", "trainer.steps=2", resume=True)
+        session = small_session(tmp_path / "run", "model.compute_dtype=auto", "trainer.steps=2", resume=resume)
         session.trainer.run(session.resume_from)
         session.close()
-        assert session.run.config.model.compute_dtype == expected
+        assert session.run.config.model.compute_dtype == "float32"
         saved = compose_run(str(tmp_path / "run" / "config.yaml")).run
-        assert saved.model.compute_dtype == expected
+        assert saved.model.compute_dtype == "float32"
     session = small_session(tmp_path / "new", "model.compute_dtype=auto", "trainer.steps=2")
     session.close()
     assert session.run.config.model.compute_dtype == "bfloat16"
@@ -449,7 +451,7 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
         raise AssertionError("the model was loaded")
 
     with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.cli.baseline.load_policy", load)
+        patched.setattr("coca_mindspeed.local.policy.load_policy", load)
         assert f"{bad}:{len(QUESTIONS) + 1}: record" in (said := baseline("--data", str(bad)))
         assert "metadata['aliases']" in said
         assert re.search(

@@ -1,95 +1,69 @@
-"""Estimated hours of a local run: the arithmetic by hand, and that measuring leaves the policy as it was."""
+"""Time of a local run by ``check``: of a step that was run."""
 
 import pytest
 import torch
 
-from coca_mindspeed.cli import main
-from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.step_time import PassSeconds, measure_passes, step_seconds
+from coca_mindspeed.cli import check, main
+from coca_mindspeed.local import step_time
 from coca_mindspeed.local.tiny_model import write_tiny_model
 
-RUN = (
-    *("model=tiny", "data=arithmetic", "rollout.prompts=4", "rollout.group_size=2"),
-    *("trainer.minibatches=1", "trainer.epochs=2"),
-)
+RUN = ("data=arithmetic", "rollout.max_prompt_tokens=64", "rollout.max_new_tokens=32", "rollout.prompts=4")
 
 
-@pytest.mark.parametrize(
-    ("more", "rollout", "update"),
-    [
-        # 4 x 10 prompt tokens at .01 s, then twice 20 tokens of a batch at .5 s; twice 4 x 10 + 8 x 20 tokens
-        (("rollout.batch_responses=5",), 0.4 + 20, 0.4),
-        (("rollout.batch_responses=null",), 0.4 + 10, 0.4),
-        (("rollout.batch_responses=1",), 0.4 + 40, 0.4),  # at least one whole group
-        (("trainer.share_prompts=false", "rollout.batch_responses=5"), 0.4 + 20, 0.48),
-    ],
-)
-def test_the_seconds_of_a_step(more, rollout, update):
-    config = compose_run("local", [*RUN, *more]).run
-    seconds = step_seconds(config, PassSeconds(0.01, 0.5, 0.001), prompt=10, response=20)
-    assert seconds == pytest.approx((rollout, update))
-
-
-@pytest.mark.parametrize("lengths", [(1, 1), (300, 200)])
-def test_measuring_leaves_the_policy_as_it_was(tmp_path, lengths):
+@pytest.fixture
+def tiny(tmp_path):
     write_tiny_model(tmp_path / "tiny", 0)
-    policy = load_policy(tmp_path / "tiny", ModelConfig(), torch.device("cpu"))
-    before = [parameter.detach().clone() for parameter in policy.model.parameters()]
-    sizes = [f"rollout.max_prompt_tokens={lengths[0]}", f"rollout.max_new_tokens={lengths[1]}"]
-    passes = measure_passes(policy, compose_run("local", [*RUN, *sizes]).run)
-    assert min(passes) > 0
-    for parameter, old in zip(policy.model.parameters(), before, strict=True):
-        assert parameter.grad is None
-        assert torch.equal(parameter, old)
+    return tmp_path / "tiny"
 
 
-def test_check_prints_hours_and_reads_the_records(tmp_path, capsys):
-    write_tiny_model(tmp_path / "tiny", 0)
-    (tmp_path / "bad.jsonl").write_text('{"question": "What is 1 + 1?", "anwser": "2"}\n')
-    bad = ["data=records", f"data.train={tmp_path / 'bad.jsonl'}", f"data.evaluate={tmp_path / 'bad.jsonl'}"]
-    assert main(["check", "local", *bad, f"model.path={tmp_path / 'tiny'}"]) == 1
-    assert "bad.jsonl:1: " in capsys.readouterr().err
-    run = [
-        "local",
-        "data=arithmetic",
-        f"model.path={tmp_path / 'tiny'}",
-        "rollout.max_prompt_tokens=64",
-        "evaluation.preflight=0",
-    ]
-    assert main(["check", *run, "rollout.max_new_tokens=32"]) == 0
-    hours = [line.split() for line in capsys.readouterr().out.splitlines() if " for 200 steps of " in line]
-    assert [(line[-5], line[-2]) for line in hours] == [("8", "4"), ("64", "32")]
+def checked(tiny, *more: str) -> int:
+    return main(["check", "local", *RUN, f"model.path={tiny}", "trainer.device=cpu", "evaluation.preflight=0", *more])
 
 
-def test_check_measures_the_adapters_that_are_trained(tmp_path, monkeypatch, capsys):
+def test_check_runs_one_step_and_multiplies_its_time(tiny, capsys, monkeypatch):
+    weights = (tiny / "model.safetensors").read_bytes()
+    monkeypatch.setattr(step_time.os, "getloadavg", lambda: (3.25, 0.0, 0.0))
+    steps = []
+
+    def run_step(*arguments):
+        steps.append(step_time_of(*arguments))
+        return steps[-1]._replace(rollout=2.0, update=7.0)
+
+    step_time_of = step_time.run_step
+    monkeypatch.setattr(step_time, "run_step", run_step)
+    assert checked(tiny) == 0
+    [step] = steps
+    assert step.clock == "processor"
+    assert min(step[1:]) > 0
+    time, total = capsys.readouterr().out.splitlines()[-3:-1]
+    assert "load 3.2 on" in time
+    assert total.startswith("200 such steps: about 30 min of processor time")
+    assert (tiny / "model.safetensors").read_bytes() == weights
+
+
+def test_a_step_that_takes_too_long_is_stopped(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(check, "_LONGEST_STEP", 0.01)
+    assert checked(tiny) == 0
+    assert "such steps" not in (shown := capsys.readouterr().out)
+    assert "trainer.steps=2" in shown
+
+
+def test_a_step_trains_adapters_in_the_run_s_formats(tiny, monkeypatch):
     """Weights in float32 and gradients of all of them would take more memory than the run."""
     pytest.importorskip("peft")
-    write_tiny_model(tmp_path / "tiny", 0)
-    measured = []
-
-    def measure(policy, config):
-        measured.append(policy)
-        return PassSeconds(1.0, 1.0, 1.0)
-
-    monkeypatch.setattr("coca_mindspeed.local.step_time.measure_passes", measure)
-    lora = ["model.lora.rank=2", "model.lora.base_dtype=bfloat16"]
-    run = ["local", "data=arithmetic", f"model.path={tmp_path / 'tiny'}", "rollout.max_prompt_tokens=64", *lora]
-    run += ["evaluation.preflight=0"]
-    assert main(["check", *run, "rollout.max_new_tokens=32"]) == 0
-    [policy] = measured
+    updated = []
+    monkeypatch.setattr(step_time, "update_policy", lambda policy, *_: updated.append(policy))
+    assert checked(tiny, "model.lora.rank=2", "model.lora.base_dtype=bfloat16") == 0
+    [policy] = updated
     dtypes = {(parameter.requires_grad, parameter.dtype) for parameter in policy.model.parameters()}
     assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [("2", 20), ("0.05", None)])  # of 40 questions, 4 a step
-def test_check_counts_the_steps_of_epochs(tmp_path, monkeypatch, capsys, epochs, steps):
-    write_tiny_model(tmp_path / "tiny", 0)
-    monkeypatch.setattr("coca_mindspeed.local.step_time.measure_passes", lambda *_: PassSeconds(1.0, 1.0, 1.0))
-    run = ["local", "data=arithmetic", "data.train_size=40", f"data.epochs={epochs}", "rollout.prompts=4"]
-    lengths = ["rollout.max_prompt_tokens=64", "rollout.max_new_tokens=32", "evaluation.preflight=0"]
-    assert main(["check", *run, *lengths, f"model.path={tmp_path / 'tiny'}"]) == (0 if steps else 1)
+def test_check_counts_the_steps_of_epochs(tiny, monkeypatch, capsys, epochs, steps):
+    found = step_time.StepTime("processor", 1.0, 1.0, 1.0, 1.0)
+    monkeypatch.setattr(step_time, "run_step", lambda *_: found)
+    assert checked(tiny, "data.train_size=40", f"data.epochs={epochs}") == (0 if steps else 1)
     captured = capsys.readouterr()
-    assert captured.out.count(f" for {steps} steps of ") == (2 if steps else 0)
+    assert (f"{steps} such steps: about 40 s" in captured.out) == (steps is not None)
     assert ("no-whole-step" in captured.err) == (steps is None)

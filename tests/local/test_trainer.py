@@ -1,6 +1,7 @@
 """The training loop: what it writes, what it survives, and that a stopped run ends like one that never was."""
 
 import errno
+import json
 import math
 import multiprocessing
 import os
@@ -24,8 +25,10 @@ from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local import trainer as trainer_module
+from coca_mindspeed.local.disk_space import checkpoints_at_once
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
+from coca_mindspeed.utils.files import PROGRESS
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, open_session, result, rows, small_session, train
 from tests.local.starts_for_tests import arguments
@@ -254,9 +257,10 @@ def test_errors_of_a_step_are_explained(waiting, monkeypatch, error, kind, messa
         waiting.run()
 
 
-def test_a_run_that_is_not_there_is_said_to_begin(tmp_path, capsys):
-    small_session(tmp_path / "run", resume=True).close()
-    assert f"--resume: no run found in {tmp_path / 'run'}" in capsys.readouterr().err
+def test_the_stages_before_the_first_step_say_how_far_they_are(tmp_path):
+    small_session(tmp_path / "run", "warm_up.steps=3").close()
+    state = json.loads((tmp_path / "run" / PROGRESS).read_text())
+    assert (state["title"], state["step"], state["total"]) == ("warm-up", 3, 3)
 
 
 def test_a_disk_that_fills_up_loses_no_checkpoint(finished, tmp_path, monkeypatch):
@@ -281,10 +285,33 @@ def test_a_disk_that_fills_up_loses_no_checkpoint(finished, tmp_path, monkeypatc
 
 def test_a_small_disk_is_said_before_the_first_step(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 2_000_000})
-    monkeypatch.setattr("coca_mindspeed.local.checkpoint.shutil.disk_usage", lambda _: usage)
-    with pytest.raises(TrainingError, match=r"2 MiB are free, about 4 MiB are needed .* lower checkpoint\.keep"):
+    monkeypatch.setattr("coca_mindspeed.local.disk_space.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(
+        ConfigError, match=r"2 MiB are free, about 4 MiB are needed for 3 more .*\n.*checkpoint\.keep=1"
+    ):
         train(tmp_path / "run")
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not (tmp_path / "run").exists()
+    small_session(tmp_path / "run", "trainer.steps=1", "checkpoint.interval=50").close()  # one checkpoint of 1.3 MB
+
+
+@pytest.mark.parametrize(
+    ("interval", "keep", "done", "there", "most"),
+    [
+        (50, 2, 0, 0, 1),  # that of the last step
+        (0, 2, 0, 0, 1),
+        (2, 2, 0, 0, 2),
+        (1, 2, 0, 0, 3),
+        (1, 1, 0, 0, 2),
+        (1, 2, 2, 2, 3),
+        (1, 5, 2, 2, 3),
+        (1, 2, 3, 2, 2),  # nothing is left to train
+        (1, 1, 2, 3, 3),  # more of an earlier session
+    ],
+)
+def test_no_more_checkpoints_are_counted_than_are_written(interval, keep, done, there, most):
+    """Three steps."""
+    sizes = ["trainer.steps=3", f"checkpoint.interval={interval}", f"checkpoint.keep={keep}"]
+    assert checkpoints_at_once(compose_run("demo", sizes).run, done, there) == most
 
 
 def test_an_unwritable_output_is_said_first(tmp_path, capsys):

@@ -154,11 +154,18 @@ def with_interval(run, interval):
     return run.model_copy(update={"mindspeed_rl": {**run.mindspeed_rl, "coca": coca}})
 
 
+def test_a_resume_without_a_run_names_the_runs_nearby(tmp_path):
+    run, plan = planned("data.epochs=null", "trainer.steps=100")
+    checkpoint(tmp_path / "right/stage0/checkpoints", 4, iteration="50")
+    for typed in (tmp_path / "rihgt", tmp_path):
+        with pytest.raises(ConfigError, match=str(tmp_path / "right")) as caught:
+            stages_to_do(run, plan, typed, resume=True)
+        assert [(problem.code, problem.key) for problem in caught.value.problems] == [("no-run", "--output")]
+
+
 def test_stages_still_to_do(tmp_path):
     run, plan = planned("method=sequential", "data.epochs=null", "trainer.steps=100")
     assert stages_to_do(run, plan, tmp_path, resume=False) == [(0, False), (1, False)]
-    with pytest.raises(ConfigError, match="--resume"):
-        stages_to_do(run, plan, tmp_path, resume=True)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
     assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True), (1, False)]
     with pytest.raises(ConfigError, match="--output"):

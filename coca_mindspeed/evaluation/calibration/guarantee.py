@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
-from scipy.stats import beta, binom
+from scipy.special import betaincinv
 
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.evaluation.metrics.binning import Floats
@@ -59,12 +59,14 @@ class Certificate(Section):
 
 def p_value(wrong: npt.ArrayLike, accepted: npt.ArrayLike, risk: float) -> Floats:
     """Exact binomial tail, elementwise: probability of at most ``wrong`` wrong answers if the error were ``risk``."""
+    from scipy.stats import binom  # takes a second to import, which a refusal must not
+
     return np.asarray(binom.cdf(wrong, accepted, risk))
 
 
 def upper_bound(wrong: int, accepted: int, confidence: float) -> float:
     """Exact one-sided (Clopper-Pearson) upper bound of the error."""
-    return 1.0 if wrong >= accepted else float(beta.ppf(confidence, wrong + 1, accepted - wrong))
+    return 1.0 if wrong >= accepted else float(betaincinv(wrong + 1, accepted - wrong, confidence))
 
 
 def least_labels(risk: float, confidence: float) -> int:

@@ -10,8 +10,6 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
-from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import LogisticRegression
 
 from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.schema import Section
@@ -59,11 +57,15 @@ def fit_curve(kind: CurveKind, confidence: Floats, correct: Labels) -> Curve:
     if len(np.unique(correct)) < 2:
         raise ValueError(f"a map needs correct and wrong answers, found {len(correct)} labels that are all equal")
     if kind == "isotonic":
+        from sklearn.isotonic import IsotonicRegression  # two seconds, which only a fit needs
+
         fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(confidence, correct)
         pairs = zip(fitted.X_thresholds_.tolist(), fitted.y_thresholds_.tolist(), strict=True)
         return Curve(kind=kind, knots=list(pairs))
     features = _features(kind, confidence)
     used = list(range(features.shape[1]))
+    from sklearn.linear_model import LogisticRegression
+
     while used:
         model = LogisticRegression(C=_WEAK_PENALTY, max_iter=1000, tol=1e-8).fit(features[:, used], correct)
         # A negative weight would make the map decrease somewhere: drop its term.

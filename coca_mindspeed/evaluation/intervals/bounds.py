@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import beta, norm
-from scipy.stats import t as student_t
+from scipy.special import betaincinv, ndtri, stdtrit
 
 from coca_mindspeed.evaluation.metrics.binning import Floats
 
@@ -40,7 +39,7 @@ def share_low(share: Any, size: Any, tail: float) -> Floats:
     Arrays are broadcast; ``size``, the number of answers, need not be whole.
     """
     right = np.asarray(share, dtype=np.float64) * size
-    found = beta.ppf(tail, np.where(right > 0, right, 1.0), size - right + 1)
+    found = betaincinv(np.where(right > 0, right, 1.0), size - right + 1, tail)
     return np.where(right > 0, found, 0.0)
 
 
@@ -78,10 +77,10 @@ class BoundedMean:
         width = 1 - self.lower
         share = min(1.0, max(0.0, (self.value - self.lower) / width))
         size, deviation = self._effective(share, width)
-        normal = float(norm.ppf(0.5 + level / 2))
+        normal = float(ndtri(0.5 + level / 2))
         if self.is_mean:
             # The variance is estimated: Student's quantiles are wider than the normal's.
-            size *= (normal / student_t.ppf(0.5 + level / 2, max(self.units - 1, 1))) ** 2
+            size *= (normal / stdtrit(max(self.units - 1, 1), 0.5 + level / 2)) ** 2
             size = max(size, self.units)
         if self.most is not None:
             size = min(size, self.most)

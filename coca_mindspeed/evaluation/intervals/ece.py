@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Interval, share_high, share_low
 from coca_mindspeed.evaluation.metrics.binning import Floats
@@ -66,7 +66,7 @@ def _low(bins: Bins, tail: float) -> float:
     tail /= len(signs)
     exact = share - share_low(share, bins.units, tail)
     spread = np.sqrt(np.maximum(bins.brier - means**2, 0) / max(bins.units - 1, 1))
-    student = student_t.ppf(1 - tail, max(bins.units - 1, 1)) * spread
+    student = stdtrit(max(bins.units - 1, 1), 1 - tail) * spread
     return float((means - np.maximum(exact, student)).max())
 
 
@@ -98,7 +98,7 @@ def _high_student(bins: Bins, estimate: float, tail: float) -> float:
     m alone: m + t sqrt((brier - m^2) / (units - 1)), which rises up to m = sqrt(brier / (1 + h)) and then falls.
     """
     freedom = max(bins.units - 1, 1)
-    h = float(student_t.ppf(1 - tail, freedom)) ** 2 / freedom
+    h = float(stdtrit(freedom, 1 - tail)) ** 2 / freedom
     mean = min(estimate, math.sqrt(bins.brier / (1 + h)))
     return mean + math.sqrt(h * max(bins.brier - mean**2, 0.0))
 

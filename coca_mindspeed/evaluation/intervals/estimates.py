@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
 
 from coca_mindspeed.evaluation.intervals.bounds import (
     UNDEFINED_INTERVAL,
@@ -125,6 +124,8 @@ def _auroc(data: Outcomes, valid: npt.NDArray[np.bool_], question: npt.NDArray[n
     moves = np.zeros(len(data))
     if not n_right or not n_wrong:
         return Influence(math.nan, moves, 0.0)
+    from scipy.stats import rankdata  # takes a second to import, which a refusal must not
+
     ranks = np.zeros(len(data))
     ranks[valid] = rankdata(data.confidence[valid])
     # Fraction of the other class below a correct answer, and above a wrong one; ties half.

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 Floats = npt.NDArray[np.float64]
 BinScheme = Literal["equal_width", "equal_mass"]
@@ -33,8 +33,8 @@ def clopper_pearson(right: Any, count: Any, level: float = 0.95) -> tuple[Floats
     """Return the exact binomial interval of a proportion, elementwise; NaN where ``count`` is 0."""
     right, count, tail = np.asarray(right), np.asarray(count), (1 - level) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
-        low = np.where(right == 0, 0.0, beta.ppf(tail, right, count - right + 1))
-        high = np.where(right == count, 1.0, beta.ppf(1 - tail, right + 1, count - right))
+        low = np.where(right == 0, 0.0, betaincinv(right, count - right + 1, tail))
+        high = np.where(right == count, 1.0, betaincinv(right + 1, count - right, 1 - tail))
     return np.where(count == 0, np.nan, low), np.where(count == 0, np.nan, high)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from coca_mindspeed.evaluation.metrics import binning
 from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed, Floats
@@ -206,7 +206,8 @@ class WeightedSample:
         if self.options.debias:
             deviation = np.sqrt(accuracy * (1 - accuracy) / np.maximum(count, 1))
             z = gap / np.where(deviation > 0, deviation, 1)
-            expected = deviation * 2 * norm.pdf(z) + gap * (1 - 2 * norm.cdf(-z))
+            density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+            expected = deviation * 2 * density + gap * (1 - 2 * ndtr(-z))
             error = np.where(deviation > 0, 2 * gap - expected, gap)
         ece = np.einsum("rb,rb->r", count, error) / n
         return {

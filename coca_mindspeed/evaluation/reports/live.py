@@ -1,5 +1,6 @@
 """Terminal view of a running training: calibration metrics over time and a reliability table."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_spec, show
 from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, health_problems
 from coca_mindspeed.utils.console import terminal_text
 from coca_mindspeed.utils.eta import STEPS, Pace, duration
-from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.files import PROGRESS, is_ours, read_json_lines
 from coca_mindspeed.utils.jsonl import read_complete_rows
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
@@ -39,6 +40,7 @@ _SCALARS: tuple[tuple[str, str], ...] = (
     ("eval/success_rate", "success rate, held out"),
     ("eval/tokens_to_confidence", "tokens to confidence"),
 )
+_BEGUN = ("metrics.jsonl", "mindspeed_rl.yaml")  # the latter is there before the first iteration on Ascend
 _SAMPLE_FILES = 20  # newest files of rollout samples behind the reliability table; each holds few answers
 
 
@@ -55,6 +57,24 @@ class RunDirectory:
             return validate_run(read_yaml(path), lambda: (path,))
         except (OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
             return None
+
+    def is_run(self) -> bool:
+        """Whether a run of any engine has begun here."""
+        return is_ours(self.path, "run") or any((self.path / name).exists() for name in _BEGUN)
+
+    def runs_below(self) -> list[Path]:
+        """Return the runs at most two directories below this one, the most recent first."""
+        below = [path for pattern in ("*/", "*/*/") for path in self.path.glob(pattern) if RunDirectory(path).is_run()]
+        return sorted(below, key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def stage(self) -> str:
+        """Return how far the stage before the first step is; empty if it has written nothing."""
+        try:
+            state = json.loads((self.path / PROGRESS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # not there, or half written
+            return ""
+        left = "" if state["left"] is None else f", about {duration(state['left'])} left"
+        return f"{state['title']} {state['step']}/{state['total']}{left}"
 
     def finished(self) -> bool:
         """Whether the last step is done."""
@@ -132,7 +152,8 @@ def dashboard(directory: RunDirectory) -> RenderableType:
     """Return the state of a run, for rich to print."""
     rows = directory.rows("metrics.jsonl")
     if not rows:
-        return Panel(Text("waiting for the first step"), title=terminal_text(str(directory.path)))
+        text = directory.stage() or "waiting for the first step"
+        return Panel(Text(text), title=terminal_text(str(directory.path)))
     step = rows[-1].get("step", "?")
     progress = directory.progress(step) if isinstance(step, int) else ""
     parts: list[RenderableType] = []

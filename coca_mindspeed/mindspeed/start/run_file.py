@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.start.inputs import digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
 from coca_mindspeed.mindspeed.weights.checkpoints import newest_iteration
-from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.files import nearby_runs, write_atomically
 from coca_mindspeed.utils.jsonl import read_steps
 from coca_mindspeed.utils.text_formats import YamlError, first_difference, read_yaml
 
@@ -77,7 +78,9 @@ def stages_to_do(run: RunConfig, plan: "ClusterPlan", output: Path, *, resume: b
     if not resume and any(iteration is not None for iteration in reached):
         raise ConfigError(f"--output {output}: already holds a run; add --resume to continue it, or choose another")
     if resume and all(iteration is None for iteration in reached):
-        raise ConfigError(f"--resume: {output} holds no checkpoint; leave --resume out to start")
+        nearby = nearby_runs(output, lambda other: any(other.glob("stage*/checkpoints")))
+        fix = f"correct --output, or leave --resume out to start a run{nearby}"
+        refuse([Problem("no-run", "--output", output, "holds no checkpoint to resume", fix)])
     return [
         (stage, iteration is not None)
         for stage, iteration in enumerate(reached)

@@ -1,0 +1,373 @@
+"""Checks of a local run that need no torch: output directory, records, gold answers, prompts, lengths and disk space.
+
+``train``, ``demo``, ``check`` and ``baseline`` call them before torch is imported; checks of the device and the model
+follow (:mod:`.checks`, :mod:`.setup`).
+"""
+
+import datetime
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.config.checks import CHECKS, Problem, find_problems, missing_data, missing_model, refuse
+from coca_mindspeed.config.schema import LEAST_START_QUESTIONS, DataConfig, ModelConfig, RunConfig
+from coca_mindspeed.config.steps import with_steps
+from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
+from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.grading.label_check import check_records
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.verdict import MeasuredGrader
+from coca_mindspeed.local.disk_space import check_space
+from coca_mindspeed.local.logging import require_loggers
+from coca_mindspeed.local.model_files import (
+    ContextLimit,
+    context_limit,
+    load_tokenizer,
+    read_config_file,
+    read_model_config,
+    read_tokenizer_file,
+    reads_date,
+    render_prompts,
+)
+from coca_mindspeed.local.progress import StepProgress
+from coca_mindspeed.local.run_directory import (
+    CONFIDENCE_START,
+    MODEL,
+    WARMED_UP,
+    FoundRun,
+    check_same_run,
+    check_writable,
+    find_run,
+    records_digest,
+    stored_compute_dtype,
+    stored_prompt_date,
+)
+
+_CHUNK = 200  # prompts checked at a time; small enough to show progress
+_CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]
+_SILENT = 3.0  # seconds before progress is shown
+
+
+@dataclass(frozen=True)
+class LengthLimits:
+    """Longest prompt and response in tokens, and the keys or options that set them."""
+
+    prompt: int
+    response: int
+    prompt_key: str = "rollout.max_prompt_tokens"
+    response_key: str = "rollout.max_new_tokens"
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "LengthLimits":
+        return cls(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """The checked inputs of a run.
+
+    Attributes:
+        config: the configuration with the steps that ``data.epochs`` gives, and the date and the compute dtype of a run
+            to resume.
+        found: the state of the output directory.
+        train, evaluate, warm_up: records; the latter two may be empty.
+        digests: number and SHA-256 of each set's records.
+    """
+
+    config: RunConfig
+    found: FoundRun
+    train: Sequence[Record]
+    evaluate: Sequence[Record]
+    warm_up: Sequence[Record]
+    digests: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def records(self) -> list[Record]:
+        return [*self.train, *self.evaluate, *self.warm_up]
+
+
+def validate_run(
+    config: RunConfig,
+    output: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool | None = None,
+    show_progress: bool = True,
+) -> tuple[RunInputs, MeasuredGrader]:
+    """Check all that is known of a run without torch; write nothing.
+
+    Returns the inputs and the grader that has checked them, which the caller closes.  ``overwrite`` None: the command
+    has no such option.
+
+    Raises:
+        ConfigError: settings, the output directory, or the disk.
+        DataError, GradingError: as :func:`check_questions`.
+    """
+    refuse(find_problems(config, CHECKS, (missing_data, *(() if resume else (missing_model,)))))
+    found = find_run(output, resume=resume, overwrite=overwrite)
+    check_writable(output)
+    require_loggers(config.logging)
+    if resume and config.model.compute_dtype == "auto" and (stored := stored_compute_dtype(found)) is not None:
+        config = with_model(config, compute_dtype=stored)
+    inputs = read_inputs(config, found)
+    check_same_run(found, inputs.config, inputs.digests)
+    path, _ = model_directory(inputs.config, found)
+    check_space(inputs.config, found, path)
+    return inputs, check_questions(inputs, show_progress=show_progress)
+
+
+def read_inputs(config: RunConfig, found: FoundRun) -> RunInputs:
+    """Read the records of a run, and complete its configuration by them."""
+    train, evaluate = load_data(config.data)
+    config = with_steps(config, len(train))
+    check_enough_questions(config, train)
+    warm_up = read_warm_up_records(config)
+    sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
+    digests = {name: records_digest(records) for name, records in sets.items()}
+    return RunInputs(with_prompt_date(config, found, train), found, train, evaluate, warm_up, digests)
+
+
+def check_questions(inputs: RunInputs, *, show_progress: bool) -> MeasuredGrader:
+    """Check prompts and gold answers, and return the grader.
+
+    Prompts are checked by tokenizer.json, and later by the tokenizer that transformers loads; those of the built-in
+    model are checked later only.
+
+    Raises:
+        ConfigError, DataError: as :func:`check_prompts`, or a gold answer cannot be used.
+        GradingError: something that grading needs is missing.
+    """
+    config = inputs.config
+    with ExitStack() as opened:
+        grader = build_grader(config.data.grader, config.data.grader_options)
+        opened.callback(grader.close)
+        path, where = model_directory(config, inputs.found)
+        if path is not None:
+            check_prompts(
+                path,
+                config.model,
+                inputs.records,
+                config.method.training_method.system_prompt,
+                LengthLimits.of(config),
+                where=where,
+                by_file=True,
+                show_progress=show_progress,
+            )
+        check_records(grader, record_sources(config.data, inputs.train, inputs.evaluate))
+        opened.pop_all()
+    return grader
+
+
+def model_directory(config: RunConfig, found: FoundRun) -> tuple[Path | None, str]:
+    """The model that a run starts from (None: the built-in one), and its name in messages."""
+    if found.newest is not None and config.model.lora.rank is None:
+        return found.newest.model, "checkpoint"
+    if found.newest is not None and config.confidence_start.questions:
+        return found.path / CONFIDENCE_START / MODEL, "start of the confidences"  # the adapters' base
+    if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
+        return found.path / WARMED_UP, "warm start"  # the adapters' base
+    return None if config.model.path is None else Path(config.model.path), "model.path"
+
+
+def with_prompt_date(config: RunConfig, found: FoundRun, records: Sequence[Record]) -> RunConfig:
+    """Set the date of a chat template that reads the clock: that of the run to resume, or today."""
+    if config.model.path is None or config.model.prompt_date is not None:
+        return config
+    day = stored_prompt_date(found)
+    if day is None:
+        if not reads_date(config.model, records[0], config.method.training_method.system_prompt):
+            return config
+        day = datetime.date.today().isoformat()
+    return with_model(config, prompt_date=day)
+
+
+def with_model(config: RunConfig, **changes: str) -> RunConfig:
+    """The configuration with other keys of ``model``."""
+    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
+
+
+def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
+    """Training and held-out records; raises DataError if a file cannot be read or holds no records."""
+    if config.name == "arithmetic":
+        try:
+            held_out = arithmetic_records(config.evaluate_size, "evaluate", config.seed)
+        except ValueError as error:
+            raise DataError(f"data.evaluate_size={config.evaluate_size}: {error}") from error
+        return arithmetic_records(config.train_size, "train", config.seed), held_out
+    assert config.train is not None
+    train = list(read_records(Path(config.train)))
+    if not train:
+        raise DataError(f"data.train={config.train}: holds no records")
+    if config.evaluate is None:
+        return train, []
+    evaluate = list(read_records(Path(config.evaluate)))
+    if not evaluate:
+        raise DataError(f"data.evaluate={config.evaluate}: holds no records")
+    return train, evaluate
+
+
+def record_sources(
+    config: DataConfig, train: Sequence[Record], evaluate: Sequence[Record]
+) -> dict[Path | str, Sequence[Record]]:
+    """Training and held-out records by the files that they come from, or by the keys of embedded ones."""
+    sources: dict[Path | str, Sequence[Record]] = {}
+    for key, file, records in (("data.train", config.train, train), ("data.evaluate", config.evaluate, evaluate)):
+        source = key if config.name == "arithmetic" or file is None else Path(file)
+        sources[source] = [*sources.get(source, ()), *records]
+    return sources
+
+
+def read_warm_up_records(config: RunConfig) -> list[Record]:
+    """The records of ``warm_up.records``; none if it is not set.
+
+    Raises DataError if the file cannot be read or is empty, or an answer cannot be written as a response.
+    """
+    if config.warm_up.records is None:
+        return []
+    records = list(read_records(Path(config.warm_up.records)))
+    if not records:
+        raise DataError(f"warm_up.records={config.warm_up.records}: holds no records")
+    for record in records:
+        where = f"warm_up.records={config.warm_up.records}: record {record.id!r} of {record.dataset}"
+        if not record.answer.strip():
+            raise DataError(f"{where} has no answer")
+        if config.warm_up.wrong_answers and not any(character.isdecimal() for character in record.answer):
+            raise DataError(
+                f"{where}: warm_up.wrong_answers={config.warm_up.wrong_answers:g} changes a digit, and its answer "
+                f"{record.answer!r:.80} has none; set warm_up.wrong_answers=0"
+            )
+    return records
+
+
+def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
+    """Raise ConfigError if more questions are to be sampled than there are training records."""
+    asked = config.confidence_start.questions
+    if asked > len(train):
+        raise ConfigError(
+            f"confidence_start.questions={asked}: each question is sampled once, and there are {len(train)} training "
+            f"questions; the nearest value that works is {len(train) if len(train) >= LEAST_START_QUESTIONS else 0}"
+        )
+
+
+def check_prompts(
+    path: Path,
+    model: ModelConfig,
+    records: Sequence[Record],
+    system_prompt: str | None,
+    limits: LengthLimits,
+    *,
+    where: str = "model.path",
+    keys: TemplateKeys = TEMPLATE_KEYS,
+    by_file: bool = False,
+    show_progress: bool = True,
+) -> None:
+    """Refuse prompts that the model in ``path`` cannot process, without reading its weights.
+
+    ``by_file`` reads tokenizer.json and config.json without transformers and torch, and leaves a model without a
+    tokenizer.json to a later call.
+
+    Raises:
+        ConfigError: no tokenizer, no chat template, or one that refuses the prompt, drops a message, ends the prompt
+            inside an open thought or reads the clock; token ids beyond the embedding; sequences beyond its context.
+        DataError: a prompt is empty, too long or not text; it names the record.
+    """
+    tokenizer = (read_tokenizer_file if by_file else load_tokenizer)(path, model, where=where)
+    architecture = (read_config_file if by_file else read_model_config)(path, model, where=where)
+    if tokenizer is None:
+        return
+    context, shown = context_limit(architecture), f"{where}={path}"
+    check_token_ids(tokenizer, architecture, records, system_prompt, where, path)
+    check_template(tokenizer, records, system_prompt, shown, keys, allow_open_thinking=model.allow_open_thinking)
+    check_lengths(tokenizer, context, records, system_prompt, limits, shown, show_progress)
+
+
+def check_token_ids(
+    tokenizer: Any, architecture: Any, records: Sequence[Record], system_prompt: str | None, where: str, path: Path
+) -> None:
+    """Raise ConfigError for ids of padding, end of sequence or prompts without a row in the model's embedding."""
+    rows = getattr(architecture, "vocab_size", None)
+    if rows is None:
+        return
+    resize = f"model.resize_token_embeddings({len(tokenizer)}) and save_pretrained"
+    reason = f"its embedding has {rows} rows (vocab_size in config.json), its tokenizer gives"
+    for name in ("pad_token", "eos_token"):
+        token_id = getattr(tokenizer, f"{name}_id")
+        if token_id is not None and token_id >= rows:
+            reason = f"{reason} {name} {getattr(tokenizer, name)!r} the id {token_id}"
+            refuse([Problem("token-id", where, str(path), reason, f"{resize}, or name another {name}")])
+    if all(token_id < rows for token_id in tokenizer.get_vocab().values()):
+        return
+    for start in range(0, len(records), _CHUNK):
+        chunk = records[start : start + _CHUNK]
+        encoded = tokenizer(render_prompts(tokenizer, chunk, system_prompt), add_special_tokens=False)["input_ids"]
+        for record, ids in zip(chunk, encoded, strict=True):
+            if ids and (token_id := max(ids)) >= rows:
+                token = tokenizer.convert_ids_to_tokens(token_id)
+                reason = (
+                    f"{reason} {token!r} in the prompt of record {record.id!r} of {record.dataset} the id {token_id}"
+                )
+                refuse([Problem("token-id", where, str(path), reason, resize)])
+
+
+def ordinary_pad_token(tokenizer: Any) -> str | None:
+    """The padding token if it is a piece of ordinary text, which the policy could then never write; else None."""
+    token, pad_id = tokenizer.pad_token, tokenizer.pad_token_id
+    if pad_id is None or pad_id == tokenizer.eos_token_id or _CONTROL_TOKEN.fullmatch(token):
+        return None
+    vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("vocab") or {}
+    pieces = vocabulary if isinstance(vocabulary, dict) else {piece for piece, *_ in vocabulary}  # Unigram: a list
+    return str(token) if token in pieces else None
+
+
+def check_lengths(
+    tokenizer: Any,
+    context: ContextLimit | None,
+    records: Sequence[Record],
+    system_prompt: str | None,
+    limits: LengthLimits,
+    model: str,
+    show_progress: bool,
+) -> None:
+    """Refuse prompts beyond the limit, and sequences beyond the context of ``model`` (its name in messages).
+
+    A token stands for at least one byte of the normalised text, whose length :func:`_most_bytes` bounds, so short texts
+    are not tokenized.
+    """
+    room = limits.prompt if context is None else min(limits.prompt, context.tokens - limits.response)
+    with StepProgress(len(records), show_progress, title="checking prompts", patience=_SILENT) as progress:
+        for start in range(0, len(records), _CHUNK):
+            texts = render_prompts(tokenizer, chunk := records[start : start + _CHUNK], system_prompt)
+            doubtful = [
+                (record, text)
+                for record, text in zip(chunk, texts, strict=True)
+                if not text or _most_bytes(text) > room
+            ]
+            ids = tokenizer([text for _, text in doubtful], add_special_tokens=False)["input_ids"] if doubtful else []
+            for (record, _), length in zip(doubtful, map(len, ids), strict=True):
+                if not 0 < length <= limits.prompt:
+                    raise DataError(
+                        f"record {record.id!r} of {record.dataset}: its prompt has {length} tokens, expected "
+                        f"1 to {limits.prompt} ({limits.prompt_key})"
+                    )
+                if context is not None and length + limits.response > context.tokens:
+                    reason = (
+                        f"with the prompt of record {record.id!r} of {record.dataset} ({length} tokens) exceeds the "
+                        f"{context.tokens} tokens of {model}: {context.reason}"
+                    )
+                    fix = f"set it to {context.tokens - length} or less"
+                    refuse([Problem("context", limits.response_key, limits.response, reason, fix)])
+            progress.show(start + len(chunk))
+
+
+def _most_bytes(text: str) -> int:
+    """Most bytes of a text's normal form.
+
+    NFKC and NFKD expand a character up to 11 times, NFC and NFD 3 times, as SentencePiece a space, and it adds one.
+    """
+    return (3 if text.isascii() else 11) * len(text.encode()) + 3

@@ -1,0 +1,132 @@
+"""Refusals that need no torch: exit codes, the names in their messages, and that torch is not imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from coca_mindspeed.config.compose import compose_run, to_yaml
+from coca_mindspeed.utils.files import write_marker
+from tests.local.models_for_tests import write_random_model
+from tests.local.starts_for_tests import QUESTIONS, write_rows
+
+# Reads [[name, argv], ...], and writes [code, whether torch is imported, message] of each.
+_PROGRAM = """
+import contextlib, io, json, shutil, sys, types
+from coca_mindspeed.cli import main
+disk_usage, results = shutil.disk_usage, {}
+for name, argv in json.load(sys.stdin):
+    small = types.SimpleNamespace(free=10_000)
+    shutil.disk_usage = (lambda _: small) if name == "disk" else disk_usage
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+        code = main(argv)
+    results[name] = code, "torch" in sys.modules, said.getvalue()
+json.dump(results, sys.stdout)
+"""
+_LOCAL = ("local", "model.path=model", "data.evaluate=good.jsonl", "rollout.max_new_tokens=8")
+_TRAIN = ("train", *_LOCAL, "--output", "new/run")
+_CHECK = ("check", *_LOCAL)
+_GOOD = "data.train=good.jsonl"
+_BASELINE = ("baseline", "verbalised", "--model", "model", "--max-new-tokens", "8", "--output", "new/run")
+# name of a file -> what its last line is
+_BAD_LINES = {
+    "column": {"question": "q", "gold": "1"},
+    "extra": {"question": "q", "answer": "1", "level": 3},
+    "integer": {"question": "q", "answer": 1},
+    "id": {"id": "good-1", "question": "q", "answer": "1"},
+    "category": {"question": "q", "answer": "1", "category": "chemistry"},
+    "gold": {"question": "q", "answer": r"\frac{1"},
+    "long": {"question": "word " * 5000, "answer": "1"},
+}
+
+_FEW = ("column", "table", "gold", "long")
+_ENDINGS = {"table": ".csv", "array": ".json"}
+
+
+class Refusal(NamedTuple):
+    argv: tuple[str, ...]
+    named: tuple[str, ...]
+    code: int = 1
+
+
+def _of_file(command: tuple[str, ...], option: str) -> dict[str, Refusal]:
+    """A refusal of each bad file, by a command that takes it as ``option``."""
+    where = {name: f"{name}.jsonl:7" for name in _BAD_LINES}
+    where |= {"id": "id.jsonl:7", "long": "'long-7'", "category": "'category-7'"}
+    found = {name: (where[name],) for name in _BAD_LINES}
+    found["column"] += ("'answer' is missing", "'gold'")
+    found["extra"] += ("'level'", "'metadata'")
+    found |= {"broken": ("broken.jsonl:2",), "table": ("table.csv:1", "data prepare records")}
+    found |= {"array": ("array.json:1", "data prepare records"), "empty": ("empty.jsonl",)}
+    refusals = {}
+    for name, named in found.items():
+        file = f"{name}{_ENDINGS.get(name, '.jsonl')}"
+        argv = (option, file) if option.startswith("--") else (f"{option}={file}",)
+        refusals[name] = Refusal((*command, *argv), named)
+    return refusals
+
+
+REFUSALS = {
+    **{f"train, {name}": refusal for name, refusal in _of_file(_TRAIN, "data.train").items()},
+    **{f"check, {name}": _of_file(_CHECK, "data.train")[name] for name in _FEW},
+    **{f"baseline, {name}": _of_file(_BASELINE, "--data")[name] for name in _FEW},
+    "output": Refusal((*_TRAIN[:-1], "good.jsonl/run", _GOOD), ("--output",)),
+    "context": Refusal((*_TRAIN, _GOOD, "rollout.max_new_tokens=600"), ("[context]", "rollout.max_new_tokens")),
+    "check, context": Refusal((*_CHECK, _GOOD, "rollout.max_new_tokens=600"), ("[context]", "rollout.max_new_tokens")),
+    "grader": Refusal((*_TRAIN, _GOOD, "data.grader=exakt"), ("'exakt'", "'exact'")),
+    "disk": Refusal((*_TRAIN, _GOOD), ("[disk]", "--output")),
+    "model id": Refusal((*_TRAIN, _GOOD, "model.path=Org/Name"), ("[no-model]", "hf download Org/Name ")),
+    "model path": Refusal((*_TRAIN, _GOOD, "model.path=models/x"), ("[no-model]", "hf download ORG/NAME ")),
+    "not a run": Refusal((*_TRAIN[:-1], "exported", _GOOD), ("[not-a-run]", "--output")),
+    "no run": Refusal((*_TRAIN, _GOOD, "--resume"), ("[no-run]", "--output")),
+    "changed key": Refusal(("train", "demo", "--output", "run", "--resume", "seed=3"), ("config.yaml", "seed=0")),
+    "changed data": Refusal(
+        ("train", "demo", "--output", "run", "--resume", "data.train_size=70"), ("config.yaml", "data.train_size=")
+    ),
+    "baseline, context": Refusal(
+        (*_BASELINE, "--data", "good.jsonl", "--max-new-tokens", "600"), ("[context]", "--max-new-tokens")
+    ),
+    "baseline, output": Refusal((*_BASELINE[:-1], "good.jsonl/x", "--data", "good.jsonl"), ("--output",)),
+    "evaluate, no file": Refusal(("evaluate", "nowhere.jsonl", "--output", "new"), ("nowhere.jsonl",)),
+    "evaluate, bad row": Refusal(("evaluate", "integer.jsonl", "--output", "new"), ("integer.jsonl:1",)),
+    "evaluate, no gold": Refusal(
+        ("evaluate", "good.jsonl", "--format", "responses", "--output", "new"), ("--gold",), code=2
+    ),
+    "serve": Refusal(("serve", "tiers.yaml", "--check"), ("tiers.yaml", "modle")),
+    "watch": Refusal(("watch", "."), ("run",)),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    place = tmp_path_factory.mktemp("refusals")
+    write_random_model(place / "model", "llama")
+    write_rows(place / "good.jsonl", QUESTIONS)
+    for name, row in _BAD_LINES.items():
+        rows = [{"id": f"good-{i}", **question} for i, question in enumerate(QUESTIONS)]
+        write_rows(place / f"{name}.jsonl", [*rows, row])
+    (place / "broken.jsonl").write_text('{"question": "q", "answer": "1"}\n{"question": \n')
+    (place / "table.csv").write_text("question,answer\nq,1\n")
+    (place / "array.json").write_text('[{"question": "q", "answer": "1"}]\n')
+    (place / "empty.jsonl").touch()
+    (place / "tiers.yaml").write_text("tiers:\n  - name: small\n    modle: x\n")
+    write_marker(place / "exported", "model")
+    write_marker(place / "run", "run", {"id": "0"})
+    (place / "run" / "config.yaml").write_text(to_yaml(compose_run("demo", []).run))
+    (place / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    cases = json.dumps([[name, refusal.argv] for name, refusal in REFUSALS.items()])
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(command, input=cases, cwd=place, env=environment, capture_output=True, text=True, check=True)
+    assert not (place / "new").exists()
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refused_without_torch(name, results):
+    code, torch_imported, message = results[name]
+    assert (code, torch_imported) == (REFUSALS[name].code, False), message
+    assert all(text in message for text in REFUSALS[name].named), message
