@@ -16,7 +16,7 @@ def wait_for_slow_nodes(seconds: float) -> None:
     Ray's limits are the default of a parameter (2.42) and a loop around ``get_node``, which fails after half a minute
     (newer ones). ``RAY_raylet_start_wait_time_s`` would extend it too, but signals are not handled in such a wait.
     """
-    services = importlib.import_module("ray._private.services")
+    services: Any = importlib.import_module("ray._private.services")
     get_node = services.get_node
 
     def get_node_for_longer(*arguments: Any) -> Any:
