@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from coca_mindspeed.config.checks import CHECKS, find_problems, refuse
 from coca_mindspeed.config.compose import ComposedConfig
@@ -95,6 +96,8 @@ class LocalRun:
         self.predictions: list[Prediction] = []
         self._flags = {"resume": resume, "overwrite": overwrite}
         self._show_progress = show_progress
+        if not show_progress:
+            disable_progress_bar()  # transformers 5 shows bars for the weights of any model
         self._open = ExitStack()
         self._trainer: Trainer | None = None
         # Set by check().
