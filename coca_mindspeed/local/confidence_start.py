@@ -32,6 +32,7 @@ from coca_mindspeed.local.resumable import resumable_map
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
 from coca_mindspeed.local.sft import SFTExample, SFTStage, sft_microbatch_tokens, train_stage_once
 from coca_mindspeed.utils.files import read_json_lines, write_json_lines
+from coca_mindspeed.utils.packages import require
 from coca_mindspeed.utils.tokenization import tokens_as_written
 
 CONFIDENCE_START = "confidence_start"  # within a run's directory; its model is in MODEL
@@ -68,6 +69,8 @@ class SampledQuestion:
 def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
     """Raise ConfigError if more questions are to be sampled than there are training records."""
     asked = config.confidence_start.questions
+    if asked:
+        require("sklearn", purpose=f"confidence_start.questions={asked}")
     if asked > len(train):
         raise ConfigError(
             f"confidence_start.questions={asked}: each question is sampled once, and there are {len(train)} training "

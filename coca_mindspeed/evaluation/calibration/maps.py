@@ -10,8 +10,6 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
-from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import LogisticRegression
 
 from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.schema import Section
@@ -21,6 +19,7 @@ from coca_mindspeed.evaluation.metrics.binning import Floats
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, gradable
 from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.packages import require
 
 Labels = npt.NDArray[np.bool_]
 _Form = TypeVar("_Form", bound=BaseModel)
@@ -58,10 +57,15 @@ def fit_curve(kind: CurveKind, confidence: Floats, correct: Labels) -> Curve:
     """
     if len(np.unique(correct)) < 2:
         raise ValueError(f"a map needs correct and wrong answers, found {len(correct)} labels that are all equal")
+    require("sklearn", purpose="a recalibration map")
     if kind == "isotonic":
+        from sklearn.isotonic import IsotonicRegression
+
         fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(confidence, correct)
         pairs = zip(fitted.X_thresholds_.tolist(), fitted.y_thresholds_.tolist(), strict=True)
         return Curve(kind=kind, knots=list(pairs))
+    from sklearn.linear_model import LogisticRegression
+
     features = _features(kind, confidence)
     used = list(range(features.shape[1]))
     while used:
