@@ -8,11 +8,11 @@ OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-vllm test-opencompass test-serving
-.PHONY: test-verl test-verl-learning test-trl test-ms-swift test-8bit test-transformers5 lint bench bench-trl bench-check bench-baselines clean
-.PHONY: lock lock-opencompass lock-verl docs .venv
+.PHONY: test-verl test-verl-learning test-trl test-ms-swift test-8bit test-oldest test-newest lint bench bench-trl bench-check bench-baselines clean clean-runs
+.PHONY: lock lock-oldest lock-opencompass lock-verl docs system-packages .venv
 
 help:  ## list the targets
-	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@grep -hE '^[a-zA-Z0-9_. -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 .venv: $(STAMP)  ## make the environment that the other targets use
 
@@ -56,21 +56,30 @@ lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+system-packages:  ## programs that some tests need: apt-get installs them for root; else they are listed
+	@requirements/system.sh
+
 TEST_PROCESSES ?= 2
-test: lint  ## lint and every test
+test: system-packages lint  ## lint and every test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
-.venv-transformers5/.installed: requirements/cpu.txt requirements/transformers5.txt setup.py
-	$(PYTHON) -m venv .venv-transformers5
-	.venv-transformers5/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/cpu.txt
-	.venv-transformers5/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/transformers5.txt
-	.venv-transformers5/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+# Both ends of the ranges in setup.py.  Their torch brings CUDA packages: 6 GB each.
+OF_THE_RANGES := tests/algorithm tests/baselines tests/cli tests/config tests/data tests/evaluation tests/experiments \
+  tests/grading tests/local tests/scoring tests/serving tests/utils tests/verl
+
+.venv-oldest/.installed: requirements/oldest.txt requirements/tests.in setup.py
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/oldest.txt -r requirements/tests.in
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-test-transformers5: .venv-transformers5/.installed  ## the tests that load models and tokenizers, on transformers 5, in an environment of its own
-	OMP_NUM_THREADS=1 .venv-transformers5/bin/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist worksteal \
-	  tests/algorithm tests/baselines tests/cli tests/data tests/evaluation tests/experiments tests/local tests/scoring \
-	  tests/serving/test_model_server.py tests/verl
+.venv-newest/.installed: requirements/tests.in setup.py
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -e '.[all]' -r requirements/tests.in
+	@touch $@
+
+test-oldest test-newest: test-%: .venv-%/.installed  ## the tests of this package on the oldest and newest packages that setup.py admits
+	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist worksteal $(OF_THE_RANGES)
 
 MINDSPEED_VENV ?= .venv-mindspeed
 $(MINDSPEED_VENV)/.installed: requirements/mindspeed-host.txt
@@ -137,10 +146,18 @@ bench-check: $(STAMP)  ## has a ratio or a peak become worse than benchmarks/bas
 bench-baselines: $(STAMP)  ## measure benchmarks/baselines.json anew (a quiet machine)
 	$(BIN)/python -m benchmarks.check --update
 
+LOCKED = $(BIN)/uv pip compile --no-annotate --no-header --python-version 3.10 setup.py --extra all
+
 lock: $(STAMP)  ## resolve requirements/cpu.in anew for every supported Python
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --universal --python-version 3.10 --no-annotate --no-header \
-	  $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) requirements/cpu.in -o requirements/cpu.txt
+	$(LOCKED) --universal $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) \
+	  requirements/cpu.in -o requirements/cpu.txt
+
+# uv would rather take a newer torch than an older release of a package that torch asks for.
+lock-oldest: $(STAMP)  ## the lowest releases that setup.py admits
+	$(BIN)/python -m pip install --quiet uv
+	echo 'torch==2.5.1' | $(LOCKED) --resolution lowest-direct --constraint - -o requirements/oldest.txt
+	sed -i '/^nvidia-/d; /^triton/d' requirements/oldest.txt  # torch asks for them where it needs them
 
 lock-opencompass: $(STAMP)  ## resolve requirements/opencompass.in anew
 	$(BIN)/python -m pip install --quiet uv
@@ -154,8 +171,12 @@ lock-verl: $(STAMP)  ## resolve requirements/verl.in anew
 	  $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) requirements/verl.in \
 	  -o requirements/verl.txt
 
-clean:  ## remove the environment, caches and runs
-	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(MINDSPEED_VLLM_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl .venv-ms-swift .venv-transformers5 runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+clean:  ## remove environments and caches, not runs
+	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(MINDSPEED_VLLM_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl .venv-ms-swift \
+	  .venv-oldest .venv-newest build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+clean-runs:  ## remove runs/, trainings included
+	rm -rf runs
 
 docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/port.md and docs/verl.md
 	sed -i '1,/<!-- keys -->/!d' docs/configuration.md docs/port.md docs/verl.md

@@ -264,7 +264,8 @@ with $override (docs/port.md, Without an NPU)"
   run_child coca train "$run" "${fixed[@]}" warm_up.steps=20 data.train_size=200 data.evaluate_size=16 \
     rollout.prompts=8 rollout.group_size=4 rollout.max_prompt_tokens=64 rollout.max_new_tokens=24 \
     trainer.steps=2 trainer.minibatches=1 trainer.threads=1 evaluation.interval=0 checkpoint.interval=0 \
-    logging.samples_interval=1 logging.wandb=null logging.swanlab=null "${OVERRIDES[@]}" --output "$output" --quiet
+    logging.samples_interval=1 logging.tensorboard=false logging.wandb=null logging.swanlab=null "${OVERRIDES[@]}" \
+    --output "$output" --quiet
   "$DRY_RUN" || echo "smoke passed on the local engine: configuration, rewards, update, export; MindSpeed-RL, the \
 layout and your data were not run"
 }

@@ -15,6 +15,7 @@ from typing import Any
 
 from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError, UsageError, nearest
+from coca_mindspeed.utils.packages import missing_package
 
 COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in about two minutes and compare it before and after",
@@ -34,7 +35,6 @@ COMMANDS: dict[str, str] = {
 }
 # Commands of the source tree that are not installed, by their module.
 _EXPERIMENTS = {"reproduce": "reproduce", "import-gguf": "gguf_import", "data real-world": "real_world"}
-_EXTRAS = ("wandb", "swanlab", "datasets", "gguf")  # of setup.py, named like their packages
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,11 +86,10 @@ def main(
         _discard_output()
         return 141
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in ("", "coca_mindspeed"):
+        if (text := missing_package(error)) is None:
             raise
-        what = f".[{package}]" if package in _EXTRAS else package
-        return _end(f"the package {package!r} is not installed; pip install '{what}'", 1)
+        sys.stderr.write(f"coca-mindspeed: {text}\n")  # without the console, whose packages may be missing
+        return 1
     except OSError as error:
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         return _end(f"{where}{error.strerror or error}", 1)

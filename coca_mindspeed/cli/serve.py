@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.cli.options import at_least, device_name, template_variables
-from coca_mindspeed.errors import MissingDependencyError, UsageError
+from coca_mindspeed.errors import UsageError
+from coca_mindspeed.utils.packages import SERVING, require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("name either a CONFIG of tiers or --model DIR")
     if arguments.export is not None:
         return _export(arguments)
-    try:
-        from coca_mindspeed.serving.http_server import Server
-    except ImportError as error:
-        raise MissingDependencyError("serve needs the extra 'serving': pip install '.[serving]'") from error
+    require(*SERVING, purpose="serve")
+    from coca_mindspeed.serving.http_server import Server
+
     app, shutdown, listen, guarded = _model(arguments) if arguments.model is not None else _proxy(arguments)
     host, port = listen["host"], listen["port"]
     if not guarded and not _only_this_machine(host):

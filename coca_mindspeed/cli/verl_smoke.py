@@ -8,6 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from coca_mindspeed.utils.packages import name_missing_packages
+
+if __name__ == "__main__":
+    name_missing_packages()
+
 from tokenizers import AddedToken
 
 from coca_mindspeed.algorithm.rewards import training_method

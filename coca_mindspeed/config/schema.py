@@ -367,7 +367,9 @@ class CheckpointConfig(Section):
 class LoggingConfig(Section):
     """Loggers and samples, besides metrics.jsonl."""
 
-    tensorboard: bool = Field(True, description="event files in OUTPUT/tensorboard (Ascend: ./runs)")
+    tensorboard: bool = Field(
+        False, description="event files in OUTPUT/tensorboard (the extra tensorboard; Ascend: true, in ./runs)"
+    )
     wandb: str | None = Field(None, description="Weights & Biases project (the extra wandb)")
     swanlab: str | None = Field(None, description="SwanLab project (the extra swanlab)")
     samples_interval: int = Field(10, ge=0, description="steps between sample dumps; 0: none")

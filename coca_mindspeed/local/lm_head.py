@@ -4,9 +4,11 @@ PyTorch makes a dense gradient of the whole vocabulary for every embedding looku
 for a model of 576 dimensions and 49,152 tokens, twice a microbatch.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
+from transformers import Cache
 
 
 def add_embedding_gradients(model: Any, device: torch.device) -> None:
@@ -67,6 +70,12 @@ class TokenScores(NamedTuple):
     entropy: Tensor
 
 
+@lru_cache
+def _cache_argument(body: type[torch.nn.Module]) -> str:
+    """The name of the cache in ``forward``, which transformers 5.24 changed."""
+    return "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"
+
+
 @dataclass(frozen=True)
 class LMHead:
     """A causal LM split into its body and its output layer.
@@ -101,8 +110,10 @@ class LMHead:
         factor = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
         return cls(body, head, float(factor), None if cap is None else float(cap))
 
-    def hidden_states(self, **inputs: Any) -> Tensor:
+    def hidden_states(self, *, cache: Cache | None = None, **inputs: Any) -> Tensor:
         """The body's last hidden states ``[rows, tokens, hidden]``, after its final norm."""
+        if cache is not None:
+            inputs[_cache_argument(type(self.body))] = cache
         states: Tensor = self.body(**inputs).last_hidden_state
         return states
 

@@ -110,7 +110,7 @@ class ResponseBatch:
             input_ids=self.token_ids[:, :-1],
             attention_mask=mask,
             position_ids=started.lengths[rows, None] + torch.arange(width - 1, device=policy.device),
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
         )
         return torch.cat([first, states], dim=1)

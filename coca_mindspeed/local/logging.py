@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.config.schema import LoggingConfig
-from coca_mindspeed.errors import MissingDependencyError
 from coca_mindspeed.utils.files import (
     read_json_lines,
     replace_nonfinite,
@@ -19,6 +18,7 @@ from coca_mindspeed.utils.files import (
     write_json_lines,
 )
 from coca_mindspeed.utils.jsonl import cut_back
+from coca_mindspeed.utils.packages import require
 
 Scalars = Mapping[str, float]
 
@@ -51,13 +51,15 @@ class RunLog:
         if config.tensorboard:
             self._open_tensorboard(resume_step)
         if config.wandb is not None:
-            wandb = _import("wandb")
+            import wandb
+
             where = {"dir": str(directory), "id": run_id, "name": directory.resolve().name, "resume": "allow"}
             run = wandb.init(project=config.wandb, config=dict(settings), **where)
             self._sinks.append(lambda step, scalars: run.log(dict(scalars), step=step))
             self._closers.append(run.finish)
         if config.swanlab is not None:
-            swanlab = _import("swanlab")
+            import swanlab
+
             logs = str(directory / "swanlab")
             # Its older releases take ids of exactly 21 characters.
             of_run = {"id": run_id[:21], "experiment_name": directory.resolve().name, "resume": "allow"}
@@ -130,17 +132,6 @@ def _log_errors(path: Path) -> Iterator[None]:
 
 def require_loggers(config: LoggingConfig) -> None:
     """Raise ``MissingDependencyError`` for a configured logger that is not installed."""
-    for package, project in (("wandb", config.wandb), ("swanlab", config.swanlab)):
-        if project is not None:
-            _import(package)
-
-
-def _import(package: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"logging.{package} is set, but {package} is not installed: pip install '.[{package}]'"
-        ) from error
+    for package in ("tensorboard", "wandb", "swanlab"):
+        if getattr(config, package):
+            require(package, purpose=f"logging.{package}")

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,15 @@ from torch import Tensor
 from coca_mindspeed.config.schema import LoraConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.utils.packages import require
 
 _WEIGHTS = "adapter_model.safetensors"
 
 
 def require_peft(config: LoraConfig) -> None:
-    """Raise ConfigError if adapters are configured and peft is not installed."""
-    if config.rank is not None and importlib.util.find_spec("peft") is None:
-        raise ConfigError(
-            f"model.lora.rank={config.rank}: needs the extra 'lora' (pip install '.[lora]'), which is not installed"
-        )
+    """Raise ``MissingDependencyError`` if adapters are configured and peft is not installed."""
+    if config.rank is not None:
+        require("peft", purpose=f"model.lora.rank={config.rank}")
 
 
 def dtype_of_weights(config: LoraConfig) -> torch.dtype:

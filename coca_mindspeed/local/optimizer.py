@@ -2,7 +2,6 @@
 
 import importlib
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from packaging.version import Version
 from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.utils.packages import require
 
 _OLDEST = Version("0.50")  # the oldest tested on a CPU
 _DEVICES = ("cpu", "cuda")
@@ -27,12 +27,12 @@ def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
     where = f"optimizer.name={config.name}"
     if device.type not in _DEVICES:
         raise ConfigError(f"{where}: bitsandbytes computes on {' and '.join(_DEVICES)}, not {device.type}; use adamw")
-    install = "pip install '.[adamw-8bit]'"
-    if find_spec("bitsandbytes") is None:
-        raise ConfigError(f"{where}: needs the extra 'adamw-8bit' ({install}), which is not installed")
+    require("bitsandbytes", purpose=where)
     found = version("bitsandbytes")
     if Version(found) < _OLDEST:
-        raise ConfigError(f"{where}: needs bitsandbytes {_OLDEST} or newer, found {found} ({install})")
+        raise ConfigError(
+            f"{where}: needs bitsandbytes {_OLDEST} or newer, found {found} (pip install '.[adamw-8bit]')"
+        )
 
 
 def build_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:

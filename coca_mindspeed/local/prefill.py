@@ -153,20 +153,21 @@ def run_prompts(
 ) -> PromptPass:
     """Fill an empty cache with prompts, one row each, padded on the left.
 
-    ``forward`` is a causal LM's body or the like.  With ``sharing`` = ``prefix``, a common prefix is run once.
+    ``forward`` is :meth:`.LMHead.hidden_states` or the like.  With ``sharing`` = ``prefix``, a
+    common prefix is run once.
     """
     shared = shared_start(prompts, sharing)
     if shared:
         start = torch.tensor([prompts[0][:shared]], device=device)
         positions = torch.arange(shared, device=device)[None]
-        forward(input_ids=start, attention_mask=None, position_ids=positions, past_key_values=cache, use_cache=True)
+        forward(input_ids=start, attention_mask=None, position_ids=positions, cache=cache, use_cache=True)
     ids, mask = pad_left([prompt[shared:] for prompt in prompts], pad_id, device)
     positions = positions_of(mask, ids) + shared
     if mask is not None and shared:
         mask = torch.nn.functional.pad(mask, (shared, 0), value=True)
     if shared:
         cache.batch_repeat_interleave(len(prompts))
-    output = forward(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    output = forward(input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     return PromptPass(output, mask, lengths, shared + ids.shape[1])
 

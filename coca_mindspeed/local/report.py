@@ -1,17 +1,18 @@
 """The end of a run: ``summary.json``, ``report.md`` with its pictures, and the table of metrics before and after."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.reports.plots import reliability_diagram, save_figure, training_curves
 from coca_mindspeed.evaluation.reports.tables import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
 from coca_mindspeed.utils.markdown import markdown_table
+from coca_mindspeed.utils.packages import missing_package
 
 _FEW_VALID = 0.5
 _IGNORED = "see docs/training.md, the model ignores the format"
@@ -34,11 +35,6 @@ def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[
         "seconds": run.seconds(),
     }
     write_json(run.output / "summary.json", summary)
-    metrics = [row for _, row in read_json_lines(run.output / "metrics.jsonl")]
-    save_figure(
-        reliability_diagram({name: outcomes(rows) for name, rows in groups.items()}), run.output / "reliability.png"
-    )
-    save_figure(training_curves({"": metrics}), run.output / "training_curves.png")
     rows = [[name, *(shown_value(key, found[key]) for key in HEADLINE)] for name, found in scores.items()]
     results = markdown_table(["", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
     text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
@@ -48,14 +44,7 @@ def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[
 {results}
 SR: share of responses with a valid confidence. TTC: tokens until the confidence is complete. --: undefined.
 
-## Does the confidence mean what it says?
-
-![Reliability {" and ".join(groups)}: accuracy against stated confidence, with the number of answers](reliability.png)
-
-## How it got there
-
-![Confidence reward, answer reward, ECE and response length over the training steps](training_curves.png)
-
+{_plots(run.output, groups)}
 ## Responses after training
 
 {_sample_table(after)}
@@ -67,6 +56,29 @@ SR: share of responses with a valid confidence. TTC: tokens until the confidence
         print_text(f"warning: only {valid:.0%} of the responses state a valid confidence; {_IGNORED}", sys.stderr)
     print(f"{summary['seconds']['total']:.0f} s; pictures and samples: {run.output / 'report.md'}")
     return summary
+
+
+def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> str:
+    """Write the plots and return their sections; without matplotlib, the command that installs it."""
+    try:
+        from coca_mindspeed.evaluation.reports.plots import reliability_diagram, save_figure, training_curves
+    except ModuleNotFoundError as error:
+        text = f"no plots: {missing_package(error)}"
+        print_text(text, sys.stderr)
+        return f"{text}\n"
+    metrics = [row for _, row in read_json_lines(output / "metrics.jsonl")]
+    save_figure(
+        reliability_diagram({name: outcomes(rows) for name, rows in groups.items()}), output / "reliability.png"
+    )
+    save_figure(training_curves({"": metrics}), output / "training_curves.png")
+    return f"""## Does the confidence mean what it says?
+
+![Reliability {" and ".join(groups)}: accuracy against stated confidence, with the number of answers](reliability.png)
+
+## How it got there
+
+![Confidence reward, answer reward, ECE and response length over the training steps](training_curves.png)
+"""
 
 
 def _sample_table(predictions: Sequence[Prediction], count: int = 8) -> str:

@@ -284,7 +284,7 @@ class Decoder:
             input_ids=token,
             attention_mask=None if self._mask is None else self._mask[:, : self.width],
             position_ids=self._position,
-            past_key_values=self.cache,
+            cache=self.cache,
             use_cache=True,
         )
         self._position = self._position + 1

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from coca_mindspeed.config.checks import refuse
 from coca_mindspeed.config.compose import ComposedConfig
@@ -87,6 +88,8 @@ class LocalRun:
         self.predictions: list[Prediction] = []
         self._flags = {"resume": resume, "overwrite": overwrite}
         self._show_progress = show_progress
+        if not show_progress:
+            disable_progress_bar()  # transformers 5 shows bars for the weights of any model
         self._open = ExitStack()
         self._trainer: Trainer | None = None
         self._validated = validated

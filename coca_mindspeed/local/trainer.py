@@ -42,6 +42,7 @@ from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.utils.eta import STEPS
 from coca_mindspeed.utils.files import PROGRESS
+from coca_mindspeed.utils.packages import is_installed
 
 _MEMORY_ADVICE = (
     "trainer.microbatch_tokens or trainer.microbatch_prompts bounds the memory of an update, "
@@ -266,7 +267,7 @@ class Trainer:
         """Metrics of the answers to the first ``evaluation.questions`` questions, by the names of metrics.jsonl."""
         answers = answers[: self.config.evaluation.questions]
         data = outcomes(answers)
-        if log.tensorboard is not None:
+        if log.tensorboard is not None and is_installed("matplotlib"):
             from coca_mindspeed.evaluation.reports.plots import reliability_image  # matplotlib, only where it draws
 
             image = reliability_image(data, title=f"step {step}")

@@ -248,6 +248,8 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
 def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
     """Raise ConfigError if more questions are to be sampled than there are training records."""
     asked = config.confidence_start.questions
+    if asked:
+        require("sklearn", purpose=f"confidence_start.questions={asked}")
     if asked > len(train):
         raise ConfigError(
             f"confidence_start.questions={asked}: each question is sampled once, and there are {len(train)} training "

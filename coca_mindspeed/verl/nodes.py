@@ -4,6 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from coca_mindspeed.utils.packages import name_missing_packages
+
+if __name__ == "__main__":
+    name_missing_packages()
+
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.utils.console import print_failure

@@ -108,6 +108,7 @@ def distribution(policy: "Policy", prompt: Sequence[int], texts: Sequence[str]) 
         DataError: the tokenizer does not reproduce a text from its tokens.
     """
     import torch
+    from transformers import DynamicCache
 
     rows = [policy.tokenizer.encode(text, add_special_tokens=False) for text in texts]
     for text, row in zip(texts, rows, strict=True):
@@ -117,9 +118,10 @@ def distribution(policy: "Policy", prompt: Sequence[int], texts: Sequence[str]) 
     width = max(map(len, parents))
     tokens = torch.tensor([[prompt[-1], *parent, *[0] * (width - len(parent))] for parent in parents])
     with torch.no_grad(), policy.autocast():
-        cache = policy.model(torch.tensor([prompt[:-1]], device=policy.device), use_cache=True).past_key_values
+        cache, head = DynamicCache(config=policy.model.config), policy.lm_head
+        head.hidden_states(input_ids=torch.tensor([prompt[:-1]], device=policy.device), cache=cache, use_cache=True)
         cache.batch_repeat_interleave(len(parents))
-        logits = policy.model(tokens.to(policy.device), past_key_values=cache).logits
+        logits = head.logits(head.hidden_states(input_ids=tokens.to(policy.device), cache=cache, use_cache=True))
     log_probs = policy.logits_of_policy(logits, 1.0).log_softmax(-1).double().cpu()
     totals = []
     for row in rows:

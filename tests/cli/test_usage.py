@@ -178,7 +178,7 @@ def raising(error):
         (FileExistsError(17, "File exists", "/data/out"), 1, "/data/out: File exists"),
         (OSError(28, "No space left on device"), 1, "No space left on device"),
         (ModuleNotFoundError("No module named 'wandb'", name="wandb"), 1, "pip install '.[wandb]'"),
-        (ModuleNotFoundError("No module named 'scipy.stats'", name="scipy.stats"), 1, "'scipy'"),
+        (ModuleNotFoundError("No module named 'scipy.stats'", name="scipy.stats"), 1, "scipy"),
     ],
 )
 def test_surroundings_that_fail_give_one_line(capsys, monkeypatch, error, code, message):

@@ -13,6 +13,7 @@ from coca_mindspeed.grading.facts.factual import FactualGrader
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.grading.workers import Failure, TaskResult
+from tests.grading.sandbox_package import needs_sandbox
 
 WRONG, UNGRADABLE = Outcome.WRONG, Outcome.UNGRADABLE
 
@@ -51,6 +52,7 @@ NO_SUCH_MODULE = {"kind": "asserts", "code": "import no_such_module\nassert add(
 ECHO = {"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2}
 
 
+@needs_sandbox
 @pytest.mark.parametrize(
     ("tests", "program", "outcome"),
     [

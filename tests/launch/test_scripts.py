@@ -62,10 +62,31 @@ def test_dry_run_shows_the_plan_and_every_command(script):
     assert not Path("/nowhere").exists()
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        (SEVEN, []),
+        (SEVEN, ["--smoke", "--output", "/nowhere/run"]),
+        (RUN, ["qwen25_7b_910b"]),
+        (ROOT / "launch" / "verl.sh", ["coca_qwen25_7b"]),
+        (CONVERT, ["hf2mcore", "qwen25_7b_910b"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value.stem,
+)
+def test_a_python_without_packages_is_named_with_them(script, arguments, tmp_path):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    ran = call(script, *arguments, PYTHON=str(bare))
+    assert ran.returncode == 1
+    [line] = ran.stderr.splitlines()
+    assert {"hydra-core", "torch"} <= set(line.replace(",", "").split())
+
+
 @pytest.mark.parametrize("script", [SEVEN, ROOT / "launch" / "qwen25_7b_taco_910b.sh"], ids=lambda path: path.stem)
 def test_smoke_trains_the_same_configuration_on_the_tiny_model(script, tmp_path):
     """One script runs; the commands that the others show are called here, which saves the start of Python."""
-    options = ["--smoke", "--output", str(tmp_path / "run"), "logging.tensorboard=false", "trainer.device=cpu"]
+    options = ["--smoke", "--output", str(tmp_path / "run"), "trainer.device=cpu"]
     ran = call(script, *options, *["--dry-run"] * (script != SEVEN))
     assert ran.returncode == 0, ran.stderr
     shown = shlex.split(ran.stdout.splitlines()[0])

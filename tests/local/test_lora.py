@@ -1,13 +1,14 @@
 """LoRA: the base stays, checkpoints are small, the export is a plain model, and a stopped run ends like a whole one."""
 
 import shutil
+import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
-from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.errors import ConfigError, MissingDependencyError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.disk_space import checkpoint_bytes, weight_shapes
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, save_adapters
@@ -159,8 +160,8 @@ def test_places_that_cannot_have_one_are_refused(tmp_path, targets, message):
 
 
 def test_without_peft_the_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("coca_mindspeed.local.lora.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"model\.lora\.rank=4: needs the extra 'lora'"):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingDependencyError, match=r"model\.lora\.rank=4: .* peft;"):
         small_session(tmp_path / "run", *LORA)
     assert not (tmp_path / "run").exists()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, MissingDependencyError
 from coca_mindspeed.local import optimizer as optimizer_module
 from coca_mindspeed.local.checkpoint import load_optimizer_state
 from coca_mindspeed.local.memory import estimate_memory
@@ -41,15 +41,15 @@ def state_bytes(optimizer):
 
 
 def test_without_the_library_the_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(optimizer_module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"optimizer\.name=adamw_8bit: needs the extra 'adamw-8bit' \(pip install"):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingDependencyError, match=r"optimizer\.name=adamw_8bit: .* bitsandbytes;"):
         small_session(tmp_path / "run", EIGHT)
     assert not (tmp_path / "run").exists()
 
 
 def test_an_older_release_and_other_devices_are_refused(monkeypatch):
     eight = OptimizerConfig(name="adamw_8bit")
-    monkeypatch.setattr(optimizer_module, "find_spec", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setattr(optimizer_module, "require", lambda name, purpose: None)
     monkeypatch.setattr(optimizer_module, "version", lambda name: "0.49.2")
     with pytest.raises(ConfigError, match=r"needs bitsandbytes 0\.50 or newer, found 0\.49\.2"):
         require_optimizer(eight, CPU)

@@ -25,7 +25,7 @@ def passes(policy, prompts):
 
     def forward(**inputs):
         seen.append(tuple(inputs["input_ids"].shape))
-        return policy.model(**inputs).logits
+        return policy.lm_head.logits(policy.lm_head.hidden_states(**inputs))
 
     cache = DynamicCache(config=policy.model.config)
     return seen, run_prompts(forward, prompts, cache, policy.pad_id, policy.device), cache

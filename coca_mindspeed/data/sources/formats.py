@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
-from coca_mindspeed.errors import DataError, MissingDependencyError
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.utils.packages import require
 from coca_mindspeed.utils.text_formats import (
     DEEPEST,
     LONGEST_LINE,
@@ -139,6 +140,7 @@ def count_rows(path: Path) -> int | None:
     """Return the number of rows if the format stores it (Parquet), else None."""
     if file_format(path) != ".parquet":
         return None
+    require("pyarrow", purpose=str(path))
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -179,6 +181,7 @@ def _open_text(path: Path, newline: str | None = None) -> TextIO:
 
 
 def _columnar_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
+    require("pyarrow", purpose=str(path))
     import pyarrow as pa
 
     number = 0
@@ -288,12 +291,9 @@ def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None) -> Ite
         MissingDependencyError: ``datasets`` is not installed.
         DataError: the hub or the data set cannot be reached, or the stream breaks.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependencyError(
-            "--hub needs the package 'datasets': pip install '.[datasets]', or pass downloaded files with --input"
-        ) from error
+    require("datasets", purpose="--hub (downloaded files are read by --input)")
+    import datasets
+
     name = "/".join(filter(None, (dataset.repository, dataset.configuration, dataset.split)))
     number = 0
     try:

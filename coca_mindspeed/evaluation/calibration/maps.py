@@ -19,6 +19,7 @@ from coca_mindspeed.evaluation.metrics.binning import Floats
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, gradable
 from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.packages import require
 
 Labels = npt.NDArray[np.bool_]
 _Form = TypeVar("_Form", bound=BaseModel)
@@ -56,16 +57,17 @@ def fit_curve(kind: CurveKind, confidence: Floats, correct: Labels) -> Curve:
     """
     if len(np.unique(correct)) < 2:
         raise ValueError(f"a map needs correct and wrong answers, found {len(correct)} labels that are all equal")
+    require("sklearn", purpose="a recalibration map")
     if kind == "isotonic":
         from sklearn.isotonic import IsotonicRegression  # two seconds, which only a fit needs
 
         fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(confidence, correct)
         pairs = zip(fitted.X_thresholds_.tolist(), fitted.y_thresholds_.tolist(), strict=True)
         return Curve(kind=kind, knots=list(pairs))
-    features = _features(kind, confidence)
-    used = list(range(features.shape[1]))
     from sklearn.linear_model import LogisticRegression
 
+    features = _features(kind, confidence)
+    used = list(range(features.shape[1]))
     while used:
         model = LogisticRegression(C=_WEAK_PENALTY, max_iter=1000, tol=1e-8).fit(features[:, used], correct)
         # A negative weight would make the map decrease somewhere: drop its term.

@@ -22,6 +22,7 @@ from typing import Any
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict, refuse_empty
+from coca_mindspeed.utils.packages import require
 
 
 class Grade(str, Enum):
@@ -106,6 +107,7 @@ class JudgeGrader(TalliedGrader):
                 f"the judge's key should be in the environment variable {key_variable}, which is not set; "
                 "if the endpoint needs no key, set key_variable to null"
             )
+        require("openai", "diskcache", purpose="the language model judge")
         super().__init__()
         import openai  # takes most of a second
 

@@ -9,6 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coca_mindspeed.utils.packages import name_missing_packages
+
+if __name__ == "__main__":
+    name_missing_packages()
+
 from coca_mindspeed.errors import CocaError, TrainingError
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.utils.console import print_failure

@@ -12,6 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.utils.packages import name_missing_packages
+
+if __name__ == "__main__":
+    name_missing_packages()
+
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException

