@@ -71,9 +71,9 @@ class TokenScores(NamedTuple):
 
 
 @lru_cache
-def _cache_argument(body: type[torch.nn.Module]) -> str:
-    """The name of the cache in ``forward``, which transformers 5.24 changed."""
-    return "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"
+def _cache_argument(forward: Callable[..., Any]) -> str:
+    """The name of the cache among a body's arguments, which transformers 5.24 changed."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class LMHead:
     def hidden_states(self, *, cache: Cache | None = None, **inputs: Any) -> Tensor:
         """The body's last hidden states ``[rows, tokens, hidden]``, after its final norm."""
         if cache is not None:
-            inputs[_cache_argument(type(self.body))] = cache
+            inputs[_cache_argument(type(self.body).forward)] = cache
         states: Tensor = self.body(**inputs).last_hidden_state
         return states
 

@@ -48,6 +48,7 @@ from coca_mindspeed.local.run_directory import (
     stored_compute_dtype,
     stored_prompt_date,
 )
+from coca_mindspeed.utils.packages import require
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
 _CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]
