@@ -17,7 +17,7 @@ from rich.table import Table
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import above, at_least, place
 from coca_mindspeed.config.checks import CHECKS, Problem, find_problems, missing_data, missing_model, refuse
-from coca_mindspeed.config.compose import ComposedConfig, compose_run
+from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.steps import training_rows, with_steps
@@ -39,13 +39,15 @@ from coca_mindspeed.mindspeed.plan import (
 )
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
+from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
 from coca_mindspeed.utils.eta import duration
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.limits import usable_cpus
 from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_configuration
+from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_configuration, verls_directory
 from coca_mindspeed.verl.settings import verl_settings
+from coca_mindspeed.verl.upstream_keys import known_keys, unknown_keys
 
 if TYPE_CHECKING:
     from coca_mindspeed.data.records import Record
@@ -106,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     verl_file = find_verl_run(arguments.run_name)
-    composed = None if verl_file else compose_run(arguments.run_name, arguments.overrides)
+    composed = None if verl_file else compose_any_layout(arguments.run_name, arguments.overrides)
     if composed is None or composed.run.hardware.platform == "local":
         for option in _CLUSTER_OPTIONS:
             if getattr(arguments, option):
@@ -123,7 +125,8 @@ def _check(arguments: argparse.Namespace) -> None:
 def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
     config = verl_configuration(file, arguments.overrides)
     settings = verl_settings(config)
-    refuse(verl_problems(config, settings), f"{file.name} cannot run:")
+    unknown = unknown_keys(config, arguments.overrides, known_keys(verls_directory()))
+    refuse([*unknown, *verl_problems(config, settings)], f"{file.name} cannot run:")
     layout = run_layout(config, settings)
     if not arguments.quiet:
         phases = (("training", layout.training), ("rollout", layout.rollout))
@@ -164,7 +167,7 @@ def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     require_optimizer(config.optimizer, device)
     architecture = tiny_config() if path is None else read_model_config(Path(path), config.model)
     stages = [f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass" for stage in _sft_stages(config)]
-    rows = [*_common_rows(config), *(("before training", stage) for stage in stages)]
+    rows = [*_local_rows(config), *(("before training", stage) for stage in stages)]
     try:
         need = estimate_memory(config, architecture)
     except NotEstimatedError as error:
@@ -275,6 +278,10 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
     for problem in missing_data(config):
         if problem.key == "data.train":
             print_text(f"warning: {problem}", sys.stderr)
+    if composed.notes and not arguments.quiet:
+        print_text(f"{composed.name} has MindSpeed-RL's own layout (docs/port.md); of its keys are")
+        for note in composed.notes:
+            print_text(f"    {note}")
     plan = make_plan(config)
     rates = Rates() if arguments.metrics is None else read_rates(arguments.metrics)
     if not arguments.quiet:
@@ -288,7 +295,7 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
             notes = [f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend.md)"]
         if not plan.resolved.enforce_eager:
             notes.append(_GRAPH_MODE)
-        _print(composed.name, [*_common_rows(config), *_layout_rows(plan, config, rates)], memory, notes)
+        _print(composed.name, _cluster_rows(plan, config, rates), memory, notes)
     if arguments.budget is not None:
         _find_layout(composed, plan, arguments, rates)
     refuse(plan.problems, f"{composed.name} cannot run:")
@@ -323,7 +330,7 @@ def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argpars
     for layout in layouts_for_budget(resolved, iterations, days, rates):
         changes = layout_overrides(resolved, layout)
         # Keys that are interpolated from the layout follow only in the composed configuration.
-        if make_plan(compose_run(arguments.run_name, [*arguments.overrides, *changes]).run).problems:
+        if make_plan(compose_any_layout(arguments.run_name, [*arguments.overrides, *changes]).run).problems:
             continue
         for nodes in range(1, layout.nodes):
             fewer = resolved.vary("nodes", nodes)
@@ -364,22 +371,19 @@ def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, argume
     write_atomically(arguments.for_script, "\n".join(lines) + "\n")
 
 
-def _common_rows(config: RunConfig) -> list[tuple[str, str]]:
+def _local_rows(config: RunConfig) -> list[tuple[str, str]]:
     """Method, learning rate and length of a run, and whether its files exist."""
     absent = {problem.key for problem in (*missing_data(config), *missing_model(config))}
     length = f"{config.trainer.steps} steps per stage"
     if config.data.epochs is not None:
         length = f"{config.data.epochs:g} epochs"
     files = {"data.train": config.data.train, "data.evaluate": config.data.evaluate, "model.path": config.model.path}
-    weights = (config.mindspeed_rl.get("actor_config") or {}).get("load")
     rows = [("method", config.method.name), ("learning rate", f"{config.optimizer.lr:g}"), ("length", length)]
-    rows += [(key, f"{path}{' (MISSING)' * (key in absent)}") for key, path in files.items() if path is not None]
-    if weights is not None:
-        rows.append(("weights", f"{weights}{' (MISSING)' * (not Path(weights).is_dir())}"))
-    return rows
+    return rows + [(key, f"{path}{' (MISSING)' * (key in absent)}") for key, path in files.items() if path is not None]
 
 
-def _layout_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tuple[str, str]]:
+def _cluster_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tuple[str, str]]:
+    """Rows of a plan, from the values of MindSpeed-RL's keys that the run file has."""
     r = plan.resolved
     dp, engines, slots = (r.dp, r.rollout_dp, _slots(plan)) if r.fills_npus else ("?", "?", "?")
     host = f"{host_gib(r):.0f}" if r.fills_npus else "?"
@@ -387,11 +391,14 @@ def _layout_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tup
     if plan.iterations is not None:
         rows = f" ({plan.rows:,} questions by {plan.rows_from})" if plan.rows else ""
         iterations = f"{plan.iterations:,} a stage{rows}"
-    size, keep = checkpoint_bytes(r) / 1e9, config.checkpoint.keep
-    checkpoints = f"{size:.1f} GB every {config.checkpoint.interval} iterations, the newest {keep} of a stage are kept"
+    size, keep = checkpoint_bytes(r) / 1e9, r.keep_checkpoints or 1
+    checkpoints = f"{size:.1f} GB every {r.save_interval} iterations, the newest {keep} of a stage are kept"
     updates = r.prompts // max(1, r.mini_batch) * r.epochs
     tokens = f"{r.max_prompt} + {r.max_new} at most; {r.responses * r.max_new:,} new ones per iteration"
     return [
+        ("method", str(r.method)),
+        ("learning rate", f"{r.lr:g}"),
+        *((key, f"{path}{' (MISSING)' * (not Path(path).exists())}") for key, path in r.files.items() if path),
         ("NPUs", f"{r.npus} on {_nodes(r.nodes)}, {r.memory_gib:g} GiB each"),
         ("model", f"{model_parameters(r) / 1e9:.2f} billion parameters, {r.layers} layers"),
         ("training", f"TP {r.tp} x PP {r.pp} x CP {r.cp} x DP {dp}"),
@@ -404,7 +411,7 @@ def _layout_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tup
         ("iterations", iterations),
         ("time", _time(plan, config, rates) if r.npus > 0 else "?"),
         ("host memory", f"about {host} GiB a node, without Ray's object store and the data"),
-        ("validation", f"every {config.evaluation.interval} iterations" if config.evaluation.interval else "none"),
+        ("validation", f"every {r.eval_interval} iterations" if r.eval_interval else "none"),
         ("checkpoints", f"{checkpoints}, up to {(keep + 1) * size:.0f} GB while one is written"),
     ]
 

@@ -5,9 +5,10 @@ import json
 import sys
 from typing import Any
 
-from coca_mindspeed.config.compose import compose_run, ready_made_runs
+from coca_mindspeed.config.compose import ready_made_runs
 from coca_mindspeed.config.reference import reference_markdown, section_table
 from coca_mindspeed.errors import UsageError, nearest
+from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.markdown import print_markdown
 
@@ -48,9 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "show":
-        sys.stdout.write(compose_run(arguments.run_name, arguments.overrides).to_yaml())
+        composed = compose_any_layout(arguments.run_name, arguments.overrides, allow_missing=True)
+        sys.stdout.write(composed.to_yaml())
     elif arguments.action == "get":
-        print(_value(compose_run(arguments.run_name, arguments.overrides).run.model_dump(mode="json"), arguments.key))
+        composed = compose_any_layout(arguments.run_name, arguments.overrides)
+        print(_value(composed.run.model_dump(mode="json"), arguments.key))
     elif arguments.action == "list":
         print_text("\n".join(ready_made_runs()))
     elif arguments.of == "run":

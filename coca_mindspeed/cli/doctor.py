@@ -6,9 +6,9 @@ from pathlib import Path
 
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.checks import show_value
-from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.mindspeed.doctor import examine_machine
 from coca_mindspeed.mindspeed.machine import STACKS, Machine
+from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import print_text
 
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    run_config = compose_run(arguments.run_name, arguments.overrides).run if arguments.run_name else None
+    run_config = compose_any_layout(arguments.run_name, arguments.overrides).run if arguments.run_name else None
     output = arguments.output or Path("runs") / Path(arguments.run_name or "").stem
     findings = examine_machine(Machine(), run_config, arguments.release, output)
     findings.sort(key=lambda finding: (False, None, True).index(finding.ok))

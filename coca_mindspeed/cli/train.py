@@ -6,9 +6,9 @@ from pathlib import Path
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import place
-from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.local.validation import validate_run
+from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    composed = compose_run(arguments.run_name, arguments.overrides)
+    composed = compose_any_layout(arguments.run_name, arguments.overrides)
     output: Path = arguments.output
     flags = {"resume": arguments.resume, "show_progress": not arguments.quiet}
     validated = validate_run(composed.run, output, **flags)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.schema import ArchitectureConfig, RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError
+from coca_mindspeed.utils.text_formats import parse_json
 
 Subject = TypeVar("Subject")
 Check = Callable[[Subject], Iterable["Problem"]]
@@ -157,6 +158,37 @@ def missing_data(run: RunConfig) -> Iterator[Problem]:
 def missing_model(run: RunConfig) -> Iterator[Problem]:
     if run.model.path is not None and not (Path(run.model.path) / "config.json").is_file():
         yield Problem("no-model", "model.path", run.model.path, "must hold a config.json", _download(run.model.path))
+
+
+HF_KEYS = {  # name of a shape -> key of config.json
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_groups": "num_key_value_heads",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "rope_theta": "rope_theta",
+}
+
+
+def differing_shapes(key: str, directory: str | None, shape: ArchitectureConfig | None, origin: str) -> list[Problem]:
+    """A problem of ``key`` if the model in a directory has other shapes than ``shape``, which ``origin`` names."""
+    file = Path(str(directory)) / "config.json"
+    if directory is None or shape is None or not file.is_file():
+        return []
+    try:
+        found = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return [Problem("shapes", key, directory, f"must have a readable config.json: {error}")]
+    values = found if isinstance(found, dict) else {}
+    pairs = [(name, getattr(shape, ours), values.get(name)) for ours, name in HF_KEYS.items()]
+    differing = [f"{name} {wanted} (found {value})" for name, wanted, value in pairs if value != wanted]
+    if not differing:
+        return []
+    fix = ""
+    if "rope_theta" not in values and "rope_parameters" in values:
+        fix = "transformers 5 wrote rope_parameters, which older ones ignore: write rope_theta too"
+    return [Problem("shapes", key, directory, f"must have the shapes of {origin}: {', '.join(differing)}", fix)]
 
 
 def _download(path: str) -> str:

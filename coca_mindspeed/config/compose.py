@@ -35,10 +35,11 @@ OmegaConf.register_new_resolver("is_set", lambda value: value is not None, repla
 
 @dataclass(frozen=True)
 class ComposedConfig:
-    """A run's configuration, and its name or path."""
+    """A run's configuration, its name or path, and notes on how a file in another layout was read."""
 
     run: RunConfig
     name: str
+    notes: tuple[str, ...] = ()
 
     def to_yaml(self) -> str:
         """The resolved configuration, defaults included."""
@@ -65,12 +66,13 @@ def ready_made_runs() -> list[str]:
     return sorted(path.stem for path in config_directory().glob("*.yaml") if path.stem != "base")
 
 
-def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
+def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool = False) -> ComposedConfig:
     """Compose and validate a run: a ready-made one (``demo``), or the path of a YAML file that may name our groups.
 
     ``overrides`` are Hydra's: ``method=joint`` chooses from a group, ``rollout.prompts=64`` sets a key.
+    ``allow_missing`` keeps ``???`` as the value of a key that still needs one.
 
-    Raises ConfigError if the name is unknown, the YAML cannot be composed, or a value is not valid.
+    Raises ConfigError if the name is unknown, the YAML cannot be composed, or a value is not valid or has no effect.
     """
     path = Path(name).expanduser()
     ours = config_directory()
@@ -91,7 +93,7 @@ def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
     try:
         composed = _compose(directory, stem, hydra_overrides)
         try:
-            values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+            values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=not allow_missing)
         except InterpolationResolutionError:
             # If one of our sections holds a value of the wrong type, the error names its key, not the interpolation.
             own = {str(key): composed[key] for key in composed if key != "mindspeed_rl"}
@@ -108,7 +110,24 @@ def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
         raise ConfigError(f"{file}: cannot be composed: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected a mapping of keys, found {type(values).__name__}")
-    return ComposedConfig(validate_run({str(k): v for k, v in values.items()}, sources, overrides), name)
+    run = validate_run({str(k): v for k, v in values.items()}, sources, overrides)
+    if run.data.epochs is not None:
+        _refuse_unused_steps(run, sources(), overrides)
+    return ComposedConfig(run, name)
+
+
+def _refuse_unused_steps(run: RunConfig, files: Sequence[Path], overrides: Sequence[str]) -> None:
+    """Refuse a ``trainer.steps`` that was set over a ``data.epochs``, which decides the length alone."""
+    keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    steps, epochs = (
+        max((number for number, file in enumerate(files) if _sets(file, key.split("."))), default=-1)
+        for key in ("trainer.steps", "data.epochs")
+    )
+    if "trainer.steps" in keys or (steps > epochs and "data.epochs" not in keys):
+        reason = f"has no effect beside data.epochs={run.data.epochs:g}"
+        problem = Problem("no-effect", "trainer.steps", run.trainer.steps, reason, "set data.epochs=null too")
+        kind = UsageError if "trainer.steps" in keys else ConfigError
+        raise kind(f"{_origin(problem.key, files, overrides)}: {problem}", [problem])
 
 
 def _compose(directory: Path, stem: str, overrides: Sequence[str]) -> DictConfig:

@@ -3,7 +3,7 @@
 Docstrings and comments name the upstream function that would refuse the run on the cluster, or go wrong silently.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -15,17 +15,19 @@ from coca_mindspeed.config.checks import (
     Condition,
     Problem,
     as_check,
+    differing_shapes,
     find_problems,
     problems_of,
     show_value,
 )
 from coca_mindspeed.config.schema import ConfidenceStartConfig, LoraConfig, RunConfig, WarmUpConfig
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, nearest
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
+from coca_mindspeed.mindspeed.key_mapping import set_twice
 from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.start.driver import split_config
-from coca_mindspeed.mindspeed.upstream_keys import known_keys
+from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, known_keys
 
 _SHOWN = 3  # nearest values that a message names
 _SIZES = ("npus", "tp", "pp", "cp", "rollout_tp", "rollout_pp", "micro_batch", "mini_batch", "prompts", "group")
@@ -47,8 +49,8 @@ def _parallelism(r: ResolvedConfig) -> Iterator[Condition]:
     yield "layout-npus", "tp", r.npus % r.model_parallel == 0, f"{product} must divide the {r.npus} NPUs"
     yield "npus-nodes", "npus", r.npus % r.nodes == 0, f"must be a multiple of the {r.nodes} nodes"
     if r.cp > 1:
-        sequence = f"twice the value must divide the sequence length {r.seq_length}"
-        yield "cp-sequence", "cp", r.seq_length % (2 * r.cp) == 0, sequence
+        sequence = f"twice the value must divide the sequence length {r.longest}"
+        yield "cp-sequence", "cp", r.longest % (2 * r.cp) == 0, sequence
         # Ulysses also splits the heads of each tensor-parallel rank.
         yield "cp-heads", "cp", r.heads % (r.tp * r.cp) == 0, f"times TP {r.tp} must divide the {r.heads} heads"
         # MindSpeed-LLM's _validate_create_attention_mask_in_dataloader; MindSpeed-RL's page on context parallelism.
@@ -145,12 +147,11 @@ def _dispatch_sizes(r: ResolvedConfig) -> Iterator[Condition]:
 
 def _lengths(r: ResolvedConfig) -> Iterator[Condition]:
     """``validate_rl_args``, ``validate_args``, vLLM-Ascend's scheduler, ``rearrange_micro_batches``."""
-    context = f"must fit the model's context of {r.context}"
-    yield "context", "max_new", r.longest <= r.context, f"with a prompt of {r.max_prompt} {context}"
-    yield "context", "seq_length", r.seq_length <= r.context, context
-    least = f"must be at least seq_length {r.seq_length} and the longest prompt and response {r.longest}"
-    yield "model-len", "max_model_len", r.max_model_len >= max(r.seq_length, r.longest), least
-    enough = r.max_batched_tokens >= r.max_model_len
+    context = f"with a prompt of {r.max_prompt} must fit the model's context of {r.context}"
+    yield "context", "max_new", r.longest <= r.context, context
+    least = f"must be at least the longest prompt and response together, {r.longest}"
+    yield "model-len", "max_model_len", r.max_model_len >= r.longest, least
+    enough = r.max_batched_tokens >= r.max_model_len or not r.ascend_scheduler  # vLLM's own splits prompts
     yield "batched-tokens", "max_batched_tokens", enough, f"must be at least max_model_len {r.max_model_len}"
     if r.dynamic_batch:
         for name in ("update_tokens", "logprob_tokens"):
@@ -203,6 +204,9 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
     """Values of our sections that MindSpeed-RL cannot have; it would ignore them silently."""
     model, optimizer, evaluation, updates = run.model, run.optimizer, run.evaluation, run.trainer
     yield "built-in-model", "model.path", model.path is not None, "must name a directory on a cluster"
+    converted = run.hardware.platform == "host" or model.megatron_path is not None
+    random = "must name Megatron weights: Megatron would start from random ones"
+    yield "no-weights", "model.megatron_path", converted, random, "convert them: launch/convert_weights.sh hf2mcore"
     yield "records-only", "data.name", run.data.name == "records", "must be records on a cluster"
     yield "optimizer", "optimizer.name", optimizer.name == "adamw", "must be adamw, Megatron's optimizer"
     yield "optimizer-eps", "optimizer.eps", optimizer.eps == 1e-8, "must be 1e-08, Megatron's value"
@@ -231,13 +235,23 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
 
 
 def run_problems(
-    run: RunConfig, resolved: ResolvedConfig, memory: MemoryEstimate | None, file_values: Callable[[], dict[str, Any]]
+    run: RunConfig,
+    resolved: ResolvedConfig,
+    memory: MemoryEstimate | None,
+    written: Mapping[str, tuple[Any, str]],
+    file_values: Callable[[], dict[str, Any]],
 ) -> list[Problem]:
-    """Find all problems of a cluster run; ``file_values`` makes the configuration that the driver reads."""
+    """Find all problems of a cluster run.
+
+    ``file_values`` makes the configuration that the driver reads; ``written`` are the keys of it that get their value
+    only then (``written_keys``).
+    """
     checks: tuple[Check[RunConfig], ...] = (
         *CHECKS,
         as_check(_run_conditions),
-        lambda run: _counts(run, resolved),
+        lambda run: differing_shapes("model.path", run.model.path, run.model.architecture, "model.architecture"),
+        lambda run: set_twice(run, written),
+        lambda run: _npus(run, resolved),
         lambda run: explained_layout_problems(resolved),
         lambda run: () if memory is None else _memory(resolved, memory),
         lambda run: _hooks(run, file_values()),
@@ -249,25 +263,26 @@ def run_problems(
 def explained_layout_problems(resolved: ResolvedConfig) -> Iterator[Problem]:
     """Problems of the layout under configuration keys, with the nearest values that work."""
     for problem in layout_problems(resolved):
-        yield problem._replace(key=KEYS[problem.key], fix=_set_to(resolved, problem.key))
+        value = _as_set(resolved, problem.key, problem.value)
+        yield problem._replace(key=KEYS[problem.key], value=value, fix=_set_to(resolved, problem.key))
 
 
-def _counts(run: RunConfig, resolved: ResolvedConfig) -> Iterator[Problem]:
-    hardware, others = run.hardware, _other_npus(run.mindspeed_rl)
+def _as_set(resolved: ResolvedConfig, name: str, value: Any) -> Any:
+    """The value of a field as its key has it: the number of minibatches for the prompts of one."""
+    return resolved.prompts // value if name == "mini_batch" and value > 0 else value
+
+
+def _npus(run: RunConfig, resolved: ResolvedConfig) -> Iterator[Problem]:
+    hardware, others = run.hardware, other_npus(run.mindspeed_rl)
     expected = hardware.nodes * hardware.npus_per_node - sum(others.values())
     if resolved.npus != expected:
         reason = "".join(f", {npus} of them for rl_config.{key}" for key, npus in others.items())
         reason = f"hardware has {hardware.nodes} x {hardware.npus_per_node} NPUs{reason}"
         fix = f"nearest that works: {expected}" if expected > 0 else ""
         yield Problem("hardware-npus", KEYS["npus"], resolved.npus, reason, fix)
-    for name in ("prompts", "group", "max_new", "max_prompt"):
-        ours, theirs = attrgetter(KEYS[name])(run), getattr(resolved, name)
-        if ours != theirs:
-            fix = "set this key and let MindSpeed-RL's key refer to it"
-            yield Problem("set-twice", KEYS[name], ours, f"must equal MindSpeed-RL's value {theirs}", fix)
 
 
-def _other_npus(values: dict[str, Any]) -> dict[str, int]:
+def other_npus(values: dict[str, Any]) -> dict[str, int]:
     """Key -> NPUs that MindSpeed-RL reserves besides the actor's if its workers are separate."""
     rl = values.get("rl_config", {})
     if rl.get("use_integrated_worker", True):
@@ -280,7 +295,8 @@ def _other_npus(values: dict[str, Any]) -> dict[str, int]:
 def _memory(resolved: ResolvedConfig, memory: MemoryEstimate) -> Iterator[Problem]:
     limit = f"GiB of an NPU's {memory.limit_gib:.1f}"
     if memory.training_gib > memory.limit_gib:
-        name = next((name for name in ("update_tokens", "tp", "pp") if nearest_working(resolved, name)), "tp")
+        lowered = ("update_tokens", "micro_batch", "tp", "pp")
+        name = next((name for name in lowered if nearest_working(resolved, name)), "tp")
         reason = f"training needs about {memory.training_gib:.1f} {limit}"
         yield Problem("memory-training", KEYS[name], getattr(resolved, name), reason, _set_to(resolved, name))
     if memory.rollout_gib > memory.limit_gib:
@@ -303,8 +319,19 @@ def _hooks(run: RunConfig, values: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _upstream_keys(run: RunConfig) -> Iterator[Problem]:
-    for problem in known_keys().problems(run.mindspeed_rl):
+    """Keys that MindSpeed-RL would refuse, and keys without effect, which it would not."""
+    values = run.mindspeed_rl
+    ignored = ignored_keys(values, reference=needs_reference(values))
+    for problem in (*known_keys().problems(values), *_unused_shapes(values), *ignored):
         yield problem._replace(key=f"mindspeed_rl.{problem.key}")
+
+
+def _unused_shapes(values: Mapping[str, Any]) -> Iterator[Problem]:
+    named = [section["model"] for section in values.values() if isinstance(section, Mapping) and "model" in section]
+    for name, shape in (values.get("model") or {}).items():
+        if name not in named:
+            expected = f"must be a model that is named by a section's key model{nearest(name, named)}"
+            yield Problem("unknown-key", f"model.{name}", shape, expected)
 
 
 # Candidates for the nearest value that works, by field; one value: the only one that is allowed.
@@ -312,10 +339,10 @@ _CANDIDATES: dict[str, Any] = {
     **dict.fromkeys(("bf16", "reset_attention_mask", "no_pad_to_seq_lengths", "remove_padding"), lambda r: (True,)),
     **dict.fromkeys(("tp", "pp", "cp", "rollout_tp"), lambda r: range(1, r.npus + 1)),
     **dict.fromkeys(("temperature", "top_p"), lambda r: (1.0,)),
-    **dict.fromkeys(("seq_length", "max_new", "max_prompt"), lambda r: (r.context, r.context - r.max_prompt)),
+    "max_new": lambda r: (r.context - r.max_prompt,),
     **dict.fromkeys(
         ("max_model_len", "max_batched_tokens", "update_tokens", "logprob_tokens"),
-        lambda r: (r.seq_length, r.max_model_len, r.longest),
+        lambda r: (r.max_model_len, r.longest),
     ),
     **dict.fromkeys(
         ("advantage_dispatch", "reward_dispatch"), lambda r: range(r.group, r.responses + 1, max(1, r.group))
@@ -334,8 +361,8 @@ _CANDIDATES: dict[str, Any] = {
 }
 
 
-def nearest_working(resolved: ResolvedConfig, name: str) -> tuple[Any, ...]:
-    """Nearest values of a field with which its rules hold and memory suffices, other fields unchanged."""
+def nearest_working(resolved: ResolvedConfig, name: str, *, memory: bool = True) -> tuple[Any, ...]:
+    """Nearest values of a field with which its rules hold and, with ``memory``, memory suffices; others unchanged."""
     value = getattr(resolved, name)
     size = value if isinstance(value, int) and value > 0 else 1
     numbers = range(1, max(2 * size, 2 * resolved.npus, resolved.group) + 1)
@@ -344,7 +371,7 @@ def nearest_working(resolved: ResolvedConfig, name: str) -> tuple[Any, ...]:
     for candidate in dict.fromkeys(_CANDIDATES.get(name, lambda r: numbers)(resolved)):
         varied = resolved.vary(name, candidate)
         problems = {problem.key for problem in layout_problems(varied)}
-        if candidate != value and not problems - others and (problems or estimate_memory(varied).fits):
+        if candidate != value and not problems - others and (problems or not memory or estimate_memory(varied).fits):
             working.append(candidate)
     if all(type(each) in (int, float) for each in [value, *working]):
         working = sorted(sorted(working, key=lambda candidate: abs(candidate - value))[:_SHOWN])
@@ -352,5 +379,9 @@ def nearest_working(resolved: ResolvedConfig, name: str) -> tuple[Any, ...]:
 
 
 def _set_to(resolved: ResolvedConfig, name: str) -> str:
-    shown = [value if isinstance(value, str) else show_value(value) for value in nearest_working(resolved, name)]
-    return f"nearest that works: {', '.join(shown)}" if shown else ""
+    found, works = nearest_working(resolved, name), "works"
+    if not found and name in {problem.key for problem in layout_problems(resolved)}:
+        found, works = nearest_working(resolved, name, memory=False), "passes this check, memory aside"
+    values = [_as_set(resolved, name, value) for value in found]
+    shown = [value if isinstance(value, str) else show_value(value) for value in values]
+    return f"nearest that {works}: {', '.join(shown)}" if shown else ""

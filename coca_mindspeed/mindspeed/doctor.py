@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from coca_mindspeed.config.checks import Problem, missing_data, missing_model, problems_of
 from coca_mindspeed.config.model_size import GIB
-from coca_mindspeed.config.schema import ArchitectureConfig, RunConfig
+from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prepare.filters import PromptCounter
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import read_records
@@ -44,15 +44,6 @@ _OBJECT_STORE = 10**10  # Ray's REQUIRE_SHM_SIZE_THRESHOLD: with less in /dev/sh
 _TEMPLATE_BYTES = 512
 _SCRIPTS = "nothing to do for the launch scripts, which"
 _GUIDE = "docs/ascend.md, 1. Software"  # vLLM and vLLM-Ascend are built from a commit there, not installed by a name
-_HF_KEYS = {  # name of a shape -> key of config.json
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "kv_groups": "num_key_value_heads",
-    "ffn": "intermediate_size",
-    "vocab": "vocab_size",
-    "rope_theta": "rope_theta",
-}
 
 
 class Finding(NamedTuple):
@@ -235,7 +226,8 @@ def run_findings(machine: Machine, run: RunConfig, output: Path) -> Iterator[Fin
         if no_model:
             yield _skipped("end-of-text", "end of text", "model.path")
         else:
-            yield _shapes(Path(run.model.path), run.model.architecture)
+            if not any(problem.code == "shapes" for problem in problems):
+                yield _item("shapes", "model.path", run.model.path, True, "the shapes of model.architecture", "")
             yield from _end_of_text(Path(run.model.path))
     if plan is not None:
         if run.hardware.platform == "npu" or run.mindspeed_rl["actor_config"].get("load"):
@@ -245,7 +237,8 @@ def run_findings(machine: Machine, run: RunConfig, output: Path) -> Iterator[Fin
             yield from _host_memory(machine, run, plan.resolved)
     named = {"data.train": run.data.train, "data.evaluate": run.data.evaluate}
     files = {key: Path(path) for key, path in named.items() if path is not None and Path(path).is_file()}
-    yield _grader(run, list(files.values()))
+    missing = [key for key, path in named.items() if path is not None and key not in files]
+    yield _skipped("grader", "grader", missing[0]) if missing else _grader(run, list(files.values()))
     if no_model:
         yield _skipped("template", "chat template", "model.path")
         yield from (_skipped("prompts", f"prompts of {key}", "model.path") for key in files)
@@ -253,21 +246,6 @@ def run_findings(machine: Machine, run: RunConfig, output: Path) -> Iterator[Fin
         yield _template(run, list(files.values()))
         for key, path in files.items():
             yield _prompts(run, key, path)
-
-
-def _shapes(path: Path, architecture: ArchitectureConfig) -> Finding:
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return _item("shapes", "model.path", path, False, "a readable config.json", f"{error}")
-    differing = [
-        f"{key} is {config.get(key)}, model.architecture.{name} {getattr(architecture, name)}"
-        for name, key in _HF_KEYS.items()
-        if config.get(key) != getattr(architecture, name)
-    ]
-    if differing and "rope_theta" not in config and "rope_parameters" in config:
-        differing.append("transformers 5 wrote rope_parameters, which older ones ignore: write rope_theta too")
-    return _item("shapes", "model.path", path, not differing, "the shapes of model.architecture", "; ".join(differing))
 
 
 def _end_of_text(path: Path) -> Iterator[Finding]:

@@ -8,11 +8,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, value_of
+from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, show_value, value_of
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.verifiers import check_names
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
+from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES
 
 _NUMBERS = {  # keys of rl_config that must be finite numbers, and MindSpeed-RL's defaults
     "clip_ratio": 0.2,
@@ -70,6 +71,9 @@ def _hooks(c: HookConfig) -> Iterator[Condition]:
         ("entropy_coeff", "must be 0: the objective has no entropy term"),
     ):
         yield f"hook-{name.replace('_', '-')}", f"rl_config.{name}", not rl.get(name), reason
+    for name, values in GRPO_VALUES.items():
+        accepted, shown = rl.get(name) in (None, *values), " or ".join(map(show_value, values))
+        yield "hook-algorithm", f"rl_config.{name}", accepted, f"must be {shown}: another value is another algorithm"
     saves = "must name a directory: MindSpeed-RL always saves after the last iteration"
     yield "hook-save", "actor_config.save", c.get("actor_config.save"), saves
     key = "rl_config.partial_rollout_max_split"

@@ -17,7 +17,7 @@ from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
-from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, written_keys
 from coca_mindspeed.utils.files import read_json_lines
 
 MOST_NODES = 64  #: that are tried for a budget
@@ -72,9 +72,11 @@ def make_plan(run: RunConfig) -> ClusterPlan:
         except ConfigError as error:
             iterations, problems = None, error.problems
     plan = ClusterPlan(resolved, memory, rows, rows_from, iterations)
-    # The number of iterations is unknown to the hooks' conditions; any number does.
-    values = partial(mindspeed_values, run, replace(plan, iterations=iterations or 1), StageFiles(Path("runs")))
-    return replace(plan, problems=(*problems, *run_problems(run, resolved, memory, values)))
+    # The number of iterations and the directory are unknown to the conditions; any do.
+    files = StageFiles(Path("runs"))
+    values = partial(mindspeed_values, run, replace(plan, iterations=iterations or 1), files)
+    written = written_keys(run, iterations or 1, files)
+    return replace(plan, problems=(*problems, *run_problems(run, resolved, memory, written, values)))
 
 
 def read_rates(path: Path) -> Rates:

@@ -19,7 +19,10 @@ _SECTIONS = {
     "resource": "mindspeed_rl.rl_config.actor_resource",
     "generate": "mindspeed_rl.generate_config",
     "sampling": "mindspeed_rl.generate_config.sampling_config",
+    "coca": "mindspeed_rl.coca",
+    "method": "mindspeed_rl.coca.method",
 }
+_THEIRS = ("megatron_training", "actor_config", "rl_config", "generate_config", "coca")
 _REQUIRED = object()
 _PACKING = object()  # rl_config.max_packing_token_size
 # MindSpeed-RL counts the microbatches that hold their limit and then evens them out by another rule (Karmarkar-Karp),
@@ -36,6 +39,15 @@ def _key(name: str, default: Any = _REQUIRED, *, key: str | None = None, count: 
 class ResolvedConfig:
     """Numbers and switches of one run; sizes in tokens, ``None`` where MindSpeed-RL fills in the value itself."""
 
+    method: str | None = _key("method.name", "coca")
+    lr: float = _key("actor.lr")
+    save_interval: int = _key("actor.save_interval")
+    eval_interval: int = _key("coca.eval_interval", 0)
+    keep_checkpoints: int | None = _key("coca.keep_checkpoints", None)
+    train_data: str | None = _key("actor.data_path", None)
+    eval_data: str | None = _key("coca.eval_data", None)
+    tokenizer: str | None = _key("actor.tokenizer_name_or_path", None)
+    load: str | None = _key("actor.load", None)
     nodes: int = _key("hardware.nodes")
     npus: int = _key("resource.num_npus")
     memory_gib: float = _key("hardware.memory_gib")
@@ -57,7 +69,6 @@ class ResolvedConfig:
     cp: int = _key("actor.context_parallel_size", 1)
     cp_algorithm: str | None = _key("actor.context_parallel_algo", "ulysses_cp_algo")
     micro_batch: int = _key("actor.micro_batch_size")
-    seq_length: int = _key("training.seq_length")
     bf16: bool = _key("training.bf16", True)
     sequence_parallel: bool = _key("actor.sequence_parallel", False)
     distributed_optimizer: bool = _key("actor.use_distributed_optimizer", False)
@@ -70,7 +81,7 @@ class ResolvedConfig:
     # the batch
     prompts: int = _key("actor.global_batch_size", key="rollout.prompts")
     group: int = _key("rl.n_samples_per_prompt", 1, key="rollout.group_size")
-    mini_batch: int = _key("rl.mini_batch_size", 1)
+    mini_batch: int = _key("rl.mini_batch_size", 1, key="trainer.minibatches")
     epochs: int = _key("rl.epochs", 1)
     remove_padding: bool = _key("rl.use_remove_padding", False)
     dynamic_batch: bool = _key("rl.use_dynamic_bsz", False)
@@ -94,11 +105,12 @@ class ResolvedConfig:
     max_new: int = _key("sampling.max_tokens", 128, key="rollout.max_new_tokens")
     max_model_len: int = _key("generate.max_model_len", 2048)
     max_batched_tokens: int = _key("generate.max_num_batched_tokens", 2048)
+    ascend_scheduler: bool = _key("generate.ascend_scheduler_config_enabled", True)
     max_sequences: int = _key("generate.max_num_seqs", 1)
     memory_utilization: float = _key("generate.gpu_memory_utilization", 0.5)
     enforce_eager: bool = _key("generate.enforce_eager", True)
     rollout_dtype: str | None = _key("generate.dtype", "bfloat16")
-    temperature: float = _key("sampling.temperature", 1.0)
+    temperature: float = _key("sampling.temperature", 1.0, key="rollout.temperature")
     sampling_seed: int | None = _key("sampling.seed", None)
     top_k: int = _key("sampling.top_k", 50)
     top_p: float = _key("sampling.top_p", 1.0)
@@ -106,6 +118,14 @@ class ResolvedConfig:
     offload_param: bool = _key("generate.offload_train_param", False)
     offload_grad: bool = _key("generate.offload_train_grad", False)
     offload_optimizer: bool = _key("generate.offload_train_optimizer", False)
+
+    @property
+    def files(self) -> dict[str, str | None]:
+        """Paths that the run reads, by the keys of ours that set them; ``weights`` are Megatron's."""
+        return {
+            **{"data.train": self.train_data, "data.evaluate": self.eval_data, "model.path": self.tokenizer},
+            "weights": self.load,
+        }
 
     @property
     def kv_groups(self) -> int:
@@ -166,9 +186,9 @@ class ResolvedConfig:
     def microbatch_tokens(self) -> int:
         """Most tokens that one rank holds activations for."""
         if self.dynamic_batch:
-            tokens = math.ceil(_PACKING_EXCESS * max(self.update_tokens, self.seq_length))
+            tokens = math.ceil(_PACKING_EXCESS * max(self.update_tokens, self.longest))
         else:
-            tokens = self.micro_batch * self.seq_length
+            tokens = self.micro_batch * self.longest
         return -(-tokens // self.cp)
 
     def vary(self, name: str, value: Any) -> "ResolvedConfig":
@@ -207,17 +227,24 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
     if platform == "local" or not theirs.get("actor_config"):
         fix = "choose hardware=ascend_910b or hardware=ascend_910c, and a model for it"
         refuse([Problem("no-cluster", "hardware.platform", platform, "must be npu or host for a cluster run", fix)])
+    wrong = [key for key in ("model", *_THEIRS) if not isinstance(theirs.get(key, {}), Mapping)]
+    refuse([Problem("wrong-type", f"mindspeed_rl.{key}", theirs[key], "must be a mapping") for key in wrong])
     training, own = theirs.get("megatron_training") or {}, theirs["actor_config"]
-    shapes = (theirs.get("model") or {}).get(own.get("model", training.get("model"))) or {}
+    shapes = theirs.get("model", {}).get(own.get("model", training.get("model"))) or {}
+    if not isinstance(shapes, Mapping):
+        refuse([Problem("wrong-type", "mindspeed_rl.model", theirs["model"], "must hold mappings")])
     actor = {**_underscored(shapes), **_underscored(training), **_underscored(own)}  # BaseConfig.update: later wins
     rl, generate = _underscored(theirs.get("rl_config")), _underscored(theirs.get("generate_config"))
+    coca = theirs.get("coca") or {}
     sections = {
         **{"hardware": run.hardware.model_dump(), "actor": actor, "training": actor, "rl": rl, "generate": generate},
-        **{
-            "resource": _underscored(rl.get("actor_resource")),
-            "sampling": _underscored(generate.get("sampling_config")),
-        },
+        **{"coca": coca, "method": coca.get("method") or {}, "resource": _underscored(rl.get("actor_resource"))},
+        "sampling": _underscored(generate.get("sampling_config")),
     }
+    if (experts := actor.get("num_experts")) is not None:
+        reason = "must be absent: neither the layout nor the memory of a mixture of experts is planned"
+        fix = "untried: the driver takes the YAML without a plan (docs/port.md, How a run starts)"
+        refuse([Problem("mixture-of-experts", "mindspeed_rl.model.actor.num_experts", experts, reason, fix)])
     packing, values, problems = rl.get("max_packing_token_size", 4096), dict[str, Any](), list[Problem]()
     for each in fields(ResolvedConfig):
         section, _, name = each.metadata["name"].partition(".")

@@ -31,6 +31,13 @@ _CLASSES = {
 }
 #: Keys whose values are mappings that MindSpeed-RL checks too, against its own default.
 _NESTED = ("rl_config.actor_resource", "generate_config.sampling_config")
+#: Mappings without a default in those classes -> the names that MindSpeed-RL reads in them.
+_NAMES_BELOW = {
+    "profiler_config": ("integrated",),
+    "rl_config.reference_resource": ("num_npus",),
+    "rl_config.reward_resource": ("num_npus",),
+    "rl_config.integrated_mode_config": ("ref_model_load_path",),
+}
 _SHIPPED = Path(__file__).with_suffix(".json")
 _LENIENT = ("profile_ranks", "num_cpus_for_local_task")  # "all" or a list; Ray takes a part of a CPU
 _ANY = "any"
@@ -52,11 +59,11 @@ class UpstreamKeys:
     sections: Mapping[str, Mapping[str, str]]
 
     def problems(self, values: Mapping[str, Any]) -> list[Problem]:
-        """A problem for each key that MindSpeed-RL would refuse, and for each value of another type than its default's.
+        """A problem for each section or key that MindSpeed-RL does not know, and for each value of the wrong type.
 
-        ``null`` and the keys whose default is ``null`` have any type.
+        The type is that of the default; ``null`` and the keys whose default is ``null`` have any type.
         """
-        problems = []
+        problems = list(self._unknown_sections(values))
         for section, content, known in self._content(values):
             for key, value in content.items():
                 name = str(key).replace("-", "_")
@@ -66,6 +73,18 @@ class UpstreamKeys:
                 elif not _has_type(value, known[name]):
                     problems.append(Problem("wrong-type", f"{section}.{key}", value, _EXPECTED[known[name]]))
         return problems
+
+    def _unknown_sections(self, values: Mapping[str, Any]) -> Iterator[Problem]:
+        top = (*dict.fromkeys(section.partition(".")[0] for section in self.sections), "model", "coca")
+        for parent, known in {"": top, **_NAMES_BELOW}.items():
+            content = value_of(values, parent) if parent else values
+            for name, value in content.items() if isinstance(content, Mapping) else ():
+                key = f"{parent}.{name}".lstrip(".")
+                if name not in known:
+                    expected = f"must be one of {', '.join(known)}{nearest(str(name), known)}"
+                    yield Problem("unknown-key", key, value, expected)
+                elif not parent and value is not None and not isinstance(value, Mapping):
+                    yield Problem("wrong-type", key, value, _EXPECTED["dict"])
 
     def _content(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, str]]]:
         models = set()
@@ -202,6 +221,13 @@ _IGNORED = {
     **dict.fromkeys(("token_level_loss", "clip_higher_enable", "clip_ratio_low", "clip_ratio_high"), _LOSS),
     "cliprange_value": "there is no critic",
     **dict.fromkeys(("overlong_buffer_enable", "overlong_buffer", "overlong_buffer_penalty_factor"), _CUT_OFF),
+}
+#: Keys of ``rl_config`` that choose another algorithm, and the values that MindSpeed-RL's GRPO has.
+GRPO_VALUES: dict[str, tuple[Any, ...]] = {
+    "adv_estimator": ("group_norm",),
+    "gamma": (1.0,),
+    "kl_penalty": ("low_var_kl", "kl", "abs", "mse"),
+    **dict.fromkeys(("use_kl_in_reward", "clip_higher_enable", "overlong_buffer_enable"), (False,)),
 }
 _REFERENCE = ("kl_penalty", "kl_ctrl_type", "ref_dispatch_size", "ref_max_packing_token_size")
 _VERIFIER = ("verifier_parallel", "verifier_timeout", "verifier_weight")

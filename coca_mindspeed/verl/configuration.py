@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from coca_mindspeed.config.checks import Problem
+from coca_mindspeed.config.checks import Problem, differing_shapes, value_of
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.model_size import (
     BF16,
@@ -37,6 +37,7 @@ from coca_mindspeed.verl.settings import VerlSettings
 #: The file that verl's own configuration starts from, by its name in ``defaults``.
 VERLS_OWN = "ppo_trainer"
 _BASE = "coca_base"
+MODEL = "actor_rollout_ref.model.path"
 _MICROBATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 _TENSOR, _PIPELINE = (f"{MEGATRON}.{kind}_model_parallel_size" for kind in ("tensor", "pipeline"))
 
@@ -61,7 +62,7 @@ def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
     Raises ConfigError if it cannot be composed; UsageError if there are overrides.
     """
-    verl = _verls_directory()
+    verl = verls_directory()
     try:
         values = _by_verl(verl, file, overrides) if verl is not None else _by_our_files(file, overrides)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
@@ -73,7 +74,8 @@ def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def _verls_directory() -> Path | None:
+def verls_directory() -> Path | None:
+    """``trainer/config`` of the installed verl; None if there is none."""
     spec = importlib.util.find_spec("verl")
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     return Path(folders[0]) / "trainer" / "config" if folders else None
@@ -150,10 +152,11 @@ def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
         Part("rollout weights", weights, "2 bytes x parameters / tensor parallel size"),
         Part("KV cache", cache, "the rest of gpu_memory_utilization x memory"),
     )
-    rows.insert(2, ("model", f"{model_parameters(shape) / 1e9:.2f} billion parameters, {shape.layers} layers"))
+    rows.append(("model", f"{model_parameters(shape) / 1e9:.2f} billion parameters, {shape.layers} layers"))
     held = max(0.0, cache / sequence)
     rows.append(("KV cache", f"holds about {held:.0f} of the longest sequences an engine and device"))
-    problems = []
+    origin = f"configs/model/{settings.device.model}.yaml, which coca.device.model names"
+    problems = differing_shapes(MODEL, value_of(config, MODEL), shape, origin)
     if (needed := sum(part.gib for part in training)) > limit:
         reason = f"an update needs about {needed:.0f} GiB of each device"
         problems.append(Problem("memory-update", "coca.device.memory_gib", limit, reason))
@@ -185,6 +188,8 @@ def _microbatch_tokens(run: VerlRun) -> int:
 def _rows(run: VerlRun, tensor: int) -> list[tuple[str, str]]:
     value, devices, nodes = run.value, run.devices, run.value("trainer.nnodes")
     method = run.settings.method
+    files = {key: value_of(run.config, key) for key in ("data.train_files", "data.val_files", MODEL)}
+    absent = {key: " (MISSING)" * (not Path(str(path)).exists()) for key, path in files.items()}
     prompts, group, mini = value("data.train_batch_size"), value(f"{ROLLOUT}.n"), value(MINI_BATCH)
     responses, stages = prompts * group, method.training_method.stages
     engine = f"FSDP over {run.ranks} ranks"
@@ -196,6 +201,8 @@ def _rows(run: VerlRun, tensor: int) -> list[tuple[str, str]]:
     length = f"{steps} steps" if steps else f"epochs: {value('trainer.total_epochs')}"
     return [
         ("method", f"{method.name}, loss aggregation {method.loss_aggregation}"),
+        ("learning rate", f"{value_of(run.config, f'{ACTOR}.optim.lr', 1e-6):g}"),
+        *((key, f"{path}{absent[key]}") for key, path in files.items() if isinstance(path, str)),
         ("devices", f"{devices} on {nodes} node{'s' * (nodes > 1)}"),
         ("training", f"{engine}, {responses // run.ranks} responses of a step on each rank"),
         ("rollout", f"{devices // tensor} engines of tensor parallel size {tensor}"),

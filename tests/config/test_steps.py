@@ -18,6 +18,30 @@ def test_epochs_decide_where_they_are_given():
     assert [problem[:3] for problem in caught.value.problems] == [("no-whole-step", "data.epochs", 0.5)]
 
 
+@pytest.mark.parametrize(
+    ("text", "overrides", "refused"),
+    [
+        ("defaults: [demo, _self_]\ntrainer: {steps: 5}", [], False),
+        ("defaults: [demo, _self_]\ntrainer: {steps: 5}", ["data.epochs=0.5"], False),
+        ("defaults: [demo, _self_]\ntrainer: {steps: 5}\ndata: {epochs: 1}", [], False),  # as a run's config.yaml
+        ("defaults: [demo, _self_]\ndata: {epochs: 1}", [], False),
+        ("defaults: [demo, _self_]\ndata: {epochs: 1}", ["trainer.steps=5"], True),
+        ("defaults: [demo, _self_]\ndata: {epochs: 1}", ["trainer.steps=5", "data.epochs=null"], False),
+        ("defaults: [qwen25_7b_910b, _self_]\ntrainer: {steps: 5}", [], True),
+        ("defaults: [qwen25_7b_910b, _self_]\ntrainer: {steps: 5}\ndata: {epochs: null}", [], False),
+    ],
+)
+def test_steps_that_epochs_overrule_are_refused(text, overrides, refused, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    if refused:
+        with pytest.raises(ConfigError) as caught:
+            compose_run(str(file), overrides)
+        assert [(problem.code, problem.key) for problem in caught.value.problems] == [("no-effect", "trainer.steps")]
+    else:
+        compose_run(str(file), overrides)
+
+
 def test_where_the_number_of_questions_is_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert training_rows(compose_run("demo").run.data) == (50_000, "data.train_size")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from coca_mindspeed.config.checks import Problem
+from coca_mindspeed.config.checks import HF_KEYS, Problem
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.model_size import GIB, model_parameters
 from coca_mindspeed.config.schema import RunConfig
@@ -97,7 +97,7 @@ def test_memory_by_hand():
         **{"layers": 2, "hidden": 8, "heads": 2, "query_groups": 1, "ffn": 16, "vocab": 32},
         **{"untied_embeddings": True, "qkv_bias": False, "tp": 1, "pp": 1, "cp": 1, "npus": 4, "rollout_tp": 1},
         **{"max_prompt": 40, "max_new": 60, "memory_utilization": 0.5, "max_sequences": 10},
-        **dict.fromkeys(("seq_length", "max_model_len", "update_tokens", "max_batched_tokens"), 100),
+        **dict.fromkeys(("max_model_len", "update_tokens", "max_batched_tokens"), 100),
         **{"memory_gib": 1 / 1024, "reserved_gib": 1 / 2**14},
     )
     layer = 8 * (8 + 2 * 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
@@ -182,8 +182,9 @@ def test_every_code_is_tested():
 @pytest.mark.parametrize(
     "overrides",
     [
-        f"{RL}actor_update_dispatch_size=1024 {RL}guarantee_order=true {RL}mini_batch_size=64",
+        f"{RL}actor_update_dispatch_size=1024 {RL}guarantee_order=true trainer.minibatches=2",
         "rollout.temperature=0.7",
+        f"{GENERATE}max_num_batched_tokens=2048 {GENERATE}ascend_scheduler_config_enabled=false",
         "optimizer.schedule=cosine",
         "T.recompute_granularity=full T.recompute_method=uniform T.recompute_num_layers=1",
         "T.recompute_granularity=selective",
@@ -334,3 +335,27 @@ def test_nearest_values_pass_all_checks(overrides):
     (problem,) = problems_of_run(overrides)
     first, *_ = problem.fix.removeprefix("nearest that works: ").split(", ")
     assert problems_of_run([*overrides, f"{problem.key}={first}"]) == ()
+
+
+def test_a_model_of_another_shape_is_refused(tmp_path):
+    shape = {
+        theirs: getattr(compose_run("qwen25_7b_910b").run.model.architecture, ours) for ours, theirs in HF_KEYS.items()
+    }
+    file = tmp_path / "config.json"
+    for text, codes in (
+        (json.dumps(shape), []),
+        (json.dumps({**shape, "hidden_size": 5}), ["shapes"]),
+        ("{", ["shapes"]),
+    ):
+        file.write_text(text)
+        assert [problem.code for problem in problems_of_run([f"model.path={tmp_path}"])] == codes
+
+
+def test_a_value_that_passes_its_check_is_named_where_memory_does_not_suffice():
+    """12,288 batched tokens are enough; microbatches of 24,576 tokens then do not fit, and 12,288 do."""
+    overrides = ["rollout.max_prompt_tokens=8192"]
+    for key in (f"{GENERATE}max_num_batched_tokens", f"{RL}update_max_packing_token_size"):
+        (problem,) = problems_of_run(overrides)
+        assert (problem.key, problem.fix.rpartition(" ")[2]) == (key, "12288")
+        overrides.append(f"{key}=12288")
+    assert problems_of_run(overrides) == ()

@@ -16,6 +16,7 @@ from coca_mindspeed.verl.configuration import (
     verl_configuration,
 )
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
+from coca_mindspeed.verl.upstream_keys import known_keys, unknown_keys
 
 NAMES = ["coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b", "coca_qwen25_7b_megatron"]
 
@@ -79,6 +80,8 @@ def test_check_prints_the_plan(capsys):
     assert cli.main(["check", "coca_qwen25_7b", "trainer.nnodes=2"]) == 0
     out = capsys.readouterr().out
     assert "16 on 2 nodes" in out
+    assert out.count("(MISSING)") == 3
+    assert "learning rate" in out
     assert "7.62 billion parameters" in out
     assert "128 questions x 16 responses = 2048" in out
     assert out.endswith("\nOK\n")
@@ -104,6 +107,31 @@ def test_check_names_key_and_value(override, said, capsys):
     found = capsys.readouterr().err
     assert said in found
     assert found.endswith("\n1 problem\n")
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("foo=1", "foo"),
+        ("actor_rollout_ref.actor.optim.lrr=1e-5", "actor_rollout_ref.actor.optim.lrr"),
+        ("actor_rollout_reff.actor.optim.lr=1e-5", "actor_rollout_reff"),
+        ("+foo=1", None),
+        ("+actor_rollout_ref.actor.optim.lrr.x=1", None),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm.x=1", None),
+        ("actor_rollout_ref.actor.megatron.override_transformer_config.x=1", None),
+        ("data.shuffle=false", None),
+    ],
+)
+def test_keys_that_verl_does_not_know_are_refused(override, key):
+    file = find_verl_run("coca_qwen25_7b_megatron")
+    found = unknown_keys(verl_configuration(file, [override]), [override], known_keys(None))
+    assert [(problem.code, problem.key) for problem in found] == ([] if key is None else [("unknown-key", key)])
+
+
+def test_a_model_of_another_shape_is_refused(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"hidden_size": 5}')
+    assert cli.main(["check", "coca_qwen25_7b", f"actor_rollout_ref.model.path={tmp_path}"]) == 1
+    assert "[shapes]" in capsys.readouterr().err
 
 
 def test_a_configuration_without_the_section_is_told_how_to_write_one():

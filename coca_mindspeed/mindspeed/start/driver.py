@@ -8,6 +8,7 @@ import argparse
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ HOMES = {
 _CLONES = {  # docs/ascend.md names the commits
     "MINDSPEED_RL_HOME": "-b 2.3.0 https://gitcode.com/Ascend/MindSpeed-RL.git",
     "MEGATRON_HOME": "-b core_v0.12.1 https://github.com/NVIDIA/Megatron-LM.git",
-    "MINDSPEED_HOME": "https://gitcode.com/Ascend/MindSpeed.git",
+    "MINDSPEED_HOME": "-b 2.3.0_core_r0.12.1 https://gitcode.com/Ascend/MindSpeed.git",
     "MINDSPEED_LLM_HOME": "-b 2.3.0 https://gitcode.com/Ascend/MindSpeed-LLM.git",
 }
 # Variables of Ray's workers that must have one value: a problem's code, name, value, reason.
@@ -78,15 +79,16 @@ def homes(environment: Mapping[str, str]) -> dict[str, Path]:
     return {variable: Path(path).resolve() for variable, path in paths.items()}
 
 
-def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path) -> DictConfig:
+def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path | None) -> DictConfig:
     """Compose a MindSpeed-RL configuration; its ``defaults`` may name MindSpeed-RL's own groups (``model``)."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such configuration file")
-    search = f"hydra.searchpath=[file://{mindspeed_rl_home / 'configs'}]"
+    search = [] if mindspeed_rl_home is None else [f"hydra.searchpath=[file://{mindspeed_rl_home / 'configs'}]"]
     try:
         read_yaml(path)  # its errors name the line; those of Hydra do not
-        with initialize_config_dir(str(path.resolve().parent), version_base=None):
-            return compose(path.stem, overrides=[search, *overrides])
+        with initialize_config_dir(str(path.resolve().parent), version_base=None), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="In .*missing `_self_`")  # MindSpeed-RL's files have none
+            return compose(path.stem, overrides=[*search, *overrides])
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, YamlError) as error:
         raise ConfigError(f"{path}: cannot be composed: {error}") from error
 

@@ -120,17 +120,14 @@ def mindspeed_values(run: RunConfig, plan: "ClusterPlan", files: StageFiles, *, 
     for section, key in _PATHS:  # Ray's workers have working directories of their own
         if isinstance(path := values.get(section, {}).get(key), str):
             values[section][key] = str(Path(path).absolute())
-    training, actor = values.setdefault("megatron_training", {}), values["actor_config"]
-    training["train_iters"] = plan.iterations
-    actor["lr_warmup_fraction"] = run.optimizer.warmup_steps / plan.iterations
-    actor["save"] = str(files.checkpoints.absolute())
-    if run.logging.wandb is not None:
-        names = {"wandb_project": run.logging.wandb, "wandb_exp_name": files.output.name}
-        values["rl_config"] |= {**names, "wandb_save_dir": str(files.results.absolute())}
+    for name, (value, _) in written_keys(run, plan.iterations, files).items():
+        section, _, key = name.partition(".")
+        if value is not None:
+            values.setdefault(section, {})[key] = value
     _fix_reference(values)
-    coca = values.setdefault("coca", {})
-    data = record_files(training.get("data_path"), coca.get("eval_data"))
-    coca |= {"stage": files.stage, "output_dir": str(files.results.absolute()), "data_sha256": digests(data)}
+    actor, coca = values["actor_config"], values["coca"]
+    data = record_files(values["megatron_training"].get("data_path"), coca.get("eval_data"))
+    coca["data_sha256"] = digests(data)
     if resume:
         if newest_iteration(files.checkpoints) is None:
             raise ConfigError(f"--resume: {files.checkpoints} holds no checkpoint")
@@ -141,6 +138,22 @@ def mindspeed_values(run: RunConfig, plan: "ClusterPlan", files: StageFiles, *, 
         _check_same_run(before.results / RUN_FILE, values)
         actor["load"] = str(before.checkpoints.absolute())
     return values
+
+
+def written_keys(run: RunConfig, iterations: int, files: StageFiles) -> dict[str, tuple[Any, str]]:
+    """Keys whose values are known when the run file is written: the values, and their origin; None is not written."""
+    wandb = run.logging.wandb
+    return {
+        "megatron_training.train_iters": (iterations, "trainer.steps or data.epochs"),
+        "actor_config.lr_warmup_fraction": (run.optimizer.warmup_steps / iterations, "optimizer.warmup_steps"),
+        "actor_config.save": (str(files.checkpoints.absolute()), "--output"),
+        "rl_config.wandb_project": (wandb, "logging.wandb"),
+        "rl_config.wandb_exp_name": (wandb and files.output.name, "--output"),
+        "rl_config.wandb_save_dir": (wandb and str(files.results.absolute()), "--output"),
+        "coca.stage": (files.stage, "--stage"),
+        "coca.output_dir": (str(files.results.absolute()), "--output"),
+        "coca.data_sha256": (None, "the content of the record files"),
+    }
 
 
 def _check_same_run(written: Path, values: dict[str, Any]) -> None:

@@ -18,12 +18,12 @@ from coca_mindspeed.utils.packages import name_missing_packages
 if __name__ == "__main__":
     name_missing_packages()
 
-from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError
 from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.driver import homes
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
+from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration, select_checkpoint
 from coca_mindspeed.utils.console import print_failure
 
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the arguments and check nothing")
     parsed = parser.parse_args(arguments)
     try:
-        run = compose_run(parsed.run_name, parsed.overrides).run
+        run = compose_any_layout(parsed.run_name, parsed.overrides).run
         resolved = resolve_config(run)
         what = parsed.direction, run, resolved, parsed.output, parsed.iteration
         if parsed.phase == "prepare":

@@ -1,0 +1,190 @@
+"""A YAML file in MindSpeed-RL's own layout (``megatron_training:``, ``rl_config:``, ... at the top) as a run of ours.
+
+Values move to the keys of ours that set them in ready-made runs, so that overrides, plan and launch scripts are the
+same for both layouts. Other keys stay as they are.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from coca_mindspeed.config.checks import show_value, value_of
+from coca_mindspeed.config.compose import ComposedConfig, compose_run, config_directory
+from coca_mindspeed.config.overrides import hydra_override
+from coca_mindspeed.config.schema import OptimizerConfig
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.checks import other_npus
+from coca_mindspeed.mindspeed.hook_checks import needs_reference
+from coca_mindspeed.mindspeed.key_mapping import mapped_keys, our_keys, places, underscored
+from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.start.driver import compose_config
+from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES, ignored_keys
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+
+_MARKS = ("megatron_training", "actor_config", "rl_config", "generate_config")
+_SECTIONS = (*_MARKS, "ref_config", "reward_config", "profiler_config", "msprobe_config", "coca")
+_SHAPE = {"untied_embeddings": False, "qkv_bias": False, "rope_theta": 10_000, "norm_eps": 1e-5}  # Megatron's defaults
+_MOST_NPUS = 16  # of one node
+# Keys that get their values when the run file is written, besides train_iters and lr_warmup_fraction.
+_WRITTEN = ("actor_config.save", "rl_config.wandb_exp_name", "rl_config.wandb_save_dir")
+_WRITTEN_OF_COCA = ("stage", "output_dir", "data_sha256")
+
+
+def compose_any_layout(name: str, overrides: Sequence[str] = (), *, allow_missing: bool = False) -> ComposedConfig:
+    """Compose a run of ours, or a YAML file in MindSpeed-RL's layout.
+
+    Overrides of such a file may name MindSpeed-RL's keys (``actor_config.lr=1e-5``) or ours.
+
+    Raises ConfigError as :func:`~coca_mindspeed.config.compose.compose_run` does.
+    """
+    file = Path(name).expanduser()
+    if not _is_upstream_layout(file):
+        return compose_run(name, overrides, allow_missing=allow_missing)
+    theirs, ours = [], []
+    for override in overrides:
+        key = override.lstrip("+~").removeprefix("mindspeed_rl.")
+        prefix = override[: len(override) - len(override.lstrip("+~"))]
+        (theirs if key.split(".")[0] in _SECTIONS else ours).append(prefix + key)
+    run, notes = _convert(_compose(file, theirs))
+    # Typed keys of MindSpeed-RL are also set where they are, so that a contradiction to a key of ours is found.
+    stay = [f"mindspeed_rl.{each.lstrip('+')}" for each in theirs if not each.lstrip("+").startswith(("~", "coca."))]
+    with TemporaryDirectory() as directory:
+        converted = Path(directory) / file.name
+        converted.write_text(yaml.safe_dump(run, sort_keys=False), encoding="utf-8")
+        try:
+            composed = compose_run(str(converted), [*ours, *stay], allow_missing=allow_missing)
+        except ConfigError as error:
+            raise type(error)(str(error).replace(str(converted), str(file)), error.problems) from error
+    return replace(composed, name=name, notes=tuple(notes))
+
+
+def _is_upstream_layout(file: Path) -> bool:
+    if file.suffix != ".yaml" or not file.is_file():
+        return False
+    try:
+        content = read_yaml(file)
+    except (OSError, YamlError):
+        return False  # compose_run reports it
+    return isinstance(content, Mapping) and any(section in content for section in _MARKS)
+
+
+def _compose(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The sections of a file in MindSpeed-RL's layout; its ``defaults`` may name MindSpeed-RL's own groups."""
+    home = os.environ.get("MINDSPEED_RL_HOME")
+    try:
+        config = compose_config(file, [hydra_override(each, ()) for each in overrides], Path(home) if home else None)
+    except ConfigError as error:
+        hint = "" if home else "\n    if its defaults name files of MindSpeed-RL, set MINDSPEED_RL_HOME"
+        raise ConfigError(f"{error}{hint}") from error
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    for name, content in values.items():
+        if not isinstance(content, Mapping):
+            raise ConfigError(f"{file}: {name}: expected a mapping, found {show_value(content)}")
+    return {str(name): content for name, content in values.items()}
+
+
+def _convert(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A run of ours that gives MindSpeed-RL's keys these values; and notes on the exceptions."""
+    theirs = underscored({name: content for name, content in values.items() if name != "model"})
+    theirs["model"] = _shapes(values.get("model", {}), theirs)
+    machine = read_yaml(config_directory() / "hardware" / "ascend_910b.yaml")["hardware"]
+    ours: dict[str, Any] = {
+        "model": {"compute_dtype": "bfloat16", "architecture": dict(_SHAPE)},
+        "optimizer": {"betas": [*OptimizerConfig().betas]},
+        "hardware": {**machine, "platform": value_of(theirs, "coca.platform", "npu"), **_nodes(theirs)},
+    }
+    ignored, replaced = _drop_ignored(theirs), list[str]()
+    project = _pop(theirs, "rl_config.wandb_project")
+    if value_of(theirs, "rl_config.use_wandb"):
+        ours["logging"] = {"wandb": project or "coca"}
+    for key, text in mapped_keys(ours["hardware"]["platform"]).items():
+        found, (name, *_) = _pop(theirs, key), our_keys(text)
+        _put(theirs, key, text)
+        if found is None:
+            continue
+        if text == f"${{{name}}}":
+            _put(ours, name, found)
+        elif name == "seed":
+            ours["seed"] = found - 1
+        elif key == "rl_config.mini_batch_size":
+            prompts = value_of(ours, "rollout.prompts", found)
+            if prompts % found == 0:
+                _put(ours, "trainer.minibatches", prompts // found)
+            else:
+                _put(theirs, key, found)  # refused as set twice
+        elif key == "megatron_training.seq_length":
+            replaced.append(f"{key}={found} by the longest prompt and response together")
+    architecture = ours["model"]["architecture"]
+    architecture.setdefault("kv_groups", architecture.get("heads"))
+    if (steps := _pop(theirs, "megatron_training.train_iters")) is not None:
+        warmup = _pop(theirs, "actor_config.lr_warmup_fraction") or 0
+        ours["trainer"] = {**ours.get("trainer", {}), "steps": steps}
+        ours["optimizer"]["warmup_steps"] = round(warmup * steps)
+    replaced += [f"{key}={found} by --output" for key in _WRITTEN if (found := _pop(theirs, key)) is not None]
+    for name in _WRITTEN_OF_COCA:
+        _pop(theirs, f"coca.{name}")
+    key, wanted = "megatron_training.dataset_additional_keys", [columns.RECORD]
+    if (found := _pop(theirs, key)) not in (None, wanted):
+        replaced.append(f"{key}={found} by {wanted}")
+    _put(theirs, key, wanted)
+    notes = [f"{title}: {', '.join(keys)}" for title, keys in (("ignored", ignored), ("replaced", replaced)) if keys]
+    defaults = ["base", {"override /model": "hf"}, {"override /data": "records"}, "_self_"]
+    return {"defaults": defaults, **ours, "mindspeed_rl": theirs}, notes
+
+
+def _shapes(shapes: Mapping[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """The shapes that sections name, the actor's as ``actor``, as ready-made runs name it."""
+    actor = value_of(theirs, "actor_config.model", value_of(theirs, "megatron_training.model"))
+    found = {"actor": shapes.get(actor) or {}}
+    for section in ("megatron_training", "actor_config"):
+        theirs.setdefault(section, {})["model"] = "actor"
+    for section in ("ref_config", "reward_config"):
+        if (name := value_of(theirs, f"{section}.model")) == actor and name is not None:
+            theirs[section]["model"] = "actor"
+        elif name in shapes:
+            found[name] = shapes[name]
+    return {name: underscored(shape) for name, shape in found.items()}
+
+
+def _nodes(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    actor = value_of(theirs, "rl_config.actor_resource.num_npus")
+    if not isinstance(actor, int):
+        return {}
+    npus = actor + sum(other_npus(theirs).values())
+    return {"nodes": max(1, npus // _MOST_NPUS), "npus_per_node": f"${{quotient:{npus},${{hardware.nodes}}}}"}
+
+
+def _drop_ignored(theirs: dict[str, Any]) -> list[str]:
+    """Remove the keys without effect and return them; keys that ask for another algorithm stay, and are refused."""
+    dropped = []
+    for problem in list(ignored_keys(theirs, reference=needs_reference(theirs))):
+        name = problem.key.removeprefix("rl_config.")
+        if problem.value in GRPO_VALUES.get(name, (problem.value,)):
+            del theirs["rl_config"][name]
+            dropped.append(f"{problem.key}={problem.value}")
+    return dropped
+
+
+def _pop(values: dict[str, Any], key: str) -> Any:
+    """Remove a key from all sections that it may stand in, and return the value that MindSpeed-RL would take."""
+    found = {}
+    for place in places(key, "actor"):
+        section, _, name = place.rpartition(".")
+        if isinstance(content := value_of(values, section), dict) and name in content:
+            found[section] = content.pop(name)
+    order = ("model.actor", "megatron_training", "actor_config")
+    return next((found[section] for section in (*reversed(order), *found) if section in found), None)
+
+
+def _put(values: Any, key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+    values[int(name) if isinstance(values, list) else name] = value

@@ -1,0 +1,234 @@
+"""YAML files in MindSpeed-RL's own layout: they run as files of ours do."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import compose_run, ready_made_runs
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.plan import make_plan
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
+from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
+from tests.mindspeed.builders import write
+from tests.mindspeed.test_patch_export import CHECKOUTS
+
+SHAPE = """
+qwen25_7b: {use_mcore_models: true, num_layers: 28, hidden_size: 3584, ffn_hidden_size: 18944, num_attention_heads: 28,
+  rotary_base: 1000000, max_position_embeddings: 32768, padded_vocab_size: 152064, make_vocab_size_divisible_by: 1,
+  untie_embeddings_and_output_weights: true, add_qkv_bias: true, group_query_attention: true, num_query_groups: 4}
+"""
+FILE = """
+defaults:
+  - model: [qwen25_7b]
+megatron_training:
+  model: qwen25_7b
+  stage: ray_grpo
+  tokenizer_name_or_path: ./Qwen2.5-7B
+  data_path: ./train.jsonl
+  dataset_additional_keys: [labels]
+  global_batch_size: 32
+  seq_length: 2048
+  save_interval: 100
+  train_iters: 500
+  seed: 3
+  bf16: true
+  use_distributed_optimizer: true
+  sequence_parallel: true
+actor_config:
+  model: qwen25_7b
+  micro_batch_size: 1
+  tensor_model_parallel_size: 4
+  lr: 2e-6
+  weight_decay: 0.01
+  lr_warmup_fraction: 0.0
+  adam_beta2: 0.98
+  load: ./weights
+  save: ./ckpt
+rl_config:
+  gamma: 1.0
+  lam: 0.95
+  adv_estimator: group_norm
+  kl_penalty: low_var_kl
+  init_kl_coef: 0.0
+  mini_batch_size: 16
+  max_prompt_length: 2048
+  n_samples_per_prompt: 8
+  verifier_function: [math_17k_acc]
+  actor_resource: {num_npus: 16}
+generate_config:
+  offload_train_optimizer: true
+  offload_train_grad: true
+  offload_train_param: true
+  infer_tensor_parallel_size: 1
+  max_num_seqs: 64
+  max_model_len: 4096
+  max_num_batched_tokens: 8192
+  gpu_memory_utilization: 0.6
+  sampling_config: {max_tokens: 2048, top_p: 1.0, top_k: -1}
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
+    write(tmp_path / "model" / "qwen25_7b.yaml", SHAPE)
+    return write(tmp_path / "grpo.yaml", FILE)
+
+
+def written(composed, output):
+    return mindspeed_values(composed.run, make_plan(composed.run), StageFiles(output))
+
+
+def test_values_move_to_our_keys(file, tmp_path):
+    composed = compose_any_layout(str(file))
+    run = composed.run
+    assert make_plan(run).problems == ()
+    assert (run.optimizer.lr, run.optimizer.betas, run.optimizer.weight_decay) == (2e-6, (0.9, 0.98), 0.01)
+    assert (run.rollout.prompts, run.rollout.group_size, run.trainer.minibatches) == (32, 8, 2)
+    assert (run.trainer.steps, run.optimizer.warmup_steps, run.checkpoint.interval, run.seed) == (500, 0, 100, 2)
+    assert (run.model.path, run.model.megatron_path, run.data.train) == ("./Qwen2.5-7B", "./weights", "./train.jsonl")
+    assert (run.hardware.platform, run.hardware.nodes, run.hardware.npus_per_node) == ("npu", 1, 16)
+    values = written(composed, tmp_path / "out")
+    assert values["megatron_training"]["seq_length"] == 4096
+    assert values["megatron_training"]["dataset_additional_keys"] == ["coca_record"]
+    assert values["actor_config"]["save"] == str(tmp_path / "out/stage0/checkpoints")
+    assert values["rl_config"]["verifier_function"] == ["math_17k_acc"]
+    assert not {"gamma", "lam", "adv_estimator", "kl_penalty"} & set(values["rl_config"])
+    ignored = next(note for note in composed.notes if note.startswith("ignored"))
+    assert {"rl_config.gamma=1.0", "rl_config.kl_penalty=low_var_kl"} <= set(ignored.replace(",", "").split())
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("optimizer.lr=1e-5", "actor_config.lr", 1e-5),
+        ("actor_config.lr=1e-5", "actor_config.lr", 1e-5),
+        ("mindspeed_rl.actor_config.lr=1e-5", "actor_config.lr", 1e-5),
+        ("megatron_training.train_iters=10", "megatron_training.train_iters", 10),
+        ("actor_config.lr_warmup_fraction=0.1 rl_config.mini_batch_size=32", "actor_config.lr_warmup_fraction", 0.1),
+        ("trainer.steps=10", "megatron_training.train_iters", 10),
+        ("megatron_training.global_batch_size=64", "rl_config.mini_batch_size", 16),
+        ("method=joint", "coca.method.name", "joint"),
+        ("coca.method.name=joint", "coca.method.name", "joint"),
+        ("+actor_config.recompute_granularity=selective", "actor_config.recompute_granularity", "selective"),
+        ("hardware.nodes=2", "rl_config.actor_resource.num_npus", 16),
+    ],
+)
+def test_overrides_name_our_keys_or_upstreams(file, tmp_path, override, key, value):
+    composed = compose_any_layout(str(file), override.split())
+    assert make_plan(composed.run).problems == ()
+    content = written(composed, tmp_path)
+    for part in key.split("."):
+        content = content[part]
+    assert content == value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problems"),
+    [
+        (["rl_config.gamma=0.9"], [("hook-algorithm", "rl_config.gamma")]),
+        (["rl_config.adv_estimator=gae"], [("hook-algorithm", "rl_config.adv_estimator")]),
+        (["rl_config.lam=0.5"], [("ignored-key", "rl_config.lam")]),
+        (["rl_confg.lam=0.5"], [("extra_forbidden", "rl_confg")]),
+        (["actor_config.lr=1e-5", "optimizer.lr=1e-4"], [("set-twice", "actor_config.lr")]),
+        (["actor_config.save=/here"], [("set-twice", "actor_config.save")]),
+        (
+            ["rl_config.mini_batch_size=5"],
+            [("set-twice", "rl_config.mini_batch_size"), ("mini-batch", "trainer.minibatches")],
+        ),
+        (["megatron_training.data_path=packed"], [("record-file", "megatron_training.data_path")]),
+    ],
+)
+def test_refused_overrides(file, overrides, problems):
+    try:
+        found = make_plan(compose_any_layout(str(file), overrides).run).problems
+    except ConfigError as error:
+        found = error.problems
+    assert [(problem.code, problem.key.removeprefix("mindspeed_rl.")) for problem in found] == problems
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("gamma: 1.0", "gamma: 0.9", "hook-algorithm"),
+        ("low_var_kl", "foo", "hook-algorithm"),
+        ("stage: ray_grpo", "stage: ray_dapo", "hook-stage"),
+        ("mini_batch_size: 16", "mini_batch_sizes: 16", "unknown-key"),
+        ("actor_resource:", "use_kl_in_reward: true\n  actor_resource:", "hook-algorithm"),
+    ],
+)
+def test_a_file_that_asks_for_something_else_is_refused(file, old, new, code):
+    file.write_text(FILE.replace(old, new))
+    assert [problem.code for problem in make_plan(compose_any_layout(str(file)).run).problems] == [code]
+
+
+def test_a_mixture_of_experts_is_refused(file):
+    path = file.parent / "model" / "qwen25_7b.yaml"
+    path.write_text(SHAPE.replace("{use", "{num_experts: 8, use"))
+    with pytest.raises(ConfigError) as caught:
+        make_plan(compose_any_layout(str(file)).run)
+    assert [problem.code for problem in caught.value.problems] == ["mixture-of-experts"]
+
+
+def test_errors_name_the_file(file, tmp_path):
+    file.write_text(FILE.replace("lr: 2e-6", "lr: fast"))
+    with pytest.raises(ConfigError) as caught:
+        compose_any_layout(str(file))
+    assert str(caught.value).startswith(f"{file}: optimizer.lr='fast'")
+    elsewhere = write(tmp_path / "elsewhere" / "grpo.yaml", FILE)  # without the group model/ beside it
+    with pytest.raises(ConfigError, match="MINDSPEED_RL_HOME"):
+        compose_any_layout(str(elsewhere))
+
+
+@pytest.mark.parametrize("name", [name for name in ready_made_runs() if "_910" in name])
+def test_the_file_that_check_writes_is_such_a_file(name, tmp_path):
+    """Read again, it means the same."""
+    first = mindspeed_values((run := compose_run(name).run), make_plan(run), StageFiles(tmp_path))
+    write_run_file(tmp_path / "run.yaml", first, name)
+    assert written(compose_any_layout(str(tmp_path / "run.yaml")), tmp_path) == first
+
+
+def test_check_and_config_take_it(file, tmp_path, capsys):
+    target = tmp_path / "out.yaml"
+    assert main(["check", str(file), "--write", str(target)]) == 0
+    assert "rl_config.gamma=1.0" in capsys.readouterr().out
+    assert yaml.safe_load(target.read_text())["actor_config"]["lr"] == 2e-6
+    assert main(["config", "get", str(file), "hardware.npus_per_node"]) == 0
+    assert capsys.readouterr().out == "16\n"
+
+
+SEED = "generate_config.sampling_config.seed=null"
+# Name -> what has to be changed besides the data, and the code of the problem that is left.
+GRPO = {
+    **dict.fromkeys(
+        (
+            *("grpo_deepseek_r1_671b_A2", "grpo_deepseek_r1_671b_A3", "grpo_deepseek_r1_671b_A3_eplb"),
+            "grpo_qwen3_235b_a22b_A2",
+        ),
+        ([], ["mixture-of-experts"]),
+    ),
+    "grpo_qwen25_32b_A2": ([SEED], []),
+    "grpo_qwen25_32b_A3": ([SEED, "actor_config.micro_batch_size=1"], []),
+    "grpo_qwen25_7b_A3": ([], []),
+    "grpo_qwen3_8b_A3": ([], []),
+}
+
+
+@pytest.mark.parametrize("release", CHECKOUTS)
+@pytest.mark.parametrize("name", GRPO)
+def test_mindspeed_rls_own_files(release, name, monkeypatch):
+    home = os.environ.get(CHECKOUTS[release])
+    if not home:
+        pytest.skip(f"needs {CHECKOUTS[release]} (docs/port.md)")
+    monkeypatch.setenv("MINDSPEED_RL_HOME", home)
+    overrides, expected = GRPO[name]
+    file = str(Path(home) / "configs" / f"{name}.yaml")
+    composed = compose_any_layout(file, ["data.train=train.jsonl", *overrides])
+    try:
+        codes = [problem.code for problem in make_plan(composed.run).problems]
+    except ConfigError as error:
+        codes = [problem.code for problem in error.problems]
+    assert codes == expected
