@@ -36,6 +36,7 @@ from coca_mindspeed.local.run_directory import (
     claim,
     find_run,
     lock_run,
+    memory_changes,
 )
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, warm_up
@@ -145,6 +146,8 @@ class LocalRun:
         config = self.config = with_model(config, compute_dtype=resolve_dtype(config.model, self._device))
         if slow := emulated_dtype(config.model, self._device):
             print_text(f"warning: {slow}", sys.stderr)
+        for change in memory_changes(found, config):
+            print_text(f"--resume: {change}", sys.stderr)
         self._prompt_sha256 = _check_prompts(config, found, self._inputs.records, self._show_progress)
         check_same_prompt(found, self._prompt_sha256)
         if config.model.path is not None:
