@@ -16,7 +16,6 @@ import torch
 
 from benchmarks.loops_in_turn import in_a_process, in_turn, table
 from benchmarks.our_step import OurStep
-from coca_mindspeed.local.memory import tune_malloc
 
 #: TRL's settings by which it trains as our step does, on a CPU, and writes nothing.
 AS_OURS: dict[str, Any] = {
@@ -75,8 +74,7 @@ def print_figures(measure: Callable[[int], list[float]], arguments: argparse.Nam
 
 
 def seconds_of_ours(step: OurStep, steps: int) -> list[float]:
-    """Seconds of each of our steps, in a process that keeps what it frees, as a run's does."""
-    tune_malloc()
+    """Seconds of each of our steps."""
     seconds = []
     for _ in range(steps):
         started = time.perf_counter()

@@ -17,13 +17,11 @@ from benchmarks.our_step import OurStep
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.local.memory import tune_malloc
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.setup import warm_start
 from coca_mindspeed.local.validation import load_data
 
-#: Keeping what a step frees (``docs/training.md``) would speed any trainer of this process up, so TRL is given it too.
-WAYS = OURS, TRL, TRL_KEEPING = "ours", "TRL", "TRL, keeping freed memory"
+WAYS = OURS, TRL = "ours", "TRL"
 CPU = torch.device("cpu")
 
 
@@ -46,8 +44,6 @@ def main() -> None:
 def _seconds(way: str, model: Path, config: Any, records: list[Record], steps: int) -> list[float]:
     if way == OURS:
         return seconds_of_ours(OurStep(load_policy(model, config.model, CPU), records, config), steps)
-    if way == TRL_KEEPING:
-        tune_malloc()
     return _trl(model, records, steps)
 
 

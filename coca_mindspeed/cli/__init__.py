@@ -15,6 +15,7 @@ from typing import Any
 
 from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError, UsageError, nearest
+from coca_mindspeed.utils.malloc import restart_with_jemalloc
 from coca_mindspeed.utils.packages import missing_package
 
 COMMANDS: dict[str, str] = {
@@ -35,6 +36,7 @@ COMMANDS: dict[str, str] = {
 }
 # Commands of the source tree that are not installed, by their module.
 _EXPERIMENTS = {"reproduce": "reproduce", "import-gguf": "gguf_import", "data real-world": "real_world"}
+_TRAINING = ("demo", "train")  # commands whose memory would grow with glibc's malloc
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,6 +69,8 @@ def main(
 ) -> int:
     """Run the command line, or that of another ``parser``; errors for the user are printed without a traceback."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if argv is None and arguments and arguments[0] in _TRAINING:
+        restart_with_jemalloc()
     for stream in (sys.stdout, sys.stderr):  # a character that the locale cannot encode becomes an escape
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="backslashreplace")

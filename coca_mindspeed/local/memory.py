@@ -1,4 +1,4 @@
-"""Memory estimate of a local run before its model is loaded, and malloc tuning.
+"""Memory estimate of a local run before its model is loaded.
 
 The engine's passes run once on PyTorch's fake tensors, and live bytes are counted: the estimate follows the code in
 every mode and costs seconds and no memory at any size.
@@ -6,11 +6,8 @@ every mode and costs seconds and no memory at any size.
 
 import bisect
 import copy
-import ctypes
 import functools
 import math
-import os
-import sys
 import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -36,8 +33,8 @@ from coca_mindspeed.local.policy import Policy, checkpoint_activations, choose_d
 from coca_mindspeed.local.sampler import Decoder, draw
 from coca_mindspeed.local.update import largest_group_sizes
 
-#: CPU heap fragmentation as a share of a backward pass's memory, with malloc tuning: measured 10 to 13% in the first
-#: pass and 15 to 42% in later ones.
+#: CPU heap fragmentation as a share of a backward pass's memory, where malloc keeps freed memory: measured 10 to
+#: 13% in the first pass and 15 to 42% in later ones.
 _FRAGMENTS = 0.25
 #: CPU memory lost to freed chunks of logits, in chunks: measured 1 to 3 if a pass holds little else.
 _LOST_CHUNKS = 1.75
@@ -366,20 +363,3 @@ def rollout_pass(policy: Policy, config: RunConfig, prompts: int, group_size: in
 def _prompts(count: int, tokens: int) -> list[list[int]]:
     """Prompts of maximal length but one, so that padding is needed, and without a common prefix."""
     return [[int(n > 0)] * (tokens - (n == 0 and count > 1 and tokens > 1)) for n in range(count)]
-
-
-# Of glibc's <malloc.h>.
-_M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_MAX = 1, -1, -4
-_NEVER = -1  # becomes the largest size_t; the largest int is two gigabytes
-_OF_A_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
-
-
-def tune_malloc() -> bool:
-    """Let glibc's malloc keep freed memory, unless the user has set its variables; return whether it was done."""
-    if not sys.platform.startswith("linux") or any(name in os.environ for name in _OF_A_USER):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    if mallopt is None:
-        return False
-    # No separate mappings of any size: glibc before 2.35 refuses a threshold above 32 MiB.
-    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER) and mallopt(_M_MXFAST, 0))

@@ -49,9 +49,18 @@ ENTRIES = (
     *("report.md", "reliability.png", "training_curves.png"),
     *(".model.writing", ".replaced_model", ".warm_start.writing", ".replaced_warm_start"),
 )
-# Only these sections may change when a run is resumed.
+# Only these sections and keys may change when a run is resumed.
 _MAY_CHANGE = ("evaluation", "checkpoint", "logging")
-_LENGTH = (("trainer", "steps"), ("data", "epochs"))  # may change if the steps taken do not depend on them
+_LENGTH = ("trainer.steps", "data.epochs")  # if the steps taken do not depend on them
+_ROUNDING = "rounding of later steps changes"
+#: Keys that bound memory, and the effect of a change on the steps that follow.
+MEMORY_KEYS = {
+    "trainer.microbatch_tokens": _ROUNDING,
+    "trainer.microbatch_prompts": _ROUNDING,
+    "trainer.share_prompts": _ROUNDING,
+    "model.gradient_checkpointing": _ROUNDING,
+    "rollout.batch_responses": "later steps and evaluations draw other samples",
+}
 
 
 @dataclass(frozen=True)
@@ -228,11 +237,11 @@ def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mappin
         return
     saved = _saved(found)
     for key, before, now in _changes(saved, config):
-        if tuple(key.split(".")) in _LENGTH:
+        if key in _LENGTH:
             continue
         raise ConfigError(
             f"{found.config_path}: the run to resume has {key}={before!r}, found {now!r}; only "
-            f"{', '.join(_MAY_CHANGE)}, trainer.steps and data.epochs may change when a run is resumed"
+            f"{', '.join((*_MAY_CHANGE, *_LENGTH, *MEMORY_KEYS))} may change when a run is resumed"
         )
     _check_same_length(found, saved, config)
     for name, digest in data.items():
@@ -242,6 +251,17 @@ def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mappin
                 f"--output {found.path}: the records of data.{name} differ from those of the run to resume: "
                 f"{_describe(before)} then, {_describe(digest)} now; restore the file, or start a new run"
             )
+
+
+def memory_changes(found: FoundRun, config: RunConfig) -> list[str]:
+    """A line for each of :data:`MEMORY_KEYS` that differs from the run to resume."""
+    if not found.begun:
+        return []
+    return [
+        f"{key}={before!r} is now {now!r}; {MEMORY_KEYS[key]}"
+        for key, before, now in _differences(_saved(found), config)
+        if key in MEMORY_KEYS
+    ]
 
 
 def check_same_prompt(found: FoundRun, prompt_sha256: str) -> None:
@@ -313,16 +333,20 @@ def _without_removed_keys(values: Any) -> Any:
 
 def _changes(saved: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
     """Yield (key, old value, new value) of settings that must not differ."""
+    for key, before, now in _differences(saved, config):
+        if key.partition(".")[0] not in _MAY_CHANGE and key not in MEMORY_KEYS:
+            yield key, before, now
+
+
+def _differences(saved: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (key, old value, new value) of all settings that differ."""
     before, now = saved.model_dump(mode="json"), config.model_dump(mode="json")
     for section, values in now.items():
-        if section in _MAY_CHANGE or values == before[section]:
-            continue
-        if isinstance(values, dict):
-            for key in values:
-                if values[key] != before[section].get(key):
-                    yield f"{section}.{key}", before[section].get(key), values[key]
-        else:
-            yield section, before[section], values
+        if not isinstance(values, dict):
+            values, before[section] = {"": values}, {"": before[section]}
+        for name, value in values.items():
+            if value != (old := before[section].get(name)):
+                yield f"{section}.{name}".rstrip("."), old, value
 
 
 def _describe(digest: Mapping[str, Any] | None) -> str:

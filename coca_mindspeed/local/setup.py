@@ -22,7 +22,6 @@ from coca_mindspeed.local.checks import check_memory, emulated_dtype
 from coca_mindspeed.local.confidence_start import start_confidences
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
-from coca_mindspeed.local.memory import tune_malloc
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy, resolve_dtype
@@ -36,6 +35,7 @@ from coca_mindspeed.local.run_directory import (
     claim,
     find_run,
     lock_run,
+    memory_changes,
 )
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, warm_up
@@ -53,6 +53,7 @@ from coca_mindspeed.local.validation import (
 )
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_json, write_json_lines
+from coca_mindspeed.utils.malloc import SWITCH, uses_jemalloc
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 
@@ -139,12 +140,14 @@ class LocalRun:
         if config.trainer.threads is not None:
             torch.set_num_threads(config.trainer.threads)
         self._device = choose_device(config.trainer.device)
-        if self._device.type == "cpu":
-            tune_malloc()
+        if self._device.type == "cpu" and self._show_progress and uses_jemalloc():
+            print_text(f"memory allocator: jemalloc; {SWITCH}=0 keeps the system's", sys.stderr)
         require_optimizer(config.optimizer, self._device)
         config = self.config = with_model(config, compute_dtype=resolve_dtype(config.model, self._device))
         if slow := emulated_dtype(config.model, self._device):
             print_text(f"warning: {slow}", sys.stderr)
+        for change in memory_changes(found, config):
+            print_text(f"--resume: {change}", sys.stderr)
         self._prompt_sha256 = _check_prompts(config, found, self._inputs.records, self._show_progress)
         check_same_prompt(found, self._prompt_sha256)
         if config.model.path is not None:

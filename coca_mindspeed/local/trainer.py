@@ -47,7 +47,7 @@ from coca_mindspeed.utils.packages import is_installed
 _MEMORY_ADVICE = (
     "trainer.microbatch_tokens or trainer.microbatch_prompts bounds the memory of an update, "
     "model.gradient_checkpointing=true lowers it, and rollout.batch_responses bounds a rollout; "
-    "coca-mindspeed check says how much each needs"
+    "coca-mindspeed check says how much each needs, and --resume accepts the change"
 )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coca_mindspeed.utils.limits import memory_limit, usable_cpus
+from coca_mindspeed.utils.malloc import find_jemalloc
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,7 @@ class Machine:
 
     def jemalloc(self) -> Path | None:
         """The library that the launch scripts preload."""
-        folders = (f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib64", "usr/local/lib")
-        paths = (self.root / folder / "libjemalloc.so.2" for folder in folders)
-        return next((path for path in paths if path.is_file()), None)
+        return find_jemalloc(self.root)
 
     def libgomp_of_scikit_learn(self) -> Path | None:
         """The OpenMP library of the scikit-learn wheel, if installed."""

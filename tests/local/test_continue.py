@@ -87,6 +87,56 @@ def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, befo
         small_session(output, *session_overrides, f"trainer.steps={after}", resume=True)
 
 
+# ---- in less memory
+
+
+def before_the_end(source, target):
+    """A run whose newest checkpoint is that of step 4 of 6."""
+    shutil.rmtree(copy(source, target) / "checkpoints" / "step_000006")
+    return target
+
+
+@pytest.mark.parametrize(
+    ("change", "same_samples"),
+    [
+        ("trainer.microbatch_tokens=60", True),
+        ("trainer.microbatch_prompts=1", True),
+        ("trainer.share_prompts=false", True),
+        ("model.gradient_checkpointing=true", True),
+        ("rollout.batch_responses=4", False),
+    ],
+)
+def test_keys_that_bound_memory_may_change(tmp_path, six_steps, capsys, change, same_samples):
+    output = before_the_end(six_steps, tmp_path / "run")
+    train(output, *TINY, change, resume=True)
+    assert change.partition("=")[0] in capsys.readouterr().err
+    before, after = rows(six_steps / "metrics.jsonl"), rows(output / "metrics.jsonl")
+    assert after[:4] == before[:4]
+    assert len(after) == 6
+    if same_samples:
+        for key in ("objective/grad_norm", "rollout/entropy"):
+            assert [row[key] for row in after] == pytest.approx([row[key] for row in before], rel=1e-3)
+    train(output, *TINY, change, resume=True)  # its configuration is the new one
+    assert change.partition("=")[0] not in capsys.readouterr().err
+
+
+def test_a_warm_up_is_kept_if_memory_ran_out_before_the_first_step(tmp_path):
+    small_session(tmp_path / "run", *TINY).close()
+    weights = tmp_path / "run" / "warm_start" / "model.safetensors"
+    inode = weights.stat().st_ino
+    small_session(tmp_path / "run", *TINY, "trainer.microbatch_tokens=60", resume=True).close()
+    assert weights.stat().st_ino == inode
+    assert "microbatch_tokens: 60" in (tmp_path / "run" / "config.yaml").read_text()
+    small_session(tmp_path / "run", *TINY, "warm_up.lr=0.001", resume=True).close()
+    assert weights.stat().st_ino != inode
+
+
+@pytest.mark.parametrize("change", ["rollout.temperature=0.9", "rollout.group_size=2", "trainer.minibatches=1"])
+def test_keys_that_change_the_result_may_not(tmp_path, six_steps, change):
+    with pytest.raises(ConfigError, match=re.escape(change.partition("=")[0])):
+        small_session(copy(six_steps, tmp_path / "run"), *TINY, change, resume=True)
+
+
 # ---- a run of an earlier version
 
 

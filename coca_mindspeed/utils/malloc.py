@@ -1,0 +1,62 @@
+"""jemalloc as the memory allocator of a training process, where it is installed.
+
+The sizes of tensors vary from step to step and fragment glibc's heap; docs/log.md has figures.  This module does not
+import torch, because the process is restarted before that.
+"""
+
+import ctypes
+import json
+import os
+import platform
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+#: Set to 0, this environment variable prevents the restart with jemalloc.
+SWITCH = "COCA_JEMALLOC"
+_RESTARTED = "COCA_RESTARTED"  # in a restarted process: the values before the restart, as JSON
+_HUGE_PAGES = "thp:always"  # jemalloc returns freed memory, and huge pages make its return cheap
+_GLIBC_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
+
+
+def find_jemalloc(root: Path = Path("/")) -> Path | None:
+    """The system's jemalloc, where Debian's, Red Hat's and its own installation put it."""
+    folders = (f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib64", "usr/local/lib")
+    paths = (root / folder / "libjemalloc.so.2" for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def restart_with_jemalloc() -> None:
+    """Start this process again with jemalloc preloaded; return if it already was, or if there is nothing to preload.
+
+    Nothing is preloaded if the user chose an allocator: by :data:`SWITCH`, LD_PRELOAD or glibc's variables.  The
+    restarted process restores its environment, so that its child processes do not inherit jemalloc.
+    """
+    if (before := os.environ.pop(_RESTARTED, None)) is not None:
+        for name, value in json.loads(before).items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        return
+    preloaded, library = os.environ.get("LD_PRELOAD"), find_jemalloc()
+    chosen = os.environ.get(SWITCH) == "0" or "malloc" in (preloaded or "") or _has_glibc_settings()
+    if chosen or library is None or sys.platform != "linux":
+        return
+    settings = os.environ.get("MALLOC_CONF")
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": f"{preloaded}:{library}" if preloaded else str(library),
+        "MALLOC_CONF": settings or _HUGE_PAGES,
+        _RESTARTED: json.dumps({"LD_PRELOAD": preloaded, "MALLOC_CONF": settings}),
+    }
+    with suppress(OSError):  # without jemalloc a run needs more memory, and works
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def uses_jemalloc() -> bool:
+    """Whether jemalloc serves this process's allocations."""
+    return hasattr(ctypes.CDLL(None), "mallctl")
+
+
+def _has_glibc_settings() -> bool:
+    return any(name in os.environ for name in _GLIBC_SETTINGS)
