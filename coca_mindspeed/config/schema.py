@@ -19,8 +19,6 @@ from coca_mindspeed.errors import nearest
 PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
 #: What the local engine calls its devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
-#: Fewer questions with a success rate than this say nothing about others.
-LEAST_START_QUESTIONS = 10
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
 
 
@@ -158,26 +156,6 @@ class WarmUpConfig(Section):
     wrong_answers: float = Field(0.1, ge=0, le=1, description="share of answers shown with one digit changed")
     question_weight: float = Field(0.0, ge=0, description="weight of question tokens in the loss")
     overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1; the others are uniform")
-
-
-class ConfidenceStartConfig(Section):
-    """SFT of the confidences on sampled success rates, after the warm-up; not in the paper (docs/training.md)."""
-
-    questions: int = Field(
-        0, ge=0, description="training questions, rollout.group_size samples of each; at least 10; 0: off"
-    )
-    steps: int = Field(100, ge=1, description="updates")
-    batch: int = Field(32, ge=1, description="responses in an update")
-    lr: float = Field(5e-5, gt=0, le=1, description="peak learning rate; 20 updates of warm-up, then cosine decay")
-    confidence_weight: float = Field(
-        1.0, gt=0, le=1000, description="weight of confidence tokens in the loss (answer tokens: 1)"
-    )
-
-    @model_validator(mode="after")
-    def _none_or_enough(self) -> "ConfidenceStartConfig":
-        if 0 < self.questions < LEAST_START_QUESTIONS:
-            raise ValueError(f"questions: {self.questions} are too few; expected 0 or at least {LEAST_START_QUESTIONS}")
-        return self
 
 
 class MethodConfig(Section):
@@ -386,7 +364,6 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, le=_LARGEST_SEED, description="random seed")
     model: ModelConfig = ModelConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
-    confidence_start: ConfidenceStartConfig = ConfidenceStartConfig()
     method: MethodConfig = MethodConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()

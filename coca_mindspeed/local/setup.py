@@ -1,4 +1,4 @@
-"""A run of the local engine as a list of stages: check, load, SFT warm-up, confidence start, train, evaluate."""
+"""A run of the local engine as a list of stages: check, load, SFT warm-up, train, evaluate."""
 
 import contextlib
 import datetime
@@ -33,7 +33,6 @@ from coca_mindspeed.local.checks import (
     emulated_dtype,
     ordinary_pad_token,
 )
-from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
@@ -121,13 +120,13 @@ class LocalRun:
         return self._found.newest
 
     def execute(self, *stages: Stage) -> Policy:
-        """Check, load, run the supervised stages, and then ``stages``.
+        """Check, load, run the SFT warm-up, and then ``stages``.
 
         Raises ConfigError, DataError (a record that cannot be asked or graded) and GradingError (no grader).
         """
         started = time.perf_counter()
         self.check()
-        policy = self.start_confidences(self.sft_warm_up(self.load()))
+        policy = self.sft_warm_up(self.load())
         self._add_seconds("warm_up", started)
         for stage in stages:
             policy = stage(policy)
@@ -153,7 +152,6 @@ class LocalRun:
             print_text(f"warning: {slow}", sys.stderr)
         train, evaluate = self._train_records, self._evaluate_records = load_data(config.data)
         config = with_steps(config, len(train))
-        check_enough_questions(config, train)
         config = self.config = _with_prompt_date(config, found, train)
         self._sft_records = read_warm_up_records(config)
         data = {"train": train, "evaluate": evaluate, **({"warm_up": self._sft_records} if self._sft_records else {})}
@@ -205,15 +203,6 @@ class LocalRun:
         if self.resume_from is not None or self.config.model.path is None or not self._sft_records:
             return policy
         policy = run_sft_warm_up(policy, self._sft_records, self.config, self.output, show_progress=self._show_progress)
-        return self._with_adapters(policy)
-
-    def start_confidences(self, policy: Policy) -> Policy:
-        """Teach expected success rates; nothing without ``confidence_start.questions``, or when resumed."""
-        if self.resume_from is not None or not self.config.confidence_start.questions:
-            return policy
-        policy = start_confidences(
-            policy, self._train_records, self._grader, self.config, self.output, show_progress=self._show_progress
-        )
         return self._with_adapters(policy)
 
     def evaluate_before(self, policy: Policy, *, log: bool = True) -> Policy:
@@ -296,10 +285,9 @@ class LocalRun:
 
     def _check_space(self, policy: Policy) -> None:
         config, output = self.config, self.output
-        # The trained model, and the exports of supervised stages that are not done.
+        # The trained model, and the export of a warm-up that is not done.
         models = 1
         models += config.warm_up.records is not None and not (output / WARMED_UP).exists()
-        models += config.confidence_start.questions > 0 and not (output / CONFIDENCE_START / MODEL).exists()
         check_space(output, policy, config.optimizer.name, config.checkpoint.keep, models)
 
 
@@ -393,8 +381,6 @@ def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record]
 def _model_path(config: RunConfig, found: FoundRun) -> tuple[Path, str]:
     if found.newest is not None and config.model.lora.rank is None:
         return found.newest.model, "checkpoint"
-    if found.newest is not None and config.confidence_start.questions:
-        return found.path / CONFIDENCE_START / MODEL, "start of the confidences"  # the adapters' base
     if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
         return found.path / WARMED_UP, "warm start"  # the adapters' base
     return Path(str(config.model.path)), "model.path"

@@ -19,7 +19,7 @@ from coca_mindspeed.config.checks import (
     problems_of,
     show_value,
 )
-from coca_mindspeed.config.schema import ConfidenceStartConfig, LoraConfig, RunConfig, WarmUpConfig
+from coca_mindspeed.config.schema import LoraConfig, RunConfig, WarmUpConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
@@ -188,7 +188,6 @@ _LOCAL_ONLY = {  # keys of the local engine -> the alternative on a cluster
     "model.gradient_checkpointing": f"set {KEYS['recompute']} instead",
     **{f"model.lora.{name}": "cluster runs have no adapters" for name in LoraConfig.model_fields},
     **{f"warm_up.{name}": _SFT for name in WarmUpConfig.model_fields},
-    **{f"confidence_start.{name}": _SFT for name in ConfidenceStartConfig.model_fields},
     **dict.fromkeys(("data.train_size", "data.evaluate_size", "data.seed"), "cluster runs have no synthetic data"),
     "rollout.batch_responses": "set mindspeed_rl.generate_config.max_num_seqs instead",
     **dict.fromkeys(("trainer.microbatch_prompts", "trainer.microbatch_tokens"), _PACKING),

@@ -15,7 +15,6 @@ from experiments.reproduce.plan import Plan
 from experiments.reproduce.provenance import source_commit
 from experiments.reproduce.results import Results, spread
 from experiments.reproduce.tables import (
-    STARTED,
     Table,
     comparison_table,
     comparisons,
@@ -50,8 +49,6 @@ def write_report(results: Results, plan: Plan, directory: Path, command: str) ->
     found: list[tuple[Table, Figure | None]] = []
     if own := claims(results, plan):
         found.append((claims_table(own), None))
-    if started := claims(results, plan, STARTED):
-        found.append((claims_table(started, "claims_started", "The same claims, made of coca, started"), None))
     for name in plan.settings:
         for comparison in comparisons(plan, name):
             if numbers := entries(results, name, comparison):
@@ -100,7 +97,7 @@ def sequential_table(results: Results, plan: Plan, setting: str, seeds: Sequence
 
 def samples_table(results: Results, plan: Plan, setting: str) -> Table | None:
     """Responses of the methods to the same questions, at the first common seed."""
-    methods = [m for m in ("instruct", "rlvr", "sequential", "joint", "coca", STARTED) if results.seeds(setting, m)]
+    methods = [m for m in ("instruct", "rlvr", "sequential", "joint", "coca") if results.seeds(setting, m)]
     seeds = results.seeds(setting, *methods) if methods else []
     if not seeds:
         return None

@@ -94,6 +94,7 @@ def test_removed_keys_hinder_resuming_only_where_they_were_set(tmp_path, six_ste
     output = copy(six_steps, tmp_path / "run")
     values = yaml.safe_load((output / "config.yaml").read_text())
     vllm = {"python": None, "dtype": "auto", "kv_cache_gib": 4.0, "eager": False}
+    values["confidence_start"] = {"questions": 0, "steps": 100, "batch": 32, "lr": 5e-5, "confidence_weight": 1.0}
     values["rollout"] |= {"engine": engine, "importance_cap": None, "vllm": vllm}
     (output / "config.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():

@@ -76,7 +76,6 @@ def real_world_plan(directory):
         *("warm_up.lr=0.001", "rollout.prompts=4", "rollout.group_size=4", "rollout.max_prompt_tokens=480"),
         *("rollout.max_new_tokens=32", "trainer.steps=2", "trainer.device=cpu", "trainer.threads=1"),
     ]
-    setting["trained"].pop("coca, started")  # needs a model that states confidences
     plan |= {"samples": 2, "predictor_questions": 30}
     (directory / "plan.yaml").write_text(yaml.safe_dump(plan))
     return directory / "plan.yaml"

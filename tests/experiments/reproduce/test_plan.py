@@ -144,7 +144,6 @@ UNGRADABLE = [
     (["data.grader=exact"], {"records": [SUM, Record("b", "sums", "code", "1+1", "2")]}, "'code'"),
     (["data.evaluate=no.jsonl"], {}, "no.jsonl"),
     ([], {"trained": {"rlvr": ["method=rlvr"], "coca": ["data.evaluate={}/train.jsonl"]}}, "setting 's', coca"),
-    (["confidence_start.questions=999"], {"trained": {"coca": ["method=coca"]}}, "confidence_start.questions=999"),
 ]
 
 
