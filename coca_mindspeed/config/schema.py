@@ -180,6 +180,11 @@ class MethodConfig(Section):
         16, ge=1, description="tokens that the reward of an invalid confidence applies to"
     )
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
+    advantage_scale: Literal["group", "batch", "none"] = Field(
+        "group",
+        description="divisor of the centred Brier rewards (coca) or of the one reward of other methods: deviation of "
+        "the group (the paper) or of the whole step, or none; docs/method.md",
+    )
     advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
     advantage_eps: float = Field(1e-6, ge=0, le=1, description="added to the deviation of a group's rewards")
     clip: float = Field(0.2, gt=0, lt=1, description="epsilon of the clipped ratio")
