@@ -188,6 +188,10 @@ def test_the_entropy_bonus_is_earned_by_rare_confidences():
                      log_probs=torch.tensor([[-1.0, -5.0, -9.0]]))  # fmt: skip
     form = 2 / 3 / math.sqrt(1 / 3)
     torch.testing.assert_close(invalid.confidence, torch.tensor([[form / 2 + UP, form / 2 - UP, -form]]))
+    # With .1 the rewards are (.1, .25), which are centred with the bonus.
+    for scale, expected in (("none", 0.075), ("batch", 1.0)):
+        found = credit(*given, log_probs=log_probs, entropy_bonus=0.1, scale=scale).confidence
+        torch.testing.assert_close(found, torch.tensor([[-expected, expected]]))
     joint = credit(*given, method="joint", log_probs=log_probs, entropy_bonus=0.1)
     assert torch.equal(joint.tokens, credit(*given, method="joint").tokens)
     with pytest.raises(ValueError, match="log_probs"):

@@ -86,6 +86,19 @@ def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, befo
         small_session(output, *session_overrides, f"trainer.steps={after}", resume=True)
 
 
+def test_a_run_at_the_scale_of_the_batch_goes_on_to_the_byte(tmp_path):
+    keys = (*TINY, "method.advantage_scale=batch", "trainer.steps=4")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(whole, *keys)
+    train(stopped, *keys, "trainer.steps=2")
+    train(stopped, *keys, resume=True)
+    assert result(stopped) == result(whole)
+    first = rows(whole / "metrics.jsonl")[0]
+    assert first["advantage/deviation"] > 0
+    train(tmp_path / "cut", *keys, "trainer.steps=1", "trainer.microbatch_prompts=1")
+    assert rows(tmp_path / "cut" / "metrics.jsonl")[0]["advantage/deviation"] == first["advantage/deviation"]
+
+
 # ---- a run of an earlier version
 
 

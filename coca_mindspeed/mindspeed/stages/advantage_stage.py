@@ -60,8 +60,8 @@ def compute_advantages(
     segment = shipped["segment_length"].unsqueeze(1)
     for first in range(0, rows, count):
         part = slice(first, first + count)
-        written = {"advantages": tokens[part], "returns": tokens[part], columns.SEGMENT_LENGTH: segment[part]}
-        put(dock, written, batch.indexes[part])
+        own, lengths_of = tokens[part], segment[part]
+        put(dock, {"advantages": own, "returns": own, columns.SEGMENT_LENGTH: lengths_of}, batch.indexes[part])
     metrics = {**as_ratios(scored.means()), "seconds/advantage": time.perf_counter() - start}
     report(dock, {name: [value] for name, value in metrics.items()})
     shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]
