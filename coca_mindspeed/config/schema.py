@@ -278,8 +278,9 @@ class OptimizerConfig(Section):
     )
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
     grad_clip: float = Field(1.0, gt=0, description="maximum gradient norm")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="decay after the warm-up, to zero"
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
+        "constant",
+        description="decay after the warm-up, to zero; wsd: constant, linear over the last fifth (local engine)",
     )
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
 
@@ -325,12 +326,16 @@ class TrainerConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Evaluation on held-out questions: one sample of each; on Ascend, a group of each."""
+    """Evaluation on held-out questions; on Ascend, a group of samples of each."""
 
     interval: int = Field(0, ge=0, description="steps between evaluations; 0: none while training")
     questions: int | None = Field(None, ge=1, description="held-out questions used while training; null: all")
     final_questions: int | None = Field(
         None, ge=0, description="the same before and after training; null: all; 0: none"
+    )
+    samples: int = Field(1, ge=1, description="local engine: responses to each held-out question")
+    readings: bool = Field(
+        False, description="local engine, confidence-first: also read confidences greedily and as an expectation"
     )
 
 
@@ -392,6 +397,19 @@ class RunConfig(Section):
                 "warm_up.records: is for a model of your own (model.path); the built-in tiny model is warmed up on its "
                 "training questions"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _readings_of_a_confidence_first(self) -> "RunConfig":
+        if self.evaluation.readings:
+            if self.method.training_method.confidence_position != "first":
+                raise ValueError(
+                    f"evaluation.readings: needs a method that states its confidence first, found {self.method.name}"
+                )
+            if (decimals := self.method.confidence_decimals or 0) > 3:
+                raise ValueError(
+                    f"evaluation.readings: takes at most 3 decimals, method.confidence_decimals={decimals}"
+                )
         return self
 
     @model_validator(mode="after")

@@ -39,7 +39,7 @@ _CHECKPOINT = re.compile(r"step_(\d{6,})")
 ENTRIES = (
     *("config.yaml", "untrained", "warm_start", "warm_up", "checkpoints", "model"),
     *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
-    *("predictions_before.jsonl", "predictions_after.jsonl", "summary.json", "seconds.json"),
+    *("predictions_before.jsonl", "predictions_after.jsonl", "evaluations", "summary.json", "seconds.json"),
     *("report.md", "reliability.png", "training_curves.png"),
     *(".model.writing", ".replaced_model", ".warm_start.writing", ".replaced_warm_start"),
 )
