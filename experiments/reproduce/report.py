@@ -11,6 +11,7 @@ from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.markdown import markdown_table
 from experiments.reproduce.claims import LAST_STEPS, claims, claims_table, sequential_phases
+from experiments.reproduce.discrimination import discrimination_tables, learning_curves
 from experiments.reproduce.plan import Plan
 from experiments.reproduce.provenance import source_commit
 from experiments.reproduce.results import Results, spread
@@ -53,6 +54,9 @@ def write_report(results: Results, plan: Plan, directory: Path, command: str) ->
         for comparison in comparisons(plan, name):
             if numbers := entries(results, name, comparison):
                 found.append((comparison_table(comparison, numbers), dot_chart(numbers)))
+        found += [(table, None) for table in discrimination_tables(results, plan, name)]
+        if (curves := learning_curves(results, plan, name)) is not None:
+            found.append(curves)
         if (tests := paired_tests_table(results, plan, name)) is not None:
             found.append((tests, None))
         if seeds := results.seeds(name, "sequential"):

@@ -70,7 +70,7 @@ def comparisons(plan: Plan, setting: str) -> list[Comparison]:
     """The comparisons of which the setting has at least two methods."""
     own, paper_setting = plan.settings[setting], plan.paper_setting
     present = [*own.baselines, *own.trained]
-    main = ("instruct", "rlvr", "rlvr+question_prob", "rlvr+assessor", "rlvr+probe", "coca")
+    main = ("instruct", "rlvr", "rlvr+question_prob", "rlvr+assessor", "rlvr+probe", "coca", "coca+family_mean")
     possible = [
         Comparison(
             f"{setting}_main",
