@@ -272,7 +272,7 @@ class Trainer:
             "evaluate while training",
             lambda done: self._progress.busy(f"{title} {done}/{len(questions)}"),
         )
-        if self.config.evaluation.readings:
+        if self.config.evaluation.readings or self.config.evaluation.samples > 1:
             write_predictions(self.output / "evaluations" / f"step_{step + 1:06d}.jsonl", answers)
         return self._evaluation_metrics(answers, step + 1, log)
 
