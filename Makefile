@@ -37,10 +37,13 @@ demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about 
 reproduce: $(STAMP)  ## the paper's tables in miniature, three seeds (at most 40 minutes on two cores)
 	$(BIN)/python -m experiments.reproduce --seeds 3 --output runs/reproduce --report experiments/results/miniature
 
-demo-real: real  ## SmolLM2 learns the format, then CoCA: before and after, one seed (resumable; up to an hour)
-	$(BIN)/python -m experiments.reproduce --plan smollm2_demo --seeds 1 --jobs 1 --output runs/demo-real --report runs/demo-real/report
+runs/demo-real-questions/evaluate.jsonl: | $(STAMP)
+	$(BIN)/python -m experiments.real_world --output runs/demo-real-questions --train 650 --evaluate 150 --warm-up 80 --hardest 0.7
 
-reproduce-real: real  ## every method on SmolLM2, two seeds (hours; jobs of half an hour or more, resumable)
+demo-real: real runs/demo-real-questions/evaluate.jsonl  ## SmolLM2 learns the format, then 60 steps of CoCA: before and after (resumable)
+	$(BIN)/coca-mindspeed train experiments/demo_real.yaml --resume --output runs/demo-real
+
+reproduce-real: real  ## every method on SmolLM2, two seeds, with learning curves (a day; resumable job by job)
 	$(BIN)/python -m experiments.reproduce --plan smollm2 --seeds 2 --output runs/reproduce-real --report experiments/results/smollm2
 
 # Built for CUDA, ROCm and CPUs at once (43 MB), so it is not in the lock.

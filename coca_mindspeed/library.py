@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.algorithm.credit import CreditRule, SegmentCredit
+from coca_mindspeed.algorithm.credit import AdvantageScale, CreditRule, Reduce, SegmentCredit
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.algorithm.rewards import TrainingMethod, training_method
 from coca_mindspeed.scoring.batch import ScoredBatch
@@ -59,6 +59,8 @@ def coca_advantages(
     ddof: int = 1,
     eps: float = 1e-6,
     separate_format: bool = True,
+    scale: AdvantageScale = "group",
+    reduce: Reduce | None = None,
 ) -> CocaAdvantages:
     """Compute the advantage of each sampled token from the verdicts on the answers.
 
@@ -83,6 +85,9 @@ def coca_advantages(
         ddof: of the groups' standard deviation; 1 is the sample's, 0 the population's.
         eps: added to the standard deviation.
         separate_format: see :class:`CreditRule`.
+        scale: ``group``, ``batch`` or ``none``; see :class:`CreditRule`.
+        reduce: with ``batch`` in several processes, adds (sum of squares, count) over all of them; every process calls
+            it once per step.
 
     Raises:
         ValueError: a wrong shape, an unknown method, or B that is no multiple of ``group_size``.
@@ -115,7 +120,7 @@ def coca_advantages(
         max_confidence_tokens,
     )
     scored = ScoredBatch.of(
-        CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format),
+        CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format, scale=scale),
         group_size=group_size,
         correct=_verdicts("correct", correct, batch),
         gradable=None if gradable is None else _verdicts("gradable", gradable, batch),
@@ -123,6 +128,7 @@ def coca_advantages(
         confidence_lengths=read.confidence_lengths,
         response_lengths=ends,
         width=width,
+        reduce=reduce,
     )
     return CocaAdvantages(
         advantages=scored.credit.tokens.to(token_ids.device),

@@ -86,6 +86,23 @@ def test_it_equals_its_parts():
         assert torch.equal(found.masks.confidence.sum(dim=1), segment)
 
 
+def test_processes_share_one_scale_through_reduce():
+    ids, lengths = batch()
+    sums = []
+    halves = [slice(0, 2), slice(2, 4)]
+
+    def advantages(rows, **options):
+        own = ids[rows], lengths[rows], CORRECT[rows]
+        return coca_advantages(*own, qwen_like(), 2, scale="batch", **options).advantages
+
+    for half in halves:
+        advantages(half, reduce=lambda *own: sums.append(own) or own)
+    total = sum(squares for squares, _ in sums), sum(count for _, count in sums)
+    found = torch.cat([advantages(half, reduce=lambda *_: total) for half in halves])
+    torch.testing.assert_close(found, advantages(slice(0, 4)))
+    assert not torch.equal(found, coca_advantages(ids, lengths, CORRECT, qwen_like(), 2).advantages)
+
+
 def test_an_ungradable_answer_is_left_out_of_its_group():
     ids, lengths = batch()
     keep = torch.tensor([True, True, True, False])

@@ -58,6 +58,15 @@ def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Te
     return torch.where(group_varies(rewards)[:, None], advantages, 0.0).to(torch.float32)
 
 
+def centred_rewards(rewards: Tensor) -> Tensor:
+    """``r - mean`` within each group, float64 ``[prompts, group]``; exactly zero where a group's rewards are equal.
+
+    ``rewards`` as in :func:`group_advantages`.
+    """
+    rewards = rewards.to(torch.float64)
+    return torch.where(group_varies(rewards)[:, None], rewards - rewards.mean(dim=1, keepdim=True), 0.0)
+
+
 def segment_masks(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> SegmentMasks:
     """Masks over ``width`` response tokens, from the lengths of confidence segments and responses, int ``[batch]``."""
     _check_lengths(confidence_lengths, response_lengths, width)

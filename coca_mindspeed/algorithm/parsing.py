@@ -99,16 +99,6 @@ class ResponseParser:
             float(match[1]), text[match.end() :] if self.position == "first" else text[: match.start()]
         )
 
-    def restated(self, text: str, confidence: float) -> str | None:
-        """The same response with ``confidence`` (two decimals where any are allowed) in the place of the stated one.
-
-        None where the response is invalid.
-        """
-        match = self._stated(text)
-        if match is None:
-            return None
-        return f"{text[: match.start(1)]}{confidence:.{self.decimals or 2}f}{text[match.end(1) :]}"
-
     def _stated(self, text: str) -> re.Match[str] | None:
         """The tag pair that counts, with the white space before it; group 1 is the number."""
         if self.position == "first":

@@ -76,7 +76,10 @@ def run_baseline(
     if name in VOTES:
         predictions = work.votes(records, weighted=name == "weighted_vote")
     else:
-        given = work.answers(records, "answers") if answers is None else answers_in_order(answers, records)
+        if answers is None:
+            given = work.answers(records, "answers", readings=name == "verbalised")
+        else:
+            given = answers_in_order(answers, records)
         predictions = given if name == "verbalised" else []
     if name not in (*VOTES, "verbalised"):
         predict: Predict
@@ -109,8 +112,11 @@ class _Work:
     output: Path
     options: BaselineOptions
 
-    def answers(self, records: Sequence[Record], purpose: str) -> list[Prediction]:
-        return self._predictions(purpose, records, lambda part, chunk: self.target.answers(chunk, purpose, part))
+    def answers(self, records: Sequence[Record], purpose: str, *, readings: bool = False) -> list[Prediction]:
+        def answer(part: int, chunk: Sequence[Record]) -> list[Prediction]:
+            return self.target.answers(chunk, purpose, part, readings=readings)
+
+        return self._predictions(purpose, records, answer)
 
     def votes(self, records: Sequence[Record], *, weighted: bool) -> list[Prediction]:
         with closing(Equivalences()) as equivalences:

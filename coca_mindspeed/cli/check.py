@@ -265,12 +265,9 @@ def _print_step(policy: "Policy", config: RunConfig, train: "Sequence[Record]", 
 
 
 def _sft_stages(config: RunConfig) -> Iterator[str]:
-    warm_up, start = config.warm_up, config.confidence_start
+    warm_up = config.warm_up
     if warm_up.records is not None:
         yield f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
-    if start.questions:
-        asked = f"confidence_start, {start.questions} questions x {config.rollout.group_size} responses"
-        yield f"{asked}, then {start.steps} updates of {start.batch} responses"
 
 
 def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:

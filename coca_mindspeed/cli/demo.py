@@ -34,11 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     composed = compose_run("demo", [f"seed={arguments.seed}", *arguments.overrides])
     if composed.run.evaluation.final_questions == 0:
         raise ConfigError("evaluation.final_questions=0: the demo shows answers before and after; at least 1 is needed")
-    if composed.run.confidence_start.questions:
-        raise ConfigError(
-            f"confidence_start.questions={composed.run.confidence_start.questions}: the demo starts from a model whose "
-            "confidences mean nothing; train demo ... has such a start"
-        )
     flags = {
         "resume": arguments.resume,
         "overwrite": arguments.overwrite,

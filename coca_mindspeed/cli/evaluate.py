@@ -14,9 +14,16 @@ from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_lm_eval, read_responses, read_rollouts
 from coca_mindspeed.evaluation.metrics import specs
 from coca_mindspeed.evaluation.metrics.binning import risk_table, suggested_threshold
+from coca_mindspeed.evaluation.metrics.calibration import reading_metrics
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
-from coca_mindspeed.evaluation.predictions import Prediction, answers_first, outcomes, write_predictions
+from coca_mindspeed.evaluation.predictions import (
+    Prediction,
+    answers_first,
+    confidence_mass,
+    outcomes,
+    write_predictions,
+)
 from coca_mindspeed.evaluation.reports.scoreboard import Column, PairedDifference, Scoreboard
 from coca_mindspeed.evaluation.reports.tables import risk_tables, transfer_tables
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
@@ -87,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         differences, compared = _differences(board, _base(arguments.against), arguments.against)
         name = one_line(arguments.against.name)
         text += f"\nDifference to {name}, paired by question:\n\n{compared}"
+    text += _readings(runs)
     for table in (*risk_tables(board), *transfer_tables(board)):
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
     text += _suggested(runs)
@@ -201,6 +209,25 @@ def _table(board: Scoreboard) -> str:
     return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", specs.UNDER_CALIBRATION_LABEL], rows)
 
 
+def _readings(runs: Sequence[Run]) -> str:
+    """The readings of each run's confidences by data set, of the runs whose predictions have them."""
+    rows = [
+        [run.label, dataset, reading, *(specs.show(name, value) for name, value in found.items()), f"{mass:.1%}"]
+        for run in runs
+        for dataset, predictions in run.by_dataset().items()
+        if (mass := confidence_mass(predictions))
+        for reading, found in reading_metrics(predictions).items()
+    ]
+    if not rows:
+        return ""
+    labels = [specs.METRIC_SPECS[name].heading for name in ("auroc", "ece", "brier")]
+    heading = (
+        "Readings of the confidence: one draw, greedy decoding, and the expectation over the policy's probabilities of "
+        "all numbers, of which the last column is the sum (no figures below 95%)."
+    )
+    return f"\n{heading}\n\n{markdown_table(['run', 'data', 'reading', *labels, 'covered'], rows)}"
+
+
 def _suggested(runs: Sequence[Run]) -> str:
     """The threshold of each run that tells right from wrong answers best, as tiers of `serve`."""
     text, tiers = "", {}
@@ -265,11 +292,19 @@ def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
         "n": board.count(run.label, column),
         "ungradable": sum(run.ungradable().get(name, 0) for name in column.datasets),
         "mean_of": list(column.datasets) if column.is_average else None,
+        "readings": _readings_json(run, column),
         "metrics": {name: board.interval(run.label, column, name).as_dict() for name in metrics},
         "ece_if_calibrated": None if found is None else found.as_dict(),
         "undefined": {} if own is None else dict(own.undefined),
         "risk": None if column.is_average else _risk(run, column.name),
     }
+
+
+def _readings_json(run: Run, column: Column) -> dict[str, dict[str, float | None]] | None:
+    predictions = run.by_dataset().get(column.name, [])
+    if column.is_average or not confidence_mass(predictions):
+        return None
+    return {reading: _none_for_nan(found) for reading, found in reading_metrics(predictions).items()}
 
 
 def _risk(run: Run, dataset: str) -> list[dict[str, float | None]]:

@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _introduction(config: RunConfig) -> str:
     model = "The built-in tiny model" if config.model.path is None else f"`{config.model.path}`"
     when = "the training" if config.warm_up.records is None else "the RL training, with the warm-up already done"
+    samples = config.evaluation.samples
     return (
-        f"{model} was trained for {config.trainer.steps} steps per stage. Each held-out question is answered once at "
-        f'temperature 1.\n"before" is before {when}.'
+        f"{model} was trained for {config.trainer.steps} steps per stage. Each held-out question is answered "
+        f'{"once" if samples == 1 else f"{samples} times"} at temperature 1.\n"before" is before {when}.'
     )

@@ -22,6 +22,10 @@ GROUPS = ("model", "hardware", "parallel", "method", "data")
 _ROLLOUT_BY_VLLM = "to roll out by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
 #: Keys of earlier versions, their defaults, and the alternative that the error names.
 REMOVED_KEYS: dict[str, tuple[Any, str]] = {
+    "confidence_start": (
+        {"questions": 0, "steps": 100, "batch": 32, "lr": 5e-05, "confidence_weight": 1.0},
+        "method.advantage_scale=batch teaches the confidence without it: docs/method.md",
+    ),
     "rollout.engine": ("local", _ROLLOUT_BY_VLLM),
     "rollout.importance_cap": (None, _ROLLOUT_BY_VLLM),
     "rollout.vllm": ({"python": None, "dtype": "auto", "kv_cache_gib": 4.0, "eager": False}, _ROLLOUT_BY_VLLM),
@@ -70,7 +74,7 @@ def hydra_override(override: str, roots: Sequence[Path]) -> str:
 
 def unknown_key(section: str, name: str) -> str:
     """Why a key of a section (``""``: the top level) is refused: its replacement, or the nearest known key."""
-    if (removed := REMOVED_KEYS.get(f"{section}.{name}")) is not None:
+    if (removed := REMOVED_KEYS.get(f"{section}.{name}".lstrip("."))) is not None:
         return f"unknown key since it was removed: {removed[1]}"
     layout = (key for short, key in _LAYOUT_KEYS.items() if name.lower() in (short, key.rpartition(".")[2]))
     if not section and (key := next(layout, None)) is not None:

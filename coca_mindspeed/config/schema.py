@@ -19,8 +19,6 @@ from coca_mindspeed.errors import nearest
 PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
 #: What the local engine calls its devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
-#: Fewer questions with a success rate than this say nothing about others.
-LEAST_START_QUESTIONS = 10
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
 
 
@@ -160,26 +158,6 @@ class WarmUpConfig(Section):
     overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1; the others are uniform")
 
 
-class ConfidenceStartConfig(Section):
-    """SFT of the confidences on sampled success rates, after the warm-up; not in the paper (docs/training.md)."""
-
-    questions: int = Field(
-        0, ge=0, description="training questions, rollout.group_size samples of each; at least 10; 0: off"
-    )
-    steps: int = Field(100, ge=1, description="updates")
-    batch: int = Field(32, ge=1, description="responses in an update")
-    lr: float = Field(5e-5, gt=0, le=1, description="peak learning rate; 20 updates of warm-up, then cosine decay")
-    confidence_weight: float = Field(
-        1.0, gt=0, le=1000, description="weight of confidence tokens in the loss (answer tokens: 1)"
-    )
-
-    @model_validator(mode="after")
-    def _none_or_enough(self) -> "ConfidenceStartConfig":
-        if 0 < self.questions < LEAST_START_QUESTIONS:
-            raise ValueError(f"questions: {self.questions} are too few; expected 0 or at least {LEAST_START_QUESTIONS}")
-        return self
-
-
 class MethodConfig(Section):
     """Training method (docs/method.md)."""
 
@@ -202,6 +180,11 @@ class MethodConfig(Section):
         16, ge=1, description="tokens that the reward of an invalid confidence applies to"
     )
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
+    advantage_scale: Literal["group", "batch", "none"] = Field(
+        "group",
+        description="divisor of the centred Brier rewards (coca) or of the one reward of other methods: deviation of "
+        "the group (the paper) or of the whole step, or none; docs/method.md",
+    )
     advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
     advantage_eps: float = Field(1e-6, ge=0, le=1, description="added to the deviation of a group's rewards")
     clip: float = Field(0.2, gt=0, lt=1, description="epsilon of the clipped ratio")
@@ -295,8 +278,9 @@ class OptimizerConfig(Section):
     )
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
     grad_clip: float = Field(1.0, gt=0, description="maximum gradient norm")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="decay after the warm-up, to zero"
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
+        "constant",
+        description="decay after the warm-up, to zero; wsd: constant, linear over the last fifth (local engine)",
     )
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
 
@@ -342,7 +326,7 @@ class TrainerConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Evaluation on held-out questions: one sample of each; on Ascend, a group of each."""
+    """Evaluation on held-out questions; on Ascend, a group of samples of each."""
 
     interval: int = Field(0, ge=0, description="steps between evaluations; 0: none while training")
     questions: int | None = Field(None, ge=1, description="held-out questions used while training; null: all")
@@ -354,6 +338,10 @@ class EvaluationConfig(Section):
         ge=0,
         description="train and check: responses sampled before the first step; fewer than half with a valid confidence "
         "stop the run; 0: none",
+    )
+    samples: int = Field(1, ge=1, description="local engine: responses to each held-out question")
+    readings: bool = Field(
+        False, description="local engine, confidence-first: also read confidences greedily and as an expectation"
     )
 
 
@@ -394,7 +382,6 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, le=_LARGEST_SEED, description="random seed")
     model: ModelConfig = ModelConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
-    confidence_start: ConfidenceStartConfig = ConfidenceStartConfig()
     method: MethodConfig = MethodConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -418,6 +405,19 @@ class RunConfig(Section):
                 "warm_up.records: is for a model of your own (model.path); the built-in tiny model is warmed up on its "
                 "training questions"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _readings_of_a_confidence_first(self) -> "RunConfig":
+        if self.evaluation.readings:
+            if self.method.training_method.confidence_position != "first":
+                raise ValueError(
+                    f"evaluation.readings: needs a method that states its confidence first, found {self.method.name}"
+                )
+            if (decimals := self.method.confidence_decimals or 0) > 3:
+                raise ValueError(
+                    f"evaluation.readings: takes at most 3 decimals, method.confidence_decimals={decimals}"
+                )
         return self
 
     @model_validator(mode="after")

@@ -10,8 +10,8 @@ Files from elsewhere need ``id``, ``confidence`` and ``correct`` only, and may b
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,9 @@ class Prediction:
         sample: number of the sample among several samples of one question, from 0.
         gold: the gold answer, shown in reports.
         seed: the sampling seed.
+        greedy_confidence: the confidence of greedy decoding; None: not computed.
+        expected_confidence: expectation over the policy's probabilities of all confidences; None: not computed.
+        confidence_mass: sum of these probabilities before they are normalised.
     """
 
     id: str
@@ -63,6 +66,9 @@ class Prediction:
     sample: int = 0
     gold: str | None = None
     seed: int | None = None
+    greedy_confidence: float | None = None
+    expected_confidence: float | None = None
+    confidence_mass: float | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -98,7 +104,10 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{name: ("text", lambda v: isinstance(v, str)) for name in ("id", "dataset", "question", "response")},
     **{name: ("text or null", lambda v: isinstance(v, str)) for name in ("category", "method", "model", "gold")},
     "correct": ("true, false, 0, 1, or null for an ungradable answer", lambda v: isinstance(v, bool)),
-    "confidence": ("null or a number from 0 to 1", is_confidence),
+    **dict.fromkeys(
+        ("confidence", "greedy_confidence", "expected_confidence", "confidence_mass"),
+        ("null or a number from 0 to 1", is_confidence),
+    ),
     "sample": ("a whole number from 0", lambda v: _is_integer(v, 0)),
     "tokens_to_confidence": ("null or a whole number from 0", lambda v: _is_integer(v, 0)),
     "tokens": ("null or a whole number from 0", lambda v: _is_integer(v, 0)),
@@ -257,6 +266,29 @@ def outcomes(predictions: Iterable[Prediction]) -> Outcomes:
         np.array([p.correct for p in predictions], dtype=np.bool_),
         np.array([p.tokens_to_confidence for p in predictions], dtype=np.float64),
     )
+
+
+#: Readings of a confidence -> the field that holds them.
+READINGS = {"draw": "confidence", "greedy": "greedy_confidence", "expectation": "expected_confidence"}
+_LEAST_MASS = 0.95
+
+
+def confidence_mass(predictions: Sequence[Prediction]) -> float:
+    """Mean probability of all confidences that the readings cover; 0 if there are no readings."""
+    known = [p.confidence_mass for p in predictions if p.confidence_mass is not None]
+    return sum(known) / len(known) if known else 0.0
+
+
+def read_as(predictions: Sequence[Prediction], reading: str) -> list[Prediction]:
+    """The predictions with a reading of :data:`READINGS` as their confidence.
+
+    Empty if the readings are not known, or cover less than 95% of the probability of all confidences.
+    """
+    if reading == "draw":
+        return list(predictions)
+    if confidence_mass(predictions) < _LEAST_MASS:
+        return []
+    return [replace(p, confidence=getattr(p, READINGS[reading])) for p in predictions]
 
 
 def answers_first(predictions: Iterable[Prediction]) -> bool:

@@ -127,9 +127,7 @@ def remove_leftovers(output: Path) -> None:
 
     Only names that this package creates are touched.
     """
-    start = output / "confidence_start"
-    starts = (output / "warm_up", start, start / "checkpoints", start / "responses")
-    for directory in (output, output / "checkpoints", output / "samples", *starts):
+    for directory in (output, *(output / name for name in ("checkpoints", "samples", "warm_up"))):
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
             if match := _REPLACED.fullmatch(path.name):
                 _restore_or_remove(path, directory / match[1])

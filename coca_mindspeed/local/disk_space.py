@@ -11,8 +11,6 @@ from safetensors import safe_open
 from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.schema import LoraConfig, RunConfig
 from coca_mindspeed.local.run_directory import (
-    CONFIDENCE_START,
-    MODEL,
     WARMED_UP,
     FoundRun,
     list_checkpoints,
@@ -93,10 +91,8 @@ def check_space(config: RunConfig, found: FoundRun, model: Path | None) -> None:
     done = 0 if found.newest is None else found.newest.step
     size = checkpoint_bytes(shapes, config.model.lora, config.optimizer.name)
     most = checkpoints_at_once(config, done, there)
-    # The trained model, and the exports of supervised stages that are not done.
-    models = 1
-    models += config.warm_up.records is not None and not (found.path / WARMED_UP).exists()
-    models += config.confidence_start.questions > 0 and not (found.path / CONFIDENCE_START / MODEL).exists()
+    # The trained model, and the export of a warm-up that is not done.
+    models = 1 + (config.warm_up.records is not None and not (found.path / WARMED_UP).exists())
     exported = _FLOAT32 * sum(map(math.prod, shapes.values()))
     needed = (most - there) * size + models * exported
     free = shutil.disk_usage(nearest_directory(found.path)).free

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.readings import Numbers, read_confidences
 from coca_mindspeed.local.sampler import Samples, sample_responses
 from coca_mindspeed.scoring.batch import ScoredBatch
 from coca_mindspeed.scoring.responses import ScoredResponses, credit_rule, predictions, response_scorer
@@ -150,20 +151,36 @@ def predict(
     rollout: RolloutConfig,
     generator: torch.Generator,
     progress: Callable[[int], None] = lambda done: None,
+    *,
+    samples: int = 1,
+    readings: bool = False,
 ) -> list[Prediction]:
-    """Answer every record once at temperature 1 and grade the answer (paper, evaluation protocol).
+    """Answer every record ``samples`` times at temperature 1 and grade the answers (paper, evaluation protocol).
 
-    The temperature of ``rollout`` is not used.  ``progress`` is called with the number of records done.
+    The temperature of ``rollout`` is not used.  ``progress`` is called with the number of records done.  ``readings``
+    adds the greedy and the expected confidence of each question, if the method states its confidence first.
     """
     rollout = rollout.model_copy(update={"temperature": 1.0})
-    at_once = evaluation_batch(rollout)
+    rows = evaluation_batch(rollout)
+    at_once = max(1, rows // samples)
     found: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
-        responses = respond_and_grade(policy, chunk, grader, method, rollout, generator, 1).responses
-        found += predictions(chunk, responses)
-        progress(len(found))
-    return found
+        responses = respond_and_grade(policy, chunk, grader, method, rollout, generator, samples).responses
+        asked = [record for record in chunk for _ in range(samples)]
+        found += [replace(p, sample=row % samples) for row, p in enumerate(predictions(asked, responses))]
+        progress(start + len(chunk))
+    if not readings or method.training_method.confidence_position != "first":
+        return found
+    numbers = Numbers.of(policy, (p.response for p in found), method.confidence_decimals)
+    if numbers is None:
+        return found
+    prompts = policy.encode_prompts(records, method.training_method.system_prompt)
+    read = read_confidences(policy, prompts, numbers, rows)
+    return [
+        replace(p, greedy_confidence=greedy, expected_confidence=expectation, confidence_mass=min(1.0, mass))
+        for p, (greedy, expectation, mass) in zip(found, (r for r in read for _ in range(samples)), strict=True)
+    ]
 
 
 def evaluation_batch(rollout: RolloutConfig, questions: int | None = None) -> int:
@@ -178,7 +195,9 @@ def largest_evaluation_batch(config: RunConfig) -> int:
     questions = [evaluation.questions] if evaluation.interval else []
     if evaluation.final_questions != 0 and (data.name == "arithmetic" or data.evaluate is not None):
         questions.append(evaluation.final_questions)
-    return max((evaluation_batch(config.rollout, count) for count in questions), default=0)
+    samples = evaluation.samples
+    counts = [None if count is None else count * samples for count in questions]
+    return max((max(samples, evaluation_batch(config.rollout, count)) for count in counts), default=0)
 
 
 _AT_ONCE = 512  # responses per batch if rollout.batch_responses is null

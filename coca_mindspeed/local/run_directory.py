@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed import __version__
-from coca_mindspeed.config.checks import Problem, refuse
+from coca_mindspeed.config.checks import Problem, refuse, value_of
 from coca_mindspeed.config.compose import to_yaml, validate_run
 from coca_mindspeed.config.overrides import REMOVED_KEYS
 from coca_mindspeed.config.schema import RunConfig
@@ -40,12 +40,11 @@ _KIND = "run"
 LOCK = ".lock"
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 WARMED_UP = "warm_start"  # the model after the warm-up
-CONFIDENCE_START, MODEL = "confidence_start", "model"  # a directory, and the model in it after that stage
 # Everything that a run writes: must not exist before, and is removed by --overwrite.
 ENTRIES = (
-    *("config.yaml", "untrained", "warm_start", "warm_up", "confidence_start", "checkpoints", "model"),
+    *("config.yaml", "untrained", "warm_start", "warm_up", "checkpoints", "model"),
     *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
-    *("predictions_before.jsonl", "predictions_after.jsonl", "summary.json", "seconds.json", PROGRESS),
+    *("predictions_before.jsonl", "predictions_after.jsonl", "evaluations", "summary.json", "seconds.json", PROGRESS),
     *("report.md", "reliability.png", "training_curves.png"),
     *(".model.writing", ".replaced_model", ".warm_start.writing", ".replaced_warm_start"),
 )
@@ -324,8 +323,8 @@ def _saved(found: FoundRun) -> RunConfig:
 def _without_removed_keys(values: Any) -> Any:
     """Drop removed keys that have their former default from an earlier version's configuration."""
     for key, (default, _) in REMOVED_KEYS.items():
-        section, _, name = key.partition(".")
-        keys = values.get(section) if isinstance(values, dict) else None
+        section, _, name = key.rpartition(".")
+        keys = value_of(values, section) if section else values
         if isinstance(keys, dict) and name in keys and keys[name] == default:
             del keys[name]
     return values

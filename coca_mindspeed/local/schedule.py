@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_WSD_DECAY = 0.2  # share of the steps over which ``wsd`` decays
+
+
 def derived_seed(seed: int, *purpose: object) -> int:
     """A 63-bit seed for one purpose; different purposes get independent ones."""
     digest = hashlib.sha256(repr((seed, *purpose)).encode()).digest()
@@ -47,4 +50,6 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
         return config.lr * (1 - done)
     if config.schedule == "cosine":
         return config.lr * 0.5 * (1 + math.cos(math.pi * done))
+    if config.schedule == "wsd":
+        return config.lr * min(1.0, (1 - done) / _WSD_DECAY)
     return config.lr

@@ -1,4 +1,4 @@
-"""A run of the local engine as a list of stages: check, load, SFT warm-up, confidence start, train, evaluate."""
+"""A run of the local engine as a list of stages: check, load, SFT warm-up, train, evaluate."""
 
 import hashlib
 import json
@@ -19,7 +19,6 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import check_saveable, export_model, remove_leftovers
 from coca_mindspeed.local.checks import check_memory, emulated_dtype
-from coca_mindspeed.local.confidence_start import start_confidences
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
@@ -116,13 +115,13 @@ class LocalRun:
         return self._found.newest
 
     def execute(self, *stages: Stage) -> Policy:
-        """Check, load, run the supervised stages, and then ``stages``.
+        """Check, load, run the SFT warm-up, and then ``stages``.
 
         Raises ConfigError, DataError (a record that cannot be asked or graded) and GradingError (no grader).
         """
         started = time.perf_counter()
         self.check()
-        policy = self.start_confidences(self.sft_warm_up(self.load()))
+        policy = self.sft_warm_up(self.load())
         self._add_seconds("warm_up", started)
         for stage in stages:
             policy = stage(policy)
@@ -181,15 +180,6 @@ class LocalRun:
             return policy
         policy = run_sft_warm_up(
             policy, self._inputs.warm_up, self.config, self.output, show_progress=self._show_progress
-        )
-        return self._with_adapters(policy)
-
-    def start_confidences(self, policy: Policy) -> Policy:
-        """Teach expected success rates; nothing without ``confidence_start.questions``, or when resumed."""
-        if self.resume_from is not None or not self.config.confidence_start.questions:
-            return policy
-        policy = start_confidences(
-            policy, self._inputs.train, self._grader, self.config, self.output, show_progress=self._show_progress
         )
         return self._with_adapters(policy)
 

@@ -35,11 +35,10 @@ from coca_mindspeed.utils.files import PROGRESS
 
 @dataclass(frozen=True, slots=True)
 class SFTExample:
-    """A question, the token ids of the response to learn, and the loss weight of each (None: 1)."""
+    """A question, and the token ids of the response to learn."""
 
     record: Record
     response: list[int]
-    weights: Sequence[float] | None = None
 
 
 #: One update's, drawn anew at each call.
@@ -74,7 +73,6 @@ class SFTStage:
         steps: updates.
         lr: peak learning rate; 20 updates of linear warm-up, then cosine decay.
         question_weight: weight of the question tokens in the loss.
-        temperature: divides the logits.
         optimizer_name: as in :class:`OptimizerConfig`.
         microbatch_tokens: most tokens in a backward pass, padding included; None: no limit.
     """
@@ -84,7 +82,6 @@ class SFTStage:
     steps: int
     lr: float
     question_weight: float = 0.0
-    temperature: float = 1.0
     optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw"
     microbatch_tokens: int | None = None
 
@@ -99,7 +96,7 @@ class SFTStage:
     ) -> None:
         """Train ``policy`` in place; ``random`` draws the batches.
 
-        ``progress`` is called after each step with the steps done and the loss (weighted nats per token),
+        ``progress`` is called after each step with the steps done and the loss (nats per token),
         ``after_step`` with the steps done and the optimizer.  To resume, ``policy`` holds the weights after so many
         steps, and ``resume`` their number and the optimizer state.
         """
@@ -157,7 +154,6 @@ class SFTStage:
                 [prompts[row] for row in rows],
                 [examples[row] for row in rows],
                 self.question_weight,
-                temperature=self.temperature,
                 response_share=sum(lengths[row] for row in rows) / sum(lengths),
                 question_share=sum(prompt_lengths[row] - 1 for row in rows) / max(1, sum(prompt_lengths) - len(every)),
             )
@@ -266,13 +262,12 @@ def sft_backward(
     examples: Sequence[SFTExample],
     question_weight: float = 0.0,
     *,
-    temperature: float = 1.0,
     response_share: float = 1.0,
     question_share: float = 1.0,
 ) -> float:
     """Accumulate the gradient of a microbatch, and return its loss.
 
-    The loss is the mean weighted NLL of response tokens plus ``question_weight`` times that of all but the first prompt
+    The loss is the mean NLL of response tokens plus ``question_weight`` times that of all but the first prompt
     token. The shares are the microbatch's fractions of the update's response and prompt tokens.
     """
     heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
@@ -283,20 +278,15 @@ def sft_backward(
     position = torch.arange(width, device=policy.device)
     start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
     inside, asked = (position >= start) & (position < end), position < start
-    weights = torch.ones(token_ids.shape)
-    for row, (tail, example) in enumerate(zip(tails, examples, strict=True)):
-        if example.weights is not None:
-            weights[row, len(tail) : len(tail) + len(example.weights)] = torch.tensor(example.weights)
-    weights = weights.to(policy.device)[inside]
 
     def loss_of(log_probs: Tensor) -> Tensor:
-        loss = -(log_probs[inside] * weights).mean() * response_share
+        loss = -log_probs[inside].mean() * response_share
         if question_weight:
             loss = loss - question_weight * log_probs[asked].mean() * question_share
         return loss
 
     # Without question tokens in the loss, prompts are prefilled and their common prefix is shared.
-    batch = ResponseBatch(policy, heads, token_ids, temperature, share_prompts=not question_weight)
+    batch = ResponseBatch(policy, heads, token_ids, 1.0, share_prompts=not question_weight)
     return float(loss_of(batch.backward(loss_of).log_probs))
 
 

@@ -12,10 +12,11 @@ import torch
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics, reading_metrics
 from coca_mindspeed.evaluation.predictions import (
     UNGRADABLE_SHARE,
     Prediction,
+    confidence_mass,
     outcomes,
     read_predictions,
     write_predictions,
@@ -154,7 +155,7 @@ class Trainer:
         return self.output / "predictions_after.jsonl"
 
     def evaluate(self, records: Sequence[Record], purpose: str, method: str | None = None) -> list[Prediction]:
-        """Answer ``records`` once each at temperature 1.
+        """Answer ``records`` at temperature 1, ``evaluation.samples`` times each.
 
         ``purpose`` seeds the samples together with the run's seed, and is the bar's title.  ``method`` names the method
         in the predictions (None: the run's).
@@ -165,8 +166,12 @@ class Trainer:
         label = method or self.method.name
         return [
             replace(prediction, method=label, category=record.category, seed=self.config.seed)
-            for prediction, record in zip(predictions, records, strict=True)
+            for prediction, record in zip(predictions, self._repeated(records), strict=True)
         ]
+
+    def _repeated(self, records: Sequence[Record]) -> list[Record]:
+        """The record of each prediction."""
+        return [record for record in records for _ in range(self.config.evaluation.samples)]
 
     def initial_evaluation(self, resume_from: Checkpoint | None, *, keep: bool) -> list[Prediction]:
         """Answer :attr:`final_records` before the first step and write ``predictions_before.jsonl``.
@@ -183,7 +188,7 @@ class Trainer:
             return []
         if path.exists() and (keep or resume_from is not None):
             known = read_predictions(path)
-            if resume_from is not None or len(known) == len(self.final_records):
+            if resume_from is not None or len(known) == len(self._repeated(self.final_records)):
                 return known
         if resume_from is not None:
             return []
@@ -215,7 +220,17 @@ class Trainer:
 
     def _answers(self, records: Sequence[Record], purpose: str, progress: Callable[[int], None]) -> list[Prediction]:
         draw, config = generator(self.policy.device, self.config.seed, purpose), self.config
-        return predict(self.policy, records, self.grader, config.method, config.rollout, draw, progress)
+        return predict(
+            self.policy,
+            records,
+            self.grader,
+            config.method,
+            config.rollout,
+            draw,
+            progress,
+            samples=config.evaluation.samples,
+            readings=config.evaluation.readings,
+        )
 
     def _step(
         self, step: int, stage: int, stage_step: int, optimizer: torch.optim.Optimizer, log: RunLog
@@ -261,11 +276,13 @@ class Trainer:
             "evaluate while training",
             lambda done: self._progress.busy(f"{title} {done}/{len(questions)}"),
         )
+        if self.config.evaluation.readings or self.config.evaluation.samples > 1:
+            write_predictions(self.output / "evaluations" / f"step_{step + 1:06d}.jsonl", answers)
         return self._evaluation_metrics(answers, step + 1, log)
 
     def _evaluation_metrics(self, answers: Sequence[Prediction], step: int, log: RunLog) -> dict[str, float]:
         """Metrics of the answers to the first ``evaluation.questions`` questions, by the names of metrics.jsonl."""
-        answers = answers[: self.config.evaluation.questions]
+        answers = answers[: len(self._repeated(self.evaluate_records[: self.config.evaluation.questions]))]
         data = outcomes(answers)
         if log.tensorboard is not None and is_installed("matplotlib"):
             from coca_mindspeed.evaluation.reports.plots import reliability_image  # matplotlib, only where it draws
@@ -274,6 +291,14 @@ class Trainer:
             log.tensorboard.add_image("eval/reliability", image, step, dataformats="HWC")
         found = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
         scores = {**found.headline(), UNGRADABLE_SHARE: 1 - len(data) / len(answers)}
+        if self.config.evaluation.readings:
+            scores |= {
+                f"{metric}_{reading}": value
+                for reading, found in reading_metrics(answers).items()
+                if reading != "draw"
+                for metric, value in found.items()
+            }
+            scores["confidence_mass"] = confidence_mass(answers)
         return {f"eval/{name}": math.nan if value is None else float(value) for name, value in scores.items()}
 
     def _resume_hint(self) -> str:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.config.checks import CHECKS, Problem, find_problems, missing_data, missing_model, refuse
-from coca_mindspeed.config.schema import LEAST_START_QUESTIONS, DataConfig, ModelConfig, RunConfig
+from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.config.steps import with_steps
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
@@ -37,8 +37,6 @@ from coca_mindspeed.local.model_files import (
 )
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import (
-    CONFIDENCE_START,
-    MODEL,
     WARMED_UP,
     FoundRun,
     check_same_run,
@@ -48,7 +46,6 @@ from coca_mindspeed.local.run_directory import (
     stored_compute_dtype,
     stored_prompt_date,
 )
-from coca_mindspeed.utils.packages import require
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
 _CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]
@@ -127,7 +124,6 @@ def read_inputs(config: RunConfig, found: FoundRun) -> RunInputs:
     """Read the records of a run, and complete its configuration by them."""
     train, evaluate = load_data(config.data)
     config = with_steps(config, len(train))
-    check_enough_questions(config, train)
     warm_up = read_warm_up_records(config)
     sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
     digests = {name: records_digest(records) for name, records in sets.items()}
@@ -169,8 +165,6 @@ def model_directory(config: RunConfig, found: FoundRun) -> tuple[Path | None, st
     """The model that a run starts from (None: the built-in one), and its name in messages."""
     if found.newest is not None and config.model.lora.rank is None:
         return found.newest.model, "checkpoint"
-    if found.newest is not None and config.confidence_start.questions:
-        return found.path / CONFIDENCE_START / MODEL, "start of the confidences"  # the adapters' base
     if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
         return found.path / WARMED_UP, "warm start"  # the adapters' base
     return None if config.model.path is None else Path(config.model.path), "model.path"
@@ -244,18 +238,6 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
                 f"{record.answer!r:.80} has none; set warm_up.wrong_answers=0"
             )
     return records
-
-
-def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
-    """Raise ConfigError if more questions are to be sampled than there are training records."""
-    asked = config.confidence_start.questions
-    if asked:
-        require("sklearn", purpose=f"confidence_start.questions={asked}")
-    if asked > len(train):
-        raise ConfigError(
-            f"confidence_start.questions={asked}: each question is sampled once, and there are {len(train)} training "
-            f"questions; the nearest value that works is {len(train) if len(train) >= LEAST_START_QUESTIONS else 0}"
-        )
 
 
 def check_prompts(

@@ -20,7 +20,7 @@ from coca_mindspeed.config.checks import (
     problems_of,
     show_value,
 )
-from coca_mindspeed.config.schema import ConfidenceStartConfig, LoraConfig, RunConfig, WarmUpConfig
+from coca_mindspeed.config.schema import LoraConfig, RunConfig, WarmUpConfig
 from coca_mindspeed.errors import ConfigError, nearest
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.key_mapping import set_twice
@@ -189,7 +189,6 @@ _LOCAL_ONLY = {  # keys of the local engine -> the alternative on a cluster
     "model.gradient_checkpointing": f"set {KEYS['recompute']} instead",
     **{f"model.lora.{name}": "cluster runs have no adapters" for name in LoraConfig.model_fields},
     **{f"warm_up.{name}": _SFT for name in WarmUpConfig.model_fields},
-    **{f"confidence_start.{name}": _SFT for name in ConfidenceStartConfig.model_fields},
     **dict.fromkeys(("data.train_size", "data.evaluate_size", "data.seed"), "cluster runs have no synthetic data"),
     "rollout.batch_responses": "set mindspeed_rl.generate_config.max_num_seqs instead",
     **dict.fromkeys(("trainer.microbatch_prompts", "trainer.microbatch_tokens"), _PACKING),
@@ -212,11 +211,16 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
     yield "optimizer-eps", "optimizer.eps", optimizer.eps == 1e-8, "must be 1e-08, Megatron's value"
     once = not optimizer.warmup_steps or updates.minibatches * updates.epochs == 1
     yield "warmup-updates", "optimizer.warmup_steps", once, "must be 0 with several updates per step"
+    other, reason = optimizer.schedule != "wsd", "must not be wsd: only the local engine has it"
+    yield "schedule-wsd", "optimizer.schedule", other, reason
     whole = optimizer.schedule == "constant" or updates.epochs == 1
     reason = f"must be constant: Megatron would finish the schedule after 1/{updates.epochs} of the run"
     yield "schedule-epochs", "optimizer.schedule", whole, reason
     without = run.method.entropy_bonus == 0
     yield "entropy-bonus", "method.entropy_bonus", without, "must be 0: only the local engine has it"
+    yield "evaluation-samples", "evaluation.samples", evaluation.samples == 1, "must be 1: each question has a group"
+    reason = "must be false: only the local engine computes them"
+    yield "evaluation-readings", "evaluation.readings", not evaluation.readings, reason
     unlimited, fix = evaluation.questions is None, "shorten data.evaluate instead"
     yield "evaluation-questions", "evaluation.questions", unlimited, "must be null: validation uses the whole file", fix
     fix = "convert and evaluate the trained weights separately (docs/evaluation.md)"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks, per_token_of_segment, segment_masks
-from coca_mindspeed.algorithm.credit import CreditRule, SegmentCredit
+from coca_mindspeed.algorithm.credit import CreditRule, Reduce, SegmentCredit
 from coca_mindspeed.algorithm.parsing import as_stated
 from coca_mindspeed.grading.verdict import Verdict
 from coca_mindspeed.scoring.metrics import Mean, batch_metrics, values
@@ -49,6 +49,7 @@ class ScoredBatch:
         response_lengths: Tensor,
         width: int,
         log_probs: Tensor | None = None,
+        reduce: Reduce | None = None,
         texts: Sequence[str] = (),
         verdicts: Sequence[Verdict] = (),
     ) -> "ScoredBatch":
@@ -59,6 +60,7 @@ class ScoredBatch:
             gradable: bool; None: all are.
             width: tokens of the padded responses.
             log_probs: float ``[B, width]`` of the sampled tokens, if known; ``entropy_bonus`` needs them.
+            reduce: see :class:`CreditRule`.
 
         Raises:
             ValueError: a wrong shape or dtype.
@@ -68,7 +70,7 @@ class ScoredBatch:
         if log_probs is not None:
             inside = torch.arange(width) < rule.segment_lengths(confidence_lengths)[:, None]
             log_probs = torch.where(inside, log_probs, 0.0).sum(dim=1).view(-1, group_size)
-        credit = rule(correct, confidence, confidence_lengths, response_lengths, width, gradable, log_probs)
+        credit = rule(correct, confidence, confidence_lengths, response_lengths, width, gradable, log_probs, reduce)
         return cls(correct, confidence, confidence_lengths, response_lengths, credit, texts, verdicts)
 
     @property

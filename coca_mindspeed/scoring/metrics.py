@@ -74,6 +74,8 @@ def batch_metrics(
             },
         ),
     ]
+    if credit.deviation:
+        means.append((1, {"advantage/deviation": float(credit.deviation)}))
     return {
         # Undefined, e.g. AUROC where all answers are right: no weight.
         name: Mean(value, 0 if math.isnan(value) else weight)

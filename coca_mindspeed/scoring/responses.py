@@ -131,6 +131,7 @@ def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
         eps=method.advantage_eps,
         separate_format=method.separate_format,
         entropy_bonus=method.entropy_bonus,
+        scale=method.advantage_scale,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,18 +61,6 @@ def token_text(tokenizer: Any, vocabulary_size: int) -> TokenText:
         hidden = added.special and added.content.strip() not in (OPEN_TAG, CLOSE_TAG)
         table[index] = b"" if hidden else added.content.encode("utf-8")
     return TokenText(table)
-
-
-def tokens_as_written(tokenizer: Any, table: TokenText, texts: Sequence[str]) -> list[list[int]]:
-    """Tokenize texts that were decoded from a model's tokens by ``table``.
-
-    A tokenizer in Llama 2's style adds a space before its input; the one in such a text is removed first.
-    """
-    [zero] = tokenizer(["0"], add_special_tokens=False)["input_ids"]
-    blank = b"".join(map(table.bytes_of, zero)) == b" 0"
-    given = [text.removeprefix(" ") if blank else text for text in texts]
-    rows: list[list[int]] = tokenizer(given, add_special_tokens=False)["input_ids"]
-    return rows
 
 
 def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:

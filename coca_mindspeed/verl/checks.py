@@ -298,7 +298,7 @@ def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, re
         ours["total_training_steps"] = total_steps
     path = directory / FILE
     if path.is_file() and (resumed_step or (directory / VERLS_NEWEST).is_file()):
-        theirs = json.loads(path.read_text(encoding="utf-8"))
+        theirs = {"advantage_scale": "group", **json.loads(path.read_text(encoding="utf-8"))}  # new in 0.3.0
         if changed := sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)):
             was = ", ".join(f"{key} {theirs.get(key)!r} -> {ours.get(key)!r}" for key in changed)
             fix = "change trainer.default_local_dir, or remove the directory"

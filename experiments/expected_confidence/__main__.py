@@ -5,12 +5,10 @@ question, and compares one draw, the mean of several, and the expectation.
 """
 
 import argparse
-import re
 import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +21,6 @@ from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.utils.files import write_json_lines
 from coca_mindspeed.utils.markdown import print_markdown
 
-if TYPE_CHECKING:
-    from coca_mindspeed.local.policy import Policy
-
-_STATED = re.compile(r"(\s*<confidence>\s*)\d[\d.]*\s*</confidence>")
 DRAWS = (1, 4, 8, 16)
 _REPETITIONS = 50  # of the draws, whose metrics are averaged
 Floats = npt.NDArray[np.float64]
@@ -87,51 +81,6 @@ def table(values: Floats, probabilities: Floats, correct: npt.NDArray[np.bool_])
     return "\n".join([title, "", *lines])
 
 
-def usual_form(responses: Iterable[str]) -> str:
-    """The most frequent text before the number in responses that begin with a confidence.
-
-    Raises:
-        DataError: none does.
-    """
-    found = Counter(match[1] for response in responses if (match := _STATED.match(response)))
-    if not found:
-        raise DataError("no response begins with <confidence> NUMBER </confidence>; train the format first")
-    return found.most_common(1)[0][0]
-
-
-def distribution(policy: "Policy", prompt: Sequence[int], texts: Sequence[str]) -> Floats:
-    """The policy's probabilities ``[N]`` of beginning its response with each text, normalised over the texts.
-
-    The prompt and the texts' beginnings, which are few, are run once.
-
-    Raises:
-        DataError: the tokenizer does not reproduce a text from its tokens.
-    """
-    import torch
-    from transformers import DynamicCache
-
-    rows = [policy.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-    for text, row in zip(texts, rows, strict=True):
-        if policy.tokenizer.decode(row) != text:
-            raise DataError(f"the tokenizer decodes {row} to {policy.tokenizer.decode(row)!r}, expected {text!r}")
-    parents = list(dict.fromkeys(tuple(row[:-1]) for row in rows))
-    width = max(map(len, parents))
-    tokens = torch.tensor([[prompt[-1], *parent, *[0] * (width - len(parent))] for parent in parents])
-    with torch.no_grad(), policy.autocast():
-        cache, head = DynamicCache(config=policy.model.config), policy.lm_head
-        head.hidden_states(input_ids=torch.tensor([prompt[:-1]], device=policy.device), cache=cache, use_cache=True)
-        cache.batch_repeat_interleave(len(parents))
-        logits = head.logits(head.hidden_states(input_ids=tokens.to(policy.device), cache=cache, use_cache=True))
-    log_probs = policy.logits_of_policy(logits, 1.0).log_softmax(-1).double().cpu()
-    totals = []
-    for row in rows:
-        at = parents.index(tuple(row[:-1]))
-        totals.append(sum(float(log_probs[at, place, token]) for place, token in enumerate(row)))
-    weights = np.exp(np.array(totals) - max(totals))
-    result: Floats = weights / weights.sum()
-    return result
-
-
 def _measure(
     records: Sequence[Record], values: Floats, arguments: argparse.Namespace
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
@@ -139,6 +88,7 @@ def _measure(
     from coca_mindspeed.local.experience import predict
     from coca_mindspeed.local.policy import choose_device, load_policy
     from coca_mindspeed.local.progress import StepProgress
+    from coca_mindspeed.local.readings import Numbers
     from coca_mindspeed.local.schedule import generator
     from coca_mindspeed.local.validation import LengthLimits, check_prompts
 
@@ -158,13 +108,13 @@ def _measure(
         grader.close()
     if missing := sum(prediction.correct is None for prediction in found):
         raise DataError(f"{arguments.records}: {missing} answers could not be graded")
-    prompts = policy.encode_prompts(records, prompt)
-    before = usual_form(prediction.response for prediction in found)
-    texts = [f"{before}{value:.{arguments.decimals}f}" for value in values]
+    numbers = Numbers.of(policy, (prediction.response for prediction in found), arguments.decimals)
+    if numbers is None:
+        raise DataError("no response begins with <confidence> NUMBER </confidence>; train the format first")
     rows = []
     with StepProgress(len(records), True, title="confidences") as bar:
-        for tokens in prompts:
-            rows.append(distribution(policy, tokens, texts))
+        for tokens in policy.encode_prompts(records, prompt):
+            rows.append(numbers.log_probs(policy, [tokens])[0][0].softmax(0).numpy())
             bar.show(len(rows))
     return np.stack(rows), np.array([prediction.correct for prediction in found], dtype=bool)
 

@@ -19,15 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of the questions (default: 0)")
     for part in ("train", "evaluate", "warm_up"):
         option, default = f"--{part.replace('_', '-')}", getattr(sizes, part)
-        text = f"the most questions of a family (default: {default})"
+        text = f"the most questions of a family; for sums half, for families not trained on 40%% (default: {default})"
         parser.add_argument(option, type=at_least(1), default=default, metavar="N", help=text)
     parser.add_argument(
         "--hardest",
         type=within(0.1, 1.0),
         default=sizes.hardest,
         metavar="D",
-        help="the greatest difficulty of the trained families' questions, from 0.1 to 1 (default: 1): groups without "
-        "a right answer teach little",
+        help="the greatest difficulty of trained capitals, language codes and sums, from 0.1 to 1 (default: 1): groups "
+        "without a right answer teach little",
     )
 
 

@@ -37,19 +37,27 @@ class Family:
             family or not.
         category: of the records.
         questions: all questions, or draws for this many records.
+        share: of the size of a part.
+        graded: whether a greatest difficulty applies; the others go from well known to obscure on purpose.
     """
 
     name: str
     role: Role
     category: str
     questions: Callable[[int, np.random.Generator], Iterable[Question]]
+    share: float = 1.0
+    graded: bool = True
 
     def records(self, part: Part, size: int, seed: int, hardest: float = 1.0) -> list[Record]:
-        """At most ``size`` records of a part; ``seed`` decides which and their order, not what is held out."""
+        """At most ``size`` times :attr:`share` records of a part.
+
+        ``seed`` decides which and their order, not what is held out.
+        """
         if part not in _PARTS[self.role]:
             return []
         random = np.random.default_rng([seed, *self.name.encode()])
-        limit = hardest if self.role == "trained" else 1.0
+        limit = hardest if self.role == "trained" and self.graded else 1.0
+        size = round(size * self.share)
         drawn = (q for q in self.questions(size, random) if q.difficulty <= limit)
         found = list({q.text: q for q in drawn if self._belongs(q, part)}.values())
         return [self._record(found[i], part) for i in random.permutation(len(found))[:size]]
@@ -89,26 +97,27 @@ def part_of(entity: str) -> Part:
 
 FAMILIES = (
     Family("capitals", "trained", "factual", questions.capitals),
-    Family("cities", "trained", "factual", questions.cities),
+    Family("cities", "trained", "factual", questions.cities, graded=False),
+    Family("subdivisions", "trained", "factual", questions.subdivisions, graded=False),
     Family("languages", "trained", "factual", questions.languages),
-    Family("additions", "trained", "math", questions.additions),
-    Family("differences", "trained", "math", questions.differences),
+    Family("additions", "trained", "math", questions.additions, share=0.5),
+    Family("differences", "trained", "math", questions.differences, share=0.5),
     Family("letters", "warm_up", "factual", questions.letters),
     Family("neighbours", "warm_up", "factual", questions.neighbours),
-    Family("products", "near", "math", questions.products),
-    Family("continents", "near", "factual", questions.continents),
-    Family("capital_of", "near", "factual", questions.capital_of),
-    Family("domains", "near", "factual", questions.domains),
-    Family("symbols", "far", "factual", questions.symbols),
-    Family("elements", "far", "factual", questions.elements),
-    Family("currencies", "far", "factual", questions.country_currencies),
-    Family("currency_codes", "far", "factual", questions.currency_codes),
+    Family("products", "near", "math", questions.products, share=0.4),
+    Family("continents", "near", "factual", questions.continents, share=0.4),
+    Family("capital_of", "near", "factual", questions.capital_of, share=0.4),
+    Family("domains", "near", "factual", questions.domains, share=0.4),
+    Family("symbols", "far", "factual", questions.symbols, share=0.4),
+    Family("elements", "far", "factual", questions.elements, share=0.4),
+    Family("currencies", "far", "factual", questions.country_currencies, share=0.4),
+    Family("currency_codes", "far", "factual", questions.currency_codes, share=0.4),
 )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The most records of a family per part, and the greatest difficulty of the trained families' questions."""
+    """The most records of a family per part, times its share; greatest difficulty of capitals, codes and sums."""
 
     train: int = 600
     evaluate: int = 150

@@ -2,6 +2,7 @@
 
 import calendar
 import csv
+import hashlib
 import math
 import unicodedata
 from collections import defaultdict
@@ -15,9 +16,9 @@ import numpy as np
 
 from coca_mindspeed.grading.facts.factual import normalise
 
-_MIN_COUNTRY, _MIN_CITY = 50_000, 200_000  # inhabitants
+_MIN_COUNTRY, _MIN_CITY = 50_000, 15_000  # inhabitants; 15,000 is the least that the data have
 _MAX_COUNTRY, _MAX_CITY = 1.5e9, 2.5e7
-_CITIES_PER_COUNTRY = 15  # half of all large cities are in three countries
+_PER_COUNTRY = 40  # cities, the largest; half of all large cities are in three countries
 _MIN_ALIAS = 4  # letters; shorter alternative names are codes of airports and the like
 _OTHER_CAPITALS = {"ZA": ("Cape Town", "Bloemfontein"), "BO": ("La Paz",), "LK": ("Colombo",), "SZ": ("Lobamba",)}
 # Codes of ISO 4217 that are funds, not currencies.
@@ -171,7 +172,7 @@ def _city_questions() -> tuple[Question, ...]:
         if population < _MIN_CITY or iso not in countries() or len(homes[name]) > 1 or name in excluded:
             continue
         taken[iso] += 1
-        if taken[iso] > _CITIES_PER_COUNTRY or any(c.isdigit() for c in name):
+        if taken[iso] > _PER_COUNTRY or any(c.isdigit() for c in name):
             continue
         text = f"In which country is the city of {city['name']}?"
         difficulty = _difficulty(population, _MIN_CITY, _MAX_CITY)
@@ -180,8 +181,43 @@ def _city_questions() -> tuple[Question, ...]:
 
 
 def cities(size: int, random: np.random.Generator) -> Iterator[Question]:
-    """The country of a large city; no capitals, and no names that cities of two countries share."""
+    """The country of a city, from metropolis to small town; no capitals, and no names shared by two countries."""
     return iter(_city_questions())
+
+
+@cache
+def _subdivision_questions() -> tuple[Question, ...]:
+    import pycountry
+
+    homes: dict[str, set[str]] = defaultdict(set)
+    for city in _cities():
+        homes[normalise(city["name"])].add(city["countrycode"])
+    for part in pycountry.subdivisions:
+        homes[normalise(part.name)].add(part.country_code)
+    excluded = {normalise(name) for c in countries().values() for name in (c["capital"], c["name"])}
+    by_country = defaultdict(list)
+    for part in sorted(pycountry.subdivisions, key=lambda part: hashlib.sha256(part.code.encode()).digest()):
+        iso, name = part.country_code, normalise(part.name)
+        if part.parent_code is None and iso in countries() and len(homes[name]) == 1 and name not in excluded:
+            words = {word for listed in _country_names(iso) for word in normalise(listed).split()}
+            if all(c.isalpha() or c in " '-" for c in part.name) and words.isdisjoint(name.split()):
+                by_country[iso].append((part, name))
+    return tuple(
+        Question(
+            f"In which country is the {part.type.lower()} of {part.name}?",
+            _country_names(iso),
+            f"city:{name}",  # many have a city's name
+            (f"country:{iso}",),
+            _difficulty(countries()[iso]["population"], _MIN_COUNTRY, _MAX_COUNTRY),
+        )
+        for iso, parts in by_country.items()
+        for part, name in parts[:_PER_COUNTRY]
+    )
+
+
+def subdivisions(size: int, random: np.random.Generator) -> Iterator[Question]:
+    """The country of a province, state or district whose name occurs in no other country."""
+    return iter(_subdivision_questions())
 
 
 def _elements() -> list[Any]:

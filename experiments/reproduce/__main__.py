@@ -19,7 +19,9 @@ from experiments.reproduce.plan import Job, Plan, jobs_of, plan_path, read_plan
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = Path("runs/reproduce")
     parser.add_argument("--plan", default="miniature", metavar="NAME|YAML", help="which runs (default: miniature)")
-    parser.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="seeds 0 to N-1 (default: 3)")
+    parser.add_argument(
+        "--seeds", type=at_least(1), default=3, metavar="N", help="seeds, from the plan's first (default: 3)"
+    )
     parser.add_argument("--output", type=place, default=output, metavar="DIR", help=f"default: {output}")
     parser.add_argument("--report", type=Path, metavar="DIR", help="for the tables (default: OUTPUT/report)")
     parser.add_argument("--jobs", type=at_least(1), default=2, metavar="N", help="processes (default: 2)")
@@ -30,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Absolute, because it is saved in the jobs' configurations.
     output: Path = arguments.output.resolve()
     plan = read_plan(plan_path(arguments.plan))
-    jobs = jobs_of(plan, range(arguments.seeds))
+    jobs = jobs_of(plan, range(plan.first_seed, plan.first_seed + arguments.seeds))
     # torch is imported after the checks above.
     from experiments.reproduce.report import write_report
     from experiments.reproduce.results import collect

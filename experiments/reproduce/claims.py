@@ -52,42 +52,40 @@ class Claim:
         return "holds" if of.mean > self.bound else "does not hold"
 
 
-def claims(results: Results, plan: Plan, method: str = "coca") -> list[Claim]:
-    """All claims of the paper about which there are finished jobs, made of ``method``."""
+def claims(results: Results, plan: Plan) -> list[Claim]:
+    """All claims of the paper about which there are finished jobs."""
     found: list[Claim] = []
     for setting, own in plan.settings.items():
         present = {*own.trained, *own.baselines}
         where = own.title.lower()
-        if method in present:
-            found += _claims_of(method, present, _Paired(results, setting), results.categories(setting), where)
-        if method == "coca" and "sequential" in present:
+        if "coca" in present:
+            found += _claims_of(present, _Paired(results, setting), results.categories(setting), where)
+        if "sequential" in present:
             found += sequential_claims(results, setting, where)
     return found
 
 
-def _claims_of(
-    method: str, present: Collection[str], paired: "_Paired", categories: Sequence[str], where: str
-) -> list[Claim]:
+def _claims_of(present: Collection[str], paired: "_Paired", categories: Sequence[str], where: str) -> list[Claim]:
     found: list[Claim] = []
     for category in categories:
         for rival in ("instruct", "rlvr", "joint"):
             for metric in ("ece", "brier", "auroc") if rival != "joint" else ("ece",):
                 if rival in present:
                     info = metric_spec(metric)
-                    values = [info.better * d for d in paired.differences(method, rival, metric, category)]
+                    values = [info.better * d for d in paired.differences("coca", rival, metric, category)]
                     word = "higher" if info.better > 0 else "lower"
-                    text = f"{where}, {category}: {method} has a {word} {info.label} than {rival} (by)"
+                    text = f"{where}, {category}: coca has a {word} {info.label} than {rival} (by)"
                     found.append(Claim(text, values))
         if "rlvr" in present:
-            accuracy = paired.differences(method, "rlvr", "accuracy", category)
-            text = f"{where}, {category}: {method} keeps accuracy within 2 points of rlvr (difference)"
+            accuracy = paired.differences("coca", "rlvr", "accuracy", category)
+            text = f"{where}, {category}: coca keeps accuracy within 2 points of rlvr (difference)"
             found.append(Claim(text, accuracy, -0.02))
     for rival in ("majority_voting", "rlcr"):
         for category in categories[:1] if rival in present else ():  # the trained category
             saved = paired.over_seeds(
-                method, rival, "tokens_to_confidence", category, lambda ours, its: _share_lost(its, ours)
+                "coca", rival, "tokens_to_confidence", category, lambda ours, its: _share_lost(its, ours)
             )
-            text = f"{where}: {method}'s TTC is at least 92% below {rival}'s (share saved)"
+            text = f"{where}: coca's TTC is at least 92% below {rival}'s (share saved)"
             found.append(Claim(text, saved, 0.92, most=1.0, exact=True))
     return found
 
@@ -137,7 +135,7 @@ def sequential_phases(results: Results, setting: str, seed: int) -> list[dict[st
     ]
 
 
-def claims_table(found: Sequence[Claim], name: str = "claims", title: str = "The paper's claims") -> Table:
+def claims_table(found: Sequence[Claim]) -> Table:
     """Claims with intervals and verdicts, alone and corrected for their number (Holm)."""
     alone = [claim.p for claim in found]
     rows, csv_rows = [], []
@@ -166,7 +164,7 @@ def claims_table(found: Sequence[Claim], name: str = "claims", title: str = "The
         note += f" **With {seeds} of at least {_MIN_SEEDS} seeds hardly any claim is decided**; see the paired tests."
     header = ("claim", "mean", "95% interval", "has to be above", "seeds above", "p", "p (Holm)", "alone", "corrected")
     csv_header = ("claim", "mean", "low", "high", "bound", "seeds_above", "seeds", "p", "p_holm", "alone", "corrected")
-    return Table(name, title, note, header, rows, csv_header, csv_rows)
+    return Table("claims", "The paper's claims", note, header, rows, csv_header, csv_rows)
 
 
 def _show_p(p: float) -> str:

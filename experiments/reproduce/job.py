@@ -69,7 +69,8 @@ def run_job(place: Workplace, job: Job) -> float:
     if job.kind == "start":
         _make_start(place, job)
     else:
-        predictions = _train(place, job) if job.kind == "trained" else _run_baseline(place, job)
+        run = {"trained": _train, "family_mean": _family_mean}.get(job.kind, _run_baseline)
+        predictions = run(place, job)
         write_predictions(directory / "predictions.jsonl", predictions)
         summary["datasets"] = _metrics_by_dataset(predictions)
     seconds = time.perf_counter() - started
@@ -112,7 +113,7 @@ def _run_baseline(place: Workplace, job: Job) -> list[Prediction]:
             training_records=training_records,
             open_assessor=open_assessor,
             # Rate the same answers as RLVR's own row.
-            answers=None if on_start else job.other("rlvr").predictions(place.output),
+            answers=None if on_start else [p for p in job.other("rlvr").predictions(place.output) if p.sample == 0],
         )
 
 
@@ -124,12 +125,21 @@ def _train(place: Workplace, job: Job) -> list[Prediction]:
     directory = job.directory(place.output) / "run"
     resume = is_ours(directory, "run")
     with LocalRun(composed, directory, resume=resume, show_progress=place.show_progress) as local:
-        trainer = local.trainer(local.execute(local.train))
+        before = [local.evaluate_before] if config.evaluation.samples > 1 else []  # the curve's step 0
+        trainer = local.trainer(local.execute(*before, local.train))
         predictions = trainer.evaluate(trainer.evaluate_records, "after")
-    return [
-        replace(p, category=record.category, method=job.name, seed=job.seed)
-        for p, record in zip(predictions, trainer.evaluate_records, strict=True)
-    ]
+    return [replace(p, method=job.name) for p in predictions]
+
+
+def _family_mean(place: Workplace, job: Job) -> list[Prediction]:
+    """CoCA's answers, with the true success rate of each data set as the confidence."""
+    answers = job.other("coca").predictions(place.output)
+    rates = {
+        dataset: float(outcomes(p for p in answers if p.dataset == dataset).correct.mean())
+        for dataset in dict.fromkeys(p.dataset for p in answers)
+    }
+    constant = [replace(p, confidence=rates[p.dataset], tokens_to_confidence=0, confidence_mass=None) for p in answers]
+    return [replace(p, method=job.name, greedy_confidence=None, expected_confidence=None) for p in constant]
 
 
 def _start(place: Workplace, job: Job, config: RunConfig, position: str) -> Path:

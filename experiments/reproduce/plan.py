@@ -21,8 +21,12 @@ from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 from experiments.miniature import MiniatureName
 
 PLANS = Path(__file__).parents[1] / "plans"
-Baseline = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
-Kind = Literal["start", "instruct", "trained", "question_probability", "probe", "assessor", "majority_vote"]
+Baseline = Literal[
+    "instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting", "coca+family_mean"
+]
+Kind = Literal[
+    "start", "instruct", "trained", "question_probability", "probe", "assessor", "majority_vote", "family_mean"
+]
 # Baselines by their names in the paper -> kind of job, jobs that come first.
 _BASELINES: dict[str, tuple[Kind, tuple[str, ...]]] = {
     "instruct": ("instruct", ("start-first",)),
@@ -30,6 +34,7 @@ _BASELINES: dict[str, tuple[Kind, tuple[str, ...]]] = {
     "rlvr+question_prob": ("question_probability", ("rlvr",)),
     "rlvr+probe": ("probe", ("rlvr",)),
     "rlvr+assessor": ("assessor", ("rlvr", "start-first")),
+    "coca+family_mean": ("family_mean", ("coca",)),
 }
 _RESERVED_METHODS = (*get_args(Baseline), "start-first", "start-last")
 _RESERVED_SETTINGS = ("report", "settings.json", ".lock")
@@ -84,6 +89,7 @@ class Plan(Section):
 
     Attributes:
         title: of the report.
+        first_seed: seeds count from here; earlier ones were used to choose the settings.
         settings: by name.
         train_questions: of the miniature.
         evaluate_questions: of the miniature, per family.
@@ -96,6 +102,7 @@ class Plan(Section):
     """
 
     title: str
+    first_seed: int = Field(0, ge=0)
     settings: dict[str, SettingPlan]
     train_questions: int = Field(50_000, ge=100)
     evaluate_questions: int = Field(1000, ge=8)
@@ -116,8 +123,9 @@ class Plan(Section):
             if setting.miniature is not None and setting.real_world is not None:
                 raise ValueError(f"{name}: has both 'miniature' and 'real_world'; expected one")
             for baseline in setting.baselines:
-                if baseline.startswith("rlvr+") and "rlvr" not in setting.trained:
-                    raise ValueError(f"{name}: {baseline} needs 'rlvr' among the trained methods")
+                base, _, added = baseline.partition("+")
+                if added and base not in setting.trained:
+                    raise ValueError(f"{name}: {baseline} needs {base!r} among the trained methods")
                 if setting.baselines.count(baseline) > 1:
                     raise ValueError(f"{name}: baselines: {baseline} is listed twice")
             _check_methods(name, setting)

@@ -11,7 +11,7 @@ from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.model_files import reads_date
-from coca_mindspeed.local.validation import check_enough_questions, load_data, record_sources
+from coca_mindspeed.local.validation import load_data, record_sources
 from experiments.miniature import miniature
 from experiments.real_world.families import Sizes, real_world_sets
 from experiments.reproduce.plan import Job, Plan, SettingPlan, run_config
@@ -90,7 +90,7 @@ def check_questions(plan: Plan, jobs: Sequence[Job], output: Path, missing: Mapp
         GradingError: an unknown grader or option, or a missing dependency of the grader.
     """
     composed: set[tuple[str, tuple[str, ...]]] = set()
-    checked: list[tuple[str, DataConfig, int]] = []
+    checked: list[tuple[str, DataConfig]] = []
     held_out: dict[str, tuple[object, ...]] = {}
     for job in jobs:
         key = (job.setting, tuple(_overrides(plan.settings[job.setting], job)))
@@ -105,7 +105,7 @@ def check_questions(plan: Plan, jobs: Sequence[Job], output: Path, missing: Mapp
                 f"setting {job.setting!r}, {job.name}: overrides of data.* change the held-out questions; expected the "
                 "same for every method of a setting"
             )
-        case = (job.setting, data, config.confidence_start.questions)
+        case = (job.setting, data)
         if case not in checked:
             checked.append(case)
             _check(job, config, missing.get(job.setting))
@@ -123,7 +123,6 @@ def _check(job: Job, config: RunConfig, sets: Sets | None) -> None:
                 f"{where}, data.evaluate: record {record.id!r} of {record.dataset!r} is of category "
                 f"{record.category!r}, others of that data set of {other!r}; use one 'dataset' per category"
             )
-    check_enough_questions(config, train)
     needs_date = config.model.path is not None and config.model.prompt_date is None
     if needs_date and reads_date(config.model, evaluate[0], config.method.training_method.system_prompt):
         raise ConfigError(

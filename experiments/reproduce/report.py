@@ -11,11 +11,11 @@ from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.markdown import markdown_table
 from experiments.reproduce.claims import LAST_STEPS, claims, claims_table, sequential_phases
+from experiments.reproduce.discrimination import discrimination_tables, learning_curves
 from experiments.reproduce.plan import Plan
 from experiments.reproduce.provenance import source_commit
 from experiments.reproduce.results import Results, spread
 from experiments.reproduce.tables import (
-    STARTED,
     Table,
     comparison_table,
     comparisons,
@@ -50,12 +50,13 @@ def write_report(results: Results, plan: Plan, directory: Path, command: str) ->
     found: list[tuple[Table, Figure | None]] = []
     if own := claims(results, plan):
         found.append((claims_table(own), None))
-    if started := claims(results, plan, STARTED):
-        found.append((claims_table(started, "claims_started", "The same claims, made of coca, started"), None))
     for name in plan.settings:
         for comparison in comparisons(plan, name):
             if numbers := entries(results, name, comparison):
                 found.append((comparison_table(comparison, numbers), dot_chart(numbers)))
+        found += [(table, None) for table in discrimination_tables(results, plan, name)]
+        if (curves := learning_curves(results, plan, name)) is not None:
+            found.append(curves)
         if (tests := paired_tests_table(results, plan, name)) is not None:
             found.append((tests, None))
         if seeds := results.seeds(name, "sequential"):
@@ -100,7 +101,7 @@ def sequential_table(results: Results, plan: Plan, setting: str, seeds: Sequence
 
 def samples_table(results: Results, plan: Plan, setting: str) -> Table | None:
     """Responses of the methods to the same questions, at the first common seed."""
-    methods = [m for m in ("instruct", "rlvr", "sequential", "joint", "coca", STARTED) if results.seeds(setting, m)]
+    methods = [m for m in ("instruct", "rlvr", "sequential", "joint", "coca") if results.seeds(setting, m)]
     seeds = results.seeds(setting, *methods) if methods else []
     if not seeds:
         return None

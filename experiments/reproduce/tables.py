@@ -18,12 +18,8 @@ from coca_mindspeed.evaluation.reports.plots import BLUE, GREY, VERMILION, new_f
 from experiments.reproduce.plan import Plan
 from experiments.reproduce.results import Results, Spread, spread
 
-STARTED = "coca, started"  # with a confidence start, which is not in the paper (docs/training.md)
 _NOT_RUN = "not run"
-_PAIRS = (
-    *(("coca", rival) for rival in ("instruct", "rlvr", "joint", "rlcr")),
-    *((STARTED, rival) for rival in ("instruct", "coca")),
-)
+_PAIRS = [("coca", rival) for rival in ("instruct", "rlvr", "joint", "rlcr")]
 _LEVEL = 0.95
 
 
@@ -74,12 +70,12 @@ def comparisons(plan: Plan, setting: str) -> list[Comparison]:
     """The comparisons of which the setting has at least two methods."""
     own, paper_setting = plan.settings[setting], plan.paper_setting
     present = [*own.baselines, *own.trained]
-    main = ("instruct", "rlvr", "rlvr+question_prob", "rlvr+assessor", "rlvr+probe", "coca")
+    main = ("instruct", "rlvr", "rlvr+question_prob", "rlvr+assessor", "rlvr+probe", "coca", "coca+family_mean")
     possible = [
         Comparison(
             f"{setting}_main",
             f"{own.title}: methods that state the confidence first",
-            {**{m: m for m in main}, STARTED: None},
+            {m: m for m in main},
             QUALITY_METRICS,
             paper_setting,
             f"The paper's figures are those of {paper_setting}.",
@@ -103,7 +99,7 @@ def comparisons(plan: Plan, setting: str) -> list[Comparison]:
         Comparison(
             f"{setting}_choices",
             f"{own.title}: choices that the paper leaves open",
-            dict.fromkeys(["coca", *(m for m in present if m.startswith("coca, ") and m != STARTED)]),
+            dict.fromkeys(["coca", *(m for m in present if m.startswith("coca, "))]),
             (*QUALITY_METRICS, "success_rate", "tokens_to_confidence"),
             None,
             "The same training with one key changed (docs/reproduce.md).",

@@ -188,6 +188,10 @@ def test_the_entropy_bonus_is_earned_by_rare_confidences():
                      log_probs=torch.tensor([[-1.0, -5.0, -9.0]]))  # fmt: skip
     form = 2 / 3 / math.sqrt(1 / 3)
     torch.testing.assert_close(invalid.confidence, torch.tensor([[form / 2 + UP, form / 2 - UP, -form]]))
+    # With .1 the rewards are (.1, .25), which are centred with the bonus.
+    for scale, expected in (("none", 0.075), ("batch", 1.0)):
+        found = credit(*given, log_probs=log_probs, entropy_bonus=0.1, scale=scale).confidence
+        torch.testing.assert_close(found, torch.tensor([[-expected, expected]]))
     joint = credit(*given, method="joint", log_probs=log_probs, entropy_bonus=0.1)
     assert torch.equal(joint.tokens, credit(*given, method="joint").tokens)
     with pytest.raises(ValueError, match="log_probs"):
@@ -200,6 +204,102 @@ def test_where_all_are_valid_both_forms_are_the_papers(group, data):
     ones, eps = [1] * len(group), data.draw(st.sampled_from([1e-6, 0.5]))
     forms = [credit(correct, confidence, ones, ones, 1, eps=eps, separate_format=form) for form in (True, False)]
     assert all(torch.equal(a, b) for a, b in zip(*forms, strict=True))
+
+
+def test_the_scale_by_hand():
+    """GESR 1/2, 1 and 0; Brier rewards (0, -.25), (-.01, -.36) and (-.09, -.09); centred +-.125, +-.175 and 0.
+
+    The deviation of the step is over all six, sqrt((2 * .125^2 + 2 * .175^2) / 6).  Answers keep the group's scale.
+    """
+    correct = torch.tensor([[True, False], [True, True], [False, False]])
+    confidence = torch.tensor([[0.5, 0.0], [0.9, 0.4], [0.3, 0.3]], dtype=torch.float64)
+    ones = torch.ones(6, dtype=torch.int64)
+    deviation = math.sqrt((2 * 0.125**2 + 2 * 0.175**2) / 6)
+    for scale, divisor in (("group", None), ("batch", deviation), ("none", 1.0)):
+        rule = CreditRule(training_method("coca"), eps=0.0, scale=scale)
+        found = rule(correct, confidence, ones, ones, 1)
+        first, second = (UP, UP) if divisor is None else (0.125 / divisor, 0.175 / divisor)
+        expected = [[first, -first], [second, -second], [0, 0]]
+        torch.testing.assert_close(found.confidence, torch.tensor(expected, dtype=torch.float32))
+        torch.testing.assert_close(found.answer, torch.tensor([[UP, -UP], [0, 0], [0, 0]]))
+        assert found.confidence_varies.tolist() == [True, True, False]
+        assert float(found.deviation) == pytest.approx(deviation if scale == "batch" else 0.0, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("method", "reward"),
+    [("rlvr", [[1, 0], [1, 1]]), ("joint", [[1, -0.25], [0.99, 0.64]]), ("rlcr", [[0.75, 0], [0.99, 0.64]])],
+)
+def test_the_one_reward_of_a_method_has_the_scale(method, reward):
+    correct, ones = torch.tensor([[True, False], [True, True]]), torch.ones(4, dtype=torch.int64)
+    confidence = torch.tensor([[0.5, 0.0], [0.9, 0.4]], dtype=torch.float64)
+    centred = [[(a - b) / 2, (b - a) / 2] for a, b in reward]
+    deviation = math.sqrt(sum(d * d for row in centred for d in row) / 4)
+    found = CreditRule(training_method(method), scale="batch")(correct, confidence, ones, ones, 1)
+    torch.testing.assert_close(found.answer, torch.tensor(centred, dtype=torch.float32) / deviation)
+    assert torch.equal(found.confidence, found.answer)
+
+
+def test_members_that_take_part_and_no_others_make_the_deviation():
+    """Group 1: two valid of four, one invalid, one ungradable.  Group 2 is dropped.  Group 3: one valid."""
+    n, correct = math.nan, torch.tensor([[True, False, True, True], [True] * 4, [True] * 4])
+    confidence = torch.tensor([[0.5, 0.0, n, 0.9], [0.1, 0.9, 0.5, 0.2], [0.2, n, n, n]], dtype=torch.float64)
+    gradable = torch.tensor([[True, True, True, False], [True, False, False, False], [True] * 4])
+    ones = torch.ones(12, dtype=torch.int64)
+    found = CreditRule(training_method("coca"), eps=0.0, scale="batch")(correct, confidence, ones, ones, 1, gradable)
+    # GESR 2/3 in the first group: -(1/6)^2 and -(2/3)^2, so d = +-(4/9 - 1/36) / 2
+    d = (4 / 9 - 1 / 36) / 2
+    assert float(found.deviation) == pytest.approx(math.sqrt(2 * d * d / 3), abs=1e-7)
+    form = 2 / 3 / math.sqrt(1 / 3)
+    brier = math.sqrt(3 / 2)
+    expected = [form / 2 + brier, form / 2 - brier, -form, 0]
+    torch.testing.assert_close(found.confidence[0], torch.tensor(expected, dtype=torch.float32))
+    assert not found.confidence[1].any()
+
+
+def step(groups=24, size=5):
+    draw = torch.Generator().manual_seed(3)
+    correct = torch.rand(groups, size, generator=draw) < 0.4
+    confidence = torch.rand(groups, size, generator=draw, dtype=torch.float64)
+    confidence[torch.rand(groups, size, generator=draw) < 0.2] = math.nan
+    return correct, confidence, torch.rand(groups, size, generator=draw) < 0.9
+
+
+def in_parts(rule, given, parts):
+    """Advantages of a step whose groups are spread over processes that share one deviation."""
+    correct, confidence, gradable = given
+    lengths = [torch.ones(len(rows) * correct.shape[1], dtype=torch.int64) for rows in parts]
+    sums = []
+
+    def run(reduce):
+        for rows, ones in zip(parts, lengths, strict=True):
+            yield rule(correct[rows], confidence[rows], ones, ones, 1, gradable[rows], reduce=reduce)
+
+    list(run(lambda *own: sums.append(own) or own))
+    total = math.fsum(squares for squares, _ in sums), sum(count for _, count in sums)
+    found = torch.cat([part.confidence for part in run(lambda *_: total)])
+    return found[torch.cat(parts).argsort()]
+
+
+@pytest.mark.parametrize("method", ["coca", "joint", "rlcr"])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_a_split_or_another_order_of_a_step_changes_nothing(method, scale):
+    rule, given = CreditRule(training_method(method), scale=scale), step()
+    whole = in_parts(rule, given, [torch.arange(24)])
+    assert torch.equal(in_parts(rule, given, [torch.randperm(24)]), whole)
+    for sizes in ([12, 12], [1, 3, 20], [1] * 24):
+        torch.testing.assert_close(in_parts(rule, given, list(torch.randperm(24).split(sizes))), whole)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_step_without_members_has_no_advantages_and_still_takes_part_in_the_sum():
+    seen = []
+    rule = CreditRule(training_method("coca"), scale="batch")
+    nothing, ones = torch.zeros(1, 2, dtype=torch.bool), torch.ones(2, dtype=torch.int64)
+    reduce = lambda *own: seen.append(own) or own  # noqa: E731
+    found = rule(nothing, torch.full((1, 2), 0.5), ones, ones, 1, nothing, reduce=reduce)
+    assert seen == [(0.0, 0)]
+    assert not found.tokens.any()
 
 
 def normalised(rewards, size, ddof, eps):

@@ -97,27 +97,3 @@ def test_valid_means_that_the_grammar_matches_and_nothing_is_lost(text):
 def test_bad_settings_are_refused(arguments):
     with pytest.raises(ValueError, match="should be"):
         ResponseParser(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("position", "decimals", "text", "expected"),
-    [
-        ("first", None, " <confidence> .5\n</confidence> a 0.5", " <confidence> 0.12\n</confidence> a 0.5"),
-        ("first", 1, "<confidence>1.0</confidence>", "<confidence>0.1</confidence>"),
-        ("first", 3, "<confidence>1.000</confidence>x", "<confidence>0.125</confidence>x"),
-        ("first", None, "<confidence>2</confidence>x", None),
-        (
-            "last",
-            None,
-            "0.5 <confidence>1</confidence> <confidence> 0.9 </confidence> ",
-            "0.5 <confidence>1</confidence> <confidence> 0.12 </confidence> ",
-        ),
-        ("last", None, "x <confidence>0.9</confidence> y", None),
-        ("last", None, "x", None),
-    ],
-)
-def test_another_confidence_stands_where_the_stated_one_stood(position, decimals, text, expected):
-    parser = ResponseParser(position, decimals)
-    assert parser.restated(text, 0.125) == expected
-    if expected is not None:
-        assert parser(expected).answer == parser(text).answer

@@ -8,11 +8,10 @@ from coca_mindspeed import cli
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
-from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.tiny_model import write_tiny_model
 from experiments.__main__ import main
-from experiments.expected_confidence.__main__ import distribution, table, usual_form
+from experiments.expected_confidence.__main__ import table
 
 
 @pytest.fixture(scope="module")
@@ -43,29 +42,6 @@ def test_the_expectation_ranks_what_draws_hide():
     assert found["one draw"][1] < found["mean of 4"][1] < found["mean of 16"][1] < found["expectation"][1] == 1.0
     # Expectations are .58 and .42: the calibration error is .42 for both halves.
     assert found["expectation"][2] == pytest.approx(0.42)
-
-
-def test_the_distribution_is_that_of_the_whole_strings(tiny_policy):
-    texts = [f"<confidence>{value / 10:.1f}" for value in range(11)]
-    (prompt,) = tiny_policy.encode_prompts(arithmetic_records(1, "train", 0), "")
-    expected = []
-    for text in texts:
-        row = tiny_policy.tokenizer.encode(text, add_special_tokens=False)
-        with torch.no_grad():
-            logits = tiny_policy.model(torch.tensor([[*prompt, *row]])).logits[0, len(prompt) - 1 : -1]
-        logits[:, tiny_policy.pad_id] = -torch.inf  # never sampled
-        expected.append(float(logits.log_softmax(-1).gather(1, torch.tensor(row)[:, None]).sum()))
-    weights = np.exp(np.array(expected) - max(expected))
-    np.testing.assert_allclose(distribution(tiny_policy, prompt, texts), weights / weights.sum(), rtol=1e-4)
-    with pytest.raises(DataError, match="expected"):
-        distribution(tiny_policy, prompt, ["<confidence>\u2603</confidence>"])
-
-
-def test_the_form_is_that_of_most_responses():
-    responses = ["<confidence> 0.8 </confidence> 4", "<confidence>1</confidence>", "<confidence> 0 </confidence>", "4"]
-    assert usual_form(responses) == "<confidence> "
-    with pytest.raises(DataError):
-        usual_form(["4"])
 
 
 def test_the_command_writes_a_row_for_each_question(tmp_path, capsys):

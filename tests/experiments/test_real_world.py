@@ -129,6 +129,7 @@ What is the capital of France? | Paris | yes
 What is the capital of South Africa? | Cape Town | yes
 In which country is the city of Mumbai? | India | yes
 In which country is the city of Chicago? | USA | yes
+In which country is the region of Veneto? | Italy | yes
 Berlin is the capital of which country? | Federal Republic of Germany | yes
 On which continent is Kenya? | Africa | yes
 On which continent is Panama? | Central America | yes
@@ -196,13 +197,13 @@ def test_records_depend_on_the_seed_alone():
 
 
 def test_the_greatest_difficulty_holds_for_trained_families(parts):
-    trained = {family.name for family in FAMILIES if family.role == "trained"}
+    graded = {family.name for family in FAMILIES if family.role == "trained" and family.graded}
     for part in PARTS:
         easier = real_world_records(part, 150, hardest=0.5)
-        assert {r.dataset for r in easier if r.metadata["role"] == "trained"} == trained
-        assert all(r.metadata["difficulty"] <= 0.5 for r in easier if r.metadata["role"] == "trained")
-        assert any(r.metadata["difficulty"] > 0.5 for r in parts[part] if r.metadata["role"] == "trained")
-        others = [[r for r in records if r.metadata["role"] != "trained"] for records in (easier, parts[part])]
+        assert {r.dataset for r in easier if r.dataset in graded} == graded
+        assert all(r.metadata["difficulty"] <= 0.5 for r in easier if r.dataset in graded)
+        assert any(r.metadata["difficulty"] > 0.5 for r in parts[part] if r.dataset in graded)
+        others = [[r for r in records if r.dataset not in graded] for records in (easier, parts[part])]
         assert others[0] == others[1]
 
 

@@ -87,6 +87,19 @@ def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, befo
         small_session(output, *session_overrides, f"trainer.steps={after}", resume=True)
 
 
+def test_a_run_at_the_scale_of_the_batch_goes_on_to_the_byte(tmp_path):
+    keys = (*TINY, "method.advantage_scale=batch", "trainer.steps=4")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(whole, *keys)
+    train(stopped, *keys, "trainer.steps=2")
+    train(stopped, *keys, resume=True)
+    assert result(stopped) == result(whole)
+    first = rows(whole / "metrics.jsonl")[0]
+    assert first["advantage/deviation"] > 0
+    train(tmp_path / "cut", *keys, "trainer.steps=1", "trainer.microbatch_prompts=1")
+    assert rows(tmp_path / "cut" / "metrics.jsonl")[0]["advantage/deviation"] == first["advantage/deviation"]
+
+
 # ---- in less memory
 
 
@@ -145,6 +158,7 @@ def test_removed_keys_hinder_resuming_only_where_they_were_set(tmp_path, six_ste
     output = copy(six_steps, tmp_path / "run")
     values = yaml.safe_load((output / "config.yaml").read_text())
     vllm = {"python": None, "dtype": "auto", "kv_cache_gib": 4.0, "eager": False}
+    values["confidence_start"] = {"questions": 0, "steps": 100, "batch": 32, "lr": 5e-5, "confidence_weight": 1.0}
     values["rollout"] |= {"engine": engine, "importance_cap": None, "vllm": vllm}
     (output / "config.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():

@@ -215,10 +215,6 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
         losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(response), reduction="none"))
     found = sft_backward(policy, prompts, list(map(SFTExample, chosen, responses)))
     assert found == pytest.approx(float(torch.cat(losses).mean().detach()), rel=1e-4)
-    weights = [[1.0] * len(responses[0]), [0.0, *[3.0] * (len(responses[1]) - 1)], None]
-    weighted = torch.cat([losses[0], losses[1][1:] * 3, losses[2], torch.zeros(1)])
-    found = sft_backward(policy, prompts, list(map(SFTExample, chosen, responses, weights)))
-    assert found == pytest.approx(float(weighted.mean().detach()), rel=1e-4)
 
 
 @pytest.mark.parametrize("question_weight", [0.0, 0.5])
@@ -228,8 +224,7 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
     chosen = records("example", 7, 7)
     prompts = policy.encode_prompts(chosen, "Say it.")
     responses = encode_responses(policy, ["9" * (1 + 3 * i) for i in range(7)])
-    weights = [[1.0 + i % 3] * len(ids) for i, ids in enumerate(responses)]
-    examples = list(map(SFTExample, chosen, responses, weights))
+    examples = list(map(SFTExample, chosen, responses))
     seen, found = [], []
     monkeypatch.setattr(sft, "sft_backward", lambda *a, **k: seen.append(len(a[1])) or sft_backward(*a, **k))
     for tokens in (None, 10**6, len(prompts[0]) + 30):
@@ -243,6 +238,15 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
     for loss, gradient in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-5)
         assert float((gradient - found[0][1]).norm() / found[0][1].norm()) < 1e-5
+
+
+def test_a_supervised_pass_has_no_more_tokens_than_one_of_the_training():
+    cases = {
+        ("trainer.microbatch_tokens=700", "trainer.microbatch_prompts=null"): 700,
+        ("trainer.microbatch_prompts=3",): 3 * (32 + 8 * 16),
+        ("trainer.microbatch_prompts=null",): 32 * (32 + 8 * 16),  # 64 prompts in two minibatches
+    }
+    assert {case: sft.sft_microbatch_tokens(compose_run("demo", case).run) for case in cases} == cases
 
 
 def test_what_all_prompts_start_with_counts_once(place, monkeypatch):

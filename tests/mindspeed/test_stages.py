@@ -1,5 +1,6 @@
 """The reward and advantage stages by hand, with a transfer dock in this process."""
 
+import itertools
 import json
 import math
 from types import SimpleNamespace
@@ -127,10 +128,36 @@ def test_the_advantage_stage_does_not_depend_on_the_dispatch(guarantee_order, co
         (0, True, 0.3, 0.5),
         (1, False, 0.0, 0.5),
     ]
-    assert len(filled.metrics["seconds/advantage"]) == 4 // count
+    assert len(filled.metrics["seconds/advantage"]) == 1
     means = {name: sum(values) / len(values) for name, values in filled.metrics.items()}
     # Brier against GESR .5 and 1: (.2^2, .5^2) and (.1^2, invalid)
     assert finish(means)["reward/confidence"] == pytest.approx(-(0.04 + 0.25 + 0.01 + 1) / 4)
+
+
+@pytest.mark.parametrize("method", ["coca", "joint"])
+def test_one_scale_for_the_whole_iteration_whatever_the_dispatch(method):
+    def written(count, shuffle, guarantee_order):
+        filled = FakeDock(rows=12, group=2, shuffle=shuffle)
+        draw = torch.Generator().manual_seed(5)
+        every, lengths = list(range(12)), torch.randint(1, 5, (12, 1), generator=draw, dtype=torch.int32)
+        for name, column in {
+            "rm_scores": torch.randint(0, 2, (12, 1), generator=draw).float(),
+            columns.CONFIDENCE: torch.rand(12, 1, generator=draw),
+            columns.GRADABLE: torch.ones(12, 1),
+            "response_length": lengths,
+            columns.CONFIDENCE_LENGTH: torch.ones(12, 1, dtype=torch.int32),
+        }.items():
+            filled._put_experience({name: list(column)}, every)
+        settings = CocaSettings(method=MethodConfig(name=method, advantage_scale="batch"))
+        options = {"group_size": 2, "rows": 12, "guarantee_order": guarantee_order, "sample_prompts": 0}
+        compute_advantages(filled, settings, count=count, **options)
+        assert len(filled.metrics["advantage/deviation/numerator"]) == 1
+        return torch.cat([filled.data["advantages"][row] for row in every])
+
+    whole = written(12, shuffle=False, guarantee_order=True)
+    assert whole.any()
+    for count, shuffle, order in itertools.product((2, 4, 6), (False, True), (False, True)):
+        assert torch.equal(written(count, shuffle, order), whole)
 
 
 def test_an_ungradable_answer_earns_no_advantage_and_its_group_of_two_is_dropped():

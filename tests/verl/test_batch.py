@@ -90,9 +90,10 @@ def one_group(*rows, **settings):
     )
 
 
+@pytest.mark.parametrize("scale", ["group", "batch"])
 @pytest.mark.parametrize("method", ["coca", "rlvr", "joint", "sequential", "rlcr"])
-def test_each_row_has_the_advantages_of_the_credit_rule(method):
-    settings = VerlSettings.model_validate({"method": {"name": method}})
+def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
+    settings = VerlSettings.model_validate({"method": {"name": method, "advantage_scale": scale}})
     keys, rows, lengths = shuffled()
     by_key = {key: (said, int(length)) for key, said, length in zip(keys, rows, lengths, strict=True)}
     reports = [by_key[key][0] for key in KEYS]
@@ -104,7 +105,7 @@ def test_each_row_has_the_advantages_of_the_credit_rule(method):
         torch.tensor([by_key[key][1] for key in KEYS]),
         int(lengths.max()),
     )
-    found = step({"method": {"name": method}}).columns(segment_mean=False)
+    found = step(settings.model_dump()).columns(segment_mean=False)
     for place, key in enumerate(KEYS):
         row = keys.index(key)
         torch.testing.assert_close(found["advantages"][row], credit.tokens[place], rtol=0, atol=0)

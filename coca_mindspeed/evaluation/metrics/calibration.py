@@ -5,7 +5,7 @@ over all.  Undefined values are NaN, and :attr:`CalibrationMetrics.undefined` gi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from coca_mindspeed.evaluation.metrics.binning import Floats
 from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS, METRIC_SPECS
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample, coverage_name
+from coca_mindspeed.evaluation.predictions import READINGS, Prediction, outcomes, read_as
 
 HEADLINE = (*HEADLINE_METRICS, "n")
 
@@ -118,3 +119,13 @@ def smooth_ece(values: Floats, counts: Floats, right: Floats) -> float:
         width = (low + high) / 2
         low, high = (width, high) if smoothed(width) > width else (low, width)
     return smoothed((low + high) / 2)
+
+
+def reading_metrics(predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
+    """AUROC, ECE and Brier of each reading of the confidences; NaN where it is not known."""
+    found = {}
+    for reading in READINGS:
+        data = outcomes(read_as(predictions, reading))
+        values = calibration_metrics(data.confidence, data.correct).values
+        found[reading] = {name: values[name] for name in ("auroc", "ece", "brier")}
+    return found

@@ -5,7 +5,7 @@ from typing import Any
 
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.dock import batches, check_groups, put, report
+from coca_mindspeed.mindspeed.stages.dock import batches, check_groups, merged, put, report
 from coca_mindspeed.mindspeed.stages.metrics import as_ratios
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.scoring.batch import ScoredBatch
@@ -26,7 +26,7 @@ def compute_advantages(
 ) -> list[dict[str, Any]]:
     """Take all scored rows of the iteration out of the dock and write ``advantages``, ``returns``, segment lengths.
 
-    ``count`` rows are taken at a time, of ``rows`` in the iteration, in order with ``guarantee_order``.
+    ``count`` rows are taken and written at a time, of ``rows`` in the iteration, in order with ``guarantee_order``.
 
     Returns:
         ``index`` and :meth:`ScoredBatch.rows` of the responses to the first ``sample_prompts`` prompts.
@@ -36,30 +36,33 @@ def compute_advantages(
             f"rl_config.adv_dispatch_size {count} does not hold whole groups of n_samples_per_prompt {group_size}"
         )
     assigned = [list(range(i, min(i + count, rows))) for i in range(0, rows, count)] if guarantee_order else None
-    rule = credit_rule(settings.method, settings.stage)
-    samples: list[dict[str, Any]] = []
-    for batch in batches(
+    portions = batches(
         dock, "compute_advantage", _COLUMNS, count, assigned=assigned, stall_timeout=settings.stall_timeout
-    ):
-        start = time.perf_counter()
-        check_groups(batch.indexes, group_size)
-        lengths = batch.scalars("response_length").long()
-        scored = ScoredBatch.of(
-            rule,
-            group_size=group_size,
-            correct=batch.scalars("rm_scores") > 0.5,
-            gradable=batch.scalars(columns.GRADABLE) != 0,
-            confidence=batch.scalars(columns.CONFIDENCE),
-            confidence_lengths=batch.scalars(columns.CONFIDENCE_LENGTH).long(),
-            response_lengths=lengths,
-            width=int(lengths.max()),
-        )
-        shipped = scored.columns()
-        tokens = [row[:length] for row, length in zip(shipped["advantages"], lengths.tolist(), strict=True)]
-        segment = shipped["segment_length"].unsqueeze(1)
-        put(dock, {"advantages": tokens, "returns": tokens, columns.SEGMENT_LENGTH: segment}, batch.indexes)
-        metrics = {**as_ratios(scored.means()), "seconds/advantage": time.perf_counter() - start}
-        report(dock, {name: [value] for name, value in metrics.items()})
-        shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]
-        samples += [{"index": batch.indexes[i], **row} for i, row in zip(shown, scored.rows(shown), strict=True)]
-    return sorted(samples, key=lambda sample: sample["index"])
+    )
+    batch = merged(list(portions))  # method.advantage_scale=batch needs the whole step
+    start = time.perf_counter()
+    check_groups(batch.indexes, group_size)
+    if len(batch.indexes) != rows:
+        raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
+    lengths = batch.scalars("response_length").long()
+    scored = ScoredBatch.of(
+        credit_rule(settings.method, settings.stage),
+        group_size=group_size,
+        correct=batch.scalars("rm_scores") > 0.5,
+        gradable=batch.scalars(columns.GRADABLE) != 0,
+        confidence=batch.scalars(columns.CONFIDENCE),
+        confidence_lengths=batch.scalars(columns.CONFIDENCE_LENGTH).long(),
+        response_lengths=lengths,
+        width=int(lengths.max()),
+    )
+    shipped = scored.columns()
+    tokens = [row[:length] for row, length in zip(shipped["advantages"], lengths.tolist(), strict=True)]
+    segment = shipped["segment_length"].unsqueeze(1)
+    for first in range(0, rows, count):
+        part = slice(first, first + count)
+        own, lengths_of = tokens[part], segment[part]
+        put(dock, {"advantages": own, "returns": own, columns.SEGMENT_LENGTH: lengths_of}, batch.indexes[part])
+    metrics = {**as_ratios(scored.means()), "seconds/advantage": time.perf_counter() - start}
+    report(dock, {name: [value] for name, value in metrics.items()})
+    shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]
+    return [{"index": batch.indexes[i], **row} for i, row in zip(shown, scored.rows(shown), strict=True)]

@@ -74,6 +74,15 @@ class Rows:
         return pad_sequence(list(self.columns[column]), batch_first=True)
 
 
+def merged(portions: Sequence[Rows]) -> Rows:
+    """The rows of several portions in one, in the order of their indexes."""
+    rows = {index: (portion, at) for portion in portions for at, index in enumerate(portion.indexes)}
+    indexes = sorted(rows)
+    places = [rows[index] for index in indexes]
+    names = portions[0].columns if portions else ()
+    return Rows({name: [portion.columns[name][at] for portion, at in places] for name in names}, indexes)
+
+
 def fetch(reference: Any, timeout: float | None = None) -> Any:
     """Return the value of a Ray reference; ``TimeoutError`` (a base class of Ray's) after ``timeout`` seconds."""
     import ray

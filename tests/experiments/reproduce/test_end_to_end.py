@@ -71,12 +71,16 @@ def real_world_plan(directory):
     plan = yaml.safe_load(plan_path("smollm2").read_text(encoding="utf-8"))
     setting = plan["settings"]["real"]
     setting["real_world"] = {"train": 8, "evaluate": 2, "warm_up": 4}
+    setting["trained"] = {
+        name: ["evaluation.interval=1" if key.startswith("evaluation.interval") else key for key in own]
+        for name, own in setting["trained"].items()
+    }
     setting["overrides"] += [
         *(f"model.path={directory}/model", "warm_up.steps=3", "warm_up.batch=4"),
         *("warm_up.lr=0.001", "rollout.prompts=4", "rollout.group_size=4", "rollout.max_prompt_tokens=480"),
         *("rollout.max_new_tokens=32", "trainer.steps=2", "trainer.device=cpu", "trainer.threads=1"),
+        *(f"evaluation.{key}" for key in ("questions=6", "final_questions=6", "samples=2")),
     ]
-    setting["trained"].pop("coca, started")  # needs a model that states confidences
     plan |= {"samples": 2, "predictor_questions": 30}
     (directory / "plan.yaml").write_text(yaml.safe_dump(plan))
     return directory / "plan.yaml"
@@ -87,10 +91,10 @@ def test_a_pretrained_model(tmp_path, capsys):
     plan, output, report = real_world_plan(tmp_path), tmp_path / "out", tmp_path / "report"
     command = ["reproduce", "--plan", str(plan), "--seeds", "1", "--jobs", "1", "--output", str(output)]
     assert main([*command, "--report", str(report)]) == 0
-    jobs = jobs_of(read_plan(plan), [0])
+    jobs = jobs_of(read_plan(plan), [2])
     assert {job.name for job in jobs} == {
-        *("start-first", "start-last", "rlvr", "coca", "joint", "rlcr"),
-        *("instruct", "rlvr+question_prob", "rlvr+probe", "majority_voting"),
+        *("start-first", "start-last", "rlvr", "coca", "coca, group", "coca, paper", "joint", "rlcr"),
+        *("instruct", "coca+family_mean", "majority_voting"),
     }
     assert all(job.done(output) for job in jobs)
     evaluate = {r.id: r for r in read_records(output / "real" / "tasks" / "evaluate.jsonl")}
@@ -109,6 +113,13 @@ def test_a_pretrained_model(tmp_path, capsys):
         claims = [row["claim"] for row in csv.DictReader(file)]
     for category in ("trained", "near", "far"):
         assert any(f"real world, {category}: coca has a lower ECE than instruct" in claim for claim in claims)
+    with (report / "real_learning_curves.csv").open() as file:
+        steps = [(row["method"], float(row["step"])) for row in csv.DictReader(file)]
+    assert [step for method, step in steps if method == "coca"] == [0, 1, 2]
+    with (report / "real_discrimination.csv").open() as file:
+        rows = {row[""]: row for row in csv.DictReader(file)}
+    assert set(rows) == {job.name for job in jobs if job.kind != "start"}
+    assert rows["coca+family_mean"]["within"] in ("", "0.5")
     times = finish_times(jobs, output)
     assert main(command) == 0
     assert "0 to run" in capsys.readouterr().out

@@ -1,10 +1,12 @@
 """Plans are validated, and questions that cannot be graded are refused before the first job."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.grading.verdict import Outcome
@@ -41,14 +43,20 @@ def test_built_in_plans():
     names = {job.name for job in jobs_of(read_plan(plan_path("miniature")), [0])}
     assert names >= {"instruct", "rlvr", "coca", "joint", "sequential", "rlcr", "majority_voting"}
     assert names >= {"rlvr+question_prob", "rlvr+probe", "rlvr+assessor"}
-    whole, demo = (read_plan(plan_path(name)).settings["real"] for name in ("smollm2", "smollm2_demo"))
-    for overrides in whole.trained.values():
-        run = run_config(whole, overrides, 0)
-        assert (run.model.path, run.rollout.prompts * run.rollout.group_size) == ("models/smollm2", 96)
-    # The demo is a part of the comparison.
-    assert (demo.run, demo.real_world, demo.overrides) == (whole.run, whole.real_world, whole.overrides)
-    assert demo.trained.items() <= whole.trained.items()
-    assert set(demo.baselines) <= set(whole.baselines)
+    whole = read_plan(plan_path("smollm2"))
+    runs = {name: run_config(whole.settings["real"], own, 0) for name, own in whole.settings["real"].trained.items()}
+    assert {(run.rollout.prompts * run.rollout.group_size, run.trainer.steps) for run in runs.values()} == {(96, 150)}
+    assert {job.seed for job in jobs_of(whole, range(whole.first_seed, whole.first_seed + 2))} == {2, 3}
+    sets = missing_sets(whole, Path("none"))["real"]
+    trained = [record.category == "trained" for record in sets["evaluate"]]
+    assert trained == sorted(trained, reverse=True)
+    assert sum(trained) == runs["coca"].evaluation.questions == runs["coca"].evaluation.final_questions
+    assert len({record.question for record in sets["train"]}) >= 150 * runs["coca"].rollout.prompts
+    assert sum(r.dataset in ("additions", "differences") for r in sets["train"]) <= len(sets["train"]) / 3
+    # The demo has the settings of the comparison, for fewer steps.
+    demo = compose_run("experiments/demo_real.yaml").run
+    for section in ("method", "rollout", "optimizer"):
+        assert getattr(demo, section) == getattr(runs["coca"], section), section
 
 
 def test_unknown_plans(capsys):
@@ -144,7 +152,6 @@ UNGRADABLE = [
     (["data.grader=exact"], {"records": [SUM, Record("b", "sums", "code", "1+1", "2")]}, "'code'"),
     (["data.evaluate=no.jsonl"], {}, "no.jsonl"),
     ([], {"trained": {"rlvr": ["method=rlvr"], "coca": ["data.evaluate={}/train.jsonl"]}}, "setting 's', coca"),
-    (["confidence_start.questions=999"], {"trained": {"coca": ["method=coca"]}}, "confidence_start.questions=999"),
 ]
 
 

@@ -13,7 +13,7 @@ from scipy.stats import ttest_1samp, ttest_rel
 
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
 from experiments.reproduce.claims import Claim, claims, claims_table, sequential_claims, sequential_phases
-from experiments.reproduce.plan import Plan, jobs_of
+from experiments.reproduce.plan import jobs_of
 from experiments.reproduce.provenance import source_commit
 from experiments.reproduce.report import sequential_table, write_report
 from experiments.reproduce.results import collect, holm, mean_differs, mean_interval, spread
@@ -264,23 +264,6 @@ def test_the_report(tmp_path):
     assert {name for name in files if name.endswith("png")} == set(re.findall(r"\]\(([a-z_]+\.png)\)", text))
     for part in ("short, seed 1, coca", "the command", "B, 4 cores", "`abc`, `def+`"):
         assert part in text
-
-
-@pytest.mark.parametrize("trained", [{"coca": []}, {}])
-def test_claims_about_our_own_method_are_corrected_separately(tmp_path, trained):
-    content = json.loads(PLAN.model_dump_json())
-    started = {"coca, started": ["method=coca", "confidence_start.questions=20"]}
-    content["settings"]["short"]["trained"] = {**trained, **started}
-    plan = Plan.model_validate(content)
-    jobs = jobs_of(plan, range(2))
-    for job in jobs:
-        finish(tmp_path, job, ece=0.01 * (job.seed + 1))
-    tables = {t.name: t for t in write_report(collect(tmp_path, jobs), plan, tmp_path / "report", "command")}
-    assert tables["claims_started"].rows
-    assert all("coca, started" in row[0] for row in tables["claims_started"].rows)
-    assert ("claims" in tables) == bool(trained)
-    if trained:
-        assert not any("started" in row[0] for row in tables["claims"].rows)
 
 
 def test_the_commit_names_uncommitted_changes(tmp_path):

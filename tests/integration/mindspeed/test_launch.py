@@ -183,13 +183,14 @@ def test_two_nodes(warm: Path, tmp_path: Path, ray_directory: str) -> None:
     """Two Ray nodes on this machine, each with one NPU: data-parallel training, a reward worker on each."""
     directory = copy_of(warm, tmp_path)
     variables = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "RAY_PORT": str(free_port())}
-    head = _launch(directory, ray_directory, "trainer.steps=2", NODE_RANK="0", **variables)
+    overrides = ("trainer.steps=2", "method.advantage_scale=batch")
+    head = _launch(directory, ray_directory, *overrides, NODE_RANK="0", **variables)
     # Two nodes of one machine share a folder, and would choose the same name for a socket at the same time.
     deadline = time.monotonic() + 600
     while "Ray runtime started" not in (directory / "log").read_text(errors="replace") and head.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    worker = _launch(directory, ray_directory, "trainer.steps=2", NODE_RANK="1", **variables)
+    worker = _launch(directory, ray_directory, *overrides, NODE_RANK="1", **variables)
     try:
         log = finish(head, directory, timeout=1500)  # a busy machine starts two Ray nodes in minutes
         assert worker.wait(timeout=120) == 0
@@ -201,3 +202,5 @@ def test_two_nodes(warm: Path, tmp_path: Path, ray_directory: str) -> None:
     assert "the Ray cluster has 2 NPUs" in log
     assert "the head has ended the cluster" in (directory / "log").read_text(errors="replace")
     assert _iterations(directory / "run" / "stage0") == [1, 2]
+    logged = json_lines(directory / "run" / "stage0" / "metrics.jsonl")
+    assert all(row["advantage/deviation"] > 0 for row in logged)

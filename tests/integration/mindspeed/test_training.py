@@ -49,7 +49,10 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
             "reward_dispatch_size": 64,
             "blocking": False,
         },
-        "coca": {"grader": "math"},
+        "coca": {
+            "grader": "math",
+            "method": {**tiny.METHOD, "advantage_scale": "batch"},  # of 128 rows, of which 32 are dispatched at a time
+        },
     },
     "separate workers": SEPARATE,
     UPSTREAM_VERIFIER: {"rl_config": {"verifier_function": ["acc"]}},
@@ -60,6 +63,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 def test_the_loop_runs_at(layout: str, warm: Path, tmp_path: Path, ray_directory: str) -> None:
     rows = run_and_check(warm, tmp_path, ray_directory, LAYOUTS[layout])
     assert "reference" not in "".join(key for row in rows for key in row)
+    assert all(("advantage/deviation" in row) == (layout == "DP2") for row in rows)
     assert all((row["reward/answer"] > 0) == (layout != UPSTREAM_VERIFIER) for row in rows)
 
 

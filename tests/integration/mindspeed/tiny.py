@@ -25,6 +25,7 @@ from coca_mindspeed.local.tiny_model import EOS, tiny_config, tiny_tokenizer
 from coca_mindspeed.utils.tokenization import token_text
 
 _EVEN = "#"  # one character more, for a vocabulary that two tensor-parallel ranks can share
+METHOD = {"confidence_decimals": 2, "advantage_eps": 0.05, "max_confidence_tokens": 6}
 VOCABULARY_OF_64 = _EVEN + string.ascii_letters[:44]  # vLLM pads any other
 
 
@@ -206,7 +207,7 @@ def configuration(directory: Path, **changes: dict[str, Any]) -> dict[str, Any]:
         "coca": {
             "platform": "host",
             "grader": "exact",
-            "method": {"confidence_decimals": 2, "advantage_eps": 0.05, "max_confidence_tokens": 6},
+            "method": METHOD,
             "output_dir": str(directory / "output"),
             "stall_timeout": 240,
             "host": {"initial_weights": str(directory / "model")},

@@ -106,9 +106,10 @@ def test_the_dump_says_what_each_response_stated_earned_and_learned(resumed: Pat
         assert group[0]["gesr"] == pytest.approx(sum(row["verdict"] == "right" for row in group) / 8)
 
 
-def test_two_ranks_with_segment_means(warm: Path, tmp_path: Path):
-    method = MethodConfig(loss_aggregation="segment_mean")
-    changes: dict[str, Any] = {MINIBATCH: 8, STEPS: 1, "coca__method": {"loss_aggregation": "segment_mean"}}
+def test_two_ranks_with_segment_means_and_the_scale_of_the_batch(warm: Path, tmp_path: Path):
+    keys: dict[str, Any] = {"loss_aggregation": "segment_mean", "advantage_scale": "batch"}
+    method = MethodConfig(**keys)
+    changes: dict[str, Any] = {MINIBATCH: 8, STEPS: 1, "coca__method": keys}
     finished(tiny.configuration(warm, tmp_path / "run", gpus=2, **changes), **keeping(tmp_path / "run"))
     assert_same_gradient(warm, tmp_path / "run", method, ranks=2, minibatches=2)
 
