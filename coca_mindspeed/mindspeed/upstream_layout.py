@@ -111,22 +111,24 @@ def _convert(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             continue
         if text == f"${{{name}}}":
             _put(ours, name, found)
-        elif name == "seed":
-            ours["seed"] = found - 1
-        elif key == "rl_config.mini_batch_size":
-            prompts = value_of(ours, "rollout.prompts", found)
-            if prompts % found == 0:
-                _put(ours, "trainer.minibatches", prompts // found)
-            else:
-                _put(theirs, key, found)  # refused as set twice
         elif key == "megatron_training.seq_length":
             replaced.append(f"{key}={found} by the longest prompt and response together")
+        elif name == "seed" and type(found) is int:
+            ours["seed"] = found - 1
+        elif key == "rl_config.mini_batch_size" and _divides(found, value_of(ours, "rollout.prompts")):
+            _put(ours, "trainer.minibatches", ours["rollout"]["prompts"] // found)
+        elif key != "rl_config.use_wandb":
+            _put(theirs, key, found)  # no value of ours gives this one: it is refused as set twice
     architecture = ours["model"]["architecture"]
     architecture.setdefault("kv_groups", architecture.get("heads"))
-    if (steps := _pop(theirs, "megatron_training.train_iters")) is not None:
-        warmup = _pop(theirs, "actor_config.lr_warmup_fraction") or 0
-        ours["trainer"] = {**ours.get("trainer", {}), "steps": steps}
-        ours["optimizer"]["warmup_steps"] = round(warmup * steps)
+    steps, warmup = (
+        value_of(theirs, key) for key in ("megatron_training.train_iters", "actor_config.lr_warmup_fraction")
+    )
+    if type(steps) is int and type(warmup or 0) in (int, float):
+        for key in ("megatron_training.train_iters", "actor_config.lr_warmup_fraction"):
+            _pop(theirs, key)
+        _put(ours, "trainer.steps", steps)
+        ours["optimizer"]["warmup_steps"] = round((warmup or 0) * steps)
     replaced += [f"{key}={found} by --output" for key in _WRITTEN if (found := _pop(theirs, key)) is not None]
     for name in _WRITTEN_OF_COCA:
         _pop(theirs, f"coca.{name}")
@@ -137,6 +139,10 @@ def _convert(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     notes = [f"{title}: {', '.join(keys)}" for title, keys in (("ignored", ignored), ("replaced", replaced)) if keys]
     defaults = ["base", {"override /model": "hf"}, {"override /data": "records"}, "_self_"]
     return {"defaults": defaults, **ours, "mindspeed_rl": theirs}, notes
+
+
+def _divides(size: Any, number: Any) -> bool:
+    return type(size) is int and type(number) is int and size > 0 and number % size == 0
 
 
 def _shapes(shapes: Mapping[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
