@@ -46,7 +46,7 @@ def compose_any_layout(name: str, overrides: Sequence[str] = (), *, allow_missin
     file = Path(name).expanduser()
     if not _is_upstream_layout(file):
         return compose_run(name, overrides, allow_missing=allow_missing)
-    theirs, ours = [], []
+    theirs, ours = list[str](), list[str]()
     for override in overrides:
         key = override.lstrip("+~").removeprefix("mindspeed_rl.")
         prefix = override[: len(override) - len(override.lstrip("+~"))]
@@ -84,10 +84,11 @@ def _compose(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"{error}{hint}") from error
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
-    for name, content in values.items():
+    sections = {str(name): content for name, content in values.items()}
+    for name, content in sections.items():
         if not isinstance(content, Mapping):
             raise ConfigError(f"{file}: {name}: expected a mapping, found {show_value(content)}")
-    return {str(name): content for name, content in values.items()}
+    return sections
 
 
 def _convert(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -159,8 +160,8 @@ def _shapes(shapes: Mapping[str, Any], theirs: dict[str, Any]) -> dict[str, Any]
     return {name: underscored(shape) for name, shape in found.items()}
 
 
-def _nodes(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    actor = value_of(theirs, "rl_config.actor_resource.num_npus")
+def _nodes(theirs: dict[str, Any]) -> dict[str, Any]:
+    actor: Any = value_of(theirs, "rl_config.actor_resource.num_npus")
     if not isinstance(actor, int):
         return {}
     npus = actor + sum(other_npus(theirs).values())
