@@ -9,15 +9,13 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
-from coca_mindspeed.grading.mathematics import units
-
-# ------------------------------------------------------------------------------------------------ Unicode
+from coca_mindspeed.grading.math import units
 
 _INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u034f\u061c\u180e\u2060\ufeff")) | dict.fromkeys(
     code for first, last in ((0x200B, 0x2010), (0x202A, 0x202F), (0x2061, 0x2070)) for code in range(first, last)
 )
-_COMMANDS = """× times; · cdot; ⋅ cdot; ÷ div; π pi; ∞ infty; ≤ le; ≥ ge; ≈ approx; ¬ neg; ≠ ne; ∪ cup; ∩ cap; ∅ emptyset
-∈ in; ± pm; ℓ ell; ℏ hbar; ϖ varpi; ϑ vartheta; ϱ varrho; ℝ R; ℤ Z; √ sqrt
+_COMMANDS = """× times; · cdot; ⋅ cdot; ÷ div; π pi; ∞ infty; ≤ le; ≥ ge; ≈ approx; ¬ neg; ≠ ne; ∪ cup; ∩ cap
+∅ emptyset; ∈ in; ± pm; ℓ ell; ℏ hbar; ϖ varpi; ϑ vartheta; ϱ varrho; ℝ R; ℤ Z; √ sqrt
 α alpha; β beta; γ gamma; δ delta; ε epsilon; θ theta; λ lambda; μ mu; ρ rho; σ sigma; τ tau; φ phi; ω omega; Ω Omega
 Δ Delta; Π Pi; Σ Sigma; Φ Phi; Γ Gamma"""
 _SIGNS = {
@@ -66,13 +64,11 @@ def plain_characters(text: str) -> str:
     return unicodedata.normalize("NFKC", text)
 
 
-# ------------------------------------------------------------------------------------------------ LaTeX
-
 TEXT = (
     r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|boldsymbol|mbox|rm|bf|operatorname\*?)(?![a-zA-Z])"
 )
-_FUNCTIONS = "arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh sin cos tan cot sec csc log ln lg exp".split()
-_NAMES = "|".join(_FUNCTIONS)
+_FUNCTIONS = "arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh sin cos tan cot sec csc log ln lg exp"
+FUNCTION_NAMES = _FUNCTIONS.replace(" ", "|")
 _NOT_IN_A_NAME = r"(?<![a-zA-Z\\])"
 
 
@@ -80,49 +76,41 @@ def _rules(*rules: tuple[str, str]) -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile(pattern), new) for pattern, new in rules]
 
 
+_NAMED_SIGNS = {"lbrace": r"\\{", "rbrace": r"\\}", "lbrack": "[", "rbrack": "]", "langle": "(", "rangle": ")"}
+_NAMED_SIGNS |= {"lt": "<", "gt": ">", "uppi": r"\\pi ", "ast": r"\\cdot "}
 # Looks only: spacing, sizes, dollars, other names of one sign.
 _LOOKS = _rules(
     (r"(\\\\)\s*\[[\d. -]{0,9}(?:pt|em|ex|mm|cm)\]", r"\1"),
     (r"(?<=\d)(?:(?<!\\)\\[,;:! ]|\{,\}|,\\!)\s*(?=\d{3}(?!\d))", ""),  # thousands as LaTeX writes them
-    (
-        r"(\\\\)|(?<!\\)\\[,;:! ]|\\(?:quad|qquad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;",
-        r"\1 ",
-    ),
+    (r"(\\\\)|\\[,;:! ]|\\(?:q?quad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;", r"\1 "),
+    (r"\s+", " "),
     (r"\\(?:left|middle|right|[bB]igg?[lmr]?)(?![a-zA-Z])\s*\.?", ""),
     (r"^\s*\\[(\[]((?:\\[^()\[\]]|[^\\])*)\\[)\]]\s*$", r"\1"),
     (r"(?<!\\)\\[(\[]\s*([-+]?[\d.,/ ]+)\\[)\]]", r" \1 "),
     (r"(?<!\\)\\[(\[]((?:\\[^()\[\]]|[^\\])*)\\[)\]]", r"(\1)"),
     (r"\\[dtc]frac|\\[ns](?:ice)?frac", r"\\frac"),
     (r"\\[dt]binom", r"\\binom"),
-    (r"\\lbrace(?![a-zA-Z])", r"\\{"),
-    (r"\\rbrace(?![a-zA-Z])", r"\\}"),
-    (r"\\(?:lbrack)(?![a-zA-Z])", "["),
-    (r"\\(?:rbrack)(?![a-zA-Z])", "]"),
-    (r"\\langle", "("),
-    (r"\\rangle", ")"),
+    *((rf"\\{name}(?![a-zA-Z])", new) for name, new in _NAMED_SIGNS.items()),
     (r"\\(?:[lr]vert|vert|mid)(?![a-zA-Z])", "|"),
     (r"\\(?:varnothing|O)(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
     (r"\\(?:leq|leqslant|leqq)(?![a-zA-Z])|<=", r"\\le "),
     (r"\\(?:geq|geqslant|geqq)(?![a-zA-Z])|>=", r"\\ge "),
     (r"\\neq(?![a-zA-Z])|!=", r"\\ne "),
-    (r"\\lt(?![a-zA-Z])", "<"),
-    (r"\\gt(?![a-zA-Z])", ">"),
-    (r"\\uppi(?![a-zA-Z])", r"\\pi "),
-    (r"\\ast(?![a-zA-Z])", r"\\cdot "),
     (r"\\R(?![a-zA-Z])|\\mathbb\s*\{?\s*R\s*\}?", r"\\Reals "),
     (r"\\mathbb\s*\{?\s*Z\s*\}?", r"\\Z "),
     (r"(?<![{}])\{\s*\}", ""),
+    (r"\^\s*\{?\s*\\prime(?![a-zA-Z])\s*\}?", "'"),
     (r"\{\s*(?::|\\colon)\s*\}|\\colon(?![a-zA-Z])", ":"),
     (r"\{?(\^)?\s*\{?\s*\\(?:circ|degree)(?![a-zA-Z])\s*([CF])?\s*\}?\}?", r"^\\circ \2"),
-    (rf"\{{\s*\\(?:rm|bf)(?![a-zA-Z])\s*([^{{}}]*)\}}", r"\\text{\1}"),
+    (r"\{\s*\\(?:rm|bf)(?![a-zA-Z])\s*([^{}]*)\}", r"\\text{\1}"),
 )
 # Spellings of plain text and of programs.
 _PLAIN = _rules(
     (r"(?<=[\w)}\]])\s*\*\*\s*(?=[\w({\\-])", "^"),
     (rf"{_NOT_IN_A_NAME}sqrt\s*(\d+)", r"\\sqrt{\1}"),
     (rf"{_NOT_IN_A_NAME}sqrt(?![a-zA-Z])", r"\\sqrt "),
-    (rf"{TEXT}\s*\{{\s*\\?({_NAMES})\s*\}}", r"\\\1 "),
-    (rf"{_NOT_IN_A_NAME}({_NAMES})(?=\s*[({{\\\d^_]|\s+[a-zA-Z](?![a-zA-Z]))", r"\\\1 "),
+    (rf"{TEXT}\s*\{{\s*\\?({FUNCTION_NAMES})\s*\}}", r"\\\1 "),
+    (rf"{_NOT_IN_A_NAME}({FUNCTION_NAMES})(?=\s*[({{\\\d^_]|\s+[a-zA-Z](?![a-zA-Z]))", r"\\\1 "),
     (rf"{_NOT_IN_A_NAME}(pi|infty|cdot)(?![a-zA-Z])", r"\\\1 "),
     (rf"{_NOT_IN_A_NAME}(?:infinity|inf|oo)(?![a-zA-Z])|\\inf(?![a-zA-Z])", r"\\infty "),
     (rf"{TEXT}\s*\{{\s*(e|i|\\pi)\s*\}}", r"\1 "),
@@ -142,7 +130,8 @@ _MONEY = re.compile(r"^[-+]?\s*(?:\\?\$|[€£¥₹]|(?:USD|EUR|GBP|Rs)(?![a-zA-
 _TEXT_COMMAND = re.compile(rf"{TEXT}\s*(?:\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*)\}}|([a-zA-Z\d]))")
 _MONEY_IN_TEXT = re.compile(r"^\\text\{\s*(\\?\$|[€£¥₹]|USD|EUR|GBP|Rs\.?)\s*\}\s*", re.IGNORECASE)
 _ALL_TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_BASES = {word: str(n) for n, word in enumerate("two three four five six seven eight nine ten".split(), start=2)}
+_BASE_WORDS = "two three four five six seven eight nine ten"
+_BASES = {word: str(n) for n, word in enumerate(_BASE_WORDS.split(), start=2)}
 _LEAD_WORDS = "about|approximately|approx\\.?|roughly|around|nearly|exactly|equals|therefore|thus|hence|so|is"
 _LEAD = re.compile(
     rf"^(?:=|\\text\{{\s*(?:{_LEAD_WORDS})\s*,?\s*\}}|\\(?:approx|simeq|therefore|implies|Rightarrow)(?![a-zA-Z])|(?:{_LEAD_WORDS})\s*,?(?=\s+[-+\d.$\\]))\s*",
@@ -162,7 +151,7 @@ _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 
 def one_spelling(text: str) -> str:
     r"""The answer without dollars, bold, leading words and a full stop; other commands for text become ``\text{}``."""
-    text = plain_characters(text).strip().strip("`").strip()
+    text = " ".join(plain_characters(text).strip(" `\n").split())
     if re.fullmatch(r"[-+]?\d+(?:\.\d+)?", text):
         return text
     if re.fullmatch(r"\*\*.*\*\*", text, re.DOTALL):
@@ -214,8 +203,6 @@ def _in_digits(text: str) -> str:
     return re.sub(r"_\{(\w+)\}", lambda match: f"_{{{_BASES.get(match[1], match[1])}}}", text)
 
 
-# ------------------------------------------------------------------------------------------------ value and unit
-
 # Longer numbers go to the workers: int() takes quadratic time, and 1e999999999 fills the memory.
 _MAX_DIGITS, _MAX_EXPONENT = 200, 200
 _DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
@@ -233,7 +220,7 @@ _PERCENT = re.compile(
 )
 _ASSIGNED = re.compile(r"(\\?[a-zA-Z]+(?:_\{?\w+\}?)?)\s*=\s*(?!.*[=<>])(.+)")
 _RESIDUE = re.compile(r"(.*?)\s*\\mod (\w+)")
-_IN_BRACKETS = re.compile(r"(.*\d.*?) \(([a-z][a-z /-]*)\)")  # 14 (books)
+_IN_BRACKETS = re.compile(r" \(([a-z][a-z /-]{0,40})\)$")  # 14 (books)
 _OPERATOR_AT_END = re.compile(r"[,=<>+\-*^_(]\s*$")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 
@@ -267,6 +254,9 @@ def read_answer(text: str) -> Answer:
     percent, unit, found = False, None, None
     if residue := _RESIDUE.fullmatch(body):
         unit, body = f"mod {residue[2]}", residue[1].replace(r"\equiv", "=").strip()
+        number = _ASSIGNED.sub(r"\2", body)
+        if number.isdigit() and residue[2].isdigit() and int(number[:20]) >= int(residue[2][:20]):
+            return Answer(whole, whole)  # 18 mod 11 is an operation
     elif money := _MONEY.match(body):
         unit = units.currency(re.sub(r"[\s+-]", "", money[0]))
         body = re.sub(r"[^+-]", "", money[0]) + body[money.end() :]
@@ -288,8 +278,7 @@ def read_answer(text: str) -> Answer:
 
 def _split_unit(body: str) -> tuple[str, str | None]:
     """The value and its unit, if it has one."""
-    if match := _IN_BRACKETS.fullmatch(body):
-        body = f"{match[1]} {match[2]}"
+    body = _IN_BRACKETS.sub(r" \1", body) if body[:1].isdigit() else body
     for start in units.unit_starts(body):
         value, words = body[:start].strip(), body[start:]
         if not value or _OPERATOR_AT_END.search(value) or value.count("{") != value.count("}"):
@@ -358,23 +347,3 @@ def _decimals(body: str) -> int:
     if match is None or ("." not in match[1].rstrip(".") and "-" not in (match[2] or match[3] or "")):
         return 0
     return len(match[1].replace(".", "").lstrip("0")) or 1
-
-
-# ------------------------------------------------------------------------------------------------ words
-
-_LETTERS = r"[^\W\d_]"
-_BETWEEN = r"[ ,.'’-]+"
-_WORD = rf"(?:{_LETTERS}+|\d+(?:st|nd|rd|th)?)"
-_WORDS = re.compile(rf"{_LETTERS}{{2,}}\.?|{_WORD}(?:{_BETWEEN}{_WORD})+\.?")
-_MATH_WORDS = re.compile(rf"\b(?:{_NAMES}|sqrt|pi|infinity|gcd|lcm|max|min|mod|and|or)\b", re.IGNORECASE)
-
-
-def plain_text(body: str) -> str:
-    r"""The text without ``\text{}``, with single blanks, in NFC."""
-    return " ".join(unicodedata.normalize("NFC", re.sub(r"\\text\{([^{}]*)\}", r"\1", body)).split())
-
-
-def is_words(text: str) -> bool:
-    """Whether an answer consists of words and whole numbers, such as ``Athens`` or ``May 12``."""
-    long_word = re.search(rf"(?<!{_LETTERS}){_LETTERS}{{3,}}|^{_LETTERS}{{2}}\.?$", text)
-    return _WORDS.fullmatch(text) is not None and long_word is not None and not _MATH_WORDS.search(text)

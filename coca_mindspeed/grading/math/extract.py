@@ -8,8 +8,9 @@ plainly: not where it denies, bounds, doubts or offers a choice.
 import re
 from collections.abc import Iterator
 
-from coca_mindspeed.grading.mathematics.normalise import is_words, plain_characters
-from coca_mindspeed.grading.mathematics.units import COUNTED, UNNAMED, leaves_value, read_unit
+from coca_mindspeed.grading.math.normalise import plain_characters, read_answer
+from coca_mindspeed.grading.math.plain import is_words
+from coca_mindspeed.grading.math.units import changes_value
 
 # A backslash takes the next character with it, so that \{ and \} are text and not grouping.
 _BRACES = re.compile(r"\\+(?:boxed|fbox)\s*(?:\{|(?P<token>[^\s{\\]|\\[a-zA-Z]+))|\\.|[{}]", re.DOTALL)
@@ -87,8 +88,6 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
     return _stated(plain_characters(text[-_TAIL_CHARACTERS:]))
 
 
-# ------------------------------------------------------------------------------------------------ sentences
-
 # Pandoc's rule for dollars: no blank inside, no digit after the closing one, so that "$20 and $30" is money.
 _FORMULA = re.compile(
     r"""(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$
@@ -119,6 +118,7 @@ _MARKUPS = [
         (r"<<[^<>\n]{0,200}>>", ""),  # GSM8K's calculator
         (r"(?<![\w)])\*\*|\*\*(?![\w(])", ""),
         (r"\${1,2}\s*(?=#{4})", ""),
+        (r"\b(not)\s*\n\s*", r"\1 "),
         (r"\\text\s*\{([^{}]*)\}(?![^$\n]*\$)", r" \1 "),
         (r"\b(?:negative|minus)\s+(?=\$?\d)", "-"),
     )
@@ -130,21 +130,22 @@ _SENTENCE_END = re.compile(
 _OPENING = re.compile(
     r"""(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!\w)(?:answer|ans)\b[*_]*
         (?:[^.!?\n:=\\\d]{0,60}?[*_\s]*[:=] | \.\s*(?=[-$\d]) | [*_\s]*\n(?=\s*\S)
-          | [^.!?\n:=\\]{0,80}?(?:['’]s\b|\s(?:is|was|equals?|becomes?|(?:should|would|must|will)\s+be|\w+\s+out\s+to\s+be)\b))
+          | [^.!?\n:=\\]{0,80}?
+            (?:['’]s\b|\s(?:is|was|equals?|becomes?|(?:should|would|must|will)\s+be|\w+\s+out\s+to\s+be)\b))
         (?!\s+not\b|n['’]t)[*_]*\s*[:=]?
-    | (?<!\#)\#{4,5}(?!\#)(?!\s*(?:\d{1,2}[.):]\s+\D|step\b)) | ^[ \t*]*(?P<option>A)[*]*:(?=\s*\S) | <answer> | 答案[*_]*\s*(?:是|为|:)""",
+    | (?<!\#)\#{4,5}(?!\#)(?!\s*(?:\d{1,2}[.):]\s+\D|step\b))
+    | ^[ \t*]*(?P<option>A)[*]*:(?=\s*\S) | <answer> | 答案[*_]*\s*(?:是|为|:)""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
-)
-_CLOSING = re.compile(
-    r"\s(?:is|as|be)\s+(?:the|our|my)\s+(?:(?:final|correct|right)\s+)*answer\b(?!\s*[:=])", re.IGNORECASE
 )
 _OPTION_B = re.compile(r"^[ \t*(]*B[*]*[:.)]", re.MULTILINE)
 # A sentence with one of these states no answer plainly.
 _DOUBT = re.compile(
-    r"""\b(?:not|never|cannot|neither|nor|or|either|maybe|perhaps|possibly|alternatively|unless|if|otherwise
-        |(?:might|may|could)\s+(?:also\s+)?be|false|wrong|incorrect|guess|(?:twice|double|half(?:\s+of)?|(?:root|square|cube)\s+of)(?=\s+\W*\d)|between|among|candidates|at\s+(?:least|most)|up\s+to
-        |(?:less|more|greater|fewer|larger|smaller)\s+than(?=\W*\d)|(?:question|step|part|problem)\s+\#?\d|\d\s+to\s+\d|satisf\w+|as\s+well\s+as|another|but|negation|anything)\b|n['’]t\b
-      | (?<!\\)%\s+of\s+\d | \d\s*(?:or\s+more)|\b(?:one)\s+of\b|\?""",
+    r"""\b(?:not|never|cannot|neither|nor|or|either|maybe|perhaps|possibly|alternatively|unless|if|otherwise|false|wrong
+        |incorrect|guess|between|among|candidates|another|but|anything|except|rather|instead|above|below|beyond|satisf\w+
+        |(?:might|may|could)\s+(?:also\s+)?be|at\s+(?:least|most)|up\s+to|as\s+well\s+as|one\s+of
+        |(?:less|more|greater|fewer|larger|smaller)\s+than(?=\W*\d)|(?:question|step|part|problem)\s+\#?\d
+        |(?:twice|double|half(?:\s+of)?|(?:root|square|cube)\s+of)(?=\s+\W*\d))\b
+      | n['’]t\b | (?<!\\)%\s+of\s+\d | \d\s*or\s+more | \? | [\d\ue000]\s+to\s+[\d\ue000]""",
     re.VERBOSE | re.IGNORECASE,
 )
 _RETRACTED = re.compile(
@@ -170,6 +171,11 @@ _CONCLUSION = re.compile(r"(?:^|[.!?\n])\W*(?:so|therefore|thus|hence|finally|al
 _CONTINUES = re.compile(r"\s*(?:and\s+(?:a|one|\d)\b|[-+*/^=]|\\(?:times|cdot))\s*[a-zA-Z(\\]")
 _BARE = re.compile(r"\s*[-\d./]+\s*")
 _SCALED = re.compile(r"\s?\\?%|\s+(?:percent|per\s+cent|hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
+_SUBJECT = re.compile(
+    rf"\W*(?:(?:so|thus|hence|therefore)\W+)?(?:the\s+)?(?:\w+\s+){{0,2}}(?:value\s+of\s+)?({_MASK}+|[a-zA-Z])"
+    r"\s+(?:is|equals|must\s+be)(?:\s+equal\s+to)?[\s*]*",
+    re.IGNORECASE,
+)
 _UNIT_WORD = re.compile(r"[\s-]+([ap]\.m\b\.?|[A-Za-z]+(?:/[A-Za-z]+)?\.?(?:\s*\^\s*\{?[23]\}?)?)")
 
 
@@ -192,13 +198,11 @@ def _stated(text: str) -> str | None:
         text = markup.sub(new, text)
     masked = _masked(text)
     ends = [0, *(match.end() for match in _SENTENCE_END.finditer(masked)), len(masked)]
-    found = [
-        (match.end(), True) for match in _OPENING.finditer(masked) if not (match["option"] and _OPTION_B.search(masked))
-    ]
-    found += [(max(end for end in ends if end <= match.start()), False) for match in _CLOSING.finditer(masked)]
+    options = _OPTION_B.search(masked)
+    found = [match.end() for match in _OPENING.finditer(masked) if not (match["option"] and options)]
     after = 0
-    for start, opens in sorted(found, reverse=True)[:8]:
-        start += len(masked[start:]) - len(masked[start:].lstrip(_MARKUP + ">")) if opens else 0
+    for start in reversed(found[-8:]):
+        start += len(masked[start:]) - len(masked[start:].lstrip(_MARKUP + ">"))
         closed = _SENTENCE_END.search(masked, start)
         end = closed.start() if closed else len(masked)
         if masked[end : end + 1] == "?" or _RETRACTED.search(masked[end:]) or _CONCLUSION.search(masked, end):
@@ -207,17 +211,13 @@ def _stated(text: str) -> str | None:
         if sentence := text[start : min(end, start + _MAX_SENTENCE)].strip(_MARKUP):
             return _value(sentence, explicit=True)
     whole = text.strip()
-    if (
-        not found
-        and len(whole) <= 200
-        and not re.search(r"\d", whole)
-        and is_words(whole)
-        and not _COPULA.search(whole)
-    ):
+    if not found and len(whole) <= 200 and is_words(whole) and not (_COPULA.search(whole) or _VALUE.search(whole)):
         return whole
     for begin, end in zip(ends[-2::-1], ends[:0:-1], strict=True):
         sentence = text[max(begin, end - _MAX_SENTENCE) : end].strip(" .!\n")
-        if end > after and (_VALUE.search(_masked(sentence)) or (sentence and sentence == whole.strip(" .!\n"))):
+        if end > after and (
+            _VALUE.search(_masked(sentence)) or (sentence == whole.strip(" .!\n") and re.search(r"\w", sentence))
+        ):
             previous = text[:begin].rstrip("\n").rpartition("\n")[2]
             if (_BARE.fullmatch(sentence) and _BARE.fullmatch(previous)) or _RETRACTED.search(masked[end:]):
                 return None  # one value a line is a list
@@ -286,28 +286,12 @@ def _with_unit(sentence: str, masked: str, start: int, end: int) -> str:
     while len(words) < 4 and (word := _UNIT_WORD.match(masked, position)):
         words.append(word[1])
         position = word.end()
-    if words and words[0].lower() not in _NEUTRAL:
-        if not leaves_value(words[0].rstrip(".")) and _unit(words[:1]) is None:
+    with_words = [f"{text} {' '.join(words[:count])}" for count in range(len(words), 0, -1)]
+    body = read_answer(text).body
+    if words:
+        if changes_value(words[0]):
             return f"{text} {sentence[end:]}"
-        count = next((n for n in range(len(words), 0, -1) if _unit(words[:n]) not in (None, COUNTED, UNNAMED)), 0)
-        text += rf"\text{{ {' '.join(words[:count])}}}" if count else ""
+        text = next((each for each in with_words if read_answer(each).body == body), text)
     subject = _SUBJECT.fullmatch(masked[:start])
     variable = _inside(sentence[slice(*subject.span(1))]) if subject else ""
     return f"{variable}={text}" if re.fullmatch(r"[a-zA-Z](?:_\{?\w\}?)?", variable) else text
-
-
-def _unit(words: list[str]) -> str | None:
-    return read_unit(" " + " ".join(words), spaced=True, several=False, behind_number=True)
-
-
-_SUBJECT = re.compile(
-    rf"\W*(?:(?:so|thus|hence|therefore)\W+)?(?:the\s+)?(?:\w+\s+){{0,2}}(?:value\s+of\s+)?({_MASK}+|[a-zA-Z])"
-    r"\s+(?:is|equals|must\s+be)(?:\s+equal\s+to)?[\s*]*",
-    re.IGNORECASE,
-)
-_NEUTRAL_WORDS = """
-more less fewer greater in on at for to from left per of and with each every is are was were than when where while since
-because as after before by so if which that this the a an who these those out away remaining total altogether have has
-had exactly during until among he she it they we you i can do does did will would should
-"""
-_NEUTRAL = frozenset(_NEUTRAL_WORDS.split())

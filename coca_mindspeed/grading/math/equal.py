@@ -1,8 +1,8 @@
-r"""Whether two parsed answers are the same: collections by their elements, relations by their sides, scalars by value.
+r"""Compare parsed answers: collections by their elements, relations by their sides, scalars by their values.
 
-Scalars are equal if their difference is zero: structurally, or because it vanishes to 1,000 digits at random real points
-at which both sides are real. The points are drawn from the pair, so a verdict is a function of the pair, and no answer
-can be fitted to them. Runs in worker processes only: sympy may hang or exhaust memory.
+Constants are equal if they agree to 1,000 digits, expressions if they agree to 280 digits at random points of the real
+domain of either. The points are drawn from the pair, so a verdict is a function of the pair, and no answer can be
+fitted to them. Runs in worker processes only: sympy may hang or exhaust memory.
 """
 
 import hashlib
@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
+import mpmath
 import sympy
 from sympy.core.function import AppliedUndef
 
-from coca_mindspeed.grading.mathematics.parse import (
+from coca_mindspeed.grading.math.parse import (
     Decimal,
     Group,
     Matrix,
@@ -23,14 +24,14 @@ from coca_mindspeed.grading.mathematics.parse import (
     SetOperation,
     parse,
 )
+from coca_mindspeed.grading.math.plain import DOUBLE_DIGITS, ROUNDED, terminates
 from coca_mindspeed.grading.verdict import Outcome
 
+Point = dict[Any, Any]
 _DIGITS, _DIGITS_AT_POINTS = 1_100, 300  # that a difference has to vanish to: of constants, and at each point
 _POINTS = 12
 _MAX_EXPANDED = 20  # largest power of a polynomial that is multiplied out
 _GRAIN = (1 << 61) - 1  # denominator of random values
-_ROUNDED = Fraction(1, 10**6)  # relative error of a gold answer that is a rounded decimal
-_DOUBLE_DIGITS = 15  # significant digits of a program's output: a decimal that is as good as its exact value
 _INFINITE = (sympy.oo, -sympy.oo)
 _TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 _KINDS = {"<": sympy.Lt, ">": sympy.Gt, r"\le": sympy.Le, r"\ge": sympy.Ge, r"\ne": sympy.Ne}
@@ -49,12 +50,6 @@ def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
         return (Outcome.RIGHT if same(gold, parse(pair[1])) else Outcome.WRONG), ""
     except NotMathematicsError as error:
         return Outcome.WRONG, f"the answer cannot be parsed as mathematics: {error}"
-
-
-def gold_problem(text: str) -> str:
-    """Why a gold answer cannot be used, or ``""``."""
-    outcome, reason = compare((text, text))
-    return reason if outcome is Outcome.UNGRADABLE else ""
 
 
 def _says_nothing(gold: Any) -> str:
@@ -95,18 +90,12 @@ def _single(node: Any) -> Any:
     return node.items[0] if isinstance(node, Group) and len(node.items) == 1 and node.opened in ("", r"\{") else node
 
 
-# ------------------------------------------------------------------------------------------------ collections
-
-
 def _same_groups(gold: Group, answer: Group) -> bool:
-    kinds = gold.opened + gold.closed, answer.opened + answer.closed
-    if kinds[0] == kinds[1] or "" in kinds:
-        if kinds[0] in ("", r"\{\}") and not _named_apart(gold, answer):
-            return _in_any_order(gold.items, answer.items)
-        if kinds[1] == r"\{\}" or (kinds[1] == "" and kinds[0] not in ("", "()")):
-            return kinds[0] == kinds[1] and _in_any_order(gold.items, answer.items)
-        return _in_order(gold.items, answer.items)
-    return False
+    """A list is compared in any order if it is the gold answer, or if that is a set; as an answer it may be a point."""
+    wanted, given = gold.opened + gold.closed, answer.opened + answer.closed
+    if wanted in ("", r"\{\}") and given in ("", r"\{\}", "()") and not _named_apart(gold, answer):
+        return (given != "()" or wanted == "") and _in_any_order(gold.items, answer.items)
+    return (wanted == given or (given == "" and wanted == "()") or wanted == "") and _in_order(gold.items, answer.items)
 
 
 def _named_apart(gold: Group, answer: Group) -> bool:
@@ -145,17 +134,16 @@ def _as_set(node: Any) -> sympy.Set | None:
         return node
     if isinstance(node, SetOperation):
         parts = [_as_set(part) for part in node.parts]
-        if any(part is None for part in parts) or len(node.parts) > 1 and len(_unknowns(node)) > 1:
+        if any(part is None for part in parts) or len(_unknowns(node)) > 1:
             return None
-        if node.sign == r"\cup":
-            return sympy.Union(*parts)
-        return (
-            sympy.Intersection(*parts) if node.sign == r"\cap" else sympy.Complement(parts[0], sympy.Union(*parts[1:]))
-        )
+        if node.sign == r"\setminus":
+            return sympy.Complement(parts[0], sympy.Union(*parts[1:]))
+        return (sympy.Union if node.sign == r"\cup" else sympy.Intersection)(*parts)
     if isinstance(node, Relation):
-        return _solutions(node)
+        interval = _interval(node)
+        return _solutions(node) if interval is None else _as_set(interval)
     if not isinstance(node, Group):
-        return None
+        return sympy.FiniteSet(node) if isinstance(node, sympy.Expr) else None
     items = [item.value if isinstance(item, Decimal) else item for item in node.items]
     if not all(isinstance(item, sympy.Expr) for item in items):
         return None
@@ -167,11 +155,8 @@ def _as_set(node: Any) -> sympy.Set | None:
 
 
 def _unknowns(node: SetOperation) -> set[Any]:
-    relations = [part for part in node.parts if isinstance(part, Relation)]
-    return {symbol for part in relations for side in _sides(part) for symbol in getattr(side, "free_symbols", ())}
-
-
-# ------------------------------------------------------------------------------------------------ relations
+    sides = [side for part in node.parts if isinstance(part, Relation) for side in _sides(part)]
+    return {symbol for side in sides for symbol in getattr(side, "free_symbols", ())}
 
 
 def _sides(relation: Relation) -> tuple[Any, ...]:
@@ -200,32 +185,22 @@ def _named(relation: Relation) -> Any | None:
 
 def _same_relations(gold: Any, answer: Any) -> bool:
     if isinstance(gold, Relation) and isinstance(answer, Relation):
-        if _is_equation(gold) and _is_equation(answer):
-            return _same_equations(gold, answer)
         if _is_equation(gold) or _is_equation(answer):
-            return False
-        if _in_any_order(_steps(gold), _steps(answer), _same_step):
-            return True
-        return _solutions(gold) is not None and _same_sets(gold, answer)
+            return _is_equation(gold) and _is_equation(answer) and _same_equations(gold, answer)
+        return _in_any_order(list(_steps(gold)), list(_steps(answer)), _same_step) or _same_sets(gold, answer)
     relation, other = (gold, answer) if isinstance(gold, Relation) else (answer, gold)
     if (value := _named(relation)) is not None:
         return same(value, other) if relation is gold else same(other, value)
     if _is_equation(relation) or not isinstance(other, Group | SetOperation | sympy.Set):
         return False
-    solutions = _solutions(relation)
-    if solutions is None:
-        return False
     interval = _interval(relation)
-    if interval is not None and isinstance(other, Group):
-        return _same_groups(interval, other)
-    return _same_sets(gold, answer)
+    return _same_groups(interval, other) if interval and isinstance(other, Group) else _same_sets(gold, answer)
 
 
 def _same_equations(gold: Relation, answer: Relation) -> bool:
-    if gold.named and answer.named:
-        if gold.name == answer.name:
-            wanted, given = _named(gold), _named(answer)
-            return wanted is not None and given is not None and same(wanted, given)
+    if gold.named and gold.name == answer.name:
+        wanted, given = _named(gold), _named(answer)
+        return wanted is not None and given is not None and same(wanted, given)
     if len(gold.sides) > 2 or len(answer.sides) > 2:
         return len(gold.sides) == len(answer.sides) and _in_order(_sides(gold), _sides(answer))
     return _same_step(next(_steps(gold)), next(_steps(answer)))
@@ -242,7 +217,7 @@ def _steps(relation: Relation) -> Iterator[tuple[str, Any]]:
 
 
 def _same_step(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
-    """Whether two relations differ only by terms moved across the sign or by a factor, of an inequality a positive one."""
+    """Whether two relations differ only by terms moved across the sign or by a factor, positive for an inequality."""
     (wanted, left), (given, right) = gold, answer
     if wanted != given or left.free_symbols != right.free_symbols:
         return False
@@ -261,10 +236,9 @@ def _interval(relation: Relation) -> Group | None:
         sides, signs = sides[::-1], [_TURNED[sign] for sign in reversed(signs)]
     if not set(signs) <= {"<", r"\le"} or len(signs) > 2:
         return None
-    place = (
-        1 if len(signs) == 2 else next((n for n, side in enumerate(sides) if getattr(side, "is_Symbol", False)), None)
-    )
-    if place is None or not sides[place].is_Symbol:
+    place = 1 if len(signs) == 2 else int(not sides[0].is_Symbol)
+    ends = [end for end in sides if end is not sides[place]]
+    if not sides[place].is_Symbol or any(end.free_symbols - {sides[place]} or end.has(sides[place]) for end in ends):
         return None
     low, high = (sides[0] if place else -sympy.oo), (sides[-1] if place + 1 < len(sides) else sympy.oo)
     opened = "[" if place and signs[0] == r"\le" else "("
@@ -277,14 +251,11 @@ def _solutions(relation: Relation) -> sympy.Set | None:
         return None
     if len({symbol for side in sides for symbol in side.free_symbols}) != 1:
         return None
-    parts = [_KINDS[sign](*sides[n : n + 2]) for n, sign in enumerate(relation.signs)]
     try:
+        parts = [_KINDS[sign](*sides[n : n + 2]) for n, sign in enumerate(relation.signs)]
         return sympy.Intersection(*(part.as_set() for part in parts))
     except (NotImplementedError, AttributeError, TypeError):
         return None
-
-
-# ------------------------------------------------------------------------------------------------ scalars
 
 
 def same_scalar(gold: Any, answer: Any) -> bool:
@@ -305,57 +276,71 @@ def same_scalar(gold: Any, answer: Any) -> bool:
 
 def _rounded(gold: Any, answer: Any) -> bool:
     decimal, exact = (gold, answer) if isinstance(gold, Decimal) else (answer, gold)
-    if not isinstance(decimal, Decimal) or isinstance(exact, Decimal) or _terminates(exact):
+    if not isinstance(decimal, Decimal) or isinstance(exact, Decimal) or not exact.is_extended_real:
         return False
-    if decimal is answer and decimal.digits < _DOUBLE_DIGITS:
+    if exact.is_Rational and terminates(Fraction(int(exact.p), int(exact.q))):
         return False
-    error = _ROUNDED if decimal is gold else Fraction(1, 10 ** (_DOUBLE_DIGITS - 1))
-    distance = abs(sympy.N(exact - decimal.value, 30, maxn=100))
-    return bool(distance <= sympy.Rational(error.numerator, error.denominator) * abs(decimal.value))
-
-
-def _terminates(value: Any) -> bool:
-    if not value.is_Rational:
+    if decimal is answer and decimal.digits < DOUBLE_DIGITS:
         return False
-    denominator = int(value.q)
-    for prime in (2, 5):
-        while denominator % prime == 0:
-            denominator //= prime
-    return denominator == 1
+    error = ROUNDED if decimal is gold else Fraction(1, 10 ** (DOUBLE_DIGITS - 1))
+    with mpmath.workdps(30):
+        distance = abs(_number(exact, {}) - _number(decimal.value, {}))
+        return bool(distance <= abs(_number(decimal.value, {})) * error.numerator / error.denominator)
 
 
 def _vanishes(difference: sympy.Expr, sides: Sequence[sympy.Expr]) -> bool:
     calls = {call: sympy.Dummy(real=True) for call in difference.atoms(AppliedUndef)}
     difference, *sides = (each.xreplace(calls) for each in (difference, *sides))
     if not difference.free_symbols:
-        return _is_zero(difference, {})
+        terms = sympy.Add.make_args(difference)  # only terms of a sum can cancel
+        return len(terms) > 1 and _agree([difference], terms, {}, _DIGITS) is True
     powers = (power.exp for power in difference.atoms(sympy.Pow))
     if difference.is_polynomial() and all(power.is_Integer and power <= _MAX_EXPANDED for power in powers):
         return bool(sympy.expand(difference) == 0)
-    complex_zeros = real_zeros = 0
-    inherently_complex = any(side.has(sympy.I) for side in sides)
-    for point in _points(sides, "".join(map(str, sides))):
-        values = [side.evalf(15, subs=point) for side in sides]
-        if not all(value.is_number and value.is_finite for value in values):
-            continue
-        real = [value.is_real is True for value in values]
-        zero = _is_zero(difference, point)
-        if not zero and (any(real) or inherently_complex):
-            return False
-        real_zeros += zero and any(real)
-        complex_zeros += zero and not any(real)
-        if not zero:
-            complex_zeros = -_POINTS
-    return real_zeros > 0 or complex_zeros > 0
+    terms = [term for side in sides for term in sympy.Add.make_args(side)]
+    found = [_agree(sides, terms, point, _DIGITS_AT_POINTS) for point in _points(sides, "".join(map(str, sides)))]
+    return True in found and False not in found
 
 
-def _is_zero(difference: sympy.Expr, point: dict[Any, Any]) -> bool:
-    """Whether no digit of a value can be told from zero."""
-    value = difference.evalf(15, subs=point, maxn=_DIGITS_AT_POINTS if point else _DIGITS)
-    return value == 0 or all(part == 0 or getattr(part, "_prec", 0) == 1 for part in value.as_real_imag())
+def _agree(values: Sequence[Any], terms: Sequence[Any], point: Point, digits: int) -> bool | None:
+    """Whether two values, or one and zero, agree relatively to the largest term; None if neither is a real number."""
+    with mpmath.workdps(digits):
+        try:
+            *others, last = [_number(value, point) for value in values]
+            size = max(abs(_number(term, point)) for term in terms)
+        except (ZeroDivisionError, ValueError, OverflowError, mpmath.NoConvergence):
+            return None
+        if not mpmath.isfinite(size):
+            return None
+        agree = bool(abs(others[0] - last if others else last) <= size * mpmath.mpf(10) ** (20 - digits))
+        real = point == {} or any(mpmath.im(each) == 0 for each in (*others, last))
+        return agree if real or agree or any(value.has(sympy.I) for value in values) else None
 
 
-def _points(sides: Sequence[sympy.Expr], seed: str) -> Iterator[dict[Any, Any]]:
+def _number(expression: Any, point: Point) -> Any:
+    """The value of an expression at a point, to the digits that mpmath works with."""
+    if expression in point:
+        return _number(point[expression], {})
+    if expression.is_Rational:
+        return mpmath.mpf(int(expression.p)) / int(expression.q)
+    if expression in _CONSTANTS:
+        return +_CONSTANTS[expression]
+    arguments = [_number(argument, point) for argument in expression.args]
+    if expression.func not in _FUNCTIONS:
+        raise ValueError(f"{expression.func} has no value")
+    return _FUNCTIONS[expression.func](*arguments)
+
+
+_CONSTANTS = {sympy.pi: mpmath.pi, sympy.E: mpmath.e, sympy.I: mpmath.mpc(0, 1)}
+_SAME_NAMES = "sin cos tan cot sec csc asin acos atan acot asec acsc sinh cosh tanh exp log factorial binomial"
+_FUNCTIONS: dict[Any, Any] = {getattr(sympy, name): getattr(mpmath, name) for name in _SAME_NAMES.split()}
+_FUNCTIONS |= {
+    sympy.Add: lambda *terms: mpmath.fsum(terms), sympy.Mul: lambda *factors: mpmath.fprod(factors),
+    sympy.Pow: mpmath.power, sympy.Abs: abs, sympy.factorial2: mpmath.fac2, sympy.Max: max, sympy.Min: min,
+}  # fmt: skip
+
+
+def _points(sides: Sequence[sympy.Expr], seed: str) -> Iterator[Point]:
     """Random values of all symbols, of every combination of sizes and signs; some beyond all numbers in the sides."""
     draw = random.Random(hashlib.sha256(seed.encode()).digest())
     symbols = sorted({symbol for side in sides for symbol in side.free_symbols}, key=str)

@@ -1,14 +1,14 @@
-r"""Parse an answer in one spelling (:mod:`.normalise`): lists, tuples, intervals, sets, matrices, relations, expressions.
+r"""Parse an answer in one spelling (:mod:`.normalise`): lists, intervals, sets, matrices, relations, expressions.
 
-A recursive descent in one pass, without backtracking. Two symbols are equal only if their letter, case, alphabet, index,
-accent and primes are. Sums over an index, integrals and limits are not read: they are no final answers. Runs in worker
-processes only: sympy evaluates ``9^{9^{9^9}}`` while it is built.
+A recursive descent in one pass, without backtracking. Two symbols are equal only if their letter, case, alphabet,
+index, accent and primes are. Sums over an index, integrals and limits are not read: they are no final answers. Runs in
+worker processes only: sympy evaluates ``9^{9^{9^9}}`` while it is built.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 
@@ -17,8 +17,7 @@ class NotMathematicsError(ValueError):
     """The text is no answer that this parser knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     r"""Elements between brackets: ``(a, b)``, ``[a, b)``, ``\{a, b\}``; without brackets a list."""
 
     opened: str
@@ -26,21 +25,18 @@ class Group:
     closed: str
 
 
-@dataclass(frozen=True, slots=True)
-class SetOperation:
+class SetOperation(NamedTuple):
     r"""Sets joined by one sign: ``\cup`` (also ``or`` between conditions), ``\cap`` (``and``) or ``\setminus``."""
 
     sign: str
     parts: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(NamedTuple):
     rows: tuple[tuple[Any, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Relation:
+class Relation(NamedTuple):
     """A chain: ``sides[0] signs[0] sides[1] ...``; ``named`` if its left side, ``name``, is a symbol or ``f(x)``."""
 
     signs: tuple[str, ...]
@@ -49,8 +45,7 @@ class Relation:
     named: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Decimal:
+class Decimal(NamedTuple):
     """A decimal that is a whole element and may be rounded."""
 
     value: sympy.Rational
@@ -60,14 +55,13 @@ class Decimal:
 _TOKEN = re.compile(
     r"(?:\d+(?:\.\d+)?|\.\d+)|\\begin\{\w+\}(?:\{[lcr| ]*\})?|\\end\{\w+\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|\\.|\S"
 )
-_OPENING, _CLOSING = (
-    frozenset(("(", "[", "{", r"\{", r"\lfloor", r"\lceil")),
-    frozenset((")", "]", "}", r"\}", r"\rfloor", r"\rceil")),
-)
+_BRACKETS = {"(": ")", "[": "]", "{": "}"}
+_OPENING, _CLOSING = {*_BRACKETS, r"\{"}, {*_BRACKETS.values(), r"\}"}
 _RELATIONS = frozenset(("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv"))
 _OR, _AND = (r"\text{or}", r"\lor", r"\vee", "or"), (r"\text{and}", r"\land", r"\wedge", "and")
-_SET_SIGNS = (r"\cup", r"\cap", r"\setminus", r"\backslash")
+_SET_SIGNS = (r"\cup", r"\cap", r"\setminus")
 _SETS = {r"\emptyset": sympy.S.EmptySet, r"\Reals": sympy.S.Reals}
+_NAME = re.compile(r"(?:\\?[a-zA-Z]+|\\text\{[^{}]*\})'*(?:_(?:\w|\{\w+\}))?'*(?:\([^()]*\))?")
 _INEQUALITIES = frozenset(("<", ">", r"\le", r"\ge", r"\ne"))
 
 
@@ -100,7 +94,7 @@ def _structure(tokens: list[str]) -> Any:
     for signs, joined in ((_OR, r"\cup"), (_AND, r"\cap")):
         parts, found = _split(tokens, signs)
         if found:
-            items = tuple(_structure(_without_comma(part)) for part in parts)
+            items = tuple(_structure(part[:-1] if part[-1:] == [","] else part) for part in parts)
             if all(isinstance(item, Relation) and _INEQUALITIES.issuperset(item.signs) for item in items):
                 return SetOperation(joined, items)
             return Group("", tuple(_flat(items)), "")
@@ -111,16 +105,10 @@ def _structure(tokens: list[str]) -> Any:
     if found == [r"\in"]:
         return _structure(parts[1])
     if found:
-        if parts[0] == []:
-            raise NotMathematicsError("a relation without its left side")
         name = "".join(parts[0])
-        sides = [sympy.S.Zero if _is_name(name) else _structure(parts[0]), *map(_structure, parts[1:])]
-        return Relation(
-            tuple("=" if sign in (r"\approx", r"\equiv") else sign for sign in found),
-            tuple(sides),
-            name,
-            _is_name(name),
-        )
+        named = _NAME.fullmatch(name) is not None and name.partition("(")[0] not in _UNARY
+        sides = sympy.S.Zero if named else _structure(parts[0]), *map(_structure, parts[1:])
+        return Relation(tuple({r"\approx": "=", r"\equiv": "="}.get(sign, sign) for sign in found), sides, name, named)
     parts, found = _split(tokens, (":",))
     if found:
         return Group(":", tuple(map(_structure, parts)), ":")
@@ -128,21 +116,13 @@ def _structure(tokens: list[str]) -> Any:
     if found:
         if len(set(found)) > 1:
             raise NotMathematicsError("two set operations")
-        return SetOperation(found[0].replace("backslash", "setminus"), tuple(map(_structure, parts)))
+        return SetOperation(found[0], tuple(map(_structure, parts)))
     return _element(tokens)
 
 
-def _without_comma(tokens: list[str]) -> list[str]:
-    return tokens[1 if tokens[:1] == [","] else 0 : -1 if tokens[-1:] == [","] else None]
-
-
 def _flat(items: Any) -> list[Any]:
-    """Lists within a list as one: the two values of ``1 \\pm x``, or ``1, 2`` before ``or 3``."""
+    r"""Lists within a list as one: the two values of ``1 \pm x``, or ``1, 2`` before ``or 3``."""
     return [one for item in items for one in (item.items if isinstance(item, Group) and not item.opened else (item,))]
-
-
-def _is_name(text: str) -> bool:
-    return re.fullmatch(r"(?:\\?[a-zA-Z]+|\\text\{[^{}]*\})'*(?:_(?:\w|\{\w+\}))?'*(?:\([^()]*\))?", text) is not None
 
 
 def _element(tokens: list[str]) -> Any:
@@ -165,12 +145,8 @@ def _element(tokens: list[str]) -> Any:
 
 def _encloses(tokens: list[str]) -> bool:
     """Whether the first bracket is closed by the last one."""
-    depth = 0
-    for place, token in enumerate(tokens):
-        depth += (token in _OPENING) - (token in _CLOSING)
-        if depth == 0:
-            return place == len(tokens) - 1
-    return False
+    depths = itertools.accumulate((token in _OPENING) - (token in _CLOSING) for token in tokens)
+    return all(list(depths)[:-1])
 
 
 def _matrix(tokens: list[str]) -> Matrix:
@@ -194,30 +170,26 @@ def _scalar(tokens: list[str]) -> Any:
     return value
 
 
-_GREEK = frozenset(
-    r"""\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta \vartheta \iota \kappa \lambda \mu \nu \xi \varpi
-    \rho \varrho \sigma \tau \upsilon \phi \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda \Xi \Pi \Sigma \Upsilon
-    \Phi \Psi \Omega \ell \hbar""".split()
-)
-_ACCENTS = {r"\overline": "bar", r"\overrightarrow": "vec", r"\widehat": "hat", r"\widetilde": "tilde"} | {
-    rf"\{name}": name for name in "bar vec hat tilde dot ddot mathbb mathcal mathfrak triangle angle".split()
-}
-_UNARY = {
-    r"\sin": sympy.sin, r"\cos": sympy.cos, r"\tan": sympy.tan, r"\cot": sympy.cot, r"\sec": sympy.sec,
-    r"\csc": sympy.csc, r"\arcsin": sympy.asin, r"\arccos": sympy.acos, r"\arctan": sympy.atan, r"\arccot": sympy.acot,
-    r"\arcsec": sympy.asec, r"\arccsc": sympy.acsc, r"\sinh": sympy.sinh, r"\cosh": sympy.cosh, r"\tanh": sympy.tanh,
-    r"\ln": sympy.log, r"\exp": sympy.exp, r"\log": lambda x: sympy.log(x, 10),
-}  # fmt: skip
-_INVERSES = {name: _UNARY[rf"\arc{name[1:]}"] for name in (r"\sin", r"\cos", r"\tan", r"\cot", r"\sec", r"\csc")}
-_BRACKETS = {"(": ")", "[": "]", "{": "}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
-_ENDS = frozenset(
-    (*_CLOSING, "+", "-", "*", "/", r"\cdot", r"\times", r"\div", r"\over", r"\choose", ",", "^", "_", "!")
-)
-_FUNCTION_LETTERS = frozenset("fgh")
+_GREEK = r"""
+\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta \vartheta \iota \kappa \lambda \mu \nu
+\xi \varpi \rho \varrho \sigma \tau \upsilon \phi \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda
+\Xi \Pi \Sigma \Upsilon \Phi \Psi \Omega \ell \hbar
+"""
+_DRESSES = "bar vec hat tilde dot ddot mathbb mathcal mathfrak triangle angle"
+_ACCENTS = {rf"\{name}": name for name in _DRESSES.split()}
+_ACCENTS |= {r"\overline": "bar", r"\overrightarrow": "vec", r"\widehat": "hat", r"\widetilde": "tilde"}
+_SAME_NAMES = "sin cos tan cot sec csc sinh cosh tanh exp"
+_UNARY: dict[str, Any] = {rf"\{name}": getattr(sympy, name) for name in _SAME_NAMES.split()}
+_UNARY |= {r"\arcsin": sympy.asin, r"\arccos": sympy.acos, r"\arctan": sympy.atan, r"\ln": sympy.log}
+_UNARY |= {r"\log": lambda x: sympy.log(x, 10)}
+_MAX_BITS = 4_000_000  # of a power that sympy writes out
+_CONSTANTS = {r"\pi": sympy.pi, r"\infty": sympy.oo}
+_INVERSES = {r"\sin": sympy.asin, r"\cos": sympy.acos, r"\tan": sympy.atan}
+_ENDS = _CLOSING | {"+", "-", "*", "/", r"\cdot", r"\times", r"\div", ",", "^", "_", "!"}
 
 
 class _Parser:
-    """One expression. Juxtaposed factors bind more tightly than ``/`` and ``\\cdot``: 1/2x is 1/(2x)."""
+    r"""One expression. Juxtaposed factors bind more tightly than ``/`` and ``\cdot``: 1/2x is 1/(2x)."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens, self.place = tokens, 0
@@ -226,7 +198,7 @@ class _Parser:
 
     def _next(self, ahead: int = 0) -> str:
         place = self.place + ahead
-        return self._tokens[place] if place < len(self._tokens) else ""
+        return self._tokens[place] if 0 <= place < len(self._tokens) else ""
 
     def _take(self, *expected: str) -> bool:
         if self._next() in expected:
@@ -242,25 +214,19 @@ class _Parser:
         terms = [self._signed()]
         while self._next() in ("+", "-"):
             terms.append(self._signed())
-        total = sympy.Add(*terms)
-        if self._take(r"\over"):
-            return total / self.sum()
-        return sympy.binomial(total, self.sum()) if self._take(r"\choose") else total
+        return sympy.Add(*terms)
 
     def _signed(self) -> Any:
-        sign = 1
-        while self._next() in ("+", "-"):
-            sign *= -1 if self._next() == "-" else 1
-            self.place += 1
-        return sign * self._product()
+        if self._take("-"):
+            return -self._signed()
+        return self._signed() if self._take("+") else self._product()
 
     def _product(self) -> Any:
         value = self._juxtaposed()
         while self._next() in ("*", "/", r"\cdot", r"\times", r"\div"):
             operator = self._next()
             self.place += 1
-            negative = self._take("-")
-            factor = -self._juxtaposed() if negative else self._juxtaposed()
+            factor = -self._juxtaposed() if self._take("-") else self._juxtaposed()
             value = value / factor if operator in ("/", r"\div") else value * factor
         return value
 
@@ -269,7 +235,7 @@ class _Parser:
         while (token := self._next()) and token not in _ENDS and not (token == "|" and self._bars):
             if in_function and token in _UNARY:
                 break
-            if token[0].isdigit() and self._tokens[self.place - 1][0].isdigit():
+            if token[0].isdigit() and self._next(-1)[0].isdigit() and self._next(-2) not in ("^", "_"):
                 raise NotMathematicsError("two numbers side by side")
             factors.append(self._power())
         return sympy.Mul(*factors)
@@ -281,15 +247,18 @@ class _Parser:
                 if self._next() == "!" and self._tokens[self.place - 2] == ")":
                     raise NotMathematicsError("a double factorial of brackets")
                 value = sympy.factorial2(value) if self._take("!") else sympy.factorial(value)
-            elif self._next() == "^" and (
-                self._next(1) == r"\circ" or (self._next(1), self._next(2)) == ("{", r"\circ")
-            ):
-                self.place += 2 if self._next(1) == r"\circ" else 4
+            elif self._next() == "^" and self._next(1) == r"\circ":
+                self.place += 2
                 value = value * sympy.pi / 180 if self._angles else value
             elif self._take("^"):
-                value = sympy.Pow(value, self._argument())
+                value = self._raised(value, self._argument())
             else:
                 return value
+
+    def _raised(self, base: Any, exponent: Any) -> Any:
+        if base.is_Rational and exponent.is_Integer and abs(exponent) * max(base.p, base.q).bit_length() > _MAX_BITS:
+            raise NotMathematicsError("a number with too many digits")
+        return sympy.Pow(base, exponent)
 
     def _argument(self) -> Any:
         """A group in braces or one token with its own arguments, as in TeX; round brackets too: 2^(n+1)."""
@@ -308,18 +277,14 @@ class _Parser:
 
     def _group(self, opened: str) -> Any:
         self._expect(opened)
-        bars, self._bars = self._bars, 0
         value = self.sum()
         self._expect(_BRACKETS[opened])
-        self._bars = bars
         return value
 
     def _atom(self) -> Any:
         token = self._next()
         if token in ("(", "[", "{"):
             return self._group(token)
-        if token in (r"\lfloor", r"\lceil"):
-            return (sympy.floor if token == r"\lfloor" else sympy.ceiling)(self._group(token))
         self.place += 1
         if token == "|":
             self._bars += 1
@@ -336,24 +301,15 @@ class _Parser:
         if token == r"\sqrt":
             index = self._group("[") if self._next() == "[" else 2
             return sympy.Pow(self._digit_or_argument(), sympy.S.One / index)
-        if token == r"\pi":
-            return sympy.pi if self._next() not in ("_", "'") else self._symbol("pi")
-        if token == r"\infty":
-            return sympy.oo
+        if token in _CONSTANTS:
+            return _CONSTANTS[token]
         if token in _UNARY:
             return self._function(token)
-        if token in (r"\max", r"\min"):
-            self._expect("(")
-            values = [self.sum()]
-            while self._take(","):
-                values.append(self.sum())
-            self._expect(")")
-            return (sympy.Max if token == r"\max" else sympy.Min)(*values)
         if token in _ACCENTS:
             return self._symbol(f"{_ACCENTS[token]}({self._raw()})")
         if token.startswith(r"\text{"):
             return self._symbol(token[6:-1].strip())
-        if token in _GREEK or (len(token) == 1 and token.isalpha()):
+        if (token.startswith("\\") and token in _GREEK.split()) or (len(token) == 1 and token.isalpha()):
             return self._symbol(token)
         raise NotMathematicsError(f"unexpected {token or 'end'}")
 
@@ -364,12 +320,8 @@ class _Parser:
         if self._next() == r"\frac" and value.is_Integer:
             self.place += 1
             top, bottom = self._digit_or_argument(), self._digit_or_argument()
-            if top.is_Integer and bottom.is_Integer and 0 <= top < bottom:
-                return value + top / bottom
-            return value * top / bottom
-        if self._next().isdigit() and self._next(1) == "/" and self._next(2).isdigit():
-            self.place += 3
-            return value + sympy.Rational(int(self._tokens[self.place - 3]), int(self._tokens[self.place - 1]))
+            mixed = top.is_Integer and bottom.is_Integer and 0 <= top < bottom
+            return value + top / bottom if mixed else value * top / bottom
         return value
 
     def _function(self, name: str) -> Any:
@@ -389,14 +341,13 @@ class _Parser:
     def _raw(self) -> str:
         """The text of an argument, without blanks and braces."""
         start, depth = self.place, 0
-        while True:
+        while depth or self.place == start:
             depth += (self._next() == "{") - (self._next() == "}")
             if not self._next():
                 raise NotMathematicsError("an argument is missing")
             self.place += 1
-            if depth == 0:
-                inside = self._tokens[start : self.place]
-                return "".join(re.sub(r"^\\text\{(.*)\}$", r"\1", each) for each in inside if each not in "{}")
+        inside = [token for token in self._tokens[start : self.place] if token not in "{}"]
+        return "".join(re.sub(r"^\\text\{(.*)\}$", r"\1", token) for token in inside)
 
     def _symbol(self, name: str) -> Any:
         """A letter with its index and primes: e, i, a symbol, or the value of an unknown function."""
@@ -406,14 +357,11 @@ class _Parser:
                 index += self._raw()
             elif self._take("'"):
                 primes += 1
-            elif self._next() == "^" and self._next(1) == r"\prime":
-                self.place += 2
-                primes += 1
             else:
                 break
         if not index and not primes and name in ("e", "i"):
             return sympy.E if name == "e" else sympy.I
         name = f"{name}_{index}{primes * chr(39)}" if index or primes else name
-        if name.rstrip("'") in _FUNCTION_LETTERS and self._next() == "(":
+        if name.rstrip("'") in {*"fgh"} and self._next() == "(":
             return sympy.Function(name)(self._group("("))
         return sympy.Symbol(name, real=True)
