@@ -35,7 +35,7 @@ setup(
         "coca_mindspeed._configs": ["**/*.yaml"],
         "coca_mindspeed._patches": ["*.yaml", "*.patch"],
     },
-    # Each range is tested at both ends: `make test-oldest`, `make test-newest`.
+    # `make test-oldest` and `make test-newest` test both ends; docs/installation.md says which tests were run there.
     install_requires=[
         "torch>=2.5.1,<2.15",
         "transformers>=4.57.1,<5.25",

@@ -168,6 +168,8 @@ def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     architecture = tiny_config() if path is None else read_model_config(Path(path), config.model)
     stages = [f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass" for stage in _sft_stages(config)]
     rows = [*_local_rows(config), *(("before training", stage) for stage in stages)]
+    if not quiet:
+        print_text("estimating memory", sys.stderr)
     try:
         need = estimate_memory(config, architecture)
     except NotEstimatedError as error:

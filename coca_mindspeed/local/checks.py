@@ -43,7 +43,7 @@ def emulated_dtype(model: ModelConfig, device: torch.device) -> Problem | None:
     return Problem("emulated-dtype", "model.compute_dtype", model.compute_dtype, reason, fix)
 
 
-def check_memory(config: RunConfig, path: Path, device: torch.device) -> None:
+def check_memory(config: RunConfig, path: Path, device: torch.device, *, show_progress: bool = False) -> None:
     """Refuse a run whose estimate exceeds its device, before its weights are read.
 
     An architecture that cannot be estimated passes with a warning.
@@ -51,6 +51,8 @@ def check_memory(config: RunConfig, path: Path, device: torch.device) -> None:
     architecture = read_model_config(path, config.model)
     if _least_parameters(architecture) < _SMALL:
         return
+    if show_progress:
+        print_text("estimating memory", sys.stderr)
     try:
         run = estimate_memory(config, architecture)
     except NotEstimatedError as error:

@@ -1,7 +1,7 @@
 """Memory estimate of a local run before its model is loaded.
 
 The engine's passes run once on PyTorch's fake tensors, and live bytes are counted: the estimate follows the code in
-every mode and costs seconds and no memory at any size.
+every mode, at no memory, and takes seconds to a minute of processor time.
 """
 
 import bisect

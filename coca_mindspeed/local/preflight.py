@@ -113,7 +113,10 @@ class Preflight:
             fix = f"set warm_up.steps={2 * warm_up.steps}, or a larger warm_up.lr; {anyway}"
             return [Problem("no-format", "warm_up.steps", warm_up.steps, expected, fix)]
         file = config.data.train or "FILE"
-        fix = f"add a format warm-up: warm_up.records={file} ({warm_up.steps} updates; or other records); {anyway}"
+        fix = (
+            f"add a format warm-up: warm_up.records={file} ({warm_up.steps} updates of {warm_up.batch} responses; or "
+            f"other records); for a short first run also write laptop for local (docs/quickstart.md); {anyway}"
+        )
         return [Problem("no-format", "warm_up.records", None, expected, fix)]
 
 

@@ -151,7 +151,12 @@ class LocalRun:
         check_same_prompt(found, self._prompt_sha256)
         if config.model.path is not None:
             questions = len(self._inputs.evaluate)
-            check_memory(_asking_no_more_than(config, questions), Path(config.model.path), self._device)
+            check_memory(
+                _asking_no_more_than(config, questions),
+                Path(config.model.path),
+                self._device,
+                show_progress=self._show_progress,
+            )
 
         self._open.enter_context(lock_run(output))
         if found.marker is not None:

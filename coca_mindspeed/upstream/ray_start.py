@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Any
 
+from coca_mindspeed.utils.packages import name_missing_packages
+
 
 def wait_for_slow_nodes(seconds: float) -> None:
     """Let Ray wait ``seconds`` for a node that this process starts.
@@ -41,4 +43,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    name_missing_packages()
     main()

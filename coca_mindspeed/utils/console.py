@@ -48,6 +48,7 @@ def print_text(text: object, file: TextIO | None = None) -> None:
     line = f"{printable(str(text))}\n"
     encoding = stream.encoding or "utf-8"
     stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()  # standard output and standard error keep their order in one log file
 
 
 def print_failure(message: object, code: int) -> int:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from coca_mindspeed.baselines.equivalence import Equivalences, ProgramEquivalence, program_inputs
 from coca_mindspeed.baselines.majority_vote import Vote, cluster, vote
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.grader import CodeGrader
+from tests.grading.sandbox_package import needs_sandbox
 
 
 def by_value(pairs):
@@ -106,6 +106,7 @@ def test_the_inputs_of_tests_are_found_without_their_outputs(code, entry_point, 
     assert program_inputs(record("code", "mbpp", tests=tests)) == [{"call": call} for call in calls]
 
 
+@needs_sandbox
 def test_programs_without_a_plain_call_in_their_tests_agree_by_their_text():
     """HumanEval encodes a value it made before it calls the program."""
     check = "def check(candidate):\n    for x in ['a', 'b']:\n        assert candidate(x + x) == x\n"
@@ -118,10 +119,7 @@ def test_programs_without_a_plain_call_in_their_tests_agree_by_their_text():
 
 @pytest.fixture(scope="module")
 def programs():
-    try:
-        grader = CodeGrader(workers=2, seconds=5.0)
-    except GradingError as error:
-        pytest.skip(f"no sandbox: {error}")
+    grader = CodeGrader(workers=2, seconds=5.0)
     yield ProgramEquivalence(grader)
     grader.close()
 
@@ -129,6 +127,7 @@ def programs():
 SETS = {"kind": "asserts", "code": "assert set(f([1, 2, 3])) == set([2, 3])\n", "entry_point": None}
 
 
+@needs_sandbox
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
@@ -156,6 +155,7 @@ def test_functions_are_the_same_if_their_outputs_are(programs, first, second, sa
     assert programs.same(record("code", "mbpp", tests=SETS), [pair]) == [same]
 
 
+@needs_sandbox
 def test_each_program_of_a_vote_runs_once(programs, monkeypatch):
     jobs = []
     outputs = programs._grader.outputs
@@ -166,6 +166,7 @@ def test_each_program_of_a_vote_runs_once(programs, monkeypatch):
     assert len(jobs) == 4
 
 
+@needs_sandbox
 def test_programs_are_the_same_if_their_outputs_are(programs):
     good, other = "def add(a, b):\n    return a + b", "def add(x, y):\n    return sum([y, x])"
     wrong = "def add(a, b):\n    return a - b"

@@ -17,6 +17,7 @@ from coca_mindspeed.local.memory import estimate_memory
 from coca_mindspeed.local.optimizer import build_optimizer, moments_bytes, require_optimizer, step_bytes
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.run_directory import list_checkpoints
+from coca_mindspeed.local.schedule import learning_rate
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import result, rows, small_session, train
 from tests.local.test_memory import LLAMA, run_of
@@ -174,3 +175,17 @@ def test_it_learns_as_the_other_does_and_neither_goes_on_with_the_others_run(fin
     assert result(tmp_path / "run")[0] != result(finished[0])[0]
     with pytest.raises(ConfigError, match=r"the run to resume has optimizer\.name='adamw'"):
         small_session(tmp_path / "run", EIGHT, *SHORT, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.5, 1, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 0.9, 0.5, 0.2, 0.1]),
+        ("cosine", [0.5, 1, 0.975528, 0.5, 0.095492, 0.024472]),
+        ("wsd", [0.5, 1, 1, 1, 1, 0.5]),  # constant for 8 of 10 steps
+    ],
+)
+def test_learning_rates_of_a_stage(schedule, rates):
+    config = OptimizerConfig(lr=1.0, warmup_steps=2, schedule=schedule)
+    assert [learning_rate(config, step, 12) for step in (0, 2, 3, 7, 10, 11)] == pytest.approx(rates, abs=1e-6)

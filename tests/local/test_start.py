@@ -35,6 +35,7 @@ from coca_mindspeed.local.setup import _asking_no_more_than
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
 from coca_mindspeed.local.validation import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.utils.files import MARKER
+from tests.grading.sandbox_package import needs_sandbox
 from tests.local.models_for_tests import response_log_probs, write_random_model
 from tests.local.runs_for_tests import small_session
 from tests.local.starts_for_tests import QUESTIONS, arguments, names, refused, set_config, write_rows
@@ -249,7 +250,7 @@ def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
     [
         ("heldout", {"question": "long " * 3000}, "exact", r"record 'heldout-6' of heldout: its prompt has \d+ tokens"),
         ("train", NO_ALIASES, "auto", r"record 'train-6'.*metadata\['aliases'\]"),
-        ("heldout", {"category": "code"}, "auto", r"record 'heldout-6'.*tests"),
+        pytest.param("heldout", {"category": "code"}, "auto", r"record 'heldout-6'.*tests", marks=needs_sandbox),
         ("train", {"answer": "2+2=<<2+2=4>>4\n#### 4"}, "math", r"train\.jsonl:6: record 'train-6'.*data prepare"),
         ("heldout", {"answer": r"\frac{1"}, "auto", r"heldout\.jsonl:6: record 'heldout-6'"),
         ("train", {"answer": " "}, "exact", r"train\.jsonl:6: record 'train-6'"),

@@ -169,8 +169,7 @@ def test_packages(good, monkeypatch, packages, keys):
     assert set(problems) == keys  # the weights exist: the converter's packages are not needed
     assert "pip install vllm" not in str(problems.get("vllm", ""))
     if "tensordict" in keys:
-        actor = {**run.mindspeed_rl["actor_config"], "load": "/no"}
-        unconverted = with_changes(run, "mindspeed_rl", actor_config=actor)
+        unconverted = compose("qwen25_7b_910b", *OVERRIDES, "model.megatron_path=/no")
         assert set(examine(machine, unconverted)) == {*keys, "weights", "peft", "accelerate"}
         assert set(examine(machine, None)) == {*keys, "peft", "accelerate"}
 

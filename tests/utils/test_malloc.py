@@ -12,7 +12,10 @@ from coca_mindspeed.utils.malloc import SWITCH, find_jemalloc
 
 JEMALLOC = find_jemalloc()
 needs_jemalloc = pytest.mark.skipif(JEMALLOC is None or sys.platform != "linux", reason="libjemalloc2 is not installed")
-SMALL = ("warm_up.steps=3", "rollout.prompts=4", "rollout.group_size=4", "rollout.max_new_tokens=8", "trainer.steps=2")
+SMALL = (
+    *("data.train_size=70", "data.evaluate_size=20", "evaluation.interval=0", "logging.tensorboard=false"),
+    *("warm_up.steps=3", "rollout.prompts=4", "rollout.group_size=4", "rollout.max_new_tokens=8", "trainer.steps=2"),
+)
 OTHER = "libm.so.6"  # a library that is preloaded for another purpose
 ASKS = """
 import json, os, subprocess, sys
@@ -61,8 +64,7 @@ def test_results_do_not_depend_on_the_allocator(tmp_path):
     results = {}
     for name, switch in (("jemalloc", {}), ("glibc", {SWITCH: "0"})):
         output = tmp_path / name
-        overrides = (*SMALL, "evaluation.interval=0", "evaluation.final_questions=20")
-        command = [sys.executable, "-m", "coca_mindspeed.cli", "demo", "--output", str(output), *overrides]
+        command = [sys.executable, "-m", "coca_mindspeed.cli", "demo", "--output", str(output), *SMALL]
         done = subprocess.run(command, env=clean_environment(**switch), capture_output=True, text=True, check=True)
         assert (SWITCH in done.stderr) == (name == "jemalloc")
         files = ("metrics.jsonl", "predictions_after.jsonl", "model/model.safetensors")

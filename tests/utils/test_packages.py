@@ -72,22 +72,31 @@ def test_an_optional_package_is_named_with_its_extra(names, extra):
     assert command == f"pip install '.[{extra}]'"
 
 
-MODULES = ["cli", "cli.verl_smoke", "mindspeed.start.driver", "mindspeed.start.cluster", "verl.nodes"]
+OURS = ("cli", "cli.verl_smoke", "mindspeed.start.driver", "mindspeed.start.cluster", "mindspeed.weights.conversion")
+EXPERIMENTS = ("expected_confidence", "gguf_import", "real_world", "reproduce")
+MODULES = [
+    *(f"coca_mindspeed.{name}" for name in (*OURS, "verl.nodes")),
+    *(f"experiments.{name}" for name in EXPERIMENTS),
+    "benchmarks",
+]
 
 
-@pytest.mark.parametrize("module", [*MODULES, "mindspeed.weights.conversion"])
+@pytest.mark.parametrize("module", MODULES)
 def test_without_any_package_each_command_line_ends_with_one_line(module):
-    command = [sys.executable, "-S", "-m", f"coca_mindspeed.{module}", "check", "demo"]
+    command = [sys.executable, "-S", "-m", module, "check", "demo"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 1
     [line] = ran.stderr.splitlines()
     assert {"torch", "hydra-core", "rich"} <= set(named(line)[0])
 
 
-def test_the_driver_without_ray():
-    code = "import runpy, sys; sys.modules['ray'] = None; "
-    code += "runpy.run_module('coca_mindspeed.mindspeed.start.driver', run_name='__main__')"
-    ran = subprocess.run([sys.executable, "-c", code, "x.yaml"], cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("module", "argument"),
+    [("coca_mindspeed.mindspeed.start.driver", "x.yaml"), ("coca_mindspeed.upstream.ray_start", "600")],
+)
+def test_a_start_without_ray(module, argument):
+    code = f"import runpy, sys; sys.modules['ray'] = None; runpy.run_module('{module}', run_name='__main__')"
+    ran = subprocess.run([sys.executable, "-c", code, argument], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 1
     assert named(ran.stderr)[0] == ["ray"]
     assert len(ran.stderr.splitlines()) == 1

@@ -1,7 +1,6 @@
 """Responses that arrive one by one are scored together, and each for itself."""
 
 import asyncio
-import shutil
 import threading
 
 import pytest
@@ -18,6 +17,7 @@ from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.utils.tokenization import token_text
 from coca_mindspeed.verl import reward_queue
 from coca_mindspeed.verl.reward_queue import ScoringQueue
+from tests.grading.sandbox_package import needs_sandbox
 from tests.verl.configurations import record
 
 TOKENIZER = tiny_tokenizer("$")
@@ -151,7 +151,7 @@ def test_a_batch_that_fails_does_not_end_the_queue():
     queue.close()
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@needs_sandbox
 def test_graders_that_use_processes_work_from_the_queues_thread():
     """Mathematics in a pool of processes, and programs in the sandbox."""
     grader = FaultTolerantGrader(build_grader("auto", {"math": {"workers": 1}, "code": {"workers": 1}}))
