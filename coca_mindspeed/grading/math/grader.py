@@ -109,6 +109,11 @@ class MathGrader(TalliedGrader):
             for body, result in zip(unique, self._workers.map(_gold_problem, unique), strict=True)
         }
         problems.update({gold: parsed[body] for gold, body in bodies.items()})
+        usable = [gold for gold, problem in problems.items() if not problem]
+        boxed = self._verdicts([(gold, final_answer(rf"\boxed{{{gold}}}")) for gold in usable])
+        for gold, verdict in zip(usable, boxed, strict=True):
+            if verdict.outcome is Outcome.WRONG:
+                problems[gold] = "no response can be right: its own text in a box is graded wrong"
         return [problems[gold] for gold in golds]
 
     def metrics(self) -> dict[str, float]:
