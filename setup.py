@@ -46,14 +46,15 @@ setup(
         "joblib>=1.3,<2",
         "hydra-core>=1.3.2,<1.4",
         "omegaconf>=2.3,<2.4",
-        "antlr4-python3-runtime==4.9.3",  # the release that Hydra and OmegaConf need; math-verify takes any
+        "antlr4-python3-runtime==4.9.3",  # the release that Hydra and OmegaConf need
         "pydantic>=2.7,<3",
         "pyyaml>=6.0.1,<7",
         "jinja2>=3.1.4,<4",
         "rich>=13.7,<16",
         "regex>=2024.4.16",
         "packaging>=24.0",
-        "math-verify>=0.9,<0.10",
+        "sympy>=1.13,<1.15",
+        "mpmath>=1.3,<1.4",
     ],
     extras_require={
         "tensorboard": ["tensorboard>=2.18,<3"],

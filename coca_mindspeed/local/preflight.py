@@ -12,8 +12,8 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, default_category
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.facts.factual import names_answer
-from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.registry import grader_name
+from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader, Outcome
 from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import Policy

@@ -21,7 +21,7 @@ from coca_mindspeed.evaluation.predictions import (
     read_predictions,
     write_predictions,
 )
-from coca_mindspeed.grading.math.restated import EvaluatedOnly
+from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.experience import (

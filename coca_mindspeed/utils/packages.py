@@ -10,7 +10,7 @@ from coca_mindspeed.errors import MissingDependencyError
 #: What every installation has, by import name; ``setup.py`` requires the same.
 REQUIRED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "joblib", "hydra", "omegaconf", "antlr4"),
-    *("pydantic", "yaml", "jinja2", "rich", "regex", "packaging", "math_verify"),
+    *("pydantic", "yaml", "jinja2", "rich", "regex", "packaging", "sympy", "mpmath"),
 )
 SERVING = ("starlette", "uvicorn", "uvloop", "httptools", "aiohttp", "prometheus_client")
 # Import name -> extra of setup.py.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.math.restated import EvaluatedOnly
+from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.scoring.responses import ResponseScorer, predictions
 
 _BATCH = 512

@@ -1,10 +1,12 @@
 """Answers that restate the question or leave the work undone earn nothing in training."""
 
+import re
+
 import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.math.grader import MathGrader
-from coca_mindspeed.grading.math.restated import EvaluatedOnly, left_undone
+from coca_mindspeed.grading.unevaluated import EvaluatedOnly, left_undone
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 from tests.grading.tables import read_table
 
@@ -52,7 +54,8 @@ def test_only_mathematics_is_looked_at() -> None:
 
 def test_by_value_an_unevaluated_answer_is_right_and_in_training_it_is_not() -> None:
     by_value = MathGrader(seconds=60.0, workers=1)
-    cases = [case for case in CASES if case[0].startswith("Compute ")]
+    unread = re.compile(r"\\(?:sum|int|lim|gcd)")  # no final answers by value either
+    cases = [case for case in CASES if case[0].startswith("Compute ") and not unread.search(case[2])]
     records = [record(question, gold) for question, gold, _, _ in cases]
     answers = [rf"\boxed{{{answer}}}" for _, _, answer, _ in cases]
     assert [v.correct for v in by_value.grade(records, answers)] == [True] * len(cases)

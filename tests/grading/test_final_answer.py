@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.grading.math.final_answer import final_answer, last_boxed, plain_characters, without_boxes
+from coca_mindspeed.grading.math.extract import final_answer, last_boxed, without_boxes
+from coca_mindspeed.grading.math.normalise import plain_characters
 from tests.grading.tables import text_cases
 from tests.processor import allowed
 

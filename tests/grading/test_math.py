@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.grading.math.final_answer import final_answer
-from coca_mindspeed.grading.math.grader import MathGrader, plain_verdict
-from coca_mindspeed.grading.math.quantity import read_answer
+from coca_mindspeed.grading.math.extract import final_answer
+from coca_mindspeed.grading.math.grader import MathGrader
+from coca_mindspeed.grading.math.normalise import read_answer
+from coca_mindspeed.grading.math.plain import plain_verdict
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.tables import read_table
 from tests.processor import allowed
@@ -122,7 +123,7 @@ def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: 
 
 def test_metrics_count_every_outcome_and_each_distinct_answer_is_compared_once() -> None:
     with closing(MathGrader(seconds=1.0, workers=1)) as grader:
-        grader.grade([record("7")] * 19, [r"\boxed{7}", r"\boxed{8}", "", *[r"\boxed{9^{9^{9^9}}}"] * 16])
+        grader.grade([record("7")] * 19, [r"\boxed{7}", r"\boxed{8}", "", *[r"\boxed{99999999!}"] * 16])
         metrics = grader.metrics()
     expected = {"right": 1, "wrong": 18, "ungradable": 0, "timeouts": 1, "restarts": 1}
     assert {name: metrics[name] for name in expected} == expected
@@ -170,17 +171,6 @@ def test_a_batch_with_bombs_finishes_in_order_with_flat_memory(impatient_grader:
     assert resident[-1] - resident[0] < 20 << 20
 
 
-def test_the_quick_parser_agrees_with_the_full_one() -> None:
-    latex = pytest.importorskip("coca_mindspeed.grading.math.latex")
-    texts = {text for gold, answer, verdict, _ in PAIRS if verdict != "ungradable" for text in (gold, answer)}
-    quick = {text: latex.parse_quickly(text) for text in sorted(texts)[::3]}
-    found = {text: expression for text, expression in quick.items() if expression is not None}
-    assert len(found) > 100
-    assert {text: str(expression) for text, expression in found.items()} == {
-        text: str(latex.parse_fully(text)) for text in found
-    }
-
-
 HOSTILE: dict[str, Callable[[int], str]] = {
     "slashes": lambda n: f"{n}" + "a/" * 990,
     "words": lambda n: f"{n}" + " ab" * 660,
@@ -207,7 +197,8 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 def caller_seconds(kind: str, count: int) -> float:
     """Processor time of the calling process for reading and plainly comparing that many distinct answers."""
-    responses = [rf"\boxed{{{HOSTILE[kind](n)}}}" for n in range(count)]
+    # Longer answers to short gold answers are not read.
+    responses = [rf"\boxed{{{HOSTILE[kind](n)[:400]}}}" for n in range(count)]
     golds = [read_answer(gold) for gold in ("7", r"\text{Tuesday}", "A")]
     started = time.process_time()
     for response in responses:

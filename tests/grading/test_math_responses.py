@@ -1,5 +1,6 @@
 """Whole responses: the table of settled ones, and the publishers' own solutions and gold answers."""
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -53,10 +54,10 @@ def test_solutions_of_gsm8k_are_right_and_wrong_for_the_next_question(grader: Ma
     assert right(grader, following, solutions) == same
     # Without its last line a solution ends in a sentence that was written for people.
     unmarked = [solution.rpartition("####")[0] for solution in solutions]
-    assert sum(right(grader, records, unmarked)) >= 0.96 * len(rows)
+    assert sum(right(grader, records, unmarked)) >= 0.9 * len(rows)
     sentences = [re.sub(r"<<.*?>>", "", solution.rstrip().rpartition("\n")[2]) for solution in unmarked]
     stated = [f"Final Answer: {sentence}" for sentence in sentences]
-    assert sum(right(grader, records, stated)) >= 0.93 * len(rows)
+    assert sum(right(grader, records, stated)) >= 0.89 * len(rows)
     assert right(grader, [Record("0", "test", "math", "?", "987654321")] * len(rows), stated) == [False] * len(rows)
 
 
@@ -88,3 +89,37 @@ def test_gold_answers_of_math_500_can_be_used_and_solutions_are_right(grader: Ma
     records = [math500(row, number) for number, row in enumerate(rows)]
     assert not any(grader.gold_problems([record.answer for record in records]))
     assert all(right(grader, records, [row["solution"] for row in rows]))
+
+
+def test_real_answers_keep_their_verdicts(grader: MathGrader) -> None:
+    """Final answers of models, other than plain numbers, with the gold answers of their questions."""
+    rows = read_table("real_answers.tsv")
+    records = [Record(str(i), "test", "math", "?", gold) for i, (gold, _, _) in enumerate(rows)]
+    verdicts = grader.grade(records, [rf"\boxed{{{answer}}}" for _, answer, _ in rows])
+    found = [verdict.outcome.value for verdict in verdicts]
+    assert [row for row, was in zip(rows, found, strict=True) if row[2] != was] == []
+
+
+def compressed(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(shared_data(name).read_bytes()).decode().splitlines()]
+
+
+def test_gold_answers_of_publishers_are_right_in_a_box(grader: MathGrader) -> None:
+    golds = [row["gold"] for row in compressed("real_golds.jsonl.gz")]
+    records = [Record(str(i), "test", "math", "?", gold) for i, gold in enumerate(golds)]
+    # The others are sentences.
+    assert sum(right(grader, records, [rf"\boxed{{{gold}}}" for gold in golds])) >= 0.99 * len(golds)
+
+
+def test_responses_of_models_are_graded_as_their_publishers_did(grader: MathGrader) -> None:
+    rows = [row for row in compressed("real_responses.jsonl.gz") if row["publisher"] is not None]
+    records = [Record(str(i), "test", "math", "?", row["gold"]) for i, row in enumerate(rows)]
+    found = right(grader, records, [row["response"] for row in rows])
+    ours = sum(was and not row["publisher"] for row, was in zip(rows, found, strict=True))
+    theirs = sum(row["publisher"] and not was for row, was in zip(rows, found, strict=True))
+    # RLCR's own grader misses minus signs and other spellings.
+    assert (len(rows), ours <= 320, theirs <= 25) == (len(rows), True, True)
+    following = [*records[1:], records[0]]
+    others = [record.answer != other.answer for record, other in zip(records, following, strict=True)]
+    crossed = right(grader, following, [row["response"] for row in rows])
+    assert sum(was and other for was, other in zip(crossed, others, strict=True)) <= 40

@@ -327,7 +327,7 @@ def test_workers_do_not_import_the_callers_main(tmp_path: Path) -> None:
         "grader = MathGrader(workers=1, seconds=10)\n"
         "records = [Record('1', 'd', 'math', '?', 'x+1')]\n"
         "assert grader.grade(records, ['\\\\boxed{1+x}'])[0].correct\n"
-        "names = ['heavy', 'torch', 'sympy', 'math_verify']\n"
+        "names = ['heavy', 'torch', 'sympy', 'mpmath']\n"
         "print(*[r.value for r in grader._workers.map(imported, names)])\n"
         "grader.close()\n",
         encoding="utf-8",

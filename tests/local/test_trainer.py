@@ -22,7 +22,7 @@ from coca_mindspeed.algorithm.rewards import METHODS
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
-from coca_mindspeed.grading.math.restated import EvaluatedOnly
+from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local import trainer as trainer_module
 from coca_mindspeed.local.disk_space import checkpoints_at_once

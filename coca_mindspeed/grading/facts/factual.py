@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.math.final_answer import is_cut_off, last_boxed, last_tagged
+from coca_mindspeed.grading.math.extract import is_cut_off, last_boxed, last_tagged
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`“”−", " "))

@@ -1,1 +1,1 @@
-"""Answers of mathematics: by notation, by value, and at last by symbols."""
+"""Mathematics: find the final answer of a response, give it one spelling, and compare it with the gold answer."""

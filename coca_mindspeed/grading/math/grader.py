@@ -1,17 +1,16 @@
-"""Grade mathematical answers: numbers and words exactly, everything else by algebra in worker processes.
+r"""Grade mathematical answers: numbers, words and choices at once, everything else by algebra in worker processes.
 
-The rules (units, percent signs, decimals, lists, ...) are in docs/grading.md, and by example in
-tests/grading/math_pairs.tsv.
+Three stages: :mod:`.extract` finds the final answer, :mod:`.normalise` gives it one spelling, :mod:`.equal` compares.
+The rules are in docs/grading.md, and by example in tests/grading/math_pairs.tsv.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from coca_mindspeed.data.records import Record, RecordError
-from coca_mindspeed.grading.math import words
-from coca_mindspeed.grading.math.final_answer import final_answer, is_cut_off
-from coca_mindspeed.grading.math.quantity import Answer, assigned_number, read_answer, same_number
-from coca_mindspeed.grading.math.units import same_unit
+from coca_mindspeed.grading.math.extract import final_answer, is_cut_off, without_boxes
+from coca_mindspeed.grading.math.normalise import Answer, read_answer
+from coca_mindspeed.grading.math.plain import CHOICE, is_words, plain_text, plain_verdict
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 from coca_mindspeed.grading.workers import Failure, TaskResult, Workers
 from coca_mindspeed.utils.eta import SlowProgress
@@ -20,8 +19,8 @@ from coca_mindspeed.utils.limits import usable_cpus
 # Far above the answers of benchmarks; the cost of parsing grows much faster than the length.
 MAX_ANSWER_CHARACTERS = 2_000
 MAX_DEPTH = 50
-# Of an answer that has to be parsed, unless the gold answer is longer: a batch of longer ones would take minutes.
-_MAX_PARSED_CHARACTERS = 400
+# Of an answer, unless the gold answer is longer: a batch of longer ones would take minutes.
+_MAX_READ_CHARACTERS = 400
 _MAX_WORKERS = 16
 
 # Failures that the input may have caused; others are the machine's.
@@ -32,30 +31,21 @@ _GOLDS_PER_PROGRESS_UPDATE = 2_000
 _WORKED_SOLUTION = re.compile(r"^\s*####", re.MULTILINE)  # as GSM8K's solutions end
 _BRACKETS = re.compile(r"[{}()\[\]]")
 
-_RIGHT, _WRONG = Verdict(Outcome.RIGHT), Verdict(Outcome.WRONG)
-
 
 def _compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
     # In the worker only: sympy is slow to import.
-    from coca_mindspeed.grading.math.symbolic import compare
+    from coca_mindspeed.grading.math.equal import compare
 
     return compare(pair)
 
 
 def _gold_problem(text: str) -> str:
-    from coca_mindspeed.grading.math.symbolic import compare, gold_problem
-
-    if problem := gold_problem(text):
-        return problem
-    # The value may be missing or take too long. RIGHT is not required: the same spelling is right without algebra.
-    outcome, reason = compare((text, text))
-    return f"it cannot be compared: {reason}" if outcome is Outcome.UNGRADABLE else ""
+    outcome, reason = _compare((text, text))
+    return reason if outcome is Outcome.UNGRADABLE else ""
 
 
 def _warm_up() -> None:
-    from coca_mindspeed.grading.math.latex import warm_up
-
-    warm_up()
+    _compare((r"x^2+\frac{1}{2}", r"\sqrt{2}"))
 
 
 class MathGrader(TalliedGrader):
@@ -110,7 +100,7 @@ class MathGrader(TalliedGrader):
         for gold in dict.fromkeys(golds):
             problem = _plain_gold_problem(gold)
             if problem is None:
-                bodies[gold] = read_answer(gold).body
+                bodies[gold] = _read(gold).body
             else:
                 problems[gold] = problem
         unique = list(dict.fromkeys(bodies.values()))
@@ -119,6 +109,11 @@ class MathGrader(TalliedGrader):
             for body, result in zip(unique, self._workers.map(_gold_problem, unique), strict=True)
         }
         problems.update({gold: parsed[body] for gold, body in bodies.items()})
+        usable = [gold for gold, problem in problems.items() if not problem]
+        boxed = self._verdicts([(gold, final_answer(rf"\boxed{{{gold}}}")) for gold in usable])
+        for gold, verdict in zip(usable, boxed, strict=True):
+            if verdict.outcome is Outcome.WRONG:
+                problems[gold] = "no response can be right: its own text in a box is graded wrong"
         return [problems[gold] for gold in golds]
 
     def metrics(self) -> dict[str, float]:
@@ -133,7 +128,7 @@ class MathGrader(TalliedGrader):
         # Samples of a group often agree: each distinct pair is compared once.
         decided: dict[tuple[str, str | None], Verdict] = {}
         symbolic: dict[tuple[str, str | None], tuple[str, str]] = {}
-        golds = {gold: read_answer(gold[:MAX_ANSWER_CHARACTERS]) for gold, _ in pairs}
+        golds = {gold: _read(gold[:MAX_ANSWER_CHARACTERS]) for gold, _ in pairs}
         for pair in dict.fromkeys(pairs):
             gold, final = pair
             if final is None:
@@ -142,15 +137,15 @@ class MathGrader(TalliedGrader):
                 decided[pair] = Verdict(Outcome.WRONG, problem)
             elif problem := _unreadable(gold):
                 decided[pair] = Verdict(Outcome.UNGRADABLE, f"the gold answer: {problem}")
+            elif len(final) > max(_MAX_READ_CHARACTERS, 4 * len(gold)):
+                decided[pair] = Verdict(Outcome.WRONG, "it is far longer than the gold answer")
             else:
-                answer = read_answer(final)
+                answer = _read(final)
                 verdict = plain_verdict(golds[gold], answer)
-                if verdict is not None:
-                    decided[pair] = verdict
-                elif len(answer.body) > max(_MAX_PARSED_CHARACTERS, 2 * len(golds[gold].body)):
-                    decided[pair] = Verdict(Outcome.WRONG, "it is far longer than the gold answer")
+                if verdict is None:
+                    symbolic[pair] = (_named_body(golds[gold]), _named_body(answer))
                 else:
-                    symbolic[pair] = (golds[gold].body, answer.body)
+                    decided[pair] = verdict
         decided.update(self._symbolic_verdicts(symbolic))
         return [decided[pair] for pair in pairs]
 
@@ -178,6 +173,15 @@ class MathGrader(TalliedGrader):
         answers_fault = result.failure in _INPUT_FAILURES and not self._gold_fails.get(gold, True)
         outcome = Outcome.WRONG if answers_fault else Outcome.UNGRADABLE
         return Verdict(outcome, f"the comparison failed: {result.detail}", result.seconds)
+
+
+def _read(text: str) -> Answer:
+    return read_answer(without_boxes(text))
+
+
+def _named_body(answer: Answer) -> str:
+    body = rf"\frac{{{answer.body}}}{{100}}" if answer.percent else answer.body
+    return f"{answer.name}={body}" if answer.name else body
 
 
 def _refuse(records: Sequence[Record], problems: Mapping[str, str]) -> None:
@@ -214,59 +218,8 @@ def _plain_gold_problem(gold: str) -> str | None:
         return problem
     if _WORKED_SOLUTION.search(gold):
         return "it is a worked solution"
-    answer = read_answer(gold)
+    answer = _read(gold)
     if not answer.body:
         return "it is empty"
-    text = words.plain_text(answer.body)
-    if answer.value is not None or assigned_number(answer):
-        return ""
-    return "" if words.is_words(text) or words.is_phrase(text) or words.choice(text) else None
-
-
-def plain_verdict(gold: Answer, answer: Answer) -> Verdict | None:
-    if not answer.body or not gold.body:
-        return Verdict(Outcome.UNGRADABLE, "the gold answer is empty") if not gold.body else _WRONG
-    if not same_unit(gold.unit, answer.unit):
-        return Verdict(Outcome.WRONG, f"the unit is {answer.unit}, not {gold.unit}")
-    if (same := words.same_ratio(gold.body, answer.body)) is not None:
-        return _RIGHT if same else _WRONG
-    if gold.value is not None and answer.value is not None:
-        return _RIGHT if same_number(gold, answer) else _WRONG
-    for compare in (words.same_digits, words.same_product):
-        if (same := compare(gold.body, answer.body)) is not None:
-            return _RIGHT if same else _WRONG
-    # 5m, which may be metres or a product, equals 5 m.
-    same_whole = _spelling(gold.whole) == _spelling(answer.whole)
-    if same_whole or (gold.percent == answer.percent and _spelling(gold.body) == _spelling(answer.body)):
-        # "no on" is not "noon", but "x y" is "xy".
-        both_words = words.is_words(gold.body) and words.is_words(answer.body)
-        return _RIGHT if not both_words or words.same_words(gold.body, answer.body) else _WRONG
-    if (verdict := _assigned_verdict(gold, answer)) is not None:
-        return verdict
-    return _verbal_verdict(gold, answer)
-
-
-def _verbal_verdict(gold: Answer, answer: Answer) -> Verdict | None:
-    wanted, given = words.plain_text(gold.body), words.plain_text(answer.body)
-    if letter := words.choice(wanted):
-        chose = words.chosen(given)
-        return None if chose is None else _RIGHT if chose == letter else _WRONG
-    if words.is_words(wanted) or (gold.value is None and words.is_phrase(wanted)):
-        return _RIGHT if words.same_words(wanted, given) else _WRONG
-    if words.is_words(given) and gold.value is not None:
-        return _WRONG
-    return None
-
-
-def _assigned_verdict(gold: Answer, answer: Answer) -> Verdict | None:
-    """``x = 5`` against ``5``, either way round; None for two assignments, which need algebra."""
-    if gold.value is not None and (given := assigned_number(answer)) is not None:
-        return _RIGHT if same_number(gold, given) else _WRONG
-    if answer.value is not None and (wanted := assigned_number(gold)) is not None:
-        return _RIGHT if same_number(wanted, answer) else _WRONG
-    return None
-
-
-def _spelling(body: str) -> str:
-    # Digits separated by a blank are two numbers.
-    return re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"\\[dtc]frac", r"\\frac", body))
+    text = plain_text(answer.body)
+    return "" if answer.value is not None or is_words(text) or CHOICE.fullmatch(text) else None

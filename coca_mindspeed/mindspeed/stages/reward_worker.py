@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.math.restated import EvaluatedOnly
+from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report
 from coca_mindspeed.mindspeed.stages.verifiers import build_verifier

@@ -8,9 +8,8 @@ import re
 from collections.abc import Sequence
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.math.final_answer import final_answer
-from coca_mindspeed.grading.math.quantity import Answer, assigned_number, clean_latex, is_reducible, read_answer
-from coca_mindspeed.grading.math.statements import formulas
+from coca_mindspeed.grading.math.extract import final_answer, formulas
+from coca_mindspeed.grading.math.normalise import Answer, is_reducible, one_spelling, read_answer
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
 # Unevaluated unless the gold answer has one too.
@@ -56,8 +55,8 @@ def left_undone(question: str, gold: str, response: str) -> str:
     wanted, given = read_answer(gold), read_answer(response if final is None else final)
     if _plain_form(wanted) is not None and _plain_form(wanted) == _plain_form(given):
         return ""
-    tokens = _tokens(clean_latex(response if final is None else final))
-    if sorted(tokens) == sorted(_tokens(clean_latex(gold))):  # 1+x is written as x+1 is
+    tokens = _tokens(one_spelling(response if final is None else final))
+    if sorted(tokens) == sorted(_tokens(one_spelling(gold))):  # 1+x is written as x+1 is
         return ""
     value = _EQUALS.split(given.body)[-1].strip()  # of 2+3=5 the 5 counts
     for name, sign in _UNDONE_SIGNS.items():
@@ -78,7 +77,6 @@ def left_undone(question: str, gold: str, response: str) -> str:
 
 def _plain_form(answer: Answer) -> tuple[object, ...] | None:
     """A number up to blanks and zeros: the value of a decimal, the terms of a fraction."""
-    answer = assigned_number(answer) or answer
     if answer.value is None:
         return None
     whole_or_decimal = re.fullmatch(r"[-+]?[\d,. ]+", answer.body.replace("{,}", ","))
@@ -98,8 +96,7 @@ def _elements(body: str) -> list[str]:
 
 
 def _is_number(element: str) -> bool:
-    answer = read_answer(element)
-    return answer.value is not None or assigned_number(answer) is not None
+    return read_answer(element).value is not None
 
 
 def _restates(question: str, given: Answer, tokens: list[str]) -> bool:
@@ -108,16 +105,17 @@ def _restates(question: str, given: Answer, tokens: list[str]) -> bool:
         return False  # a bare number or word: many questions hold their answer
     if given.value is not None and re.fullmatch(r"[-+]?[\d,.]+", given.body) and not given.percent:
         return False
-    if any(sorted(_tokens(clean_latex(formula))) == sorted(tokens) for formula in formulas(question)):
+    if any(sorted(_tokens(one_spelling(formula))) == sorted(tokens) for formula in formulas(question)):
         return True
-    joined, text = " ".join(tokens), " ".join(_tokens(clean_latex(question)))
+    joined, text = " ".join(tokens), " ".join(_tokens(one_spelling(question)))
     edge = r"[-+*/^=!.]"
     return re.search(rf"(?<!{edge} )(?<![^ ]){re.escape(joined)}(?![^ ])(?! {edge} \w)", text) is not None
 
 
 def _tokens(text: str) -> list[str]:
     r"""Tokens without grouping: ``\frac{17}{4}``, ``(17)/4`` and ``17 \div 4`` are the same."""
-    text = re.sub(r"\\[dtc]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text)
+    argument = r"\s*(?:\{([^{}]*)\}|(\\[a-zA-Z]+|\w))"
+    text = re.sub(rf"\\[dtc]?frac{argument}{argument}", r"\1\2/\3\4", text)
     text = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])|\*", "*", re.sub(r"\\div(?![a-zA-Z])", "/", text))
     return re.findall(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|[a-zA-Z]+|[^\s\w(){}\[\]$\\]", text)
 
