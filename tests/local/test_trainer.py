@@ -28,7 +28,7 @@ from coca_mindspeed.local import trainer as trainer_module
 from coca_mindspeed.local.disk_space import checkpoints_at_once
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
-from coca_mindspeed.utils.files import PROGRESS
+from coca_mindspeed.utils.files import MARKER, PROGRESS
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, open_session, result, rows, small_session, train
 from tests.local.starts_for_tests import arguments
@@ -143,7 +143,8 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
     killed = 0
     for step in (0, 2, 5, 8, 10):
         output = tmp_path / "killed"
-        process = processes.Process(target=main, args=(arguments_of(output, "--resume", "--quiet"),))
+        resume = ["--resume"] if (output / MARKER).exists() else []
+        process = processes.Process(target=main, args=(arguments_of(output, *resume, "--quiet"),))
         process.start()
         if step == 0:
             deadline = time.monotonic() + 120
