@@ -73,7 +73,8 @@ def _hooks(c: HookConfig) -> Iterator[Condition]:
         yield f"hook-{name.replace('_', '-')}", f"rl_config.{name}", not rl.get(name), reason
     for name, values in GRPO_VALUES.items():
         accepted, shown = rl.get(name) in (None, *values), " or ".join(map(show_value, values))
-        yield "hook-algorithm", f"rl_config.{name}", accepted, f"must be {shown}: another value is another algorithm"
+        reason = f"must be absent or {shown}: another value asks for another algorithm"
+        yield "hook-algorithm", f"rl_config.{name}", accepted, reason
     saves = "must name a directory: MindSpeed-RL always saves after the last iteration"
     yield "hook-save", "actor_config.save", c.get("actor_config.save"), saves
     key = "rl_config.partial_rollout_max_split"
