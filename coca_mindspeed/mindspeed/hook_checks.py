@@ -128,7 +128,7 @@ def _cpu_shim(c: HookConfig) -> Iterator[Condition]:
 def _columns(c: HookConfig) -> Iterator[Condition]:
     path, key = c.actor_key("data_path"), c.actor_key("dataset_additional_keys")
     if c.get(path) is not None:
-        fix = "prepare records with coca-mindspeed data prepare; packed data sets are not read"
+        fix = "data.train=FILE; coca-mindspeed data prepare writes records (packed data sets are not read)"
         yield "record-file", path, str(c.get(path)).endswith(".jsonl"), "must be a file of records (.jsonl)", fix
         yield "data-columns", key, columns.RECORD in list(c.get(key) or []), f"must be [{columns.RECORD}]"
 
