@@ -150,7 +150,7 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction], prom
         raise UsageError(f"PREDICTIONS: of several models ({named}), but a map is for one; keep the lines of one")
     model = arguments.model or (next(iter(models)) if len(models) == 1 else None)
     if model is None:
-        raise UsageError("--model: is needed, because the predictions do not all name one model")
+        raise UsageError("--model NAME: is needed, because predictions lack the field model; a map is for one model")
     for name, value in arguments.sampling.items():
         if name not in _SAMPLING or isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(f"--sampling: expected numbers for {', '.join(_SAMPLING)}, found {name}: {value!r}")

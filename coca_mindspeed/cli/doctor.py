@@ -34,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 1 if wrong else 0
     for ok, problem in shown:
         missing = problem.value is None and not ok
-        value = problem.value if isinstance(problem.value, str) else show_value(problem.value)
+        value = "none" if problem.value is None else problem.value
+        value = value if isinstance(value, str) else show_value(value)
         found = "" if missing else f"found {value}, "
         status = "ok" if ok else "SKIPPED" if ok is None else "MISSING" if missing else "WRONG"
         print_text(f"{status} {problem.key}: {found}{problem.expected}")

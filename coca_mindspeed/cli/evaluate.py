@@ -240,8 +240,8 @@ def _suggested(runs: Sequence[Run]) -> str:
     if not tiers:
         return ""
     heading = (
-        "Suggested thresholds: where right answers exceed wrong ones by most; `calibrate --risk` certifies one. "
-        "Where a larger tier follows, `escalate` in place of `refuse`."
+        "Suggested thresholds: above each, right answers outnumber wrong ones by most; `calibrate --risk` certifies a "
+        "threshold. Replace `refuse` with `escalate` if a larger tier follows."
     )
     return f"\n{heading}\n\n{text}\n```yaml\n{tiers_yaml(tiers)}```\n"
 

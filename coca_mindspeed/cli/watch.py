@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.directory.is_dir():
-        raise DataError(f"{arguments.directory}: is not a directory; expected that of a run")
+        raise DataError(f"{arguments.directory}: is not a directory; expected the --output directory of a training")
     directory = RunDirectory(arguments.directory)
     _require_run(directory)
     if arguments.once:
@@ -49,4 +49,4 @@ def _require_run(directory: RunDirectory) -> None:
         lines = [f"    coca-mindspeed watch {shlex.quote(str(run))}" for run in runs]
         raise DataError("\n".join([f"{directory.path}: is not a run; the runs in it, the most recent first:", *lines]))
     if not (directory.path / LOCK).exists():  # a local run that loads its model
-        raise DataError(f"{directory.path}: holds no run")
+        raise DataError(f"{directory.path}: holds no run; expected the --output directory of a training")

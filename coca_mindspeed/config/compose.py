@@ -1,7 +1,7 @@
 """Hydra composition, and errors that name file, key, value and the nearest valid name."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -175,7 +175,8 @@ def validate_run(
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        problems = [_explained(problem) for problem in validation_problems(error)]
+        sections = values.get("mindspeed_rl")
+        problems = [_explained(problem, sections) for problem in validation_problems(error)]
         files = sources()
         origins = [_origin(problem.key, files, overrides) for problem in problems]
         kind = UsageError if all(origin.startswith("override ") for origin in origins) else ConfigError
@@ -183,10 +184,12 @@ def validate_run(
         raise kind("\n".join(lines), problems) from error
 
 
-def _explained(problem: Problem) -> Problem:
+def _explained(problem: Problem, mindspeed_rl: object) -> Problem:
     """A problem of the schema, with how the key is written."""
     if problem.key in GROUPS and isinstance(problem.value, str):
         return problem._replace(expected=f"a group: write `- override {problem.key}: {problem.value}` under defaults")
+    if problem.code == UNKNOWN_KEY and isinstance(mindspeed_rl, Mapping) and problem.key in mindspeed_rl:
+        return problem._replace(expected=f"a section of MindSpeed-RL: write mindspeed_rl.{problem.key}")
     if problem.code == UNKNOWN_KEY:
         return problem._replace(expected=unknown_key(*problem.key.rpartition(".")[::2]))
     return problem

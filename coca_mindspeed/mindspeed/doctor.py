@@ -191,7 +191,7 @@ def _network(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
         name = machine.environment.get(variable)
         ok = (run is None or run.hardware.nodes == 1) if name is None else name in known
         fix = f"export {variable}=one of {', '.join(known)}, the interface that reaches the other nodes"
-        yield _item("network", variable, name, ok, "an interface of this machine; required for several nodes", fix)
+        yield _item("network", variable, name, ok, "an interface of this machine if the run has several nodes", fix)
 
 
 def _devices(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
@@ -298,7 +298,7 @@ def _host_memory(machine: Machine, run: RunConfig, resolved: ResolvedConfig) -> 
     wanted = f"{needed:.0f} GiB or more by estimate, without Ray's object store and the data"
     for code, key, size, absent, fix in (
         ("host-memory", "host memory", total, "unknown", "use nodes with more memory, or more nodes"),
-        ("cgroup-memory", "cgroup memory limit", limit, "none found", "raise the limit (docker run --memory)"),
+        ("cgroup-memory", "cgroup memory limit", limit, "none", "raise the limit (docker run --memory)"),
     ):
         ok = size is None or size >= needed * GIB
         shown = absent if size is None else f"{size / GIB:.0f} GiB"

@@ -73,7 +73,8 @@ def _hooks(c: HookConfig) -> Iterator[Condition]:
         yield f"hook-{name.replace('_', '-')}", f"rl_config.{name}", not rl.get(name), reason
     for name, values in GRPO_VALUES.items():
         accepted, shown = rl.get(name) in (None, *values), " or ".join(map(show_value, values))
-        yield "hook-algorithm", f"rl_config.{name}", accepted, f"must be {shown}: another value is another algorithm"
+        reason = f"must be absent or {shown}: another value asks for another algorithm"
+        yield "hook-algorithm", f"rl_config.{name}", accepted, reason
     saves = "must name a directory: MindSpeed-RL always saves after the last iteration"
     yield "hook-save", "actor_config.save", c.get("actor_config.save"), saves
     key = "rl_config.partial_rollout_max_split"
@@ -127,7 +128,7 @@ def _cpu_shim(c: HookConfig) -> Iterator[Condition]:
 def _columns(c: HookConfig) -> Iterator[Condition]:
     path, key = c.actor_key("data_path"), c.actor_key("dataset_additional_keys")
     if c.get(path) is not None:
-        fix = "prepare records with coca-mindspeed data prepare; packed data sets are not read"
+        fix = "data.train=FILE; coca-mindspeed data prepare writes records (packed data sets are not read)"
         yield "record-file", path, str(c.get(path)).endswith(".jsonl"), "must be a file of records (.jsonl)", fix
         yield "data-columns", key, columns.RECORD in list(c.get(key) or []), f"must be [{columns.RECORD}]"
 

@@ -64,7 +64,7 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
 def _not_installed(packages: Sequence[str]) -> str:
     names = sorted(_DISTRIBUTIONS.get(package, package.replace("_", "-")) for package in packages)
     if packages[0] in REQUIRED:
-        what = ". (docs/installation.md)"
+        what = ". (docs/installation.md; on Ascend, where this would replace torch: docs/ascend.md)"
     elif packages[0] in _EXTRAS:
         what = f"'.[{_EXTRAS[packages[0]]}]'"
     else:

@@ -122,7 +122,7 @@ def test_good_machine(good):
     assert {"NPU driver", "CANN", "torch_npu", "vllm_ascend", "ray", "Megatron-LM", "weights"} <= found.keys()
     for key in ("host memory", "/dev/shm"):
         assert found[key].problem.value == "unknown"
-    assert found["cgroup memory limit"].problem.value == "none found"
+    assert found["cgroup memory limit"].problem.value == "none"
     assert examine(machine, None) == {}
     # The commits of upstream's guides; copies of the others in MindSpeed-RL's folder are named.
     for package, commit in (("MINDSPEED", TODAY.mindspeed[1]), ("MINDSPEED_LLM", TODAY.mindspeed_llm[1])):
