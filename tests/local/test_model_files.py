@@ -25,7 +25,7 @@ from coca_mindspeed.utils.files import MARKER
 from tests import tokenizers_for_tests as kinds
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import small_session, train
-from tests.local.starts_for_tests import arguments, names, refused, set_config
+from tests.local.starts_for_tests import arguments, refused, set_config
 
 CLOCK = "{{ strftime_now('%d %b %Y') }}. " + kinds.QWEN_TEMPLATE
 THINKING = kinds.QWEN_TEMPLATE + (
