@@ -230,19 +230,25 @@ def _differs(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str,
     return next(_changes(_saved(found), config), None) is not None or found.marker.get("data") != data
 
 
-def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError for settings or records that would have changed the steps already taken."""
-    if not found.begun or found.marker is None:
+def check_same_settings(found: FoundRun, config: RunConfig) -> None:
+    """Raise ConfigError for settings, but the length, that would have changed the steps already taken."""
+    if not found.begun:
         return
-    saved = _saved(found)
-    for key, before, now in _changes(saved, config):
+    for key, before, now in _changes(_saved(found), config):
         if key in _LENGTH:
             continue
         raise ConfigError(
             f"{found.config_path}: the run to resume has {key}={before!r}, found {now!r}; only "
             f"{', '.join((*_MAY_CHANGE, *_LENGTH, *MEMORY_KEYS))} may change when a run is resumed"
         )
-    _check_same_length(found, saved, config)
+
+
+def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError for settings or records that would have changed the steps already taken."""
+    if not found.begun or found.marker is None:
+        return
+    check_same_settings(found, config)
+    _check_same_length(found, _saved(found), config)
     for name, digest in data.items():
         before = found.marker.get("data", {}).get(name)
         if before != digest:

@@ -40,6 +40,7 @@ from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     FoundRun,
     check_same_run,
+    check_same_settings,
     check_writable,
     find_run,
     records_digest,
@@ -111,8 +112,9 @@ def validate_run(
     found = find_run(output, resume=resume, overwrite=overwrite)
     check_writable(output)
     require_loggers(config.logging)
-    if resume and config.model.compute_dtype == "auto" and (stored := stored_compute_dtype(found)) is not None:
-        config = with_model(config, compute_dtype=stored)
+    if resume:
+        config = _with_stored(config, found)
+        check_same_settings(found, config)  # reading or making the records may take seconds
     inputs = read_inputs(config, found)
     check_same_run(found, inputs.config, inputs.digests)
     path, _ = model_directory(inputs.config, found)
@@ -127,7 +129,7 @@ def read_inputs(config: RunConfig, found: FoundRun) -> RunInputs:
     warm_up = read_warm_up_records(config)
     sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
     digests = {name: records_digest(records) for name, records in sets.items()}
-    return RunInputs(with_prompt_date(config, found, train), found, train, evaluate, warm_up, digests)
+    return RunInputs(_with_prompt_date(config, train), found, train, evaluate, warm_up, digests)
 
 
 def check_questions(inputs: RunInputs, *, show_progress: bool) -> MeasuredGrader:
@@ -170,16 +172,22 @@ def model_directory(config: RunConfig, found: FoundRun) -> tuple[Path | None, st
     return None if config.model.path is None else Path(config.model.path), "model.path"
 
 
-def with_prompt_date(config: RunConfig, found: FoundRun, records: Sequence[Record]) -> RunConfig:
-    """Set the date of a chat template that reads the clock: that of the run to resume, or today."""
+def _with_stored(config: RunConfig, found: FoundRun) -> RunConfig:
+    """The configuration with the compute dtype and the date that the run to resume has chosen by itself."""
+    if config.model.compute_dtype == "auto" and (dtype := stored_compute_dtype(found)) is not None:
+        config = with_model(config, compute_dtype=dtype)
+    if config.model.prompt_date is None and (day := stored_prompt_date(found)) is not None:
+        config = with_model(config, prompt_date=day)
+    return config
+
+
+def _with_prompt_date(config: RunConfig, records: Sequence[Record]) -> RunConfig:
+    """Set today's date for a chat template that reads the clock."""
     if config.model.path is None or config.model.prompt_date is not None:
         return config
-    day = stored_prompt_date(found)
-    if day is None:
-        if not reads_date(config.model, records[0], config.method.training_method.system_prompt):
-            return config
-        day = datetime.date.today().isoformat()
-    return with_model(config, prompt_date=day)
+    if not reads_date(config.model, records[0], config.method.training_method.system_prompt):
+        return config
+    return with_model(config, prompt_date=datetime.date.today().isoformat())
 
 
 def with_model(config: RunConfig, **changes: str) -> RunConfig:
