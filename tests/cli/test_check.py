@@ -36,7 +36,7 @@ def test_it_says_what_it_wrote(tmp_path, capsys):
 def test_the_last_line_is_the_verdict(arguments, code, verdict, capsys):
     assert main(["check", *arguments]) == code
     captured = capsys.readouterr()
-    assert (captured.err or captured.out).splitlines()[-1] == verdict
+    assert (captured.err if code else captured.out).splitlines()[-1] == verdict
 
 
 @pytest.mark.parametrize(("file", "rows"), [("data/big_math/train.jsonl", "251,122"), ("mine.jsonl", "unknown")])
