@@ -140,12 +140,12 @@ _OPENING = re.compile(
 _OPTION_B = re.compile(r"^[ \t*(]*B[*]*[:.)]", re.MULTILINE)
 # A sentence with one of these states no answer plainly.
 _DOUBT = re.compile(
-    r"""\b(?:not|never|cannot|neither|nor|or|either|maybe|perhaps|possibly|alternatively|unless|(?<=\S\s)if|(?<=\S\s\s)if|otherwise|false|wrong
+    r"""\b(?:not|never|cannot|neither|nor|or|either|maybe|perhaps|possibly|alternatively|unless|otherwise|false|wrong
         |incorrect|guess|between|among|candidates|another|but|anything|except|rather|instead|above|below|beyond|satisf\w+
         |(?:might|may|could)\s+(?:also\s+)?be|at\s+(?:least|most)|up\s+to|as\s+well\s+as|one\s+of
         |(?:less|more|greater|fewer|larger|smaller)\s+than(?=\W*\d)|(?:question|step|part|problem)\s+\#?\d
         |(?:twice|double|half(?:\s+of)?|(?:root|square|cube)\s+of)(?=\s+\W*\d))\b
-      | n['’]t\b | (?<!\\)%\s+of\s+\d | \d\s*or\s+more | \? | [\d\ue000]\s+to\s+[\d\ue000]""",
+      | \S\s+if\b | n['’]t\b | (?<!\\)%\s+of\s+\d | \d\s*or\s+more | \? | [\d\ue000]\s+to\s+[\d\ue000]""",
     re.VERBOSE | re.IGNORECASE,
 )
 _RETRACTED = re.compile(
