@@ -425,7 +425,7 @@ launch() {
   if "$SMOKE"; then
     smoke "$RUN"
   elif "$TRIAL"; then
-    # What is typed comes last, so that it wins.
+    # Typed overrides come last, so that they win.
     OVERRIDES=(data.epochs=null trainer.steps=2 evaluation.interval=0 checkpoint.interval=2 logging.samples_interval=1
       "${OVERRIDES[@]}")
     OUTPUT=${OUTPUT:-$(trial_output)}
