@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import alternate
-from coca_mindspeed.algorithm.advantages import group_advantages, token_advantages
+from coca_mindspeed.algorithm.advantages import token_advantages
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
-from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.algorithm.methods import training_method
 
 PROMPTS, GROUP, TOKENS = 128, 16, 4096
 
@@ -33,11 +34,11 @@ def run(rounds: int) -> dict[str, float]:
     correct = torch.rand(PROMPTS, GROUP, generator=generator) < 0.5
     confidence = torch.rand(PROMPTS, GROUP, generator=generator)
     segment = confidence_segment_lengths(token_ids, lengths, text, valid)
-    method = training_method("coca")
+    rule, verdicts = CreditRule(training_method("coca")), correct.double()
 
     def reward_and_advantage() -> Tensor:
-        rewards = method.rewards(correct, confidence)
-        both = [group_advantages(reward).flatten() for reward in rewards]
+        credit = rule(verdicts, confidence)
+        both = [advantage.values.flatten() for advantage in (credit.confidence, credit.answer)]
         return token_advantages(both[0], both[1], segment, lengths, TOKENS)
 
     candidates: dict[str, Callable[[], object]] = {

@@ -27,7 +27,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.loops_in_turn import WARM_UP_STEPS, Figures, in_turn, medians, options, processor_seconds_a_step, table
-from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.local.tiny_model import EOS
 from coca_mindspeed.mindspeed.stages.dataset import prompt_token_ids

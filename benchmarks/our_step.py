@@ -7,10 +7,11 @@ import torch
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
+from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.schedule import generator, records_of_step
 from coca_mindspeed.local.update import update_policy
+from coca_mindspeed.scoring.responses import credit_rule
 
 
 class OurStep:
@@ -36,7 +37,7 @@ class OurStep:
             generator(torch.device("cpu"), 0, "rollout", self.step),
             config.rollout.group_size,
         )
-        experience = reward_and_advantage(graded, config.method, 0, torch.device("cpu"))
-        update_policy(self.policy, experience, self.optimizer, self.lr, config)
+        graded.give_credit(credit_rule(config.method, 0))
+        update_policy(self.policy, graded, self.optimizer, self.lr, config)
         self.step += 1
-        return int(graded.samples.lengths.sum())
+        return int(graded.lengths.sum())

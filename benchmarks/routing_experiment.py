@@ -21,7 +21,7 @@ import torch
 from scipy.stats import t as student
 from transformers import Qwen2ForCausalLM
 
-from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import alternate
-from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.prefill import pad_left

@@ -11,21 +11,19 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.loops_in_turn import in_a_process
-from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoraConfig
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.local import lm_head
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.policy import Policy, checkpoint_activations
-from coca_mindspeed.local.sampler import Samples
 from coca_mindspeed.local.update import update_policy
+from coca_mindspeed.scoring.rollout import Rollout
 
 _GIB = 2**30
 
@@ -35,19 +33,20 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
-def random_experience(responses: int, tokens: int, vocabulary: int) -> Any:
-    """What an update reads of judged responses, at random."""
-    token_ids = torch.randint(2, vocabulary, (responses, tokens))
-    lengths = torch.full((responses,), tokens)
-    old = torch.full((responses, tokens), -12.0)
-    samples = Samples(
-        [list(range(100, 164))], token_ids, lengths, old, torch.ones(responses, dtype=torch.bool), torch.ones(responses)
+def random_rollout(responses: int, tokens: int, vocabulary: int) -> Rollout:
+    """A rollout of one prompt with random tokens and advantages."""
+    rollout = Rollout(
+        group_size=responses,
+        lengths=torch.full((responses,), tokens),
+        width=tokens,
+        records=[Record("0", "random", "math", "?", "1")],
+        prompts=[list(range(100, 164))],
+        token_ids=torch.randint(2, vocabulary, (responses, tokens)),
+        log_probs=torch.full((responses, tokens), -12.0),
     )
-    return SimpleNamespace(
-        graded=SimpleNamespace(records=[None], samples=samples),
-        advantages=torch.randn(responses, 1).expand(responses, tokens),
-        masks=segment_masks(torch.full((responses,), 8), lengths, tokens),
-    )
+    rollout.segment_lengths = torch.full((responses,), 8)
+    rollout.token_advantages = torch.randn(responses, 1).expand(responses, tokens)
+    return rollout
 
 
 def measure(
@@ -71,10 +70,10 @@ def measure(
     add_adapters(policy, LoraConfig(rank=lora), 0)
     settings = [f"trainer.microbatch_tokens={microbatch_tokens}", "trainer.minibatches=1"]
     run = compose_run("demo", [*settings, f"rollout.group_size={responses}"]).run
-    experience = random_experience(responses, tokens, vocabulary)
+    rollout = random_rollout(responses, tokens, vocabulary)
     optimizer = torch.optim.AdamW(policy.trained_parameters(), fused=True)
     before, started, before_processor = resident(), time.perf_counter(), time.process_time()
-    metrics = update_policy(policy, experience, optimizer, 1e-6, run)
+    metrics = update_policy(policy, rollout, optimizer, 1e-6, run)
     seconds, processor = time.perf_counter() - started, time.process_time() - before_processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {

@@ -11,6 +11,7 @@ from benchmarks.timing import alternate
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.update import microbatches_of, responses_of
+from coca_mindspeed.scoring.rollout import Rollout
 
 
 def run(rounds: int) -> dict[str, float]:
@@ -25,14 +26,21 @@ def run(rounds: int) -> dict[str, float]:
         temperature=1.0,
         generator=torch.Generator().manual_seed(0),
     )
+    rollout = Rollout(
+        group_size=8,
+        lengths=samples.lengths,
+        width=samples.token_ids.shape[1],
+        prompts=prompts,
+        token_ids=samples.token_ids,
+    )
 
     def update(share_prompts: bool) -> Callable[[], None]:
         config = compose_run("demo", [f"trainer.share_prompts={share_prompts}"]).run
-        (microbatch,) = microbatches_of(samples, range(len(prompts)), config)
+        (microbatch,) = microbatches_of(rollout, range(len(prompts)), config)
 
         def work() -> None:
             policy.model.zero_grad(set_to_none=True)
-            _, responses = responses_of(policy, samples, microbatch, config)
+            _, responses = responses_of(policy, rollout, microbatch, config)
             responses.scores().log_probs[samples.inside].sum().backward()
 
         return work

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from coca_mindspeed.algorithm.advantages import SegmentMasks
     from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
     from coca_mindspeed.algorithm.credit import CreditRule
+    from coca_mindspeed.algorithm.methods import training_method
     from coca_mindspeed.algorithm.objective import segment_objective
     from coca_mindspeed.algorithm.parsing import parse_response
-    from coca_mindspeed.algorithm.rewards import training_method
     from coca_mindspeed.library import CocaAdvantages, coca_advantages
     from coca_mindspeed.utils.tokenization import token_text
 
@@ -40,7 +40,7 @@ _MODULES = {
     "parse_response": "algorithm.parsing",
     "segment_objective": "algorithm.objective",
     "token_text": "utils.tokenization",
-    "training_method": "algorithm.rewards",
+    "training_method": "algorithm.methods",
 }
 
 

@@ -3,6 +3,7 @@
 The names are re-exported by :mod:`coca_mindspeed`; docs/library.md shows a loop that uses them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.algorithm.credit import AdvantageScale, CreditRule, Reduce, SegmentCredit
+from coca_mindspeed.algorithm.credit import AdvantageScale, Credit, CreditRule, Reduce
+from coca_mindspeed.algorithm.methods import TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.algorithm.rewards import TrainingMethod, training_method
-from coca_mindspeed.scoring.batch import ScoredBatch
-from coca_mindspeed.scoring.responses import read_responses
+from coca_mindspeed.scoring.metrics import rollout_metrics, values
+from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.tokenization import token_text
 
 
@@ -39,20 +40,19 @@ class CocaAdvantages:
     masks: SegmentMasks
     confidences: Tensor
     answers: list[str]
-    credit: SegmentCredit
+    credit: Credit
     metrics: dict[str, float]
 
 
 def coca_advantages(
     token_ids: Tensor,
     lengths: Tensor,
-    correct: Tensor | Sequence[bool],
+    correct: Tensor | Sequence[bool | None],
     tokenizer: Any,
     group_size: int,
     *,
     method: str | TrainingMethod = "coca",
     stage: int = 0,
-    gradable: Tensor | Sequence[bool] | None = None,
     decimals: int | None = None,
     max_confidence_tokens: int = 16,
     invalid_reward: float = -1.0,
@@ -71,14 +71,14 @@ def coca_advantages(
         token_ids: int ``[B, T]``, the sampled responses without their prompts, padded on the right with anything.  The
             responses to one prompt follow each other: row ``p * group_size + g`` is response g to prompt p.
         lengths: int ``[B]``, tokens of each response, the end-of-text token included.
-        correct: bool ``[B]``, whether each answer is right; anything where not gradable.
+        correct: whether each answer is right: a sequence of True, False and None, a bool tensor ``[B]``, or a float
+            tensor of 1, 0 and NaN.  None and NaN: the answer could not be graded, and the response is left out of its
+            group; a group with fewer than two others gets the advantage 0.
         tokenizer: the model's fast Hugging Face tokenizer, or its :func:`token_text`.
         group_size: G, responses to each prompt, at least 2.
         method: ``coca``, ``rlvr``, ``joint``, ``sequential`` or ``rlcr``, or an object with the methods of
             :class:`TrainingMethod`.
         stage: index into the method's stages; only ``sequential`` has two.
-        gradable: bool ``[B]``, whether each answer could be graded; None: all could.  A response that could not is left
-            out of its group, and a group with fewer than two others gets the advantage 0.
         decimals: digits that a confidence must have after the point; None: any plain decimal.
         max_confidence_tokens: tokens that stand in for the confidence of an invalid response.
         invalid_reward: confidence reward of an invalid response.
@@ -112,47 +112,35 @@ def coca_advantages(
     if ends.shape != (batch,):
         raise ValueError(f"lengths should be int [{batch}], found shape {list(ends.shape)}")
     ids = ids.where(torch.arange(width) < ends[:, None], 0)  # padding such as -100 is no token
-    read = read_responses(
-        ids,
-        ends,
-        _token_text(tokenizer, ids),
-        ResponseParser(chosen.confidence_position, decimals),
-        max_confidence_tokens,
+    rollout = Rollout(group_size=group_size, lengths=ends, width=width, token_ids=ids)
+    rollout.read(
+        _token_text(tokenizer, ids), ResponseParser(chosen.confidence_position, decimals), max_confidence_tokens
     )
-    scored = ScoredBatch.of(
-        CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format, scale=scale),
-        group_size=group_size,
-        correct=_verdicts("correct", correct, batch),
-        gradable=None if gradable is None else _verdicts("gradable", gradable, batch),
-        confidence=read.confidence,
-        confidence_lengths=read.confidence_lengths,
-        response_lengths=ends,
-        width=width,
-        reduce=reduce,
-    )
+    rollout.correct = _verdicts(correct, batch).view(-1, group_size)
+    rule = CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format, scale=scale)
+    rollout.give_credit(rule, reduce)
     return CocaAdvantages(
-        advantages=scored.credit.tokens.to(token_ids.device),
-        masks=SegmentMasks(*(mask.to(token_ids.device) for mask in scored.masks)),
-        confidences=read.confidence,
-        answers=[parsed.answer for parsed in read.parsed],
-        credit=scored.credit,
-        metrics=scored.metrics(),
+        advantages=rollout.token_advantages.to(token_ids.device),
+        masks=SegmentMasks(*(mask.to(token_ids.device) for mask in rollout.masks)),
+        confidences=rollout.stated.flatten(),
+        answers=list(rollout.answers),
+        credit=rollout.credit,
+        metrics=values(rollout_metrics(rollout)),
     )
 
 
-def _verdicts(name: str, given: Tensor | Sequence[bool], batch: int) -> Tensor:
-    """Verdicts as bool ``[batch]`` on the CPU; numbers are refused, because a reward is no verdict."""
-    if not isinstance(given, Tensor) and None in given:
-        raise ValueError(
-            f"{name} should be bool [{batch}], found None; pass False there and gradable=[v is not None for v in ...]"
-        )
-    found = torch.as_tensor(given).cpu()
-    if found.dtype != torch.bool or found.shape != (batch,):
-        raise ValueError(
-            f"{name} should be bool [{batch}], found {found.dtype} {list(found.shape)}; compare rewards, as in "
-            "[reward == 1 for reward in rewards]"
-        )
-    return found
+def _verdicts(correct: Tensor | Sequence[bool | None], batch: int) -> Tensor:
+    """Verdicts as float64 ``[batch]`` on the CPU, NaN where ungradable."""
+    if not isinstance(correct, Tensor):
+        if wrong := [verdict for verdict in correct if not isinstance(verdict, bool | None)]:
+            raise ValueError(
+                f"correct should hold True, False or None, found {wrong[0]!r}; compare rewards, as in "
+                "[reward == 1 for reward in rewards]"
+            )
+        correct = torch.tensor([math.nan if verdict is None else float(verdict) for verdict in correct])
+    if correct.shape != (batch,) or not (correct.dtype == torch.bool or correct.dtype.is_floating_point):
+        raise ValueError(f"correct should be bool or float [{batch}], found {correct.dtype} {list(correct.shape)}")
+    return correct.detach().cpu().double()
 
 
 # A table takes about a second to make for 150,000 tokens, so it is kept for as long as its tokenizer.

@@ -149,10 +149,8 @@ def compute_advantages(
     if rewards_per_func.shape[1] != len(FUNCTIONS):
         raise ValueError(f"expected --reward_funcs {' '.join(FUNCTIONS)}, found {rewards_per_func.shape[1]} functions")
     correct, confidence, segment = rewards_per_func.detach().cpu().view(-1, num_generations, 3).unbind(dim=2)
-    lengths = segment.flatten().to(torch.int64)
-    rule = CreditRule(training_method(OPTIONS["method"]), eps=OPTIONS["eps"])
-    credit = rule(correct == 1, confidence, lengths, lengths, int(lengths.max()), gradable=~correct.isnan())
-    columns = (credit.confidence.flatten(), credit.answer.flatten(), credit.segment_lengths.float())
+    credit = CreditRule(training_method(OPTIONS["method"]), eps=OPTIONS["eps"])(correct, confidence)
+    columns = (credit.confidence.values.flatten(), credit.answer.values.flatten(), segment.flatten())
     rewards = (rewards_per_func * reward_weights).nansum(dim=1)
     return torch.stack(columns, dim=1).to(rewards), rewards
 

@@ -23,6 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from coca_mindspeed import coca_advantages, parse_response, training_method
+from coca_mindspeed.algorithm.methods.base import Outcomes
+from coca_mindspeed.algorithm.parsing import ConfidencePosition
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.upstream.fingerprint import fingerprint
@@ -84,27 +86,28 @@ def correctness(
 
 
 def _reward(
-    name: str, correct: Reward, method: str, num_generations: int, segment: str, decimals: int | None
+    name: str,
+    correct: Reward,
+    earned: Callable[[Outcomes], torch.Tensor],
+    num_generations: int,
+    decimals: int | None,
+    position: ConfidencePosition = "first",
 ) -> Reward:
-    """The reward of one segment of a method, as a TRL reward function."""
-    chosen = training_method(method)
+    """What responses earn by a method, as a TRL reward function."""
 
     def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
         if len(completions) % num_generations:
             raise ValueError(f"expected groups of {num_generations} completions, found {len(completions)} completions")
         given = correct(completions=completions, **columns)
-        texts = map(completion_text, completions)
-        parsed = [parse_response(text, position=chosen.confidence_position, decimals=decimals) for text in texts]
-        rewards: list[float | None] = []
-        for start in range(0, len(given), num_generations):
-            members = [i for i in range(start, start + num_generations) if given[i] is not None]
-            right = torch.tensor([[given[i] == 1.0 for i in members]], dtype=torch.bool)
-            stated = [math.nan if (s := parsed[i].confidence) is None else s for i in members]
-            confidence = torch.tensor([stated], dtype=torch.float64)
-            earned = getattr(chosen.rewards(right, confidence), segment)[0].tolist() if members else []
-            group = dict(zip(members, earned, strict=True))
-            rewards += [group.get(i) for i in range(start, start + num_generations)]
-        return rewards
+        parsed = [parse_response(completion_text(c), position=position, decimals=decimals) for c in completions]
+        stated = [each.confidence for each in parsed]
+        right, confidence = (
+            torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+            for values in (given, stated)
+        )
+        right = right.view(-1, num_generations)
+        outcomes = Outcomes(right, confidence.view_as(right), right.nanmean(dim=1, keepdim=True), None, -1.0)
+        return [None if math.isnan(value) else value for value in earned(outcomes).flatten().tolist()]
 
     reward.__name__ = name
     return reward
@@ -117,7 +120,7 @@ def rlcr_reward(correct: Reward, *, decimals: int | None = None) -> Reward:
         correct: returns 1.0, 0.0 or None, as :func:`correctness` with ``position="last"`` does.
         decimals: digits that a confidence must have; None: any.
     """
-    return _reward("rlcr", correct, "rlcr", 1, "answer", decimals)
+    return _reward("rlcr", correct, lambda o: o.correct + o.brier(o.correct), 1, decimals, "last")
 
 
 def coca_rewards(correct: Reward, num_generations: int, *, decimals: int | None = None) -> list[Reward]:
@@ -129,8 +132,8 @@ def coca_rewards(correct: Reward, num_generations: int, *, decimals: int | None 
         decimals: digits that a confidence must have; None: any.
     """
     return [
-        _reward(f"coca_{segment}", correct, "coca", num_generations, segment, decimals)
-        for segment in ("confidence", "answer")
+        _reward("coca_confidence", correct, lambda o: o.brier(o.gesr), num_generations, decimals),
+        _reward("coca_answer", correct, lambda o: o.correct, num_generations, decimals),
     ]
 
 
@@ -176,16 +179,14 @@ class CocaTrainer(GRPOTrainer):
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         assert self._scored is not None
         lengths, verdicts = self._scored
-        gradable = ~verdicts.isnan()
-        if not bool(((verdicts == 0) | (verdicts == 1) | ~gradable).all()):
+        if not bool(((verdicts == 0) | (verdicts == 1) | verdicts.isnan()).all()):
             raise ValueError(f"{self.reward_func_names[0]} should return 1.0, 0.0 or None, found {verdicts.unique()}")
         found = coca_advantages(
             output["completion_ids"],
             torch.tensor(lengths, device=output["completion_ids"].device),
-            verdicts == 1,
+            verdicts,
             getattr(self.processing_class, "tokenizer", self.processing_class),
             group,
-            gradable=gradable,
             **self._coca,
         )
         output["advantages"] = found.advantages

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from coca_mindspeed.algorithm.credit import Normalisation
+from coca_mindspeed.algorithm.methods.base import Outcomes, SegmentAdvantages
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ConfidencePosition
-from coca_mindspeed.algorithm.rewards import SegmentRewards
 
 
 @dataclass(frozen=True)
@@ -17,10 +15,8 @@ class Doubt:
     system_prompt: str = CONFIDENCE_FIRST_PROMPT
     confidence_position: ConfidencePosition = "first"
     stages: tuple[str, ...] = ("train",)
-    has_confidence_reward: bool = True
 
-    def rewards(
-        self, correct: Tensor, confidence: Tensor, *, stage: int = 0, invalid_reward: float = -1.0
-    ) -> SegmentRewards:
-        doubt = torch.where(confidence.isnan(), invalid_reward, -confidence.to(torch.float64))
-        return SegmentRewards(confidence=doubt, answer=torch.zeros_like(doubt))
+    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+        doubt = (-outcomes.stated).masked_fill(outcomes.stated.isnan(), outcomes.invalid_reward)
+        doubt = doubt.masked_fill(outcomes.correct.isnan(), float("nan"))
+        return SegmentAdvantages(confidence=normalise.scaled(doubt), answer=normalise.group(0 * outcomes.correct))

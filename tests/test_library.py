@@ -79,10 +79,14 @@ def test_it_equals_its_parts():
     confidence = torch.tensor([math.nan if s is None else s for s in stated], dtype=torch.float64)
     segment = confidence_segment_lengths(ids, lengths, table, ~confidence.isnan())
     rule = CreditRule(training_method("coca"))
-    expected = rule(correct[None], confidence[None], segment, lengths, ids.shape[1])
+    credit = rule(correct[None].double(), confidence[None])
+    expected = torch.zeros(ids.shape)
+    for row, (inside, length) in enumerate(zip(segment.tolist(), lengths.tolist(), strict=True)):
+        expected[row, :length] = credit.answer.values[0, row]
+        expected[row, :inside] = credit.confidence.values[0, row]
     for tokenizer in (table, qwen_like()):
         found = coca_advantages(ids, lengths, correct, tokenizer, 4)
-        assert torch.equal(found.advantages, expected.tokens)
+        assert torch.equal(found.advantages, expected)
         assert torch.equal(found.masks.confidence.sum(dim=1), segment)
 
 
@@ -105,13 +109,14 @@ def test_processes_share_one_scale_through_reduce():
 
 def test_an_ungradable_answer_is_left_out_of_its_group():
     ids, lengths = batch()
-    keep = torch.tensor([True, True, True, False])
-    found = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, gradable=keep)
+    partly = torch.tensor(CORRECT).double()
+    partly[3] = math.nan
+    found = coca_advantages(ids, lengths, partly, qwen_like(), 4)
     alone = coca_advantages(ids[:3], lengths[:3], CORRECT[:3], qwen_like(), 3)
     assert torch.equal(found.advantages[:3, : ids.shape[1]], alone.advantages)
     assert not found.advantages[3].any()
     assert found.metrics["grading/ungradable_share"] == 0.25
-    none = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, gradable=[True, False, False, False])
+    none = coca_advantages(ids, lengths, [True, None, None, None], qwen_like(), 4)
     assert not none.advantages.any()
     assert none.metrics["group/dropped_share"] == 1.0
 
@@ -146,8 +151,8 @@ def test_lists_of_token_ids_are_refused():
         ({"group_size": 1}, "group_size"),
         ({"correct": CORRECT[:3]}, "correct"),
         ({"correct": [1.0, 0.0, 1.0, 0.0]}, "reward == 1"),
-        ({"correct": [1, 0, None, 0]}, "gradable="),
-        ({"gradable": [True]}, "gradable"),
+        ({"correct": [1, 0, None, 0]}, "reward == 1"),
+        ({"correct": torch.tensor([1.0, 0.5, 1.0, 0.0])}, "correct"),
         ({"method": "cocoa"}, "cocoa"),
         ({"stage": 1}, "stage"),
         ({"lengths": torch.tensor([3, 3])}, "lengths"),

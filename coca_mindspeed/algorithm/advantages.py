@@ -15,56 +15,67 @@ class SegmentMasks(NamedTuple):
     answer: Tensor
 
 
+class Advantage(NamedTuple):
+    """Advantages of one segment.
+
+    Attributes:
+        values: float32 ``[P, G]``, 0 where a response takes no part.
+        varies: bool ``[P]``, whether the rewards differ within the group, so that there is something to learn.
+    """
+
+    values: Tensor
+    varies: Tensor
+
+    def __add__(self, other: "Advantage") -> "Advantage":  # type: ignore[override]
+        """The advantage of two rewards that are normalised apart."""
+        return Advantage(self.values + other.values, self.varies | other.varies)
+
+
 # Rewards this close, relative to the largest of their group, are equal: what is left is rounding in float64.
 _ROUNDING = 1e-12
 
 
-def group_varies(rewards: Tensor) -> Tensor:
-    """Which groups have rewards that differ at all: float ``[prompts, group]`` to bool ``[prompts]``.
+def centred(rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """``r - mean`` among a group's rewards, and which groups vary.
 
     Rewards that are equal by definition, as those of confidences .1 and .9 where half of the group is right, may
-    differ by rounding, and do not count as different.
-    """
-    spread = rewards.amax(dim=1) - rewards.amin(dim=1)
-    return spread > _ROUNDING * rewards.abs().amax(dim=1)
-
-
-def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Tensor:
-    """``(r - mean) / (std + eps)`` within each group, computed in float64.
-
-    A group whose rewards are all equal (:func:`group_varies`) has nothing to teach and gets exactly zero, whatever
-    rounding does to its mean.
+    differ by rounding; they count as equal, and their group has nothing to teach.
 
     Args:
-        rewards: float ``[prompts, group]``, with at least 2 in a group; float64 from :mod:`rewards`, since eps is as
-            small as float32's rounding.
-        ddof: 1 for the sample deviation, as MindSpeed-RL's group_norm; 0 for the population's.
-        eps: added to the deviation.  It also damps nearly unanimous groups: see docs/method.md.
+        rewards: float64 ``[P, G]``; NaN: takes no part.
 
     Returns:
-        float32 ``[prompts, group]``.
+        float64 ``[P, G]``, exactly 0 elsewhere and in groups whose rewards are equal; and bool ``[P]``.
 
     Raises:
-        ValueError: wrong shape or dtype, or a reward that is not finite.
+        ValueError: a wrong shape or dtype, or an infinite reward.
     """
     check_tensor("rewards", rewards, "float", "prompts", "group")
     if rewards.shape[1] < 2:
         raise ValueError(f"rewards should have at least 2 responses in a group, found {tuple(rewards.shape)}")
-    if not bool(rewards.isfinite().all()):
-        raise ValueError("rewards should be finite, found NaN or infinity")
+    if bool(rewards.isinf().any()):
+        raise ValueError("rewards should be finite or NaN, found infinity")
     rewards = rewards.to(torch.float64)
-    deviation = rewards.std(dim=1, keepdim=True, correction=ddof)
-    advantages = (rewards - rewards.mean(dim=1, keepdim=True)) / (deviation + eps)
-    return torch.where(group_varies(rewards)[:, None], advantages, 0.0).to(torch.float32)
+    known = ~rewards.isnan()
+    high = rewards.masked_fill(~known, -torch.inf).amax(dim=1)
+    low = rewards.masked_fill(~known, torch.inf).amin(dim=1)
+    varies = (known.sum(dim=1) >= 2) & (high - low > _ROUNDING * torch.maximum(high.abs(), low.abs()))
+    offsets = (rewards - rewards.nanmean(dim=1, keepdim=True)).nan_to_num(0.0)
+    return offsets.masked_fill(~varies[:, None], 0.0), varies
 
 
-def centred_rewards(rewards: Tensor) -> Tensor:
-    """``r - mean`` within each group, float64 ``[prompts, group]``; exactly zero where a group's rewards are equal.
+def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Advantage:
+    """``(r - mean) / (std + eps)`` within each group (paper, equation 9), computed in float64.
 
-    ``rewards`` as in :func:`group_advantages`.
+    Args:
+        rewards: as of :func:`centred`.
+        ddof: 1 for the sample deviation, as MindSpeed-RL's group_norm; 0 for the population's.
+        eps: added to the deviation.  It also damps nearly unanimous groups: see docs/method.md.
     """
-    rewards = rewards.to(torch.float64)
-    return torch.where(group_varies(rewards)[:, None], rewards - rewards.mean(dim=1, keepdim=True), 0.0)
+    offsets, varies = centred(rewards)
+    count = (~rewards.isnan()).sum(dim=1, keepdim=True)
+    deviation = (offsets.square().sum(dim=1, keepdim=True) / (count - ddof).clamp(min=1)).sqrt()
+    return Advantage(torch.where(varies[:, None], offsets / (deviation + eps), 0.0).to(torch.float32), varies)
 
 
 def segment_masks(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> SegmentMasks:

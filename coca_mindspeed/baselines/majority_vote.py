@@ -80,16 +80,15 @@ def majority_predictions(
     graded = respond_and_grade(
         target.policy, records, target.grader, target.method, rollout, target.generator(*purpose), k
     )
-    lengths = graded.samples.lengths.cpu().view(-1, k).sum(dim=1).tolist()
+    lengths = graded.lengths.view(-1, k).sum(dim=1).tolist()
     predictions = []
     for index, record in enumerate(records):
         rows = slice(index * k, (index + 1) * k)
-        parsed = graded.responses.parsed[rows]
-        finals = equivalences.final_answers(record, [each.answer for each in parsed])
-        weights = [each.confidence or 0.0 for each in parsed] if weighted else None
+        finals = equivalences.final_answers(record, graded.answers[rows])
+        weights = graded.stated[index].nan_to_num(0.0).tolist() if weighted else None
         result = vote(cluster(finals, partial(equivalences.same, record)), weights)
         winner = index * k + result.winner
-        answer, correct = graded.responses.texts[winner], graded.responses.verdicts[winner].correct_or_none
+        answer, correct = graded.texts[winner], graded.verdicts[winner].correct_or_none
         named = (record.id, record.dataset, record.question)
         prediction = Prediction(*named, answer, result.share, correct, lengths[index], record.category)
         predictions.append(replace(prediction, tokens=lengths[index]))

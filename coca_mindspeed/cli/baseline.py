@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coca_mindspeed.algorithm.rewards import METHODS, training_method
+from coca_mindspeed.algorithm.methods import METHODS, training_method
 from coca_mindspeed.baselines.inputs import (
     ASSESSOR_PROMPT,
     BASELINES,

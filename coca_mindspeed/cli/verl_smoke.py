@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 from tokenizers import AddedToken
 
-from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import CocaError

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
+from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_method
 from coca_mindspeed.errors import nearest
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.

@@ -1,52 +1,56 @@
-"""One step's experience: sample, grade, compute advantages; and evaluation with one sample per question."""
+"""Responses of a policy: one step's rollout, and the predictions of an evaluation."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig, RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.readings import Numbers, read_confidences
-from coca_mindspeed.local.sampler import Samples, sample_responses
-from coca_mindspeed.scoring.batch import ScoredBatch
-from coca_mindspeed.scoring.responses import ScoredResponses, credit_rule, predictions, response_scorer
+from coca_mindspeed.local.sampler import sample_responses
+from coca_mindspeed.scoring.metrics import rollout_metrics, values
+from coca_mindspeed.scoring.responses import predictions, response_scorer
+from coca_mindspeed.scoring.rollout import Rollout
 
 
-@dataclass(frozen=True)
-class GradedSamples:
-    """Graded responses.  ``B = P * G`` rows, group by group, as in :class:`Samples`.
+def respond(
+    policy: Policy,
+    records: Sequence[Record],
+    method: MethodConfig,
+    rollout: RolloutConfig,
+    generator: torch.Generator,
+    group_size: int,
+) -> Rollout:
+    """Sample ``group_size`` responses to each record.
 
-    Attributes:
-        records: P records.
-        samples: their responses.
-        responses: B scored responses.
-        group_size: G.
-        seconds: wall time of ``rollout`` and ``grading``.
+    Raises:
+        NoDistributionError: the policy's probabilities are not finite.
     """
-
-    records: Sequence[Record]
-    samples: Samples
-    responses: ScoredResponses
-    group_size: int
-    seconds: dict[str, float]
-
-    @property
-    def correct(self) -> Tensor:
-        """Right answers, bool ``[P, G]``."""
-        return self.responses.correct.view(-1, self.group_size)
-
-    @property
-    def confidence(self) -> Tensor:
-        """Stated confidences, float64 ``[P, G]``, NaN where the response is invalid."""
-        return self.responses.confidence.view(-1, self.group_size)
+    samples = sample_responses(
+        policy,
+        policy.encode_prompts(records, method.training_method.system_prompt),
+        group_size=group_size,
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        generator=generator,
+        batch_responses=rollout.batch_responses,
+    )
+    return Rollout(
+        group_size=group_size,
+        lengths=samples.lengths.cpu(),
+        width=samples.token_ids.shape[1],
+        records=records,
+        prompts=samples.prompts,
+        token_ids=samples.token_ids.cpu(),
+        log_probs=samples.log_probs.cpu(),
+        finished=samples.finished.cpu(),
+        entropy=samples.entropy.cpu(),
+    )
 
 
 def respond_and_grade(
@@ -57,89 +61,29 @@ def respond_and_grade(
     rollout: RolloutConfig,
     generator: torch.Generator,
     group_size: int,
-) -> GradedSamples:
-    """Sample ``group_size`` responses to each record, parse their confidences and grade their answers.
-
-    Raises:
-        NoDistributionError: the policy's probabilities are not finite.
-    """
-    start = time.perf_counter()
-    prompts = policy.encode_prompts(records, method.training_method.system_prompt)
-    samples = sample_responses(
-        policy,
-        prompts,
-        group_size=group_size,
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=rollout.temperature,
-        generator=generator,
-        batch_responses=rollout.batch_responses,
-    )
-    token_ids, lengths = samples.token_ids.cpu(), samples.lengths.cpu()
-    sampled = time.perf_counter()
-    score = response_scorer(method, policy.text, grader)
-    responses = score(token_ids, lengths, [record for record in records for _ in range(group_size)])
-    return GradedSamples(
-        records=records,
-        samples=samples,
-        responses=responses,
-        group_size=group_size,
-        seconds={"rollout": sampled - start, "grading": responses.grading_seconds},
-    )
+) -> Rollout:
+    """Sample ``group_size`` responses to each record, parse their confidences and grade their answers."""
+    responses = respond(policy, records, method, rollout, generator, group_size)
+    return response_scorer(method, policy.text, grader)(responses)
 
 
-@dataclass(frozen=True)
-class Experience:
-    """Scored samples with the advantage of each token, ready for the update.
-
-    Attributes:
-        graded: the sampled and graded responses.
-        scored: rewards and advantages, on the CPU.
-        advantages: float32 ``[B, tokens]`` on the policy's device; the ``masks`` are bool of the same shape.
-    """
-
-    graded: GradedSamples
-    scored: ScoredBatch
-    advantages: Tensor
-    masks: SegmentMasks
-
-
-def reward_and_advantage(graded: GradedSamples, config: MethodConfig, stage: int, device: torch.device) -> Experience:
-    """Compute rewards of the method's stage, group advantages of each segment, and their tokens."""
-    responses = graded.responses
-    scored = ScoredBatch.of(
-        credit_rule(config, stage),
-        group_size=graded.group_size,
-        correct=responses.correct,
-        gradable=responses.gradable,
-        confidence=responses.confidence,
-        confidence_lengths=responses.confidence_lengths,
-        response_lengths=graded.samples.lengths.cpu(),
-        width=graded.samples.token_ids.shape[1],
-        log_probs=graded.samples.log_probs.cpu() if config.entropy_bonus else None,
-        texts=responses.texts,
-        verdicts=responses.verdicts,
-    )
-    masks = SegmentMasks(*(mask.to(device) for mask in scored.masks))
-    return Experience(graded, scored, scored.columns()["advantages"].to(device), masks)
-
-
-def experience_metrics(experience: Experience) -> dict[str, float]:
+def step_metrics(rollout: Rollout) -> dict[str, float]:
     """Metrics of a step's responses, by the names of metrics.jsonl; NaN where undefined."""
-    samples = experience.graded.samples
+    assert rollout.entropy is not None
+    assert rollout.finished is not None
     return {
-        **experience.scored.metrics(),
-        "rollout/entropy": float(samples.entropy.mean()),
-        "response/cut_off_share": float((~samples.finished).float().mean()),
+        **values(rollout_metrics(rollout)),
+        "rollout/entropy": float(rollout.entropy.mean()),
+        "response/cut_off_share": float((~rollout.finished).float().mean()),
     }
 
 
-def sample_rows(experience: Experience, prompts: int) -> list[Mapping[str, Any]]:
+def sample_rows(rollout: Rollout, prompts: int) -> list[Mapping[str, Any]]:
     """JSON rows of all responses to the first ``prompts`` prompts."""
-    records, group = experience.graded.records, experience.graded.group_size
-    asked = [record for record in records[:prompts] for _ in range(group)]
+    asked = rollout.asked[: prompts * rollout.group_size]
     return [
         {"id": record.id, "question": record.question, "gold": record.answer, **row}
-        for record, row in zip(asked, experience.scored.rows(range(len(asked))), strict=True)
+        for record, row in zip(asked, rollout.rows(range(len(asked))), strict=True)
     ]
 
 
@@ -166,9 +110,8 @@ def predict(
     found: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
-        responses = respond_and_grade(policy, chunk, grader, method, rollout, generator, samples).responses
-        asked = [record for record in chunk for _ in range(samples)]
-        found += [replace(p, sample=row % samples) for row, p in enumerate(predictions(asked, responses))]
+        graded = respond_and_grade(policy, chunk, grader, method, rollout, generator, samples)
+        found += [replace(p, sample=row % samples) for row, p in enumerate(predictions(graded))]
         progress(start + len(chunk))
     if not readings or method.training_method.confidence_position != "first":
         return found

@@ -3,6 +3,7 @@
 Questions and tokens are drawn by seeds of their own, so the run itself does not change.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
-from coca_mindspeed.scoring.responses import ScoredResponses
+from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.console import one_line
 
 _STAGE = "preflight"  # part of derived seeds
@@ -34,15 +35,15 @@ class Preflight:
 
     config: RunConfig
     records: Sequence[Record]
-    responses: ScoredResponses
+    rollout: Rollout
 
     @property
     def valid(self) -> int:
-        return int((~self.responses.confidence.isnan()).sum())
+        return int((~self.rollout.stated.isnan()).sum())
 
     def __str__(self) -> str:
         """The shares of valid confidences and right answers, two responses, and advice on the grader."""
-        count, right = len(self.records), int(self.responses.correct.sum())
+        count, right = len(self.records), int(self.rollout.correct.nansum())
         first = (
             f"{count} responses to training questions, sampled before the first step: {self.valid} state a valid "
             f"confidence ({self.valid / count:.0%}), {right} answers are right ({right / count:.0%})"
@@ -51,18 +52,19 @@ class Preflight:
 
     def _shown(self) -> list[str]:
         """The worst and the best response."""
-        verdicts = self.responses.verdicts
+        verdicts = self.rollout.verdicts
         order = sorted(range(len(self.records)), key=lambda i: (self._stated(i) is not None, verdicts[i].correct))
         lines = []
         for i in dict.fromkeys((order[0], order[-1])):
             stated, outcome = self._stated(i), verdicts[i].outcome.value
             confidence = "no valid confidence" if stated is None else f"confidence {stated:g}"
             lines += [f"  question: {_shorten(self.records[i].question)}"]
-            lines += [f"  response: {_shorten(self.responses.texts[i])}  [{confidence}, {outcome}]"]
+            lines += [f"  response: {_shorten(self.rollout.texts[i])}  [{confidence}, {outcome}]"]
         return lines
 
     def _stated(self, index: int) -> float | None:
-        return self.responses.parsed[index].confidence
+        stated = float(self.rollout.stated.flatten()[index])
+        return None if math.isnan(stated) else stated
 
     def _advice(self) -> list[str]:
         """A line for a grader that finds many answers wrong although they name the gold answer."""
@@ -76,8 +78,8 @@ class Preflight:
         for i, record in enumerate(self.records):
             name = grader_name(record) if grader == "auto" else grader
             in_words = name == "factual" or (name == "math" and default_category(record.answer) == "factual")
-            if in_words and self.responses.verdicts[i].outcome is Outcome.WRONG:
-                named[name] += names_answer(record, self.responses.parsed[i].answer)
+            if in_words and self.rollout.verdicts[i].outcome is Outcome.WRONG:
+                named[name] += names_answer(record, self.rollout.answers[i])
         return [
             f"warning: {named[name]} of {count} name the gold answer and are graded wrong by {name}; {fix} "
             "(docs/grading.md)"
@@ -92,11 +94,11 @@ class Preflight:
                 "id": record.id,
                 "question": record.question,
                 "gold": record.answer,
-                "response": self.responses.texts[i],
-                "verdict": self.responses.verdicts[i].outcome.value,
-                "reason": self.responses.verdicts[i].reason,
+                "response": self.rollout.texts[i],
+                "verdict": self.rollout.verdicts[i].outcome.value,
+                "reason": self.rollout.verdicts[i].reason,
                 "confidence": self._stated(i),
-                "correct": self.responses.verdicts[i].correct_or_none,
+                "correct": self.rollout.verdicts[i].correct_or_none,
             }
             for i, record in enumerate(self.records)
         ]
@@ -126,22 +128,22 @@ def run_preflight(policy: Policy, train: Sequence[Record], grader: Grader, confi
     Raises:
         TrainingError: the policy's probabilities are not finite.
     """
-    rollout = config.rollout
-    at_once = min(rollout.prompts * rollout.group_size, rollout.batch_responses or config.evaluation.preflight)
+    settings = config.rollout
+    at_once = min(settings.prompts * settings.group_size, settings.batch_responses or config.evaluation.preflight)
     records = records_of_step(train, 0, config.evaluation.preflight, derived_seed(config.seed, _STAGE))
     try:
-        responses = respond_and_grade(
+        rollout = respond_and_grade(
             policy,
             records,
             EvaluatedOnly(grader) if config.data.require_evaluated else grader,
             config.method,
-            rollout.model_copy(update={"batch_responses": at_once}),
+            settings.model_copy(update={"batch_responses": at_once}),
             generator(policy.device, config.seed, _STAGE),
             group_size=1,
-        ).responses
+        )
     except NoDistributionError as error:
         raise TrainingError(f"sampling before step 1: {error}") from error
-    return Preflight(config, records, responses)
+    return Preflight(config, records, rollout)
 
 
 def _shorten(text: str) -> str:

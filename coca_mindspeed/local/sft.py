@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coca_mindspeed.algorithm.methods import TrainingMethod
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ConfidencePosition
-from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConfig, WarmUpConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, TrainingError

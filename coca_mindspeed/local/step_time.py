@@ -11,12 +11,13 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
+from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, update_policy
+from coca_mindspeed.scoring.responses import credit_rule
 
 
 class StepTime(NamedTuple):
@@ -62,9 +63,9 @@ def run_step(
         with _time_limit(limit):
             draw = generator(device, config.seed, "rollout", 0)
             graded = respond_and_grade(policy, records, grader, config.method, rollout, draw, rollout.group_size)
-            experience = reward_and_advantage(graded, config.method, 0, device)
+            graded.give_credit(credit_rule(config.method, 0))
             sampled = clock()
-            update_policy(policy, experience, optimizer, config.optimizer.lr, config)
+            update_policy(policy, graded, optimizer, config.optimizer.lr, config)
     except _TimeLimitError:
         return None
     except (NoDistributionError, NotFiniteError) as error:

@@ -24,13 +24,7 @@ from coca_mindspeed.evaluation.predictions import (
 from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
-from coca_mindspeed.local.experience import (
-    experience_metrics,
-    predict,
-    respond_and_grade,
-    reward_and_advantage,
-    sample_rows,
-)
+from coca_mindspeed.local.experience import predict, respond, sample_rows, step_metrics
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.optimizer import build_optimizer
@@ -41,6 +35,7 @@ from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.scoring.metrics import HealthWarnings
+from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from coca_mindspeed.utils.eta import STEPS
 from coca_mindspeed.utils.files import PROGRESS
 from coca_mindspeed.utils.packages import is_installed
@@ -237,30 +232,27 @@ class Trainer:
     ) -> tuple[dict[str, float], dict[str, float]]:
         config, device = self.config, self.policy.device
         records = records_of_step(self.train_records, step, config.rollout.prompts, config.seed)
-        graded = respond_and_grade(
-            self.policy,
-            records,
-            self.evaluated_only if config.data.require_evaluated else self.grader,
-            config.method,
-            config.rollout,
-            generator(device, config.seed, "rollout", step),
-            config.rollout.group_size,
-        )
-        experience = reward_and_advantage(graded, config.method, stage, device)
+        started = time.perf_counter()
+        draw = generator(device, config.seed, "rollout", step)
+        rollout = respond(self.policy, records, config.method, config.rollout, draw, config.rollout.group_size)
+        timing = {"seconds/rollout": time.perf_counter() - started}
+        grader = self.evaluated_only if config.data.require_evaluated else self.grader
+        response_scorer(config.method, self.policy.text, grader)(rollout)
+        rollout.give_credit(credit_rule(config.method, stage))
+        timing["seconds/grading"] = rollout.grading_seconds
         started = time.perf_counter()
         lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)
-        update = update_policy(self.policy, experience, optimizer, lr, config)
-        timing = {f"seconds/{name}": seconds for name, seconds in graded.seconds.items()}
+        update = update_policy(self.policy, rollout, optimizer, lr, config)
         timing["seconds/update"] = time.perf_counter() - started
-        timing["tokens_per_second/rollout"] = float(graded.samples.lengths.sum()) / graded.seconds["rollout"]
+        timing["tokens_per_second/rollout"] = float(rollout.lengths.sum()) / timing["seconds/rollout"]
         timing |= {f"grading/{name}": value for name, value in self.grader.metrics().items()}
         timing["grading/unevaluated"] = float(self.evaluated_only.unevaluated)
-        metrics = {"stage": float(stage), "lr": lr, **experience_metrics(experience), **update}
+        metrics = {"stage": float(stage), "lr": lr, **step_metrics(rollout), **update}
         metrics["epoch"] = (step + 1) * config.rollout.prompts / len(self.train_records)
 
         interval = config.logging.samples_interval
         if self._due(interval, step) or (interval and step == 0):
-            log.write_samples(step + 1, sample_rows(experience, config.logging.samples_prompts))
+            log.write_samples(step + 1, sample_rows(rollout, config.logging.samples_prompts))
         if self.evaluate_records and self._due(config.evaluation.interval, step):
             started = time.perf_counter()
             metrics |= self._evaluate_while_training(step, log)

@@ -13,10 +13,9 @@ from torch import Tensor
 from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import Objective, segment_objective
 from coca_mindspeed.config.schema import RunConfig, TrainerConfig
-from coca_mindspeed.local.experience import Experience
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampler import Samples
+from coca_mindspeed.scoring.rollout import Rollout
 
 #: Overhead of a pass in tokens: the minimum (a small model on a CPU), and a share of a full pass, so that large
 #: microbatches are few.
@@ -142,7 +141,7 @@ class NotFiniteError(ArithmeticError):
 
 
 def update_policy(
-    policy: Policy, experience: Experience, optimizer: torch.optim.Optimizer, lr: float, config: RunConfig
+    policy: Policy, rollout: Rollout, optimizer: torch.optim.Optimizer, lr: float, config: RunConfig
 ) -> dict[str, float]:
     """Run ``trainer.epochs`` passes over the step's prompts in ``trainer.minibatches`` updates.
 
@@ -156,8 +155,8 @@ def update_policy(
     losses, norms = [], []
     every_part: list[_MicrobatchResult] = []
     for _ in range(config.trainer.epochs):
-        for minibatch in torch.arange(len(experience.graded.records)).chunk(config.trainer.minibatches):
-            parts = _accumulate_gradient(policy, experience, minibatch.tolist(), config)
+        for minibatch in torch.arange(len(rollout.records)).chunk(config.trainer.minibatches):
+            parts = _accumulate_gradient(policy, rollout, minibatch.tolist(), config)
             loss = sum(float(part.objective.loss) for part in parts)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), config.optimizer.grad_clip))
             for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
@@ -180,21 +179,22 @@ def update_policy(
 
 
 def _accumulate_gradient(
-    policy: Policy, experience: Experience, minibatch: Sequence[int], config: RunConfig
+    policy: Policy, rollout: Rollout, minibatch: Sequence[int], config: RunConfig
 ) -> list[_MicrobatchResult]:
     """Run the backward passes of one minibatch's microbatches; losses and gradients add up to the minibatch's."""
-    samples, group = experience.graded.samples, config.rollout.group_size
-    lengths = samples.lengths.tolist()
+    assert rollout.log_probs is not None
+    group, device = config.rollout.group_size, policy.device
+    lengths, masks_of_all = rollout.lengths.tolist(), rollout.masks
     tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
     parts = []
-    for microbatch in microbatches_of(samples, minibatch, config):
-        rows, responses = responses_of(policy, samples, microbatch, config)
+    for microbatch in microbatches_of(rollout, minibatch, config):
+        rows, responses = responses_of(policy, rollout, microbatch, config)
         width = responses.token_ids.shape[1]
-        masks = SegmentMasks(*(mask[rows, :width] for mask in experience.masks))
+        masks = SegmentMasks(*(mask[rows, :width].to(device) for mask in masks_of_all))
         objective_of = functools.partial(
             segment_objective,
-            old_log_probs=samples.log_probs[rows, :width],
-            advantages=experience.advantages[rows, :width],
+            old_log_probs=rollout.log_probs[rows, :width].to(device),
+            advantages=rollout.token_advantages[rows, :width].to(device),
             masks=masks,
             clip=config.method.clip,
             aggregation=config.method.loss_aggregation,
@@ -207,23 +207,22 @@ def _accumulate_gradient(
     return parts
 
 
-def microbatches_of(samples: Samples, minibatch: Sequence[int], config: RunConfig) -> list[Microbatch]:
-    lengths, prompt_lengths = samples.lengths.tolist(), list(map(len, samples.prompts))
+def microbatches_of(rollout: Rollout, minibatch: Sequence[int], config: RunConfig) -> list[Microbatch]:
+    lengths, prompt_lengths = rollout.lengths.tolist(), list(map(len, rollout.prompts))
     return microbatches(minibatch, config.rollout.group_size, lengths, prompt_lengths, config.trainer)
 
 
 def responses_of(
-    policy: Policy, samples: Samples, microbatch: Microbatch, config: RunConfig
+    policy: Policy, rollout: Rollout, microbatch: Microbatch, config: RunConfig
 ) -> tuple[Tensor, ResponseBatch]:
-    """A microbatch's rows, int64 ``[rows]``, and their responses, padded to the longest."""
-    rows = torch.tensor(microbatch.rows, device=policy.device)
-    lengths = samples.lengths[rows]
-    token_ids = samples.token_ids[rows, : int(lengths.max())]
-    prompts = [samples.prompts[prompt] for prompt in microbatch.prompts]
+    """A microbatch's rows, int64 ``[rows]``, and their responses, padded to the longest, on the policy's device."""
+    assert rollout.token_ids is not None
+    rows = torch.tensor(microbatch.rows)
+    token_ids = rollout.token_ids[rows, : int(rollout.lengths[rows].max())]
     return rows, ResponseBatch(
         policy,
-        prompts,
-        token_ids,
+        [rollout.prompts[prompt] for prompt in microbatch.prompts],
+        token_ids.to(policy.device),
         temperature=config.rollout.temperature,
         share_prompts=config.trainer.share_prompts,
         group_sizes=microbatch.group_sizes,

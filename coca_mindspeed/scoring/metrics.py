@@ -1,4 +1,4 @@
-"""Metrics of a scored batch, and warnings when a run stops learning."""
+"""Metrics of a rollout, and warnings when a run stops learning."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from coca_mindspeed.algorithm.credit import SegmentCredit
+    from coca_mindspeed.scoring.rollout import Rollout
 
 
 class Mean(NamedTuple):
@@ -23,59 +21,51 @@ class Mean(NamedTuple):
     weight: float
 
 
-def batch_metrics(
-    correct: Tensor, confidence: Tensor, response_lengths: Tensor, credit: SegmentCredit
-) -> dict[str, Mean]:
-    """Metrics of one batch, each with its weight; rewards and accuracy are over the gradable answers.
-
-    Args:
-        correct: bool ``[P, G]``, anything where not gradable.
-        confidence: float ``[P, G]``, NaN where the response is invalid.
-        response_lengths: int ``[P * G]``.
-        credit: rewards and advantages.
-    """
-    graded = credit.gradable
-    found = calibration_metrics(confidence[graded].numpy(), correct[graded].numpy())
-    accuracy = found.values["accuracy"]
-    lengths, segment = response_lengths.double(), credit.segment_lengths.double()
+def rollout_metrics(rollout: Rollout) -> dict[str, Mean]:
+    """Metrics of a rollout with credit, each with its weight; rewards and accuracy are over the gradable answers."""
+    correct, stated, credit = rollout.correct, rollout.stated, rollout.credit
+    graded, kept = ~correct.isnan(), credit.kept
+    measured = calibration_metrics(stated[graded].numpy(), correct[graded].bool().numpy())
+    accuracy = measured.values["accuracy"]
+    lengths, segment = rollout.lengths.double(), rollout.segment_lengths.double()
     earned = ~credit.confidence_reward.isnan()
     means = [
         (
             correct.numel(),
             {
                 "grading/ungradable_share": float((~graded).double().mean()),
-                "rollout/invalid_share": float(confidence.isnan().double().mean()),
+                "rollout/invalid_share": float(stated.isnan().double().mean()),
                 "response/length": float(lengths.mean()),
                 "response/confidence_length": float(segment.mean()),
                 "response/answer_length": float((lengths - segment).mean()),
             },
         ),
-        (int((~confidence.isnan()).sum()), {"rollout/confidence": float(confidence.nanmean())}),
+        (int((~stated.isnan()).sum()), {"rollout/confidence": float(stated.nanmean())}),
         (
             int(graded.sum()),
             {"reward/answer": accuracy, "rollout/accuracy": accuracy},
         ),
         (int(earned.sum()), {"reward/confidence": float(credit.confidence_reward.nanmean())}),
         (
-            found.n_valid,
+            measured.n_valid,
             {
-                "rollout/ece": found.values["ece"],
-                "rollout/auroc": found.values["auroc"],
-                "rollout/brier": found.values["brier"],
+                "rollout/ece": measured.values["ece"],
+                "rollout/auroc": measured.values["auroc"],
+                "rollout/brier": measured.values["brier"],
             },
         ),
-        (len(correct), {"group/dropped_share": float((~credit.kept).double().mean())}),
+        (len(correct), {"group/dropped_share": float((~kept).double().mean())}),
         (
-            int(credit.kept.sum()),
+            int(kept.sum()),
             {
                 "rollout/gesr": float(credit.gesr.nanmean()),
-                "group/no_confidence_variance_share": float((~credit.confidence_varies[credit.kept]).double().mean()),
-                "group/no_answer_variance_share": float((~credit.answer_varies[credit.kept]).double().mean()),
+                "group/no_confidence_variance_share": float((~credit.confidence.varies[kept]).double().mean()),
+                "group/no_answer_variance_share": float((~credit.answer.varies[kept]).double().mean()),
             },
         ),
     ]
     if credit.deviation:
-        means.append((1, {"advantage/deviation": float(credit.deviation)}))
+        means.append((1, {"advantage/deviation": credit.deviation}))
     return {
         # Undefined, e.g. AUROC where all answers are right: no weight.
         name: Mean(value, 0 if math.isnan(value) else weight)

@@ -15,8 +15,9 @@ from torch import Tensor
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.scoring.batch import ScoredBatch
+from coca_mindspeed.scoring.metrics import rollout_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
+from coca_mindspeed.scoring.rollout import Rollout, correctness
 from coca_mindspeed.verl.settings import VerlSettings
 
 
@@ -75,7 +76,7 @@ class ScoredStep:
         stage: of the method; None if it has only one.
     """
 
-    scored: ScoredBatch
+    rollout: Rollout
     order: Tensor
     rows: int
     broken: int
@@ -83,25 +84,25 @@ class ScoredStep:
     stage: int | None
 
     def columns(self, *, segment_mean: bool) -> dict[str, Tensor]:
-        """:meth:`ScoredBatch.columns` for all ``rows``; 0 for padding and broken groups."""
+        """:meth:`Rollout.training_columns` for all ``rows``; 0 for padding and broken groups."""
         return {
             name: torch.zeros(self.rows, *column.shape[1:], dtype=column.dtype).index_copy_(0, self.order, column)
-            for name, column in self.scored.columns(segment_mean=segment_mean).items()
+            for name, column in self.rollout.training_columns(segment_mean=segment_mean).items()
         }
 
     def metrics(self) -> dict[str, float]:
         """Metrics by the names of every engine, without the undefined ones."""
-        found = {name: value for name, value in self.scored.metrics().items() if math.isfinite(value)}
-        found["group/broken"] = float(self.broken)
-        return found if self.stage is None else {**found, "stage": float(self.stage)}
+        metrics = {name: value for name, value in values(rollout_metrics(self.rollout)).items() if math.isfinite(value)}
+        metrics["group/broken"] = float(self.broken)
+        return metrics if self.stage is None else {**metrics, "stage": float(self.stage)}
 
     def dump(self, step: int, prompts: int) -> list[dict[str, Any]]:
         """JSON rows of all responses to the first ``prompts`` prompts."""
-        shown = range(min(prompts * self.scored.correct.shape[1], len(self.order)))
+        shown = range(min(prompts * self.rollout.group_size, len(self.order)))
         names = ("id", "dataset", "question", "gold")
         return [
             {"step": step, **{name: prediction[name] for name in names}, **row}
-            for prediction, row in zip(self.predictions, self.scored.rows(shown), strict=False)
+            for prediction, row in zip(self.predictions, self.rollout.rows(shown), strict=False)
         ]
 
 
@@ -128,25 +129,24 @@ def score_step(
         raise TrainingError(f"none of the {prompts} groups has all of its {group} responses")
     reports = [_checked(rows[row], f"row {keys[row]}") for row in groups.rows]
     verdicts = [Verdict(Outcome(report["verdict"]), report["reason"]) for report in reports]
-    gradable = torch.tensor([verdict.outcome is not Outcome.UNGRADABLE for verdict in verdicts])
-    if not gradable.any():
+    correct = correctness(verdicts)
+    if bool(correct.isnan().all()):
         raise TrainingError(f"none of the step's {len(verdicts)} answers could be graded: {verdicts[0].reason}")
     predictions = [report["prediction"] for report in reports]
     order = torch.tensor(groups.rows)
-    scored = ScoredBatch.of(
-        credit_rule(settings.method, stage),
+    rollout = Rollout(
         group_size=group,
-        correct=torch.tensor([verdict.correct for verdict in verdicts]),
-        gradable=gradable,
-        confidence=_confidences([prediction["confidence"] for prediction in predictions]),
-        confidence_lengths=torch.tensor([report["confidence_tokens"] for report in reports]),
-        response_lengths=response_lengths.long()[order],
+        lengths=response_lengths.long()[order],
         width=int(response_lengths.max()),
         texts=[prediction["response"] for prediction in predictions],
         verdicts=verdicts,
     )
+    rollout.correct = correct.view(-1, group)
+    rollout.stated = _floats([prediction["confidence"] for prediction in predictions]).view(-1, group)
+    rollout.confidence_lengths = torch.tensor([report["confidence_tokens"] for report in reports])
+    rollout.give_credit(credit_rule(settings.method, stage))
     several = len(settings.method.training_method.stages) > 1
-    return ScoredStep(scored, order, len(keys), groups.broken, predictions, stage if several else None)
+    return ScoredStep(rollout, order, len(keys), groups.broken, predictions, stage if several else None)
 
 
 def _checked(report: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -158,8 +158,8 @@ def _checked(report: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return report
 
 
-def _confidences(stated: Sequence[float | None]) -> Tensor:
-    return torch.tensor([math.nan if value is None else value for value in stated], dtype=torch.float64)
+def _floats(given: Sequence[float | None]) -> Tensor:
+    return torch.tensor([math.nan if value is None else value for value in given], dtype=torch.float64)
 
 
 def validation_predictions(reports: Mapping[str, Sequence[Any]]) -> list[Prediction]:
@@ -177,9 +177,8 @@ def validation_metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
     found: dict[str, float] = {}
     for prefix, rows in named.items():
         metrics = held_out_metrics(
-            torch.tensor([bool(row.correct) for row in rows]),
-            torch.tensor([row.correct is not None for row in rows]),
-            _confidences([row.confidence for row in rows]),
+            _floats([row.correct for row in rows]),
+            _floats([row.confidence for row in rows]),
             torch.tensor([row.tokens_to_confidence or 0 for row in rows]),
         )
         found |= {f"{prefix}/{name}": value for name, value in metrics.items()}

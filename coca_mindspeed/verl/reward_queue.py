@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.scoring.responses import ResponseScorer, predictions
+from coca_mindspeed.scoring.rollout import Rollout
 
 _BATCH = 512
 # One response alone costs a millisecond, in a batch a tenth of that; the responses of a group arrive close together.
@@ -84,12 +85,15 @@ class ScoringQueue:
     def _reports(self, batch: Sequence[_Waiting]) -> list[dict[str, Any]]:
         lengths = torch.tensor([len(each.token_ids) for each in batch])
         records = [each.record for each in batch]
-        scored = self._scorer(pad_sequence([each.token_ids for each in batch], batch_first=True), lengths, records)
+        token_ids = pad_sequence([each.token_ids for each in batch], batch_first=True)
+        rollout = self._scorer(
+            Rollout(group_size=1, lengths=lengths, width=token_ids.shape[1], records=records, token_ids=token_ids)
+        )
         reports = []
-        for index, (record, prediction) in enumerate(zip(records, predictions(records, scored), strict=True)):
-            verdict = scored.verdicts[index]
+        for index, (record, prediction) in enumerate(zip(records, predictions(rollout), strict=True)):
+            verdict = rollout.verdicts[index]
             if self._evaluated is not None:
-                verdict = self._evaluated.look_again(record, scored.parsed[index].answer, verdict)
+                verdict = self._evaluated.look_again(record, rollout.answers[index], verdict)
             prediction = replace(prediction, method=self._method, category=record.category, gold=record.answer)
             prediction = replace(prediction, tokens=int(lengths[index]))
             report = {
@@ -97,7 +101,7 @@ class ScoringQueue:
                 "prediction": asdict(prediction),
                 "verdict": verdict.outcome.value,
                 "reason": verdict.reason,
-                "confidence_tokens": int(scored.confidence_lengths[index]),
+                "confidence_tokens": int(rollout.confidence_lengths[index]),
             }
             reports.append({"reward_score": float(verdict.correct), "reward_extra_info": report})
         return reports

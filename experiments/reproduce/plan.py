@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator
 
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.parsing import ConfidencePosition
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig, Section

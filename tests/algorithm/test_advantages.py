@@ -9,18 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.algorithm.advantages import group_advantages, group_varies, segment_masks, token_advantages
-from coca_mindspeed.algorithm.rewards import METHODS
+from coca_mindspeed.algorithm.advantages import group_advantages, segment_masks, token_advantages
+from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.algorithm.methods import training_method
 
 
 def test_by_hand():
     # mean 0.75, sample deviation 0.5, population deviation sqrt(3)/4
     rewards = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
-    torch.testing.assert_close(group_advantages(rewards, eps=0.0), torch.tensor([[0.5, 0.5, 0.5, -1.5]]))
+    torch.testing.assert_close(group_advantages(rewards, eps=0.0).values, torch.tensor([[0.5, 0.5, 0.5, -1.5]]))
     torch.testing.assert_close(
-        group_advantages(rewards, ddof=0, eps=0.0), torch.tensor([[1.0, 1.0, 1.0, -3.0]]) / math.sqrt(3)
+        group_advantages(rewards, ddof=0, eps=0.0).values, torch.tensor([[1.0, 1.0, 1.0, -3.0]]) / math.sqrt(3)
     )
-    torch.testing.assert_close(group_advantages(rewards, eps=0.5), torch.tensor([[0.25, 0.25, 0.25, -0.75]]))
+    torch.testing.assert_close(group_advantages(rewards, eps=0.5).values, torch.tensor([[0.25, 0.25, 0.25, -0.75]]))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -1 / 3, 1e30])
@@ -28,7 +29,7 @@ def test_by_hand():
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 def test_equal_rewards_teach_exactly_nothing(value, group, eps):
     """Three times 0.1 has a mean that is not 0.1: a tiny deviation over a tiny eps must not become an advantage."""
-    assert group_advantages(torch.full((2, group), value), eps=eps).tolist() == [[0.0] * group] * 2
+    assert group_advantages(torch.full((2, group), value), eps=eps).values.tolist() == [[0.0] * group] * 2
 
 
 @given(
@@ -39,7 +40,7 @@ def test_equal_rewards_teach_exactly_nothing(value, group, eps):
     st.sampled_from([1e-6, 0.05]),
 )
 def test_against_a_plain_loop(rewards, ddof, eps):
-    result = group_advantages(torch.tensor(rewards, dtype=torch.float64), ddof=ddof, eps=eps).tolist()
+    result = group_advantages(torch.tensor(rewards, dtype=torch.float64), ddof=ddof, eps=eps).values.tolist()
     for row, advantages in zip(rewards, result, strict=True):
         deviation = (statistics.stdev if ddof else statistics.pstdev)(row)
         for reward, advantage in zip(row, advantages, strict=True):
@@ -61,11 +62,11 @@ _EQUALLY_FAR = [
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 def test_rewards_that_are_equal_by_definition_teach_nothing(confidences, correct, dtype, eps):
     """Confidences .1 and .9 are equally far from p = .5; rounding must not decide which of them was the better one."""
-    rewards = (
-        METHODS["coca"].rewards(torch.tensor([correct]).bool(), torch.tensor([confidences], dtype=dtype)).confidence
+    credit = CreditRule(training_method("coca"), eps=eps)(
+        torch.tensor([correct], dtype=torch.float64), torch.tensor([confidences], dtype=dtype)
     )
-    assert group_advantages(rewards, eps=eps).tolist() == [[0.0] * len(confidences)]
-    assert group_varies(rewards).tolist() == [False]
+    assert credit.confidence.values.tolist() == [[0.0] * len(confidences)]
+    assert credit.confidence.varies.tolist() == [False]
 
 
 @given(
@@ -81,13 +82,23 @@ def test_advantages_of_stated_decimals_against_fractions(drawn):
     hundredths, correct = drawn
     p = Fraction(sum(correct), len(correct))
     exact = [-((Fraction(h, 100) - p) ** 2) for h in hundredths]
-    rewards = METHODS["coca"].rewards(torch.tensor([correct]), torch.tensor([[h / 100 for h in hundredths]])).confidence
-    assert group_varies(rewards).item() == (len(set(exact)) > 1)
+    advantage = CreditRule(training_method("coca"))(
+        torch.tensor([correct]).double(), torch.tensor([[h / 100 for h in hundredths]])
+    ).confidence
+    assert advantage.varies.item() == (len(set(exact)) > 1)
     if len(set(exact)) > 1:
         deviation = math.sqrt(statistics.variance(exact))
         mean = sum(exact) / len(exact)
         expected = [float(reward - mean) / (deviation + 1e-6) for reward in exact]
-        assert group_advantages(rewards)[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
+        assert advantage.values[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
+
+
+def test_nan_takes_no_part():
+    """1 and 0 of four: mean .5, deviation 1/sqrt(2); a group of one has nothing to be compared with."""
+    up, n = 1 / math.sqrt(2), math.nan
+    found = group_advantages(torch.tensor([[1.0, n, 0.0, n], [n, 1.0, n, n], [n] * 4]), eps=0.0)
+    torch.testing.assert_close(found.values, torch.tensor([[up, 0, -up, 0], [0] * 4, [0] * 4]))
+    assert found.varies.tolist() == [True, False, False]
 
 
 def test_tokens_get_their_own_segments_advantage():
@@ -119,7 +130,7 @@ def test_token_advantages_are_the_masks_times_the_advantages(data):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "rewards",
-    [*map(torch.zeros, (3, (3, 0), (3, 1))), torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[torch.nan, 0.0]])],
+    [*map(torch.zeros, (3, (3, 0), (3, 1))), torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[torch.inf, 0.0]])],
 )
 def test_bad_rewards_are_refused(rewards):
     with pytest.raises(ValueError, match="rewards should"):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.advantages import group_advantages
-from coca_mindspeed.algorithm.rewards import brier_reward
 
 GROUPS, GROUP = 4_000, 8
 NEVER_RIGHT, RATE_OF_OTHERS = 0.6, 0.8  # of ten groups six have no right answer; mean .32, median 0
@@ -22,8 +21,8 @@ def settles_at(eps, spread=0.2):
 
     def push(centre):
         stated = (centre + spread * noise).clamp(0, 1)
-        rewards = brier_reward(stated, rates[:, None])
-        return float((group_advantages(rewards, eps=eps) * noise).mean())
+        rewards = -(stated - rates[:, None]).square()
+        return float((group_advantages(rewards, eps=eps).values * noise).mean())
 
     low, high = -1.0, 1.0
     while high - low > 1e-3:

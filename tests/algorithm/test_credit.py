@@ -1,4 +1,4 @@
-"""From judged responses to advantages on tokens: by hand, method by method."""
+"""From judged responses to advantages of segments: by hand, method by method."""
 
 import math
 
@@ -7,71 +7,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.algorithm.advantages import group_advantages
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.rewards import METHODS, SegmentRewards, brier_reward, group_success_rate, training_method
+from coca_mindspeed.algorithm.methods import METHODS, training_method
 
 UP = 1 / math.sqrt(2)  # (x - mean) / sample deviation of two unequal numbers
+N = math.nan
 
 
-def credit(
-    correct,
-    confidence,
-    confidence_lengths,
-    response_lengths,
-    width,
-    method="coca",
-    gradable=None,
-    log_probs=None,
-    **choices,
-):
+def credit(correct, stated, method="coca", log_probs=None, **choices):
     rule = CreditRule(training_method(method), **{"eps": 0.0, **choices})
-    return rule(
-        torch.tensor([correct]),
-        torch.tensor([confidence], dtype=torch.float64),
-        torch.tensor(confidence_lengths),
-        torch.tensor(response_lengths),
-        width,
-        gradable=None if gradable is None else torch.tensor([gradable]),
-        log_probs=log_probs,
-    )
+    return rule(torch.tensor([correct]).double(), torch.tensor([stated], dtype=torch.float64), log_probs)
 
 
 def test_by_hand():
     """One group of two: r_a = (1, 0), GESR 0.5, s = (0.5, 0), so r_c = (0, -0.25)."""
-    result = credit([True, False], [0.5, 0.0], [1, 2], [3, 4], 5)
-    torch.testing.assert_close(result.tokens, torch.tensor([[UP, UP, UP, 0, 0], [-UP, -UP, -UP, -UP, 0]]))
+    result = credit([True, False], [0.5, 0.0])
+    for advantage in (result.confidence, result.answer):
+        torch.testing.assert_close(advantage.values, torch.tensor([[UP, -UP]]))
+        assert advantage.varies.tolist() == [True]
     assert result.gesr.tolist() == [[0.5]]
     assert result.confidence_reward.tolist() == [[0.0, -0.25]]
-    assert (result.confidence_varies.tolist(), result.answer_varies.tolist()) == ([True], [True])
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_credit_depends_on_the_values_of_the_rewards_and_not_on_the_tensors(method):
-    class Cloned:
-        """The same method whose rewards are two tensors of their own."""
-
-        def __getattr__(self, name):
-            return getattr(METHODS[method], name)
-
-        def rewards(self, *arguments, **options):
-            return SegmentRewards(*(r.clone() for r in METHODS[method].rewards(*arguments, **options)))
-
-    correct = torch.tensor([[True, False, True, False]])
-    confidence = torch.tensor([[0.9, 0.2, math.nan, 0.4]], dtype=torch.float64)
-    lengths = torch.tensor([2, 2, 3, 1]), torch.tensor([4, 4, 4, 4])
-    one, other = (
-        CreditRule(rule, entropy_bonus=0.1)(correct, confidence, *lengths, 4, log_probs=torch.full((1, 4), -1.0))
-        for rule in (METHODS[method], Cloned())
-    )
-    assert one.tokens.equal(other.tokens)
-    assert METHODS[method].has_confidence_reward == (method == "coca")
 
 
 def test_one_segment_may_have_nothing_to_learn_from():
-    result = credit([True, True], [0.9, 0.4], [1, 1], [2, 2], 2)
-    torch.testing.assert_close(result.tokens, torch.tensor([[UP, 0], [-UP, 0]]))
-    assert (result.confidence_varies.tolist(), result.answer_varies.tolist()) == ([True], [False])
+    result = credit([True, True], [0.9, 0.4])
+    torch.testing.assert_close(result.confidence.values, torch.tensor([[UP, -UP]]))
+    assert result.answer.values.tolist() == [[0.0, 0.0]]
+    assert (result.confidence.varies.tolist(), result.answer.varies.tolist()) == ([True], [False])
 
 
 def test_answer_first_responses_have_no_confidence_segment():
@@ -80,81 +42,70 @@ def test_answer_first_responses_have_no_confidence_segment():
         expected = [0, 0] if name == "rlcr" else [4, 2]
         assert CreditRule(method).segment_lengths(lengths).tolist() == expected
     # RLCR: 1 - (.5 - 1)^2 = .75 against -(.5)^2 = -.25, on every token
-    result = credit([True, False], [0.5, 0.5], [3, 2], [3, 2], 3, method="rlcr")
-    torch.testing.assert_close(result.tokens, torch.tensor([[UP] * 3, [-UP, -UP, 0]]))
-    assert result.segment_lengths.tolist() == [0, 0]
+    torch.testing.assert_close(credit([True, False], [0.5, 0.5], "rlcr").answer.values, torch.tensor([[UP, -UP]]))
 
 
 def test_confidence_reward_is_the_brier_score_whatever_the_method_rewards():
     for name in METHODS:
-        result = credit([True, False], [0.5, math.nan], [1, 1], [2, 2], 2, method=name, invalid_reward=-2.0)
+        result = credit([True, False], [0.5, N], name, invalid_reward=-2.0)
         assert result.confidence_reward.tolist() == [[0.0, -2.0]]
 
 
 def test_the_stage_decides_what_sequential_rewards():
-    first, second = (credit([True, False], [0.0, 0.5], [1, 1], [2, 2], 2, "sequential", stage=s) for s in (0, 1))
-    torch.testing.assert_close(first.tokens, torch.tensor([[UP, UP], [-UP, -UP]]))
-    torch.testing.assert_close(second.tokens, torch.tensor([[-UP, -UP], [UP, UP]]))
+    first, second = (credit([True, False], [0.0, 0.5], "sequential", stage=s) for s in (0, 1))
+    for segment in ("confidence", "answer"):
+        torch.testing.assert_close(getattr(first, segment).values, torch.tensor([[UP, -UP]]))
+        torch.testing.assert_close(getattr(second, segment).values, torch.tensor([[-UP, UP]]))
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("shape", [(3, 0), (3, 1), (0, 1), (0, 0)])
-def test_a_group_has_at_least_two_responses(shape):
-    correct, confidence = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
-    lengths = torch.ones(correct.numel(), dtype=torch.int64)
-    with pytest.raises(ValueError, match="at least 2 responses in a group"):
-        CreditRule(training_method("coca"))(correct, confidence, lengths, lengths, 1)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("correct", torch.zeros(1, 2)),
-        ("correct", torch.zeros(2, dtype=torch.bool)),
-        ("confidence", torch.zeros(1, 3)),
-        ("confidence", torch.zeros(1, 2, dtype=torch.int64)),
-        ("gradable", torch.ones(2, dtype=torch.bool)),
-        ("gradable", torch.ones(1, 2)),
+        *(("correct", torch.zeros(shape)) for shape in ((3, 0), (3, 1), (0, 1), (0, 0), (2,))),
+        ("correct", torch.zeros(1, 2, dtype=torch.bool)),
+        ("correct", torch.tensor([[0.5, 1.0]])),
+        ("stated", torch.zeros(1, 3)),
+        ("stated", torch.zeros(1, 2, dtype=torch.int64)),
+        ("stated", torch.zeros(1, 2, device="meta")),
+        *(("stated", torch.tensor([[value, 0.5]])) for value in (-0.01, 1.01, math.inf)),
     ],
 )
-def test_mismatches_are_refused_by_name(name, value):
-    given = {"correct": torch.zeros(1, 2, dtype=torch.bool), "confidence": torch.zeros(1, 2), name: value}
-    ones = torch.ones(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match=f"{name} should be"):
-        CreditRule(training_method("coca"))(
-            given["correct"], given["confidence"], ones, ones, 1, gradable=given.get("gradable")
-        )
+def test_wrong_arguments_are_refused_by_name(name, value):
+    given = {"correct": torch.zeros(1, 2), "stated": torch.zeros(1, 2), name: value}
+    with pytest.raises(ValueError, match=f"^{name} should "):
+        CreditRule(training_method("coca"))(**given)
 
 
 def test_an_ungradable_answer_is_no_member_of_its_group():
     """r_a = (1, 0, -), so GESR is 1/2; s = (.5, 0, 1), so r_c = (0, -.25, -)."""
-    for third in (True, False):  # what is said of it beside that does not matter
-        result = credit([True, False, third], [0.5, 0.0, 1.0], [1, 1, 1], [2, 2, 2], 2, gradable=[True, True, False])
-        torch.testing.assert_close(result.tokens, torch.tensor([[UP, UP], [-UP, -UP], [0, 0]]))
-        assert result.gesr.tolist() == [[0.5]]
-        assert result.confidence_reward[0, :2].tolist() == [0.0, -0.25]
-        assert result.confidence_reward[0, 2].isnan()
-        assert result.kept.tolist() == [True]
+    result = credit([1, 0, N], [0.5, 0.0, 1.0])
+    for advantage in (result.confidence, result.answer):
+        torch.testing.assert_close(advantage.values, torch.tensor([[UP, -UP, 0]]))
+    assert result.gesr.tolist() == [[0.5]]
+    assert str(result.confidence_reward.tolist()) == "[[-0.0, -0.25, nan]]"
+    assert result.kept.tolist() == [True]
 
 
-@pytest.mark.parametrize("gradable", [[True, False, False], [False, False, False]])
-def test_a_group_of_fewer_than_two_gradable_answers_is_dropped(gradable):
-    result = credit([True, False, False], [0.9, 0.1, 0.5], [1, 1, 1], [2, 2, 2], 2, gradable=gradable)
-    assert not result.tokens.any()
-    assert result.kept.tolist() == result.confidence_varies.tolist() == result.answer_varies.tolist() == [False]
+@pytest.mark.parametrize("correct", [[1, N, N], [N, N, N]])
+def test_a_group_of_fewer_than_two_gradable_answers_is_dropped(correct):
+    result = credit(correct, [0.9, 0.1, 0.5])
+    for values, varies in (result.confidence, result.answer):
+        assert not values.any()
+        assert varies.tolist() == result.kept.tolist() == [False]
     assert result.gesr.isnan().all()
     assert result.confidence_reward.isnan().all()
 
 
 def test_an_invalid_response_does_not_enter_the_comparison_of_the_valid_ones():
     """GESR is 1/2.  s = (.5, 0, -, -): Brier 0 and -.25 among the valid; valid = (1, 1, 0, 0), deviation 1/sqrt(3)."""
-    given = ([True, False, True, False], [0.5, 0.0, math.nan, math.nan], [1] * 4, [2] * 4, 2)
+    given = ([True, False, True, False], [0.5, 0.0, N, N])
     form = 0.5 * math.sqrt(3)
     separate = credit(*given)
-    torch.testing.assert_close(separate.confidence, torch.tensor([[UP + form, form - UP, -form, -form]]))
+    torch.testing.assert_close(separate.confidence.values, torch.tensor([[UP + form, form - UP, -form, -form]]))
     assert separate.confidence_reward.tolist() == [[0.0, -0.25, -1.0, -1.0]]
     # the paper's form: (0, -.25, -1, -1) has mean -.5625 and squared deviations .316406, .097656 and twice .191406
-    literal = credit(*given, separate_format=False).confidence
+    literal = credit(*given, separate_format=False).confidence.values
     deviation = math.sqrt(0.796875 / 3)
     torch.testing.assert_close(literal, torch.tensor([[0.5625, 0.3125, -0.4375, -0.4375]]) / deviation)
 
@@ -168,9 +119,9 @@ def test_an_invalid_response_does_not_enter_the_comparison_of_the_valid_ones():
     ],
 )
 def test_groups_with_fewer_than_two_valid_responses(confidence, expected):
-    result = credit([True, True], confidence, [1, 1], [2, 2], 2)
-    torch.testing.assert_close(result.confidence, torch.tensor([expected], dtype=torch.float32))
-    assert result.confidence_varies.tolist() == [any(expected)]
+    result = credit([True, True], confidence)
+    torch.testing.assert_close(result.confidence.values, torch.tensor([expected], dtype=torch.float32))
+    assert result.confidence.varies.tolist() == [any(expected)]
 
 
 def test_the_entropy_bonus_is_earned_by_rare_confidences():
@@ -178,22 +129,21 @@ def test_the_entropy_bonus_is_earned_by_rare_confidences():
 
     With the third response GESR is 2/3, and the rewards are (-1/36 + .1, -4/9 + .5).
     """
-    given = ([True, False], [0.5, 0.0], [1, 1], [2, 2], 2)
+    given = ([True, False], [0.5, 0.0])
     log_probs = torch.tensor([[-1.0, -5.0]])
     for bonus, expected in ((0.0, [UP, -UP]), (0.1, [-UP, UP]), (0.0625, [0, 0])):
         result = credit(*given, log_probs=log_probs, entropy_bonus=bonus)
-        torch.testing.assert_close(result.confidence, torch.tensor([expected], dtype=torch.float32))
+        torch.testing.assert_close(result.confidence.values, torch.tensor([expected], dtype=torch.float32))
         assert result.confidence_reward.tolist() == [[0.0, -0.25]]
-    invalid = credit([True, False, True], [0.5, 0.0, math.nan], [1] * 3, [2] * 3, 2, entropy_bonus=0.1,
-                     log_probs=torch.tensor([[-1.0, -5.0, -9.0]]))  # fmt: skip
+    invalid = credit([1, 0, 1], [0.5, 0.0, N], log_probs=torch.tensor([[-1.0, -5.0, -9.0]]), entropy_bonus=0.1)
     form = 2 / 3 / math.sqrt(1 / 3)
-    torch.testing.assert_close(invalid.confidence, torch.tensor([[form / 2 + UP, form / 2 - UP, -form]]))
+    torch.testing.assert_close(invalid.confidence.values, torch.tensor([[form / 2 + UP, form / 2 - UP, -form]]))
     # With .1 the rewards are (.1, .25), which are centred with the bonus.
     for scale, expected in (("none", 0.075), ("batch", 1.0)):
-        found = credit(*given, log_probs=log_probs, entropy_bonus=0.1, scale=scale).confidence
+        found = credit(*given, log_probs=log_probs, entropy_bonus=0.1, scale=scale).confidence.values
         torch.testing.assert_close(found, torch.tensor([[-expected, expected]]))
     joint = credit(*given, method="joint", log_probs=log_probs, entropy_bonus=0.1)
-    assert torch.equal(joint.tokens, credit(*given, method="joint").tokens)
+    assert torch.equal(joint.answer.values, credit(*given, method="joint").answer.values)
     with pytest.raises(ValueError, match="log_probs"):
         credit(*given, entropy_bonus=0.1)
 
@@ -201,9 +151,10 @@ def test_the_entropy_bonus_is_earned_by_rare_confidences():
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.3, 0.8, 1.0])), min_size=2, max_size=8), st.data())
 def test_where_all_are_valid_both_forms_are_the_papers(group, data):
     correct, confidence = (list(part) for part in zip(*group, strict=True))
-    ones, eps = [1] * len(group), data.draw(st.sampled_from([1e-6, 0.5]))
-    forms = [credit(correct, confidence, ones, ones, 1, eps=eps, separate_format=form) for form in (True, False)]
-    assert all(torch.equal(a, b) for a, b in zip(*forms, strict=True))
+    eps = data.draw(st.sampled_from([1e-6, 0.5]))
+    forms = [credit(correct, confidence, eps=eps, separate_format=form) for form in (True, False)]
+    for a, b in zip(*((form.confidence, form.answer) for form in forms), strict=True):
+        assert torch.equal(a.values, b.values)
 
 
 def test_the_scale_by_hand():
@@ -211,19 +162,18 @@ def test_the_scale_by_hand():
 
     The deviation of the step is over all six, sqrt((2 * .125^2 + 2 * .175^2) / 6).  Answers keep the group's scale.
     """
-    correct = torch.tensor([[True, False], [True, True], [False, False]])
-    confidence = torch.tensor([[0.5, 0.0], [0.9, 0.4], [0.3, 0.3]], dtype=torch.float64)
-    ones = torch.ones(6, dtype=torch.int64)
+    correct = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    stated = torch.tensor([[0.5, 0.0], [0.9, 0.4], [0.3, 0.3]], dtype=torch.float64)
     deviation = math.sqrt((2 * 0.125**2 + 2 * 0.175**2) / 6)
     for scale, divisor in (("group", None), ("batch", deviation), ("none", 1.0)):
         rule = CreditRule(training_method("coca"), eps=0.0, scale=scale)
-        found = rule(correct, confidence, ones, ones, 1)
+        found = rule(correct, stated)
         first, second = (UP, UP) if divisor is None else (0.125 / divisor, 0.175 / divisor)
         expected = [[first, -first], [second, -second], [0, 0]]
-        torch.testing.assert_close(found.confidence, torch.tensor(expected, dtype=torch.float32))
-        torch.testing.assert_close(found.answer, torch.tensor([[UP, -UP], [0, 0], [0, 0]]))
-        assert found.confidence_varies.tolist() == [True, True, False]
-        assert float(found.deviation) == pytest.approx(deviation if scale == "batch" else 0.0, abs=1e-7)
+        torch.testing.assert_close(found.confidence.values, torch.tensor(expected, dtype=torch.float32))
+        torch.testing.assert_close(found.answer.values, torch.tensor([[UP, -UP], [0, 0], [0, 0]]))
+        assert found.confidence.varies.tolist() == [True, True, False]
+        assert found.deviation == pytest.approx(deviation if scale == "batch" else 0.0, abs=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -231,53 +181,51 @@ def test_the_scale_by_hand():
     [("rlvr", [[1, 0], [1, 1]]), ("joint", [[1, -0.25], [0.99, 0.64]]), ("rlcr", [[0.75, 0], [0.99, 0.64]])],
 )
 def test_the_one_reward_of_a_method_has_the_scale(method, reward):
-    correct, ones = torch.tensor([[True, False], [True, True]]), torch.ones(4, dtype=torch.int64)
-    confidence = torch.tensor([[0.5, 0.0], [0.9, 0.4]], dtype=torch.float64)
+    correct = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    stated = torch.tensor([[0.5, 0.0], [0.9, 0.4]], dtype=torch.float64)
     centred = [[(a - b) / 2, (b - a) / 2] for a, b in reward]
     deviation = math.sqrt(sum(d * d for row in centred for d in row) / 4)
-    found = CreditRule(training_method(method), scale="batch")(correct, confidence, ones, ones, 1)
-    torch.testing.assert_close(found.answer, torch.tensor(centred, dtype=torch.float32) / deviation)
-    assert torch.equal(found.confidence, found.answer)
+    found = CreditRule(training_method(method), scale="batch")(correct, stated)
+    torch.testing.assert_close(found.answer.values, torch.tensor(centred, dtype=torch.float32) / deviation)
+    assert torch.equal(found.confidence.values, found.answer.values)
 
 
 def test_members_that_take_part_and_no_others_make_the_deviation():
     """Group 1: two valid of four, one invalid, one ungradable.  Group 2 is dropped.  Group 3: one valid."""
-    n, correct = math.nan, torch.tensor([[True, False, True, True], [True] * 4, [True] * 4])
-    confidence = torch.tensor([[0.5, 0.0, n, 0.9], [0.1, 0.9, 0.5, 0.2], [0.2, n, n, n]], dtype=torch.float64)
-    gradable = torch.tensor([[True, True, True, False], [True, False, False, False], [True] * 4])
-    ones = torch.ones(12, dtype=torch.int64)
-    found = CreditRule(training_method("coca"), eps=0.0, scale="batch")(correct, confidence, ones, ones, 1, gradable)
+    correct = torch.tensor([[1, 0, 1, N], [1, N, N, N], [1.0] * 4])
+    stated = torch.tensor([[0.5, 0.0, N, 0.9], [0.1, 0.9, 0.5, 0.2], [0.2, N, N, N]], dtype=torch.float64)
+    found = CreditRule(training_method("coca"), eps=0.0, scale="batch")(correct, stated)
     # GESR 2/3 in the first group: -(1/6)^2 and -(2/3)^2, so d = +-(4/9 - 1/36) / 2
     d = (4 / 9 - 1 / 36) / 2
-    assert float(found.deviation) == pytest.approx(math.sqrt(2 * d * d / 3), abs=1e-7)
+    assert found.deviation == pytest.approx(math.sqrt(2 * d * d / 3), abs=1e-7)
     form = 2 / 3 / math.sqrt(1 / 3)
     brier = math.sqrt(3 / 2)
     expected = [form / 2 + brier, form / 2 - brier, -form, 0]
-    torch.testing.assert_close(found.confidence[0], torch.tensor(expected, dtype=torch.float32))
-    assert not found.confidence[1].any()
+    torch.testing.assert_close(found.confidence.values[0], torch.tensor(expected, dtype=torch.float32))
+    assert not found.confidence.values[1].any()
 
 
 def step(groups=24, size=5):
     draw = torch.Generator().manual_seed(3)
-    correct = torch.rand(groups, size, generator=draw) < 0.4
-    confidence = torch.rand(groups, size, generator=draw, dtype=torch.float64)
-    confidence[torch.rand(groups, size, generator=draw) < 0.2] = math.nan
-    return correct, confidence, torch.rand(groups, size, generator=draw) < 0.9
+    correct = (torch.rand(groups, size, generator=draw) < 0.4).double()
+    stated = torch.rand(groups, size, generator=draw, dtype=torch.float64)
+    stated[torch.rand(groups, size, generator=draw) < 0.2] = math.nan
+    correct[torch.rand(groups, size, generator=draw) > 0.9] = math.nan
+    return correct, stated
 
 
 def in_parts(rule, given, parts):
     """Advantages of a step whose groups are spread over processes that share one deviation."""
-    correct, confidence, gradable = given
-    lengths = [torch.ones(len(rows) * correct.shape[1], dtype=torch.int64) for rows in parts]
+    correct, stated = given
     sums = []
 
     def run(reduce):
-        for rows, ones in zip(parts, lengths, strict=True):
-            yield rule(correct[rows], confidence[rows], ones, ones, 1, gradable[rows], reduce=reduce)
+        for rows in parts:
+            yield rule(correct[rows], stated[rows], reduce=reduce)
 
     list(run(lambda *own: sums.append(own) or own))
     total = math.fsum(squares for squares, _ in sums), sum(count for _, count in sums)
-    found = torch.cat([part.confidence for part in run(lambda *_: total)])
+    found = torch.cat([part.confidence.values for part in run(lambda *_: total)])
     return found[torch.cat(parts).argsort()]
 
 
@@ -295,11 +243,10 @@ def test_a_split_or_another_order_of_a_step_changes_nothing(method, scale):
 def test_a_step_without_members_has_no_advantages_and_still_takes_part_in_the_sum():
     seen = []
     rule = CreditRule(training_method("coca"), scale="batch")
-    nothing, ones = torch.zeros(1, 2, dtype=torch.bool), torch.ones(2, dtype=torch.int64)
     reduce = lambda *own: seen.append(own) or own  # noqa: E731
-    found = rule(nothing, torch.full((1, 2), 0.5), ones, ones, 1, nothing, reduce=reduce)
+    found = rule(torch.full((1, 2), N), torch.full((1, 2), 0.5), reduce=reduce)
     assert seen == [(0.0, 0)]
-    assert not found.tokens.any()
+    assert not found.confidence.values.any()
 
 
 def normalised(rewards, size, ddof, eps):
@@ -356,27 +303,9 @@ def oracle(method, correct, confidence, gradable, invalid_reward, ddof, eps, sep
 )
 def test_against_plain_arithmetic(groups, method, ddof, separate_format):
     correct, confidence, gradable = (torch.tensor(part) for part in zip(*groups, strict=True))
-    ones = torch.ones(correct.numel(), dtype=torch.int64)
     rule = CreditRule(training_method(method), 0, -1.5, ddof, eps=0.05, separate_format=separate_format)
-    found = rule(correct, confidence.double(), ones, 2 * ones, 2, gradable=gradable)
+    found = rule(correct.double().masked_fill(~gradable, N), confidence.double())
     for row, group in enumerate(groups):
         expected = oracle(method, *group, -1.5, ddof, 0.05, separate_format)
         for name, wanted in zip(("confidence", "answer"), expected, strict=True):
-            assert getattr(found, name)[row].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_where_all_are_gradable_the_numbers_are_those_without_a_mask_bit_for_bit(name):
-    draw = torch.Generator().manual_seed(7)
-    correct = torch.rand(64, 16, generator=draw) < 0.4
-    confidence = torch.rand(64, 16, generator=draw, dtype=torch.float64)
-    confidence[torch.rand(64, 16, generator=draw) < 0.1] = math.nan
-    ones = torch.ones(correct.numel(), dtype=torch.int64)
-    rule = CreditRule(training_method(name), separate_format=False)
-    found = rule(correct, confidence, ones, ones, 1, gradable=torch.ones_like(correct))
-    rewards = rule.method.rewards(correct, confidence)
-    for segment in ("confidence", "answer"):
-        assert torch.equal(getattr(found, segment), group_advantages(getattr(rewards, segment)))
-    assert torch.equal(found.gesr, group_success_rate(correct))
-    assert torch.equal(found.confidence_reward, brier_reward(confidence, group_success_rate(correct)))
-    assert all(torch.equal(a, b) for a, b in zip(found, rule(correct, confidence, ones, ones, 1), strict=True))
+            assert getattr(found, name).values[row].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-6)

@@ -81,9 +81,7 @@ def test_token_advantages_are_those_of_the_library():
     assert logged.tolist() == [r or 0.0 for r in rewards[0]]
     lengths = torch.tensor([len(sampled) for sampled in ids])
     padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(sampled) for sampled in ids], batch_first=True)
-    expected = coca_advantages(
-        padded, lengths, matrix[:, 0] == 1, tokenizer, 4, gradable=~matrix[:, 0].isnan(), decimals=2, eps=0.05
-    )
+    expected = coca_advantages(padded, lengths, matrix[:, 0], tokenizer, 4, decimals=2, eps=0.05)
     assert expected.advantages.any()
     for shift in (0, 3):  # HF's frame, and Megatron's, in which the prompt stands before the response
         mask = torch.zeros(12, shift + padded.shape[1], dtype=torch.int64)

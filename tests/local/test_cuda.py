@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.advantages import group_advantages, segment_masks, token_advantages
+from coca_mindspeed.algorithm.advantages import segment_masks, token_advantages
 from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
+from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.objective import segment_objective
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.sampler import sample_responses, sample_tokens
@@ -29,8 +30,8 @@ def test_the_algorithm_on_the_device_equals_the_cpu():
     results = []
     for device in ("cpu", "cuda"):
         segment = confidence_segment_lengths(ids.to(device), lengths.to(device), text, valid.to(device))
-        rewards = training_method("coca").rewards(correct.to(device), confidence.to(device))
-        a, b = (group_advantages(r).flatten() for r in rewards)
+        credit = CreditRule(training_method("coca"))(correct.to(device).double(), confidence.to(device))
+        a, b = (advantage.values.flatten() for advantage in (credit.confidence, credit.answer))
         advantages = token_advantages(a, b, segment, lengths.to(device), 300)
         masks = segment_masks(segment, lengths.to(device), 300)
         torch.manual_seed(0)

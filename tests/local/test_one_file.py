@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from coca_mindspeed import token_text
-from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
+from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.update import update_policy
+from coca_mindspeed.scoring.responses import credit_rule
 from tests.local.runs_for_tests import small_session
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "coca_in_one_file.py"
@@ -50,9 +51,9 @@ def test_it_takes_the_first_step_of_the_engine(example, session):
         torch.Generator().manual_seed(5),
         config.rollout.group_size,
     )
-    experience = reward_and_advantage(graded, config.method, 0, policy.device)
+    graded.give_credit(credit_rule(config.method, 0))
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)  # the step is the gradient
-    metrics = update_policy(policy, experience, optimizer, 1.0, config)
+    metrics = update_policy(policy, graded, optimizer, 1.0, config)
     expected = change(policy.model, before)
 
     again = load_policy(path, config.model, torch.device("cpu"))
@@ -67,12 +68,12 @@ def test_it_takes_the_first_step_of_the_engine(example, session):
         torch.Generator().manual_seed(5),
         settings,
     )
-    assert found["accuracy"] == pytest.approx(float(graded.correct.double().mean()))
-    assert found["confidence"] == pytest.approx(float(graded.confidence.nanmean()))
+    assert found["accuracy"] == pytest.approx(float(graded.correct.mean()))
+    assert found["confidence"] == pytest.approx(float(graded.stated.nanmean()))
     assert found["loss"] == pytest.approx(metrics["objective/loss"], abs=1e-5)
     assert float(expected.norm()) > 0.1
     assert float((change(again.model, before) - expected).norm()) < 1e-4 * float(expected.norm())
-    assert bool(experience.scored.credit.confidence.any()), "the confidence segments should have something to learn"
+    assert bool(graded.credit.confidence.values.any()), "the confidence segments should have something to learn"
 
 
 def test_its_settings_are_the_demos(example, session):

@@ -1,19 +1,19 @@
 """The preflight: a run that could not learn is refused before its first step, and the run's randomness stays."""
 
 import json
-import math
 
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.parsing import parse_response
+from coca_mindspeed.algorithm.boundary import TokenText
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.facts.factual import FactualGrader
 from coca_mindspeed.local import setup as session_module
 from coca_mindspeed.local.preflight import Preflight
-from coca_mindspeed.scoring.responses import ScoredResponses
+from coca_mindspeed.scoring.rollout import Rollout
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, result, rows
 from tests.local.starts_for_tests import QUESTIONS, arguments, write_rows
@@ -82,13 +82,12 @@ def test_samples_hold_the_first_step(tmp_path, interval, steps):
 
 
 def preflight(texts: list[str], records: list[Record], *overrides: str) -> Preflight:
-    parsed = list(map(parse_response, texts))
-    confidence = [math.nan if each.confidence is None else each.confidence for each in parsed]
-    verdicts = FactualGrader("exact").grade(records, [each.answer for each in parsed])
-    correct = torch.tensor([verdict.correct for verdict in verdicts])
-    lengths = torch.ones(len(texts), dtype=torch.long)
-    scored = ScoredResponses(texts, parsed, torch.tensor(confidence), lengths, verdicts, correct, 0.0)
-    return Preflight(compose_run("demo", list(overrides)).run, records, scored)
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(list(text.encode())) for text in texts], batch_first=True)
+    lengths = torch.tensor([len(text.encode()) for text in texts])
+    rollout = Rollout(group_size=1, lengths=lengths, width=ids.shape[1], records=records, token_ids=ids)
+    rollout.read(TokenText([bytes([byte]) for byte in range(256)]), ResponseParser(), 16)
+    rollout.grade(FactualGrader("exact"))
+    return Preflight(compose_run("demo", list(overrides)).run, records, rollout)
 
 
 def fact(category: str = "factual") -> Record:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coca_mindspeed.algorithm.rewards import METHODS
+from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
@@ -186,12 +186,12 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(tmp_path, monkeypatc
     trainer = session.trainer
     calls = 0
 
-    def poisoned(policy, experience, *rest):
+    def poisoned(policy, rollout, *rest):
         nonlocal calls
         calls += 1
         if calls == 4:
-            experience.advantages.fill_(math.nan)
-        return update_policy(policy, experience, *rest)
+            rollout.token_advantages.fill_(math.nan)
+        return update_policy(policy, rollout, *rest)
 
     monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", poisoned)
     with pytest.raises(
@@ -413,11 +413,11 @@ def test_restated_questions_earn_nothing_in_training_and_are_graded_by_value_in_
 
         monkeypatch.setattr(trainer_module, name, call)
 
-    remember("respond_and_grade", 2)
+    remember("response_scorer", 2)
     remember("predict", 2)
     few = ("warm_up.steps=1", "trainer.steps=1", "evaluation.interval=1")
     trainer = train(tmp_path / "run", *few, f"data.require_evaluated={str(required).lower()}")
-    assert isinstance(used["respond_and_grade"], EvaluatedOnly) is required
+    assert isinstance(used["response_scorer"], EvaluatedOnly) is required
     trainer.evaluate(trainer.evaluate_records[:2], "after")
     assert used["predict"] is trainer.grader
     assert rows(tmp_path / "run" / "timing.jsonl")[0]["grading/unevaluated"] == 0.0

@@ -1,7 +1,6 @@
 """The update of a policy on judged responses: what it says of them, and that its parts add up to the whole."""
 
 import copy
-import dataclasses
 
 import numpy as np
 import pytest
@@ -10,10 +9,11 @@ import torch
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import TrainerConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
+from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.local.update import largest_group_sizes, microbatches, update_policy
+from coca_mindspeed.scoring.responses import credit_rule
 from tests.local.models_for_tests import set_chunk_of
 from tests.local.runs_for_tests import result, small_session, train
 
@@ -24,7 +24,7 @@ def session(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def experience(session):
+def rollout(session):
     trainer, config = session.trainer, session.trainer.config
     graded = respond_and_grade(
         trainer.policy,
@@ -35,10 +35,10 @@ def experience(session):
         generator(trainer.policy.device, 0, "test"),
         config.rollout.group_size,
     )
-    return reward_and_advantage(graded, config.method, 0, trainer.policy.device)
+    return graded.give_credit(credit_rule(config.method, 0))
 
 
-def updated(session, experience, aggregation="sum", **trainer_settings):
+def updated(session, rollout, aggregation="sum", **trainer_settings):
     """Weights and metrics after one update by plain descent, in which a gradient shows as it is."""
     trainer = session.trainer
     settings = trainer.config.trainer.model_copy(update={"minibatches": 1, **trainer_settings})
@@ -46,31 +46,30 @@ def updated(session, experience, aggregation="sum", **trainer_settings):
     config = config.model_copy(update={"method": config.method.model_copy(update={"loss_aggregation": aggregation})})
     before = copy.deepcopy(trainer.policy.model.state_dict())
     optimizer = torch.optim.SGD(trainer.policy.model.parameters(), lr=1.0)
-    metrics = update_policy(trainer.policy, experience, optimizer, 1.0, config)
+    metrics = update_policy(trainer.policy, rollout, optimizer, 1.0, config)
     after = torch.cat([p.detach().flatten() for p in trainer.policy.model.parameters()])
     trainer.policy.model.load_state_dict(before)
     return after, metrics
 
 
-def test_entropy_of_each_segment_is_that_of_the_sampler(session, experience):
+def test_entropy_of_each_segment_is_that_of_the_sampler(session, rollout):
     """Before its first update the policy is the one that sampled, so both segments' sums add up to the sampler's."""
-    _, metrics = updated(session, experience)
-    samples, masks = experience.graded.samples, experience.masks
+    _, metrics = updated(session, rollout)
+    masks = rollout.masks
     total = sum(
         metrics[f"{name}/entropy"] * float(mask.sum())
         for name, mask in (("confidence", masks.confidence), ("answer", masks.answer))
     )
     assert metrics["confidence/entropy"] != pytest.approx(metrics["answer/entropy"], rel=1e-3)
-    assert total == pytest.approx(float((samples.entropy * samples.lengths).sum()), rel=1e-4)
+    assert total == pytest.approx(float((rollout.entropy * rollout.lengths).sum()), rel=1e-4)
 
 
 @pytest.fixture(scope="module")
-def mixed(session, experience):
+def mixed(session, rollout):
     """The same responses, told to prompts of several lengths."""
-    graded = experience.graded
-    prompts = [prompt[: 4 + i % 3] for i, prompt in enumerate(graded.samples.prompts)]
-    samples = dataclasses.replace(graded.samples, prompts=prompts)
-    return dataclasses.replace(experience, graded=dataclasses.replace(graded, samples=samples))
+    changed = copy.copy(rollout)
+    changed.prompts = [prompt[: 4 + i % 3] for i, prompt in enumerate(rollout.prompts)]
+    return changed
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])

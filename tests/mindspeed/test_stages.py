@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.algorithm.rewards import METHODS
+from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
@@ -89,13 +89,12 @@ def _without_ray(monkeypatch):
     monkeypatch.setattr(reward_worker, "put", put)
 
 
-def _scored_dock(shuffle=False, gradable=(1, 1, 1, 1)):
+def _scored_dock(shuffle=False, correct=(1.0, 0.0, 1.0, 1.0)):
     """Two groups of two, scored."""
     filled = FakeDock(rows=4, group=2, shuffle=shuffle)
     for name, values in {
-        "rm_scores": [1.0, 0.0, 1.0, 1.0],
-        columns.CONFIDENCE: [0.3, 0.0, 0.9, NAN],
-        columns.GRADABLE: list(gradable),
+        columns.CORRECT: correct,
+        columns.STATED: [0.3, 0.0, 0.9, NAN],
     }.items():
         filled._put_experience({name: [torch.tensor([v]) for v in values]}, [0, 1, 2, 3])
     lengths = [2, 3, 1, 4]
@@ -141,9 +140,8 @@ def test_one_scale_for_the_whole_iteration_whatever_the_dispatch(method):
         draw = torch.Generator().manual_seed(5)
         every, lengths = list(range(12)), torch.randint(1, 5, (12, 1), generator=draw, dtype=torch.int32)
         for name, column in {
-            "rm_scores": torch.randint(0, 2, (12, 1), generator=draw).float(),
-            columns.CONFIDENCE: torch.rand(12, 1, generator=draw),
-            columns.GRADABLE: torch.ones(12, 1),
+            columns.CORRECT: torch.randint(0, 2, (12, 1), generator=draw).float(),
+            columns.STATED: torch.rand(12, 1, generator=draw),
             "response_length": lengths,
             columns.CONFIDENCE_LENGTH: torch.ones(12, 1, dtype=torch.int32),
         }.items():
@@ -161,7 +159,7 @@ def test_one_scale_for_the_whole_iteration_whatever_the_dispatch(method):
 
 
 def test_an_ungradable_answer_earns_no_advantage_and_its_group_of_two_is_dropped():
-    filled = _scored_dock(gradable=(1, 0, 1, 1))
+    filled = _scored_dock(correct=(1.0, NAN, 1.0, 1.0))
     samples = compute_advantages(
         filled, CocaSettings(), count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=1
     )
@@ -264,13 +262,12 @@ def test_the_reward_stage(monkeypatch, required):
         return [float(filled.data[column][row]) for row in range(3)]
 
     assert written("rm_scores") == [float(not required), 1.0, 0.0]
-    assert written(columns.GRADABLE) == [1, 1, 0]
+    assert str(written(columns.CORRECT)) == f"[{float(not required)}, 1.0, nan]"
     assert written(columns.CONFIDENCE_LENGTH) == [27, 27, 0]
-    assert written(columns.CONFIDENCE)[:2] == [0.5, 0.5]
-    assert math.isnan(written(columns.CONFIDENCE)[2])
+    assert written(columns.STATED)[:2] == [0.5, 0.5]
+    assert math.isnan(written(columns.STATED)[2])
     validated = worker.score_rows(given, [0, 1, 2], "eval.jsonl")
-    assert validated["correct"].tolist() == [True, True, False]
-    assert validated["gradable"].tolist() == [True, True, False]
+    assert str(validated["correct"].tolist()) == "[1.0, 1.0, nan]"
 
 
 def test_a_method_of_one_class_has_its_advantages(monkeypatch):

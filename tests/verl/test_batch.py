@@ -11,6 +11,7 @@ from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.verl.batch import find_groups, score_step, validation_metrics, validation_predictions
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.verl.configurations import columns
@@ -98,18 +99,16 @@ def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
     by_key = {key: (said, int(length)) for key, said, length in zip(keys, rows, lengths, strict=True)}
     reports = [by_key[key][0] for key in KEYS]
     stated = [math.nan if (s := report["prediction"]["confidence"]) is None else s for report in reports]
-    credit = credit_rule(settings.method, 0)(
-        torch.tensor([report["verdict"] == "right" for report in reports]).view(P, G),
-        torch.tensor(stated, dtype=torch.float64).view(P, G),
-        torch.tensor([report["confidence_tokens"] for report in reports]),
-        torch.tensor([by_key[key][1] for key in KEYS]),
-        int(lengths.max()),
-    )
+    expected = Rollout(group_size=G, lengths=torch.tensor([by_key[key][1] for key in KEYS]), width=int(lengths.max()))
+    expected.correct = torch.tensor([report["verdict"] == "right" for report in reports]).view(P, G).double()
+    expected.stated = torch.tensor(stated, dtype=torch.float64).view(P, G)
+    expected.confidence_lengths = torch.tensor([report["confidence_tokens"] for report in reports])
+    expected.give_credit(credit_rule(settings.method, 0))
     found = step(settings.model_dump()).columns(segment_mean=False)
     for place, key in enumerate(KEYS):
         row = keys.index(key)
-        torch.testing.assert_close(found["advantages"][row], credit.tokens[place], rtol=0, atol=0)
-        assert int(found["segment_length"][row]) == int(credit.segment_lengths[place])
+        torch.testing.assert_close(found["advantages"][row], expected.token_advantages[place], rtol=0, atol=0)
+        assert int(found["segment_length"][row]) == int(expected.segment_lengths[place])
     assert found["advantages"].any()
 
 
@@ -121,7 +120,7 @@ def test_the_stage_decides_what_sequential_rewards():
     assert {"reward/answer", "rollout/gesr", "response/confidence_length"} <= invalid.keys()
     assert all(map(math.isfinite, invalid.values()))
     first, second = (step({"method": {"name": "sequential"}}, stage) for stage in (0, 1))
-    assert not torch.equal(first.scored.credit.tokens, second.scored.credit.tokens)
+    assert not torch.equal(first.rollout.token_advantages, second.rollout.token_advantages)
     assert (first.metrics()["stage"], second.metrics()["stage"]) == (0.0, 1.0)
     assert "stage" not in step().metrics()
 
@@ -151,7 +150,7 @@ def test_padding_and_broken_groups_have_no_advantages():
 def test_the_sum_over_tokens_of_the_segment_means_columns_is_segment_mean():
     """Loss and gradient, off-policy so that the clip bites."""
     found = step()
-    masks, rows = found.scored.masks, found.order
+    masks, rows = found.rollout.masks, found.order
     old = -torch.rand(masks.answer.shape, generator=torch.Generator().manual_seed(1))
     results = []
     for mean, aggregation in ((True, "sum"), (False, "segment_mean")):
@@ -170,7 +169,7 @@ def test_an_ungradable_answer_is_left_out_of_its_group():
     found = one_group(
         columns(0.5, RIGHT), columns(0.5, WRONG), failed, columns(0.5, WRONG), method={"advantage_eps": 0.0}
     )
-    assert found.scored.credit.gesr.tolist() == [[pytest.approx(1 / 3)]]
+    assert found.rollout.credit.gesr.tolist() == [[pytest.approx(1 / 3)]]
     # r_a = (1, 0, 0): mean 1/3, sample deviation 1/sqrt(3)
     expected = [2 / math.sqrt(3), -1 / math.sqrt(3), 0.0, -1 / math.sqrt(3)]
     advantages = found.columns(segment_mean=False)["advantages"]
@@ -201,7 +200,7 @@ def test_the_dump():
         assert (row["step"], row["question"], row["gold"]) == (3, "1+1=", "2")
         assert row["verdict"] == report["verdict"]
         assert row["confidence"] == report["prediction"]["confidence"]
-        assert row["gesr"] == pytest.approx(float(found.scored.credit.gesr[place // G]))
+        assert row["gesr"] == pytest.approx(float(found.rollout.credit.gesr[place // G]))
 
 
 def test_the_metrics_of_a_validation():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from coca_mindspeed import cli
-from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.tiny_model import tiny_tokenizer

@@ -8,10 +8,11 @@ from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dock import batches, check_groups, merged, put, report
 from coca_mindspeed.mindspeed.stages.metrics import as_ratios
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
-from coca_mindspeed.scoring.batch import ScoredBatch
+from coca_mindspeed.scoring.metrics import rollout_metrics
 from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.rollout import Rollout
 
-_COLUMNS = ("response_length", "rm_scores", *columns.REWARD_COLUMNS)
+_COLUMNS = ("response_length", *columns.REWARD_COLUMNS)
 
 
 def compute_advantages(
@@ -29,7 +30,7 @@ def compute_advantages(
     ``count`` rows are taken and written at a time, of ``rows`` in the iteration, in order with ``guarantee_order``.
 
     Returns:
-        ``index`` and :meth:`ScoredBatch.rows` of the responses to the first ``sample_prompts`` prompts.
+        ``index`` and :meth:`Rollout.rows` of the responses to the first ``sample_prompts`` prompts.
     """
     if count % group_size:
         raise TrainingError(
@@ -45,24 +46,19 @@ def compute_advantages(
     if len(batch.indexes) != rows:
         raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
     lengths = batch.scalars("response_length").long()
-    scored = ScoredBatch.of(
-        credit_rule(settings.method, settings.stage),
-        group_size=group_size,
-        correct=batch.scalars("rm_scores") > 0.5,
-        gradable=batch.scalars(columns.GRADABLE) != 0,
-        confidence=batch.scalars(columns.CONFIDENCE),
-        confidence_lengths=batch.scalars(columns.CONFIDENCE_LENGTH).long(),
-        response_lengths=lengths,
-        width=int(lengths.max()),
-    )
-    shipped = scored.columns()
+    rollout = Rollout(group_size=group_size, lengths=lengths, width=int(lengths.max()))
+    rollout.stated = batch.scalars(columns.STATED).view(-1, group_size)
+    rollout.confidence_lengths = batch.scalars(columns.CONFIDENCE_LENGTH).long()
+    rollout.correct = batch.scalars(columns.CORRECT).view(-1, group_size)
+    rollout.give_credit(credit_rule(settings.method, settings.stage))
+    shipped = rollout.training_columns()
     tokens = [row[:length] for row, length in zip(shipped["advantages"], lengths.tolist(), strict=True)]
     segment = shipped["segment_length"].unsqueeze(1)
     for first in range(0, rows, count):
         part = slice(first, first + count)
         own, lengths_of = tokens[part], segment[part]
         put(dock, {"advantages": own, "returns": own, columns.SEGMENT_LENGTH: lengths_of}, batch.indexes[part])
-    metrics = {**as_ratios(scored.means()), "seconds/advantage": time.perf_counter() - start}
+    metrics = {**as_ratios(rollout_metrics(rollout)), "seconds/advantage": time.perf_counter() - start}
     report(dock, {name: [value] for name, value in metrics.items()})
     shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]
-    return [{"index": batch.indexes[i], **row} for i, row in zip(shown, scored.rows(shown), strict=True)]
+    return [{"index": batch.indexes[i], **row} for i, row in zip(shown, rollout.rows(shown), strict=True)]

@@ -5,15 +5,15 @@ A row is one response, a one-dimensional tensor; the dock turns int64 into int32
 
 from collections.abc import Sequence
 
-CONFIDENCE = "coca_confidence"  # float32 [1], NaN where the response is invalid
+STATED = "coca_stated_confidence"  # float32 [1], NaN where the response states no valid confidence
 CONFIDENCE_LENGTH = "coca_confidence_length"  # int32 [1], tokens up to the end of the stated confidence
-GRADABLE = "coca_gradable"  # int32 [1], 0 where the answer could not be graded
+CORRECT = "coca_correct"  # float32 [1], 1 or 0; NaN where ungradable, where MindSpeed-RL's rm_scores is 0
 SEGMENT_LENGTH = "coca_segment_length"  # int32 [1], tokens of the confidence segment
 ROLLOUT_LOG_PROBS = "coca_rollout_log_probs"  # float32 [response tokens]
 RECORD = "coca_record"  # int32 [1], index of the question's record; comes with the prompts
 
 #: Columns that the reward stage writes.
-REWARD_COLUMNS = (CONFIDENCE, CONFIDENCE_LENGTH, GRADABLE)
+REWARD_COLUMNS = (STATED, CONFIDENCE_LENGTH, CORRECT)
 
 
 def training_columns(asked: Sequence[str], *, reference: bool, rollout_log_probs: bool) -> list[str]:

@@ -21,7 +21,8 @@ from coca_mindspeed.mindspeed.stages.verifiers import build_verifier
 from coca_mindspeed.mindspeed.start.inputs import read_run_records
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
-from coca_mindspeed.scoring.responses import ResponseScorer, ScoredResponses, response_scorer
+from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer
+from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.tokenization import token_text
 
 
@@ -83,10 +84,10 @@ class RewardWorker:
             put(
                 self._dock,
                 {
-                    "rm_scores": scored.correct.float().unsqueeze(1),
-                    columns.CONFIDENCE: scored.confidence.float().unsqueeze(1),
+                    "rm_scores": scored.correct.float().nan_to_num(0.0),
+                    columns.STATED: scored.stated.float(),
                     columns.CONFIDENCE_LENGTH: scored.confidence_lengths.unsqueeze(1),
-                    columns.GRADABLE: scored.gradable.long().unsqueeze(1),
+                    columns.CORRECT: scored.correct.float(),
                 },
                 rows.indexes,
             )
@@ -104,22 +105,27 @@ class RewardWorker:
         """Score the rows of a validation on the held-out records in ``eval_data``.
 
         ``columns_`` are ``responses``, ``response_length`` and the data set's columns.  Returns ``correct``,
-        ``gradable``, ``confidence`` and ``confidence_lengths``, ``[rows]`` each.
+        ``stated`` and ``confidence_lengths`` of :class:`Rollout`, ``[rows]`` each.
         """
         self._check_initialised()
         records = read_run_records(Path(eval_data), self._settings.data_sha256)
         scored = self._score(Rows(columns_, indexes), self._responses, records)
-        names = ("correct", "gradable", "confidence", "confidence_lengths")
-        return {name: getattr(scored, name) for name in names}
+        return {name: getattr(scored, name).flatten() for name in ("correct", "stated", "confidence_lengths")}
 
     def _check_initialised(self) -> None:
         if self._failure is not None:
             raise GradingError(f"the reward worker could not be initialised: {self._failure}") from self._failure
 
-    def _score(self, rows: Rows, responses: ResponseScorer, records: Sequence[Record]) -> ScoredResponses:
-        lengths = rows.scalars("response_length").to(torch.int64)
-        of_rows = [records[index] for index in rows.scalars(columns.RECORD).tolist()]
-        return responses(rows.padded("responses").to(torch.int64), lengths, of_rows)
+    def _score(self, rows: Rows, scorer: ResponseScorer, records: Sequence[Record]) -> Rollout:
+        token_ids = rows.padded("responses").to(torch.int64)
+        rollout = Rollout(
+            group_size=1,
+            lengths=rows.scalars("response_length").to(torch.int64),
+            width=token_ids.shape[1],
+            records=[records[index] for index in rows.scalars(columns.RECORD).tolist()],
+            token_ids=token_ids,
+        )
+        return scorer(rollout)
 
     def _assigned_rows(self, count: int) -> list[list[int]]:
         from mindspeed_rl.utils.utils import get_current_dp_range_indexes, get_node_nums

@@ -35,7 +35,7 @@ class Validation:
         trainer, start = self._trainer, time.perf_counter()
         questions, size = list(range(len(self._prompts))), trainer.global_batch_size
         scored = [self._roll_out(questions[first : first + size]) for first in range(0, len(questions), size)]
-        names = ("correct", "gradable", "confidence", "confidence_lengths")
+        names = ("correct", "stated", "confidence_lengths")
         metrics = held_out_metrics(*(torch.cat([chunk[name] for chunk in scored]) for name in names))
         named = {f"eval/{name}": value for name, value in metrics.items()}
         append_line(self._log, {"step": iteration, **named})

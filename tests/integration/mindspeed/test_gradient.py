@@ -5,10 +5,11 @@ bites.  The reference is the local engine's own update; the engine under test is
 process or two, cut into microbatches in different ways.  It does not show anything about bfloat16 or an NPU.
 """
 
-import dataclasses
+import copy
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.local.experience import Experience, respond_and_grade, reward_and_advantage
+from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, coca_settings
+from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.rollout import Rollout
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed, run_ranks
 from tests.support.collectives import differences
@@ -37,11 +40,11 @@ PROMPTS, GROUP = 4, 8
 SEGMENTS = ("both", "confidence", "answer")
 
 
-@dataclasses.dataclass
+@dataclass
 class Case:
     directory: Path
     policy: Policy
-    experiences: dict[str, Experience]
+    rollouts: dict[str, Rollout]
 
 
 class _EvenIsRight:
@@ -70,17 +73,15 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     run = _run_config("sum")
     generator = torch.Generator().manual_seed(0)
     records = arithmetic_records(PROMPTS, "train", 1)
-    graded = respond_and_grade(policy, records, _EvenIsRight(), run.method, run.rollout, generator, group_size=GROUP)
-    noise = torch.randn(graded.samples.log_probs.shape, generator=generator)
-    samples = dataclasses.replace(graded.samples, log_probs=graded.samples.log_probs + 0.3 * noise)
-    graded = dataclasses.replace(graded, samples=samples)
-    both = reward_and_advantage(graded, run.method, 0, policy.device)
-    of = {
-        "both": both.advantages,
-        "confidence": torch.where(both.masks.confidence, both.advantages, 0.0),
-        "answer": torch.where(both.masks.answer, both.advantages, 0.0),
-    }
-    return Case(directory, policy, {k: dataclasses.replace(both, advantages=v) for k, v in of.items()})
+    both = respond_and_grade(policy, records, _EvenIsRight(), run.method, run.rollout, generator, group_size=GROUP)
+    assert both.log_probs is not None
+    both.log_probs = both.log_probs + 0.3 * torch.randn(both.log_probs.shape, generator=generator)
+    both.give_credit(credit_rule(run.method, 0))
+    rollouts = {"both": both}
+    for segment, mask in both.masks._asdict().items():
+        rollouts[segment] = copy.copy(both)
+        rollouts[segment].token_advantages = torch.where(mask, both.token_advantages, 0.0)
+    return Case(directory, policy, rollouts)
 
 
 def _run_config(aggregation: str) -> Any:
@@ -100,28 +101,29 @@ def _run_config(aggregation: str) -> Any:
 def _reference(case: Case, segment: str, aggregation: str) -> dict[str, torch.Tensor]:
     """The local engine's gradient by Hugging Face name."""
     optimizer = _KeepGradient(case.policy.model.parameters(), lr=0.0)
-    update_policy(case.policy, case.experiences[segment], optimizer, 0.0, _run_config(aggregation))
+    update_policy(case.policy, case.rollouts[segment], optimizer, 0.0, _run_config(aggregation))
     names = [name for name, _ in case.policy.model.named_parameters()]
     return dict(zip(names, optimizer.kept, strict=True))
 
 
 def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
-    """The same experience as MindSpeed-RL's training engine is given it."""
-    experience = case.experiences[segment]
-    samples = experience.graded.samples
-    prompts = [torch.tensor(samples.prompts[row // GROUP]) for row in range(PROMPTS * GROUP)]
-    responses = [row[:n] for row, n in zip(samples.token_ids, samples.lengths.tolist(), strict=True)]
+    """The same rollout as MindSpeed-RL's training engine is given it."""
+    rollout = case.rollouts[segment]
+    assert rollout.token_ids is not None
+    assert rollout.log_probs is not None
+    prompts = [torch.tensor(rollout.prompts[row // GROUP]) for row in range(PROMPTS * GROUP)]
+    responses = [row[:n] for row, n in zip(rollout.token_ids, rollout.lengths.tolist(), strict=True)]
     inputs = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
     eos = case.policy.eos_ids[0]
     return {
         "input_ids": tiny.padded(inputs, eos),
         "responses": torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=eos),
         "prompt_length": torch.tensor([[len(p)] for p in prompts], dtype=torch.int32),
-        "response_length": samples.lengths[:, None].int(),
-        "advantages": experience.advantages.contiguous(),
-        "old_log_prob": samples.log_probs.contiguous(),
-        columns.SEGMENT_LENGTH: experience.scored.credit.segment_lengths[:, None].int(),
-        columns.ROLLOUT_LOG_PROBS: samples.log_probs.clone(),
+        "response_length": rollout.lengths[:, None].int(),
+        "advantages": rollout.token_advantages.contiguous(),
+        "old_log_prob": rollout.log_probs.contiguous(),
+        columns.SEGMENT_LENGTH: rollout.segment_lengths[:, None].int(),
+        columns.ROLLOUT_LOG_PROBS: rollout.log_probs.clone(),
     }
 
 
@@ -201,7 +203,7 @@ def _engine(case: Case, name: str, ranks: int, aggregation: str, changes: dict[s
         save_file(_dock_batch(case, segment), batches[segment])
     job = directory / "job.json"
     output = directory / "found.safetensors"
-    prompts = [list(p) for p in case.experiences["both"].graded.samples.prompts]
+    prompts = [list(p) for p in case.rollouts["both"].prompts]
     facts = {"config": config, "batches": batches, "prompts": prompts, "output": str(output)}
     job.write_text(json.dumps({**facts, "offload": "off-loaded" in name}))
     run_ranks(

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.local.model_files import render_prompts
 from tests.integration.mindspeed import tiny

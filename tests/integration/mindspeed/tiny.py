@@ -14,7 +14,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
-from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records

@@ -15,6 +15,7 @@ from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.rollout import Rollout
 from tests.integration.verl import tiny
 from tests.local.models_for_tests import response_log_probs
 
@@ -85,14 +86,12 @@ def _credit(
     order = torch.tensor([index for each in groups.values() if len(each) == group for index in each])
     chosen = [rows[index] for index in order.tolist()]
     confidence = [math.nan if (s := row["prediction"]["confidence"]) is None else s for row in chosen]
-    credit = credit_rule(method, 0)(
-        torch.tensor([row["verdict"] == "right" for row in chosen]).view(-1, group),
-        torch.tensor(confidence, dtype=torch.float64).view(-1, group),
-        torch.tensor([row["confidence_tokens"] for row in chosen]),
-        lengths[order],
-        width,
-        torch.tensor([row["verdict"] != "ungradable" for row in chosen]).view(-1, group),
-    )
+    rollout = Rollout(group_size=group, lengths=lengths[order], width=width)
+    graded = {"right": 1.0, "wrong": 0.0, "ungradable": math.nan}
+    rollout.correct = torch.tensor([graded[row["verdict"]] for row in chosen]).view(-1, group)
+    rollout.stated = torch.tensor(confidence, dtype=torch.float64).view(-1, group)
+    rollout.confidence_lengths = torch.tensor([row["confidence_tokens"] for row in chosen])
+    rollout.give_credit(credit_rule(method, 0))
     advantages, segments = torch.zeros(len(rows), width), torch.zeros(len(rows), dtype=torch.int64)
-    advantages[order], segments[order] = credit.tokens, credit.segment_lengths
+    advantages[order], segments[order] = rollout.token_advantages, rollout.segment_lengths
     return advantages, segments

@@ -1,4 +1,4 @@
-"""Metrics, sample rows and columns of a scored batch, by hand."""
+"""Metrics, sample rows and columns of a rollout, by hand."""
 
 import math
 
@@ -6,34 +6,28 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.scoring.batch import ScoredBatch
-from coca_mindspeed.scoring.metrics import Mean
+from coca_mindspeed.scoring.metrics import Mean, rollout_metrics, values
+from coca_mindspeed.scoring.rollout import Rollout
 
-CORRECT = [True, False, True, True]
-CONFIDENCE = [0.5, 0.0, 0.9, math.nan]
+N = math.nan
+CORRECT = [1, 0, 1, 1]
+CONFIDENCE = [0.5, 0.0, 0.9, N]
 LENGTHS = [2, 3, 1, 4]
 
 
-def scored(correct=CORRECT, confidence=CONFIDENCE, lengths=LENGTHS, *, gradable=None, method="coca", **changes):
+def credited(correct=CORRECT, stated=CONFIDENCE, lengths=LENGTHS, *, method="coca", eps=1e-6, **known):
     """Groups of two; one confidence token each."""
-    eps, dtype = changes.pop("eps", 1e-6), changes.pop("dtype", torch.float64)
-    return ScoredBatch.of(
-        CreditRule(training_method(method), eps=eps),
-        group_size=2,
-        correct=torch.tensor(correct),
-        gradable=None if gradable is None else torch.tensor(gradable),
-        confidence=torch.tensor(confidence, dtype=dtype),
-        confidence_lengths=torch.ones(len(correct), dtype=torch.int64),
-        response_lengths=torch.tensor(lengths),
-        width=4,
-        **changes,
-    )
+    rollout = Rollout(group_size=2, lengths=torch.tensor(lengths), width=4, **known)
+    rollout.stated = torch.tensor(stated, dtype=torch.float64).view(-1, 2)
+    rollout.confidence_lengths = torch.ones(len(correct), dtype=torch.int64)
+    rollout.correct = torch.tensor(correct, dtype=torch.float64).view(-1, 2)
+    return rollout.give_credit(CreditRule(training_method(method), eps=eps))
 
 
 def test_metrics_by_hand():
-    assert scored().metrics() == pytest.approx(
+    assert values(rollout_metrics(credited())) == pytest.approx(
         {
             "grading/ungradable_share": 0.0,
             "group/dropped_share": 0.0,
@@ -57,12 +51,7 @@ def test_metrics_by_hand():
 
 def test_ungradable_answers_are_left_out_and_counted():
     """Three groups of two: all gradable, one ungradable (dropped), both ungradable (dropped)."""
-    metrics = scored(
-        [True, False, True, False, True, True],
-        [0.5, 0.0, 0.9, 0.2, 0.3, math.nan],
-        [1] * 6,
-        gradable=[True, True, True, False, False, False],
-    ).means()
+    metrics = rollout_metrics(credited([1, 0, 1, N, N, N], [0.5, 0.0, 0.9, 0.2, 0.3, N], [1] * 6))
     # Right, wrong and right: confidences .5, 0 and .9 of answers that were graded.
     assert metrics["rollout/accuracy"] == (pytest.approx(2 / 3), 3)
     assert metrics["reward/answer"] == metrics["rollout/accuracy"]
@@ -80,7 +69,7 @@ def test_ungradable_answers_are_left_out_and_counted():
 
 @pytest.mark.filterwarnings("error")
 def test_a_batch_without_a_gradable_answer_is_undefined_and_not_zero():
-    metrics = scored(gradable=[False] * 4).means()
+    metrics = rollout_metrics(credited([N] * 4))
     undefined = {name for name, mean in metrics.items() if mean.weight == 0}
     assert {"reward/answer", "reward/confidence", "rollout/accuracy", "rollout/gesr", "rollout/ece"} <= undefined
     assert metrics["grading/ungradable_share"] == (1.0, 4)
@@ -88,14 +77,14 @@ def test_a_batch_without_a_gradable_answer_is_undefined_and_not_zero():
 
 
 def test_answer_first_responses_have_no_confidence_segment():
-    batch = scored(method="rlcr")
-    assert batch.means()["response/confidence_length"].value == 0
-    assert batch.means()["response/answer_length"].value == 2.5
-    assert batch.columns()["segment_length"].tolist() == [0] * 4
+    rollout = credited(method="rlcr")
+    metrics = values(rollout_metrics(rollout))
+    assert (metrics["response/confidence_length"], metrics["response/answer_length"]) == (0, 2.5)
+    assert rollout.training_columns()["segment_length"].tolist() == [0] * 4
 
 
 def test_undefined_metrics_have_no_weight():
-    metrics = scored([True, True], [math.nan] * 2, [1, 1]).means()
+    metrics = rollout_metrics(credited([1, 1], [N] * 2, [1, 1]))
     for name in ("rollout/ece", "rollout/auroc", "rollout/brier", "rollout/confidence"):
         assert math.isnan(metrics[name].value)
         assert metrics[name].weight == 0
@@ -106,15 +95,15 @@ def test_undefined_metrics_have_no_weight():
 @pytest.mark.parametrize("name", ["reward/answer", "reward/confidence", "rollout/brier", "rollout/confidence"])
 def test_weighted_means_of_batches_are_the_mean_of_the_whole(name):
     halves = [slice(0, 2), slice(2, 4)]
-    parts = [scored(CORRECT[half], CONFIDENCE[half], LENGTHS[half]).means()[name] for half in halves]
-    whole = scored().means()[name]
+    parts = [rollout_metrics(credited(CORRECT[h], CONFIDENCE[h], LENGTHS[h]))[name] for h in halves]
+    whole = rollout_metrics(credited())[name]
     assert sum(part.weight for part in parts) == whole.weight
     assert sum(part.value * part.weight for part in parts) / whole.weight == pytest.approx(whole.value)
 
 
 def test_columns():
     up = 1 / math.sqrt(2)
-    columns = scored(eps=0.0).columns()
+    columns = credited(eps=0.0).training_columns()
     expected = [
         [up, up, 0, 0],
         [-up, -up, -up, 0],
@@ -123,23 +112,21 @@ def test_columns():
     ]  # the last two answers are both right
     torch.testing.assert_close(columns["advantages"], torch.tensor(expected))
     assert columns["segment_length"].tolist() == [1] * 4
-    means = scored(eps=0.0).columns(segment_mean=True)["advantages"]
+    means = credited(eps=0.0).training_columns(segment_mean=True)["advantages"]
     torch.testing.assert_close(means[1], torch.tensor([-up, -up / 2, -up / 2, 0]))  # an answer of two tokens
 
 
 def test_rows_hold_null_for_undefined_values():
     """The first group has one gradable answer, and is dropped; the second has both."""
-    rows = scored(gradable=[True, False, True, True]).rows(range(4))
+    rows = credited([1, N, 1, 1]).rows(range(4))
     assert [row["correct"] for row in rows] == [True, None, True, True]
     assert [row["gesr"] for row in rows] == [None, None, 1.0, 1.0]
     assert [row["confidence_reward"] is None for row in rows] == [True, True, False, False]
     assert [(row["confidence_advantage"], row["answer_advantage"]) for row in rows[:2]] == [(0.0, 0.0)] * 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows(dtype):
-    """A confidence is shown as it was stated, also where an engine carries it as float32."""
-    first, last = scored(confidence=[0.3, 0.0, 0.9, math.nan], eps=0.0, dtype=dtype).rows([0, 3])
+def test_rows():
+    first, last = credited(stated=[0.3, 0.0, 0.9, N], eps=0.0).rows([0, 3])
     up = 1 / math.sqrt(2)
     assert first == {
         "confidence": 0.3,
@@ -156,6 +143,5 @@ def test_rows(dtype):
 
 def test_rows_with_text_and_verdict():
     verdicts = [*[Verdict(Outcome.RIGHT)] * 3, Verdict(Outcome.UNGRADABLE, "no sandbox")]
-    batch = scored(gradable=[True] * 3 + [False], texts=["a", "b", "c", "d"], verdicts=verdicts)
-    last = batch.rows([3])[0]
+    last = credited([1, 0, 1, N], texts=["a", "b", "c", "d"], verdicts=verdicts).rows([3])[0]
     assert (last["response"], last["verdict"], last["reason"]) == ("d", "ungradable", "no sandbox")

@@ -1,0 +1,22 @@
+"""The training methods, one file each: which rewards the tokens of a response learn from, and in which format.
+
+Configurations name the methods of this package, so it imports torch, which takes seconds, only to compute with it.
+"""
+
+from coca_mindspeed.algorithm.methods.base import TrainingMethod
+from coca_mindspeed.algorithm.methods.coca import Coca
+from coca_mindspeed.algorithm.methods.joint import Joint
+from coca_mindspeed.algorithm.methods.rlcr import Rlcr
+from coca_mindspeed.algorithm.methods.rlvr import Rlvr
+from coca_mindspeed.algorithm.methods.sequential import Sequential
+
+__all__ = ["METHODS", "TrainingMethod", "training_method"]
+
+METHODS: dict[str, TrainingMethod] = {method.name: method for method in (Coca(), Rlvr(), Joint(), Sequential(), Rlcr())}
+
+
+def training_method(name: str) -> TrainingMethod:
+    """The method called ``name``; ``ValueError`` if there is none."""
+    if name not in METHODS:
+        raise ValueError(f"unknown training method {name!r}; known methods: {', '.join(METHODS)}")
+    return METHODS[name]

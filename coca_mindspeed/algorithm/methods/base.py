@@ -1,0 +1,97 @@
+"""What a training method is given and what it returns.
+
+``[P, G]``: P prompts with G responses each.  Numbers are float64: two confidences that are equally far from the group's
+success rate must earn the same, and what float32 makes of .1 and .9 differs by a tenth of the eps of normalisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ConfidencePosition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coca_mindspeed.algorithm.advantages import Advantage
+    from coca_mindspeed.algorithm.credit import Normalisation
+
+
+class Outcomes(NamedTuple):
+    """What is known of the responses.  A response with an ungradable answer takes no part: NaN everywhere.
+
+    Attributes:
+        correct: float64 ``[P, G]``, 1 or 0, ``1[answer is correct]`` (paper, equation 6); NaN: takes no part.
+        stated: float64 ``[P, G]``, the stated confidence; NaN also where the response states no valid one.
+        gesr: float64 ``[P, 1]``, the mean of ``correct`` in each group (equation 7).
+        log_probs: float64 ``[P, G]`` of each confidence segment under the policy that sampled it; None: not known.
+        invalid_reward: what a response without a valid confidence earns in place of a Brier score.
+    """
+
+    correct: Tensor
+    stated: Tensor
+    gesr: Tensor
+    log_probs: Tensor | None
+    invalid_reward: float
+
+    def brier(self, target: Tensor) -> Tensor:
+        """``-(s - target)^2`` (equation 8, where the target is GESR), float64 ``[P, G]``; NaN: takes no part."""
+        score = -(self.stated - target).square()
+        score = score.masked_fill(self.stated.isnan(), self.invalid_reward)
+        return score.masked_fill(self.correct.isnan(), float("nan"))
+
+
+class SegmentAdvantages(NamedTuple):
+    """Advantages of each segment's tokens."""
+
+    confidence: Advantage
+    answer: Advantage
+
+
+class TrainingMethod(Protocol):
+    """A training method; docs/method.md says how to add one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def system_prompt(self) -> str:
+        """Tells the model the response format."""
+        ...
+
+    @property
+    def confidence_position(self) -> ConfidencePosition:
+        """Whether the confidence is stated before the answer or after it."""
+        ...
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of the training stages, run one after the other."""
+        ...
+
+    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+        """Advantages of each segment.
+
+        ``normalise.group`` and ``normalise.scaled`` make them of rewards, float64 ``[P, G]``, NaN where a response
+        takes no part.  ``stage`` is one of :attr:`stages`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class OneReward:
+    """Base of the methods with one reward, which falls on every token of the response."""
+
+    name: str = ""
+    system_prompt: str = CONFIDENCE_FIRST_PROMPT
+    confidence_position: ConfidencePosition = "first"
+    stages: tuple[str, ...] = ("train",)
+
+    def reward(self, outcomes: Outcomes, stage: str) -> Tensor:
+        """float64 ``[P, G]``, NaN where a response takes no part."""
+        raise NotImplementedError
+
+    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+        advantage = normalise.scaled(self.reward(outcomes, stage))
+        return SegmentAdvantages(advantage, advantage)

@@ -1,0 +1,41 @@
+"""CoCA (Li et al., 2026, section 3.3): each segment earns its own reward.
+
+With ``p`` the group's success rate and ``s`` the stated confidence,
+
+    confidence tokens:  r_c = -(s - p)^2            answer tokens:  r_a = 1[answer is correct]
+
+and each advantage is normalised within the group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coca_mindspeed.algorithm.methods.base import Outcomes, SegmentAdvantages
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ConfidencePosition
+
+if TYPE_CHECKING:
+    from coca_mindspeed.algorithm.credit import Normalisation
+
+
+@dataclass(frozen=True)
+class Coca:
+    """The paper's method, with ``separate_format`` and ``entropy_bonus`` of :class:`CreditRule`."""
+
+    name: str = "coca"
+    system_prompt: str = CONFIDENCE_FIRST_PROMPT
+    confidence_position: ConfidencePosition = "first"
+    stages: tuple[str, ...] = ("train",)
+
+    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+        brier = outcomes.brier(outcomes.gesr)
+        valid = ~outcomes.stated.isnan()
+        if outcomes.log_probs is not None and normalise.entropy_bonus:
+            brier = brier - normalise.entropy_bonus * outcomes.log_probs.masked_fill(~valid, 0.0)
+        answer = normalise.group(outcomes.correct)
+        if not normalise.separate_format:
+            return SegmentAdvantages(normalise.scaled(brier), answer)
+        among_valid = normalise.scaled(brier.masked_fill(~valid, float("nan")))
+        being_valid = normalise.group(valid.double().masked_fill(outcomes.correct.isnan(), float("nan")))
+        return SegmentAdvantages(among_valid + being_valid, answer)

@@ -1,0 +1,27 @@
+"""RLCR (Damani et al., 2025): the answer first, then the confidence; one reward on every token,
+
+    r = 1[y] - (s - 1[y])^2,
+
+whose Brier score is against the response's own correctness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, ConfidencePosition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rlcr(OneReward):
+    name: str = "rlcr"
+    system_prompt: str = ANSWER_FIRST_PROMPT
+    confidence_position: ConfidencePosition = "last"
+
+    def reward(self, outcomes: Outcomes, stage: str) -> Tensor:
+        return outcomes.correct + outcomes.brier(outcomes.correct)

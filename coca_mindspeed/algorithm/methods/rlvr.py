@@ -1,0 +1,19 @@
+"""RLVR: GRPO on correctness alone, ``r = 1[answer is correct]``, on every token; the confidence earns nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rlvr(OneReward):
+    name: str = "rlvr"
+
+    def reward(self, outcomes: Outcomes, stage: str) -> Tensor:
+        return outcomes.correct

@@ -1,0 +1,185 @@
+"""One rollout: P prompts with G responses each, from the sampled tokens to the advantage of each token."""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coca_mindspeed.algorithm.advantages import SegmentMasks, per_token_of_segment, segment_masks, token_advantages
+from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
+from coca_mindspeed.algorithm.credit import Credit, CreditRule, Reduce
+from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.verdict import Grader, Verdict
+
+
+@dataclass(kw_only=True)
+class Rollout:
+    """``B = P * G`` responses on the CPU; row ``p * G + g`` is response g to prompt p.
+
+    Every engine fills what it knows, in this order; a field of a later stage does not exist before it.
+
+    Attributes:
+        group_size: G.
+        lengths: int64 ``[B]``, tokens of each response.
+        width: tokens of the longest response, T.
+        records: the P questions.
+        prompts: token ids of the P prompts.
+        token_ids: int64 ``[B, T]``, anything behind a response's end.
+        log_probs: float32 ``[B, T]`` of the sampled tokens under the policy that sampled them.
+        finished: bool ``[B]``; False if the length limit cut the response off.
+        entropy: float32 ``[B]``, nats, mean over the response's tokens.
+        texts: the B decoded responses.
+        answers: the answer segment of each; of a response without a valid confidence, the whole text.
+        stated: float64 ``[P, G]``, the stated confidences; NaN where a response states no valid one.
+        confidence_lengths: int64 ``[B]``, tokens up to the end of the stated confidence.
+        verdicts: of the grader.
+        grading_seconds: wall time of the grader.
+        correct: float64 ``[P, G]``, 1 or 0; NaN where the answer could not be graded.
+        credit: rewards and advantages of each segment.
+        segment_lengths: int64 ``[B]``, tokens of each confidence segment.
+        token_advantages: float32 ``[B, T]``, 0 behind a response's end.
+    """
+
+    group_size: int
+    lengths: Tensor
+    width: int
+    records: Sequence[Record] = ()
+    prompts: Sequence[Sequence[int]] = ()
+    token_ids: Tensor | None = None
+    log_probs: Tensor | None = None
+    finished: Tensor | None = None
+    entropy: Tensor | None = None
+
+    texts: Sequence[str] = ()
+    answers: Sequence[str] = ()
+    stated: Tensor = field(init=False)
+    confidence_lengths: Tensor = field(init=False)
+
+    verdicts: Sequence[Verdict] = ()
+    grading_seconds: float = 0.0
+    correct: Tensor = field(init=False)
+
+    credit: Credit = field(init=False)
+    segment_lengths: Tensor = field(init=False)
+    token_advantages: Tensor = field(init=False)
+
+    def read(self, text: TokenText, parser: ResponseParser, max_confidence_tokens: int) -> "Rollout":
+        """Decode the responses, parse their confidences and find the end of each confidence segment.
+
+        Args:
+            text: bytes of each token id.
+            parser: of the response format.
+            max_confidence_tokens: segment length of a response without a valid confidence.
+        """
+        assert self.token_ids is not None
+        self.texts = text.decode(self.token_ids, self.lengths)
+        parsed = [parser(response) for response in self.texts]
+        self.answers = [p.answer for p in parsed]
+        stated = torch.tensor([math.nan if p.confidence is None else p.confidence for p in parsed], dtype=torch.float64)
+        self.stated = stated.view(-1, self.group_size)
+        self.confidence_lengths = confidence_segment_lengths(
+            self.token_ids,
+            self.lengths,
+            text,
+            ~stated.isnan(),
+            max_confidence_tokens=max_confidence_tokens,
+            position=parser.position,
+        )
+        return self
+
+    def grade(self, grader: Grader) -> "Rollout":
+        """Grade the answers."""
+        started = time.perf_counter()
+        self.verdicts = grader.grade(self.asked, self.answers)
+        self.grading_seconds = time.perf_counter() - started
+        self.correct = correctness(self.verdicts).view(-1, self.group_size)
+        return self
+
+    def give_credit(self, rule: CreditRule, reduce: Reduce | None = None) -> "Rollout":
+        """Compute rewards, advantages and the advantage of each token; see :class:`CreditRule`.
+
+        Raises:
+            ValueError: a wrong shape or dtype.
+        """
+        self.segment_lengths = rule.segment_lengths(self.confidence_lengths)
+        of_segment = None
+        if rule.entropy_bonus and self.log_probs is not None:
+            inside = torch.arange(self.log_probs.shape[1]) < self.segment_lengths[:, None]
+            of_segment = torch.where(inside, self.log_probs, 0.0).sum(dim=1).view(-1, self.group_size)
+        self.credit = rule(self.correct, self.stated, of_segment, reduce)
+        confidence, answer = (advantage.values.flatten() for advantage in (self.credit.confidence, self.credit.answer))
+        self.token_advantages = token_advantages(confidence, answer, self.segment_lengths, self.lengths, self.width)
+        return self
+
+    @property
+    def asked(self) -> list[Record]:
+        """The question of each response, B of them."""
+        return [record for record in self.records for _ in range(self.group_size)]
+
+    @property
+    def masks(self) -> SegmentMasks:
+        """Tokens of each segment, bool ``[B, T]`` each."""
+        return segment_masks(self.segment_lengths, self.lengths, self.width)
+
+    def training_columns(self, *, segment_mean: bool = False) -> dict[str, Tensor]:
+        """The columns that an update reads: ``advantages`` and ``segment_length``.
+
+        Args:
+            segment_mean: divide each token's advantage by the length of its segment, so that an objective that sums
+                over tokens averages over each segment.
+
+        Returns:
+            float32 ``[B, T]``, 0 on padding, and int ``[B]``, tokens of each confidence segment.
+        """
+        tokens = self.token_advantages
+        return {
+            "advantages": per_token_of_segment(tokens, self.masks) if segment_mean else tokens,
+            "segment_length": self.segment_lengths,
+        }
+
+    def rows(self, shown: Iterable[int]) -> list[dict[str, Any]]:
+        """Rows of a samples dump: response and verdict where they are known, then the numbers.
+
+        None stands for the confidence of an invalid response, for ``correct`` of an ungradable answer, and for the
+        reward of a response that is left out of its group.
+
+        Args:
+            shown: indexes into the B responses.
+        """
+        group, credit, stated = self.group_size, self.credit, self.stated.flatten()
+        correct = self.correct.flatten()
+        return [
+            {
+                **self._graded(row),
+                "confidence": None if bool(stated[row].isnan()) else as_stated(float(stated[row])),
+                "correct": None if bool(correct[row].isnan()) else bool(correct[row]),
+                "gesr": _number(credit.gesr[row // group]),
+                "confidence_reward": _number(credit.confidence_reward.flatten()[row]),
+                "confidence_advantage": float(credit.confidence.values.flatten()[row]),
+                "answer_advantage": float(credit.answer.values.flatten()[row]),
+                "tokens": int(self.lengths[row]),
+                "confidence_tokens": int(self.confidence_lengths[row]),
+            }
+            for row in shown
+        ]
+
+    def _graded(self, row: int) -> dict[str, str]:
+        if not self.verdicts:
+            return {}
+        verdict = self.verdicts[row]
+        return {"response": self.texts[row], "verdict": verdict.outcome.value, "reason": verdict.reason}
+
+
+def correctness(verdicts: Iterable[Verdict]) -> Tensor:
+    """1 for right and 0 for wrong answers, NaN for those that could not be graded, float64 ``[n]``."""
+    known = (verdict.correct_or_none for verdict in verdicts)
+    return torch.tensor([math.nan if correct is None else float(correct) for correct in known], dtype=torch.float64)
+
+
+def _number(value: Tensor) -> float | None:
+    return None if bool(value.isnan()) else float(value)
