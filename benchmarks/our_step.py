@@ -7,8 +7,8 @@ import torch
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.schedule import generator, records_of_step
 from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.scoring.responses import credit_rule

@@ -12,7 +12,7 @@ from coca_mindspeed.baselines.equivalence import Equivalences
 from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.local.experience import respond_and_grade
+from coca_mindspeed.local.respond import respond_and_grade
 
 Pairs = Sequence[tuple[str, str]]
 

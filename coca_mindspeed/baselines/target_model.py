@@ -13,8 +13,8 @@ from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local import prefill as local_prompt_states
-from coca_mindspeed.local.experience import predict
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.respond import predict
 from coca_mindspeed.local.schedule import generator
 
 

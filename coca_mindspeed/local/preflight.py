@@ -16,8 +16,8 @@ from coca_mindspeed.grading.facts.factual import names_answer
 from coca_mindspeed.grading.registry import grader_name
 from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader, Outcome
-from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
 from coca_mindspeed.scoring.rollout import Rollout

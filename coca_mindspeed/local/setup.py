@@ -39,7 +39,7 @@ from coca_mindspeed.local.run_directory import (
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
-from coca_mindspeed.local.trainer import Trainer
+from coca_mindspeed.local.train import Trainer
 from coca_mindspeed.local.validation import (
     LengthLimits,
     RunInputs,

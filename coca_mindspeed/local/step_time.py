@@ -11,9 +11,9 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, update_policy

@@ -17,7 +17,7 @@ from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
-from coca_mindspeed.local import experience, resumable
+from coca_mindspeed.local import respond, resumable
 from coca_mindspeed.local.resumable import claim_directory, resumable_map
 from coca_mindspeed.scoring.responses import response_scorer
 from tests.baselines.models_for_tests import target_of, tiny_policy
@@ -210,7 +210,7 @@ def test_a_confidence_is_looked_for_where_the_method_asks_for_it(tmp_path, monke
         positions.append(judge.parser.position)
         return judge
 
-    monkeypatch.setattr(experience, "response_scorer", remember)
+    monkeypatch.setattr(respond, "response_scorer", remember)
     command = ["baseline", "verbalised", "--method", method, "--model", str(tmp_path / "tiny"), "--device", "cpu"]
     command += ["--data", str(tmp_path / "data.jsonl"), "--output", str(tmp_path / "out"), "--max-new-tokens", "4"]
     assert cli.main([*command, "--dtype", "float32", "--quiet"]) == 0

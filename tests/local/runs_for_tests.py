@@ -7,7 +7,7 @@ from typing import NamedTuple
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.run_directory import Checkpoint
 from coca_mindspeed.local.setup import LocalRun
-from coca_mindspeed.local.trainer import Trainer
+from coca_mindspeed.local.train import Trainer
 
 SMALL = (
     "warm_up.steps=15",

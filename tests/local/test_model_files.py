@@ -383,7 +383,7 @@ def test_a_disk_that_is_full_at_the_export_says_how_to_go_on(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.local.trainer.export_model", full)
+        patched.setattr("coca_mindspeed.local.train.export_model", full)
         with pytest.raises(TrainingError, match=r"run/model: .*\n.*step_000002; .*--resume"):
             train(tmp_path / "run", "trainer.steps=2")
     train(tmp_path / "run", "trainer.steps=2", resume=True)

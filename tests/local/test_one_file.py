@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from coca_mindspeed import token_text
-from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.scoring.responses import credit_rule
 from tests.local.runs_for_tests import small_session

@@ -21,7 +21,6 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.checks import emulated_dtype
-from coca_mindspeed.local.experience import largest_evaluation_batch
 from coca_mindspeed.local.model_files import (
     context_limit,
     encode_prompts,
@@ -30,6 +29,7 @@ from coca_mindspeed.local.model_files import (
     render_prompts,
 )
 from coca_mindspeed.local.policy import choose_device, load_policy, resolve_dtype
+from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
@@ -179,7 +179,7 @@ def test_a_first_step_that_fails_can_be_tried_again_with_other_settings(tmp_path
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.local.trainer.update_policy", fails)
+        patched.setattr("coca_mindspeed.local.train.update_policy", fails)
         session = small_session(tmp_path / "run", "trainer.steps=1")
         with pytest.raises(RuntimeError):
             session.trainer.run()

@@ -24,7 +24,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.local import checkpoint as checkpoint_module
-from coca_mindspeed.local import trainer as trainer_module
+from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.disk_space import checkpoints_at_once
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
@@ -104,7 +104,7 @@ def test_every_method_trains_and_resumes_bit_for_bit(tmp_path, method, monkeypat
             raise RuntimeError("the machine went away")
         return update_policy(*arguments)
 
-    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", fails_at_step_5)
+    monkeypatch.setattr("coca_mindspeed.local.train.update_policy", fails_at_step_5)
     with pytest.raises(RuntimeError, match="went away"):
         train(tmp_path / "stopped", *overrides)
     monkeypatch.undo()
@@ -193,7 +193,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(tmp_path, monkeypatc
             rollout.token_advantages.fill_(math.nan)
         return update_policy(policy, rollout, *rest)
 
-    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", poisoned)
+    monkeypatch.setattr("coca_mindspeed.local.train.update_policy", poisoned)
     with pytest.raises(
         TrainingError, match=r"(?s)step 4: objective/loss is nan; .*the last good checkpoint is .*step_000002"
     ):
@@ -213,7 +213,7 @@ def test_weights_that_are_not_finite_end_the_run_by_its_step(tmp_path, monkeypat
             next(iter(policy.model.parameters())).data.fill_(math.nan)
         return metrics
 
-    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", spoiled)
+    monkeypatch.setattr("coca_mindspeed.local.train.update_policy", spoiled)
     with pytest.raises(TrainingError, match=r"step 3: no token can be drawn .*\n.*step_000002.*--resume"):
         trainer.run()
 
@@ -252,7 +252,7 @@ def test_errors_of_a_step_are_explained(waiting, monkeypatch, error, kind, messa
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", fails)
+    monkeypatch.setattr("coca_mindspeed.local.train.update_policy", fails)
     monkeypatch.setattr("coca_mindspeed.local.logging.RunLog.close", full)
     with pytest.raises(kind, match=message):
         waiting.run()
@@ -394,7 +394,7 @@ def test_a_missing_logger_says_how_to_get_it(tmp_path):
 
 def test_the_package_imports_without_ray_or_an_accelerator():
     code = "import sys; sys.modules['ray'] = sys.modules['torch_npu'] = sys.modules['mindspeed_rl'] = None\n"
-    code += "import coca_mindspeed, coca_mindspeed.cli, coca_mindspeed.local.trainer"
+    code += "import coca_mindspeed, coca_mindspeed.cli, coca_mindspeed.local.train"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": "."})
 
 
@@ -405,13 +405,13 @@ def test_restated_questions_earn_nothing_in_training_and_are_graded_by_value_in_
     used = {}
 
     def remember(name, position):
-        original = getattr(trainer_module, name)
+        original = getattr(train_module, name)
 
         def call(*arguments, **options):
             used[name] = arguments[position]
             return original(*arguments, **options)
 
-        monkeypatch.setattr(trainer_module, name, call)
+        monkeypatch.setattr(train_module, name, call)
 
     remember("response_scorer", 2)
     remember("predict", 2)

@@ -9,7 +9,7 @@ import torch
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import TrainerConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.experience import respond_and_grade
+from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.local.update import largest_group_sizes, microbatches, update_policy

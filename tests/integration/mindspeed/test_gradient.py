@@ -22,8 +22,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.start import driver

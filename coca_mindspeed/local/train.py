@@ -24,12 +24,12 @@ from coca_mindspeed.evaluation.predictions import (
 from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
-from coca_mindspeed.local.experience import predict, respond, sample_rows, step_metrics
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import MEAN_OF, StepProgress, TrainingProgress
+from coca_mindspeed.local.respond import predict, respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
