@@ -123,8 +123,8 @@ def train_part(output: Path, part: str, seed: int, lessons: int, overrides: Sequ
     directory = run / "run"
     resume = (directory / "config.yaml").exists()
     with LocalRun(composed, directory, resume=resume, show_progress=False) as local:
-        trainer = local.trainer(local.execute(*(() if (directory / "model").exists() else (local.train,))))
-        predictions = trainer.evaluate(trainer.evaluate_records, "after")
+        held_out = local.held_out(local.execute(*(() if (directory / "model").exists() else (local.train,))))
+        predictions = held_out.evaluate(held_out.records, "after")
     counter = TokenCounter(directory / "model")
     # The end of a response is a token that was generated too.
     counted = [replace(p, tokens=counter.before(p.response, len(p.response)) + 1, model=part) for p in predictions]

@@ -19,6 +19,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import check_saveable, export_model, remove_leftovers
 from coca_mindspeed.local.checks import check_memory, emulated_dtype
+from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
@@ -91,7 +92,7 @@ class LocalRun:
         if not show_progress:
             disable_progress_bar()  # transformers 5 shows bars for the weights of any model
         self._open = ExitStack()
-        self._trainer: Trainer | None = None
+        self._baseline: Sequence[Prediction] = ()
         self._validated = validated
         # Set by check().
         self._found = FoundRun(output)
@@ -209,21 +210,21 @@ class LocalRun:
         A resumed run keeps its earlier answers; without them it has none, because its policy is already trained.
         """
         with self._timed("evaluate"):
-            trainer = self.trainer(policy)
-            self.before = trainer.initial_evaluation(self.resume_from, keep=self._flags["resume"])
-            trainer.baseline = self.before if log else ()
+            trained = self.resume_from is not None
+            self.before = self.held_out(policy).before(trained=trained, keep=self._flags["resume"])
+            self._baseline = self.before if log else ()
         return policy
 
     def train(self, policy: Policy) -> Policy:
         """Train to the last step; see :meth:`Trainer.run`."""
         with self._timed("train"):
-            self.trainer(policy).run(self.resume_from)
+            self.trainer(policy).run(self.resume_from, self._baseline)
         return policy
 
     def evaluate(self, policy: Policy) -> Policy:
-        """Answer the held-out questions; see :meth:`Trainer.final_evaluation`."""
+        """Answer the held-out questions; see :meth:`HeldOut.after`."""
         with self._timed("evaluate"):
-            self.predictions = self.trainer(policy).final_evaluation()
+            self.predictions = self.held_out(policy).after()
         return policy
 
     def seconds(self) -> dict[str, float]:
@@ -259,12 +260,14 @@ class LocalRun:
 
     def trainer(self, policy: Policy) -> Trainer:
         """The trainer of the loaded policy."""
-        if self._trainer is None or self._trainer.policy is not policy:
-            records = self._inputs.train, self._inputs.evaluate
-            self._trainer = Trainer(
-                self.config, policy, self._grader, *records, self.output, self._run_id, self._show_progress
-            )
-        return self._trainer
+        records, held_out = self._inputs.train, self.held_out(policy)
+        return Trainer(
+            self.config, policy, self._grader, records, held_out, self.output, self._run_id, self._show_progress
+        )
+
+    def held_out(self, policy: Policy) -> HeldOut:
+        """The held-out questions, and how the policy answers them."""
+        return HeldOut(self.config, policy, self._grader, self._inputs.evaluate, self.output, self._show_progress)
 
     def _claim(self) -> None:
         marker = claim(

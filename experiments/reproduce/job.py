@@ -126,8 +126,8 @@ def _train(place: Workplace, job: Job) -> list[Prediction]:
     resume = is_ours(directory, "run")
     with LocalRun(composed, directory, resume=resume, show_progress=place.show_progress) as local:
         before = [local.evaluate_before] if config.evaluation.samples > 1 else []  # the curve's step 0
-        trainer = local.trainer(local.execute(*before, local.train))
-        predictions = trainer.evaluate(trainer.evaluate_records, "after")
+        held_out = local.held_out(local.execute(*before, local.train))
+        predictions = held_out.evaluate(held_out.records, "after")
     return [replace(p, method=job.name) for p in predictions]
 
 

@@ -270,7 +270,7 @@ def test_an_interrupted_evaluation_says_what_is_saved_and_missing(trained, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.local.train.predict", interrupted)
+        patched.setattr("coca_mindspeed.local.held_out.predict", interrupted)
         assert main(command(trained)) == 130
     said = capsys.readouterr().err
     assert (
@@ -296,7 +296,7 @@ def test_sigterm_in_the_evaluation_is_explained_as_well(trained, monkeypatch, ca
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
 
-    monkeypatch.setattr("coca_mindspeed.local.train.predict", terminated)
+    monkeypatch.setattr("coca_mindspeed.local.held_out.predict", terminated)
     before = signal.getsignal(signal.SIGTERM)
     assert main(command(trained)) == 130
     assert "stopped in the evaluation after the training" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from coca_mindspeed.data.prompts import prompt_messages, render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import logging as run_log
+from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.checkpoint import check_saveable
 from coca_mindspeed.local.model_files import encode_prompts, load_tokenizer, read_tokenizer_file, render_prompts
 from coca_mindspeed.local.policy import load_policy
@@ -361,13 +362,13 @@ def test_a_full_disk_names_file_step_checkpoint_and_how_to_go_on(tmp_path, monke
     session = small_session(tmp_path / "run", "logging.samples_interval=1")
     taken = []
 
-    def record_step(*arguments, original=session.trainer._step):
-        taken.append(arguments[0])
+    def record_step(*arguments, original=train_module.update_policy):
+        taken.append(arguments)
         if len(taken) == step:
             (tmp_path / "full").touch()
         return original(*arguments)
 
-    monkeypatch.setattr(session.trainer, "_step", record_step)
+    monkeypatch.setattr(train_module, "update_policy", record_step)
     with pytest.raises(TrainingError) as stopped:
         session.trainer.run()
     session.close()

@@ -41,7 +41,7 @@ def test_it_takes_the_first_step_of_the_engine(example, session):
     trainer, config = session.trainer, session.trainer.config
     policy, path = trainer.policy, trainer.output / "warm_start"
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    records = trainer.train_records[:24]
+    records = trainer.records[:24]
     graded = respond_and_grade(
         policy,
         records,

@@ -73,7 +73,7 @@ def never_stopped(place, tmp_path_factory) -> Path:
 
 
 def share_of_valid(trainer) -> float:
-    predictions = trainer.evaluate(trainer.evaluate_records, "after")
+    predictions = trainer.held_out.evaluate(trainer.held_out.records, "after")
     return sum(p.confidence is not None for p in predictions) / len(predictions)
 
 
@@ -83,7 +83,7 @@ def test_a_model_that_never_writes_the_tags_writes_them_and_can_be_trained(place
         assert share_of_valid(untaught.trainer) == 0
     with closing(session(place, tmp_path / "with", "warm_up.steps=250", "warm_up.batch=16")) as taught:
         assert share_of_valid(taught.trainer) >= 0.7  # of 30,000 random parameters, sampled
-        confidences = [p.confidence for p in taught.trainer.evaluate(taught.trainer.evaluate_records, "after")]
+        confidences = [p.confidence for p in taught.trainer.held_out.evaluate(taught.trainer.held_out.records, "after")]
         assert sum(c > 0.85 for c in confidences if c is not None) >= 6  # sure of everything, as it was shown
         taught.trainer.run()
     assert (tmp_path / "with" / "model" / "config.json").exists()

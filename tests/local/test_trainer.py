@@ -24,6 +24,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.local import checkpoint as checkpoint_module
+from coca_mindspeed.local import held_out
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.disk_space import checkpoints_at_once
 from coca_mindspeed.local.run_directory import list_checkpoints
@@ -109,7 +110,7 @@ def test_every_method_trains_and_resumes_bit_for_bit(tmp_path, method, monkeypat
         train(tmp_path / "stopped", *overrides)
     monkeypatch.undo()
     trainer = train(tmp_path / "stopped", *overrides, resume=True)
-    assert trainer.method.name == method
+    assert trainer.config.method.name == method
     assert result(tmp_path / "stopped") == result(tmp_path / "whole")
     stages = [row["stage"] for row in rows(tmp_path / "whole" / "metrics.jsonl")]
     assert stages == ([0, 0, 0, 1, 1, 1] if method == "sequential" else [0] * 6)
@@ -404,21 +405,21 @@ def test_restated_questions_earn_nothing_in_training_and_are_graded_by_value_in_
 ):
     used = {}
 
-    def remember(name, position):
-        original = getattr(train_module, name)
+    def remember(module, name, position):
+        original = getattr(module, name)
 
         def call(*arguments, **options):
             used[name] = arguments[position]
             return original(*arguments, **options)
 
-        monkeypatch.setattr(train_module, name, call)
+        monkeypatch.setattr(module, name, call)
 
-    remember("response_scorer", 2)
-    remember("predict", 2)
+    remember(train_module, "response_scorer", 2)
+    remember(held_out, "predict", 2)
     few = ("warm_up.steps=1", "trainer.steps=1", "evaluation.interval=1")
     trainer = train(tmp_path / "run", *few, f"data.require_evaluated={str(required).lower()}")
     assert isinstance(used["response_scorer"], EvaluatedOnly) is required
-    trainer.evaluate(trainer.evaluate_records[:2], "after")
+    trainer.held_out.evaluate(trainer.held_out.records[:2], "after")
     assert used["predict"] is trainer.grader
     assert rows(tmp_path / "run" / "timing.jsonl")[0]["grading/unevaluated"] == 0.0
 

@@ -28,7 +28,7 @@ def rollout(session):
     trainer, config = session.trainer, session.trainer.config
     graded = respond_and_grade(
         trainer.policy,
-        trainer.train_records[:8],
+        trainer.records[:8],
         trainer.grader,
         config.method,
         config.rollout,

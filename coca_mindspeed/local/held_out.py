@@ -1,0 +1,162 @@
+"""Answers to the held-out questions of a run: before it, while it trains, and after it."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics, reading_metrics
+from coca_mindspeed.evaluation.predictions import (
+    UNGRADABLE_SHARE,
+    Prediction,
+    confidence_mass,
+    outcomes,
+    read_predictions,
+    write_predictions,
+)
+from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.local.interrupt import interruptible
+from coca_mindspeed.local.logging import RunLog
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.progress import StepProgress
+from coca_mindspeed.local.respond import predict
+from coca_mindspeed.local.sampler import NoDistributionError
+from coca_mindspeed.local.schedule import generator
+from coca_mindspeed.utils.files import PROGRESS
+from coca_mindspeed.utils.packages import is_installed
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out questions (there may be none), each answered ``evaluation.samples`` times at temperature 1."""
+
+    config: RunConfig
+    policy: Policy
+    grader: Grader
+    records: Sequence[Record]
+    output: Path
+    show_progress: bool = True
+
+    @property
+    def final_records(self) -> Sequence[Record]:
+        """The questions of the evaluations before and after the training."""
+        return self.records[: self.config.evaluation.final_questions]
+
+    @property
+    def predictions_after(self) -> Path:
+        return self.output / "predictions_after.jsonl"
+
+    def evaluate(self, records: Sequence[Record], purpose: str, method: str | None = None) -> list[Prediction]:
+        """Answer ``records``.
+
+        ``purpose`` seeds the samples together with the run's seed, and is the bar's title.  ``method`` names the method
+        in the predictions (None: the run's).
+        """
+        title, file = f"answering held-out questions, {purpose}", self.output / PROGRESS
+        with StepProgress(len(records), self.show_progress, title=title, file=file) as bar:
+            predictions = self._answers(records, purpose, lambda done: bar.show(done))
+        label = method or self.config.method.name
+        return [
+            replace(prediction, method=label, category=record.category, seed=self.config.seed)
+            for prediction, record in zip(predictions, self._repeated(records), strict=True)
+        ]
+
+    def before(self, *, trained: bool, keep: bool) -> list[Prediction]:
+        """Answer :attr:`final_records` before the first step and write ``predictions_before.jsonl``.
+
+        A policy that is ``trained`` already can no longer answer as before; then, and with ``keep``, the answers of an
+        earlier session are used.
+
+        Raises:
+            InterruptedRunError: Ctrl-C or SIGTERM; the answers are not saved.
+            TrainingError: the policy's probabilities are not finite.
+        """
+        path = self.output / "predictions_before.jsonl"
+        if not self.final_records:
+            return []
+        if path.exists() and (keep or trained):
+            known = read_predictions(path)
+            if trained or len(known) == len(self._repeated(self.final_records)):
+                return known
+        if trained:
+            return []
+        with interruptible("stopped before the training; a warmed-up model is saved; --resume continues"):
+            try:
+                predictions = self.evaluate(self.final_records, "before", method="instruct")
+            except NoDistributionError as error:
+                raise TrainingError(f"evaluation before step 1: {error}") from error
+        write_predictions(path, predictions)
+        return predictions
+
+    def after(self) -> list[Prediction]:
+        """Answer :attr:`final_records` and write ``predictions_after.jsonl``; does nothing without records.
+
+        Raises:
+            InterruptedRunError: Ctrl-C or SIGTERM; the model is saved, the answers are not.
+        """
+        if not self.final_records:
+            return []
+        saved = (
+            f"stopped in the evaluation after the training; the trained model is saved in {self.output / 'model'}, "
+            f"{self.predictions_after.name} and summary.json are missing"
+        )
+        go_on = "--resume evaluates again (evaluation.final_questions sets the number of questions)"
+        with interruptible(saved, go_on):
+            predictions = self.evaluate(self.final_records, "after")
+        write_predictions(self.predictions_after, predictions)
+        return predictions
+
+    def while_training(self, step: int, log: RunLog, show: Callable[[str], None]) -> dict[str, float]:
+        """Answer the first ``evaluation.questions`` questions after ``step``, and return their metrics."""
+        questions = self.records[: self.config.evaluation.questions]
+        # The same seed each time, so that only the policy changes between evaluations.
+        answers = self._answers(
+            questions,
+            "evaluate while training",
+            lambda done: show(f"step {step}, evaluating {done}/{len(questions)}"),
+        )
+        if self.config.evaluation.readings or self.config.evaluation.samples > 1:
+            write_predictions(self.output / "evaluations" / f"step_{step:06d}.jsonl", answers)
+        return self.metrics(answers, step, log)
+
+    def metrics(self, answers: Sequence[Prediction], step: int, log: RunLog) -> dict[str, float]:
+        """Metrics of the answers to the first ``evaluation.questions`` questions, by the names of metrics.jsonl."""
+        answers = answers[: len(self._repeated(self.records[: self.config.evaluation.questions]))]
+        data = outcomes(answers)
+        if log.tensorboard is not None and is_installed("matplotlib"):
+            from coca_mindspeed.evaluation.reports.plots import reliability_image  # matplotlib, only where it draws
+
+            image = reliability_image(data, title=f"step {step}")
+            log.tensorboard.add_image("eval/reliability", image, step, dataformats="HWC")
+        calibration = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
+        scores = {**calibration.headline(), UNGRADABLE_SHARE: 1 - len(data) / len(answers)}
+        if self.config.evaluation.readings:
+            scores |= {
+                f"{metric}_{reading}": value
+                for reading, metrics in reading_metrics(answers).items()
+                if reading != "draw"
+                for metric, value in metrics.items()
+            }
+            scores["confidence_mass"] = confidence_mass(answers)
+        return {f"eval/{name}": math.nan if value is None else float(value) for name, value in scores.items()}
+
+    def _answers(self, records: Sequence[Record], purpose: str, progress: Callable[[int], None]) -> list[Prediction]:
+        config = self.config
+        return predict(
+            self.policy,
+            records,
+            self.grader,
+            config.method,
+            config.rollout,
+            generator(self.policy.device, config.seed, purpose),
+            progress,
+            samples=config.evaluation.samples,
+            readings=config.evaluation.readings,
+        )
+
+    def _repeated(self, records: Sequence[Record]) -> list[Record]:
+        """The record of each prediction."""
+        return [record for record in records for _ in range(self.config.evaluation.samples)]
