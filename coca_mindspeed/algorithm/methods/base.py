@@ -50,7 +50,7 @@ class SegmentAdvantages(NamedTuple):
 
 
 class TrainingMethod(Protocol):
-    """A training method; docs/method.md says how to add one."""
+    """A training method; CONTRIBUTING.md says how to add one."""
 
     @property
     def name(self) -> str: ...
