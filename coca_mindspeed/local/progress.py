@@ -146,10 +146,8 @@ class _Line(ProgressColumn):
 class SFTProgress(StepProgress):
     """Progress of supervised training."""
 
-    def __init__(
-        self, total: int, enabled: bool, done: int = 0, *, stage: str = "warm-up", file: Path | None = None
-    ) -> None:
-        super().__init__(total, enabled, done, title=f"{stage:<8}", file=file)
+    def __init__(self, total: int, enabled: bool, done: int = 0, *, file: Path | None = None) -> None:
+        super().__init__(total, enabled, done, title="warm-up ", file=file)
 
     def advance(self, step: int, loss: float) -> None:
         """Show the loss in nats per token."""

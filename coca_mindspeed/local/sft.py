@@ -6,7 +6,7 @@ The batches depend on the seed alone, so a stopped stage continues from its own 
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -160,87 +160,6 @@ class SFTStage:
             for rows in parts
         )
 
-    def run_resumable(
-        self,
-        policy: Policy,
-        random: np.random.Generator,
-        checkpoints: Path,
-        config: RunConfig,
-        name: str,
-        progress_file: Path,
-        show_progress: bool,
-    ) -> None:
-        """Call :meth:`run`, continuing from the newest of ``checkpoints``.
-
-        ``policy`` and ``random`` are as they were before the first update.
-
-        Raises:
-            InterruptedRunError: Ctrl-C or SIGTERM; the stage is saved.
-        """
-        resume, interval = None, config.checkpoint.interval
-        if found := list_checkpoints(checkpoints):
-            newest = found[-1]
-            resume = newest.step, load_optimizer_state(newest, policy.device)
-            if policy.adapters is not None:
-                load_adapters(policy, newest.adapters)
-            else:
-                weights = load_policy(newest.model, config.model, policy.device, where="checkpoint").model
-                policy.model.load_state_dict(weights.state_dict())
-                del weights
-        go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"
-        with (
-            interruptible(f"stopped in the {name}", go_on),
-            stop_request() as stop,
-            SFTProgress(
-                self.steps, show_progress, resume[0] if resume else 0, stage=name, file=progress_file
-            ) as progress,
-        ):
-
-            def save(step: int, optimizer: torch.optim.Optimizer) -> None:
-                if not stop.is_set() and (not interval or step % interval or step == self.steps):
-                    return
-                saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
-                if stop.is_set():
-                    raise InterruptedRunError(
-                        f"stopped after step {step} of the {name}; saved {saved.path}", "continue with --resume"
-                    )
-
-            try:
-                self.run(policy, random, progress.advance, resume=resume, after_step=save)
-            except _DivergedError as error:
-                kept = list_checkpoints(checkpoints)
-                last = f"; the last good weights are in {kept[-1].path}" if kept else ""
-                raise TrainingError(f"{name}, {error}{last}") from error
-
-
-def train_stage_once(
-    policy: Policy,
-    stage: Callable[[], SFTStage],
-    random: np.random.Generator,
-    config: RunConfig,
-    *,
-    exported: Path,
-    checkpoints: Path,
-    name: str,
-    progress_file: Path,
-    show_progress: bool,
-) -> Policy:
-    """Run a supervised stage in place and export its model; if the export exists, load it instead.
-
-    The export has adapters merged and becomes the base for new adapters: the returned policy has none.  The trained
-    model is freed before the export is loaded.  ``checkpoints`` are the stage's own, and removed afterwards.
-    """
-    fresh = not exported.exists()
-    if fresh:
-        stage().run_resumable(policy, random, checkpoints, config, name, progress_file, show_progress)
-        export_model(policy, exported)
-    shutil.rmtree(checkpoints, ignore_errors=True)  # left by a kill after the export
-    if fresh and policy.adapters is None:
-        return policy
-    device = policy.device
-    policy.model.to("meta")
-    return load_policy(exported, config.model, device, dtype=dtype_of_weights(config.model.lora), where=name)
-
 
 def sft_microbatch_tokens(config: RunConfig) -> int:
     """The size of a training microbatch, so that a supervised stage needs no more memory than the training."""
@@ -316,19 +235,15 @@ def overconfident_stage(
     method: TrainingMethod,
     response_format: ResponseFormat,
     config: WarmUpConfig,
-    **settings: Any,
 ) -> SFTStage:
-    """The warm-up's stage: confidences do not depend on the question, so it teaches the format and no calibration.
-
-    ``settings`` are others of :class:`SFTStage`.
-    """
+    """The warm-up's stage: confidences do not depend on the question, so it teaches the format and no calibration."""
 
     def examples(random: np.random.Generator) -> list[SFTExample]:
         chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
         texts = [_overconfident_response(record.answer, response_format, config, random) for record in chosen]
         return list(map(SFTExample, chosen, encode_responses(policy, texts)))
 
-    return SFTStage(examples, method.system_prompt, config.steps, config.lr, config.question_weight, **settings)
+    return SFTStage(examples, method.system_prompt, config.steps, config.lr, config.question_weight)
 
 
 def _overconfident_response(
@@ -350,41 +265,74 @@ _DECIMALS = 2  # where the method asks for no number of them
 def run_sft_warm_up(
     policy: Policy, records: Sequence[Record], config: RunConfig, output: Path, *, show_progress: bool
 ) -> Policy:
-    """SFT warm-up on ``records`` in place; the model is also exported to ``output/warm_start``.
+    """SFT warm-up on ``records`` in place, exported to ``output/warm_start``; an export that exists is loaded instead.
 
-    ``output`` is the run's directory, and may hold this warm-up, finished or stopped.
+    The export has adapters merged and becomes the base for new adapters: the returned policy has none.  The trained
+    model is freed before the export is loaded.  ``output`` is the run's directory, and may hold this warm-up, finished
+    or stopped.
 
     Raises:
         DataError: an answer is longer than ``rollout.max_new_tokens``.
+        TrainingError: a loss or a gradient is not finite.
         InterruptedRunError: Ctrl-C or SIGTERM; the warm-up is saved.
     """
-
-    def stage() -> SFTStage:
+    exported, checkpoints = output / WARMED_UP, output / CHECKPOINTS
+    fresh = not exported.exists()
+    if fresh:
         method = config.method.training_method
         decimals = config.method.confidence_decimals or _DECIMALS
         response_format = ResponseFormat(method.confidence_position, decimals, spaced=True)
         _check_lengths(policy, records, response_format, config.rollout.max_new_tokens)
-        return overconfident_stage(
-            policy,
-            records,
-            method,
-            response_format,
-            config.warm_up,
-            optimizer_name=config.optimizer.name,
-            microbatch_tokens=sft_microbatch_tokens(config),
-        )
+        stage = overconfident_stage(policy, records, method, response_format, config.warm_up)
+        tokens = sft_microbatch_tokens(config)
+        stage = replace(stage, optimizer_name=config.optimizer.name, microbatch_tokens=tokens)
+        _run_or_continue(stage, policy, config, checkpoints, output / PROGRESS, show_progress)
+        export_model(policy, exported)
+    shutil.rmtree(checkpoints, ignore_errors=True)  # left by a kill after the export
+    if fresh and policy.adapters is None:
+        return policy
+    device = policy.device
+    policy.model.to("meta")
+    return load_policy(exported, config.model, device, dtype=dtype_of_weights(config.model.lora), where="warm-up")
 
-    return train_stage_once(
-        policy,
-        stage,
-        warm_up_generator(config.seed),
-        config,
-        exported=output / WARMED_UP,
-        checkpoints=output / CHECKPOINTS,
-        name="warm-up",
-        progress_file=output / PROGRESS,
-        show_progress=show_progress,
-    )
+
+def _run_or_continue(
+    stage: SFTStage, policy: Policy, config: RunConfig, checkpoints: Path, progress_file: Path, show_progress: bool
+) -> None:
+    """Run the stage, from the newest of ``checkpoints`` if there is one."""
+    resume, interval = None, config.checkpoint.interval
+    if earlier := list_checkpoints(checkpoints):
+        newest = earlier[-1]
+        resume = newest.step, load_optimizer_state(newest, policy.device)
+        if policy.adapters is not None:
+            load_adapters(policy, newest.adapters)
+        else:
+            weights = load_policy(newest.model, config.model, policy.device, where="checkpoint").model
+            policy.model.load_state_dict(weights.state_dict())
+            del weights
+    go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"
+    done = resume[0] if resume else 0
+    with (
+        interruptible("stopped in the warm-up", go_on),
+        stop_request() as stop,
+        SFTProgress(stage.steps, show_progress, done, file=progress_file) as progress,
+    ):
+
+        def save(step: int, optimizer: torch.optim.Optimizer) -> None:
+            if not stop.is_set() and (not interval or step % interval or step == stage.steps):
+                return
+            saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
+            if stop.is_set():
+                raise InterruptedRunError(
+                    f"stopped after step {step} of the warm-up; saved {saved.path}", "continue with --resume"
+                )
+
+        try:
+            stage.run(policy, warm_up_generator(config.seed), progress.advance, resume=resume, after_step=save)
+        except _DivergedError as error:
+            kept = list_checkpoints(checkpoints)
+            last = f"; the last good weights are in {kept[-1].path}" if kept else ""
+            raise TrainingError(f"warm-up, {error}{last}") from error
 
 
 def _check_lengths(policy: Policy, records: Sequence[Record], response_format: ResponseFormat, most: int) -> None:
