@@ -12,8 +12,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from coca_mindspeed.evaluation.intervals.bounds import Floats, Interval
-from coca_mindspeed.evaluation.intervals.estimates import Estimates, average_interval, paired_intervals
+from coca_mindspeed.evaluation.intervals import Estimates, Floats, Interval, average_interval, paired_intervals
 from coca_mindspeed.evaluation.predictions import Outcomes
 from experiments.reproduce.results import mean_interval
 
@@ -115,22 +114,18 @@ class Tally:
         return f"{100 * self.coverage:5.1f} ({self.width / self.sets:.3f})" if self.sets else "     --      "
 
 
-def alone(
-    law: Law, n: int, sets: int, metrics: tuple[str, ...], *, seed: int = 0, replicates: int = 200
-) -> list[Tally]:
+def alone(law: Law, n: int, sets: int, metrics: tuple[str, ...], *, seed: int = 0) -> list[Tally]:
     """Coverage of each metric's interval on sets of n predictions."""
     true, tallies = truth(law), [Tally() for _ in metrics]
     rng = np.random.default_rng([seed, n])
     for each in range(sets):
-        found = Estimates(law.draw(rng, n), replicates=replicates, seed=each)
+        found = Estimates(law.draw(rng, n), seed=each)
         for metric, tally in zip(metrics, tallies, strict=True):
             tally.note(found.interval(metric), true[metric])
     return tallies
 
 
-def paired(
-    first: Law, second: Law, n: int, sets: int, metrics: tuple[str, ...], *, seed: int = 0, replicates: int = 100
-) -> list[Tally]:
+def paired(first: Law, second: Law, n: int, sets: int, metrics: tuple[str, ...], *, seed: int = 0) -> list[Tally]:
     """Coverage of differences of two methods on the same n questions, some of which are easy for both."""
     one, other, tallies = truth(first), truth(second), [Tally() for _ in metrics]
     rng = np.random.default_rng([seed, n])
@@ -138,7 +133,7 @@ def paired(
         luck = rng.random(n)  # shared, so that the methods tend to be right together
         stated = [law.confidence(rng, n) for law in (first, second)]
         both = [
-            Estimates(Outcomes(s, luck < law.right(s), np.full(n, np.nan)), replicates=replicates, seed=each)
+            Estimates(Outcomes(s, luck < law.right(s), np.full(n, np.nan)), seed=each)
             for s, law in zip(stated, (first, second), strict=True)
         ]
         found = paired_intervals(*both)
@@ -152,7 +147,7 @@ def averaged(laws: list[Law], n: int, sets: int, metrics: tuple[str, ...], *, se
     true, tallies = [truth(law) for law in laws], [Tally() for _ in metrics]
     rng = np.random.default_rng([seed, n])
     for each in range(sets):
-        parts = [Estimates(law.draw(rng, n), replicates=100, seed=each) for law in laws]
+        parts = [Estimates(law.draw(rng, n), seed=each) for law in laws]
         for metric, tally in zip(metrics, tallies, strict=True):
             if all(not np.isnan(part.values[metric]) for part in parts):
                 tally.note(average_interval(parts, metric), float(np.mean([t[metric] for t in true])))
@@ -173,7 +168,7 @@ def repeated(
             np.where(same, asked.correct[index], own.correct),
             own.tokens_to_confidence,
         )
-        found = Estimates(data, questions=index, replicates=100, seed=each)
+        found = Estimates(data, questions=index, seed=each)
         for metric, tally in zip(metrics, tallies, strict=True):
             tally.note(found.interval(metric), true[metric])
     return tallies

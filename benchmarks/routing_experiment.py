@@ -26,8 +26,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
 from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.evaluation.adapters import TokenCounter
 from coca_mindspeed.evaluation.predictions import read_predictions, write_predictions
-from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.policy import load_policy

@@ -4,18 +4,24 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.cli.options import at_least, json_object, place
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.adapters import read_lm_eval, read_responses, read_rollouts
-from coca_mindspeed.evaluation.metrics import specs
-from coca_mindspeed.evaluation.metrics.binning import risk_table, suggested_threshold
-from coca_mindspeed.evaluation.metrics.calibration import reading_metrics
-from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
+from coca_mindspeed.evaluation.adapters import TokenCounter, read_lm_eval, read_responses, read_rollouts
+from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
+from coca_mindspeed.evaluation.metrics import (
+    HEADLINE_METRICS,
+    METRIC_SPECS,
+    UNDEFINED,
+    MetricOptions,
+    reading_metrics,
+    show,
+    show_range,
+)
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
 from coca_mindspeed.evaluation.predictions import (
     Prediction,
@@ -25,9 +31,8 @@ from coca_mindspeed.evaluation.predictions import (
     write_predictions,
 )
 from coca_mindspeed.evaluation.reports.scoreboard import Column, PairedDifference, Scoreboard
-from coca_mindspeed.evaluation.reports.tables import risk_tables, transfer_tables
+from coca_mindspeed.evaluation.reports.tables import risk_tables, summary_table, transfer_tables
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
-from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 from coca_mindspeed.serving.config import as_tier_name, bands_from, tiers_yaml
 from coca_mindspeed.utils.console import one_line, print_text
@@ -69,16 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bins-closed", choices=("right", "left"), default="right", help="side of a bin's edge (default: %(default)s)"
     )
     option("--debias", action="store_true", help="subtract the noise of small bins from ECE")
-    option("--replicates", type=at_least(1), default=1000, help="of the bootstrap (default: %(default)s)")
-    option("--seed", type=at_least(0), default=0, help="of the bootstrap (default: %(default)s)")
+    option("--replicates", type=at_least(1), default=1000, help="for 'ECE if calibrated' (default: %(default)s)")
+    option("--seed", type=at_least(0), default=0, help="of 'ECE if calibrated' (default: %(default)s)")
     option("--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question")
 
 
 def run(arguments: argparse.Namespace) -> int:
     _check_usage(arguments)
-    predictions = [p for path in arguments.files for p in _read(path, arguments)]
-    if arguments.method is not None:
-        predictions = [replace(p, method=arguments.method) for p in predictions]
+    predictions = _read_all(arguments)
     _refuse_repeats(predictions, arguments.files)
     if arguments.format != "predictions" and arguments.position is None:
         _hint_at_position(predictions)
@@ -88,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     runs = unique_labels(split_runs(predictions, "all"))
     _warn_of_ungradable(runs)
     board = Scoreboard(runs, replicates=arguments.replicates, seed=arguments.seed, options=options)
-    text = f"{_table(board)}\nECE: {options.bins_text}.\n"
+    text = f"{summary_table(board)}\nECE: {options.bins_text}.\n"
     differences: dict[str, object] = {}
     if arguments.against is not None:
         differences, compared = _differences(board, _base(arguments.against), arguments.against)
@@ -166,6 +169,24 @@ def _predictions(path: Path) -> list[Prediction]:
     ]
 
 
+def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
+    """Predictions of all files; of several, those that name no model and method get their file's label as model.
+
+    ``--method`` joins the files.  The files of a rollout dump are data sets of one run.
+    """
+    runs = [Run(file_label(path, path), _read(path, arguments)) for path in arguments.files]
+    if arguments.method is not None:
+        return [replace(p, method=arguments.method) for run in runs for p in run.predictions]
+    if len(runs) > 1 and arguments.format != "rollouts":
+        runs = unique_labels(runs)
+        return [
+            replace(p, model=run.label) if p.model is None and p.method is None else p
+            for run in runs
+            for p in run.predictions
+        ]
+    return [p for run in runs for p in run.predictions]
+
+
 def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     if arguments.format == "predictions":
         return _predictions(path)
@@ -177,11 +198,17 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
         return read_opencompass(path, parser=parser, tokenizer=tokenizer)
     if arguments.format == "lm_eval":
         return read_lm_eval(path, parser=parser, tokenizer=tokenizer)
-    grader = build_grader(arguments.grader or "auto", arguments.grader_options)
-    try:
-        return read_responses(path, arguments.gold, grader, parser=parser, tokenizer=tokenizer)
-    finally:
-        grader.close()
+    name = arguments.grader or "auto"
+    with closing(build_grader(name, arguments.grader_options)) as grader:
+        return read_responses(
+            path,
+            arguments.gold,
+            grader,
+            grader_name=name,
+            parser=parser,
+            tokenizer=tokenizer,
+            warn=lambda text: print_text(text, sys.stderr),
+        )
 
 
 def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) -> None:
@@ -196,23 +223,10 @@ def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) ->
         seen.add(key)
 
 
-def _table(board: Scoreboard) -> str:
-    labels = [specs.METRIC_SPECS[metric].heading for metric in specs.HEADLINE_METRICS]
-    rows = []
-    for run, column in product(board.runs, board.columns):
-        intervals = {metric: board.interval(run.label, column, metric) for metric in specs.HEADLINE_METRICS}
-        shown = [specs.show(metric, interval.estimate) for metric, interval in intervals.items()]
-        bounds = specs.show_range("ece", intervals["ece"].low, intervals["ece"].high) or specs.UNDEFINED
-        found = board.ece_under_calibration(run.label, column)
-        shown += [bounds, specs.UNDEFINED if found is None else specs.show_under_calibration(found.mean, found.high)]
-        rows.append([run.label, column.heading, board.count(run.label, column), *shown])
-    return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", specs.UNDER_CALIBRATION_LABEL], rows)
-
-
 def _readings(runs: Sequence[Run]) -> str:
     """The readings of each run's confidences by data set, of the runs whose predictions have them."""
     rows = [
-        [run.label, dataset, reading, *(specs.show(name, value) for name, value in found.items()), f"{mass:.1%}"]
+        [run.label, dataset, reading, *(show(name, value) for name, value in found.items()), f"{mass:.1%}"]
         for run in runs
         for dataset, predictions in run.by_dataset().items()
         if (mass := confidence_mass(predictions))
@@ -220,7 +234,7 @@ def _readings(runs: Sequence[Run]) -> str:
     ]
     if not rows:
         return ""
-    labels = [specs.METRIC_SPECS[name].heading for name in ("auroc", "ece", "brier")]
+    labels = [METRIC_SPECS[name].heading for name in ("auroc", "ece", "brier")]
     heading = (
         "Readings of the confidence: one draw, greedy decoding, and the expectation over the policy's probabilities of "
         "all numbers, of which the last column is the sum (no figures below 95%)."
@@ -257,20 +271,18 @@ def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, ob
         values[f"{run.label}/{dataset}"] = {**counts, **by_metric}
         whole = found.n == found.first == found.second
         n = str(found.n) if whole else f"{found.n} of {found.second} and {found.first}"
-        rows.append([run.label, dataset, n, *(_difference(found, metric) for metric in specs.HEADLINE_METRICS)])
+        rows.append([run.label, dataset, n, *(_difference(found, metric) for metric in HEADLINE_METRICS)])
         shared += found.n
     if not shared:
         raise DataError(f"{path}: shares no question with the files; predictions are paired by data set, id and sample")
-    return values, markdown_table(
-        ["run", "data", "n", *(specs.METRIC_SPECS[m].label for m in specs.HEADLINE_METRICS)], rows
-    )
+    return values, markdown_table(["run", "data", "n", *(METRIC_SPECS[m].label for m in HEADLINE_METRICS)], rows)
 
 
 def _difference(found: PairedDifference, metric: str) -> str:
     if (interval := found.intervals.get(metric)) is None:
-        return specs.UNDEFINED
-    bounds = specs.show_range(metric, interval.low, interval.high, signed=True) or specs.UNDEFINED
-    return f"{specs.show(metric, interval.estimate, signed=True)} ({bounds})"
+        return UNDEFINED
+    bounds = show_range(metric, interval.low, interval.high, signed=True) or UNDEFINED
+    return f"{show(metric, interval.estimate, signed=True)} ({bounds})"
 
 
 def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[str, object]) -> dict[str, object]:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.errors import UsageError
-from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
-from coca_mindspeed.evaluation.paper.comparison import compare_with_paper, paper_report
-from coca_mindspeed.evaluation.paper.published import check_setting
+from coca_mindspeed.evaluation.metrics import MetricOptions
+from coca_mindspeed.evaluation.paper import check_setting, paper_report
 from coca_mindspeed.evaluation.reports.report import write_report
 from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
+from coca_mindspeed.evaluation.reports.tables import compare_with_paper
 from coca_mindspeed.evaluation.runs import read_runs
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.markdown import print_markdown
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--output", type=place, default=Path("report"), help="directory to write (default: %(default)s)")
     option("--title", default="Calibration report", help="of the page (default: %(default)s)")
     option("--samples", type=at_least(0), default=3, help="responses shown a run and data set (default: %(default)s)")
-    option("--replicates", type=at_least(1), default=1000, help="of the bootstrap (default: %(default)s)")
-    option("--seed", type=at_least(0), default=0, help="of the bootstrap (default: %(default)s)")
+    option("--replicates", type=at_least(1), default=1000, help="for 'ECE if calibrated' (default: %(default)s)")
+    option("--seed", type=at_least(0), default=0, help="of 'ECE if calibrated' (default: %(default)s)")
     option(
         "--bins-closed", choices=("right", "left"), default="right", help="side of a bin's edge (default: %(default)s)"
     )

@@ -10,10 +10,10 @@ import numpy as np
 
 from coca_mindspeed.cli.options import at_least, place, within
 from coca_mindspeed.errors import UsageError
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.adapters import TokenCounter
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.evaluation.reports.plots import save_figure
-from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.serving import route_report
 from coca_mindspeed.serving.config import read_serving_config, tier_policies
 from coca_mindspeed.serving.decision import Budget

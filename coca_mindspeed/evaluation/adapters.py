@@ -1,4 +1,4 @@
-"""Predictions from other files: rollout dumps of a training run, and plain responses graded against gold answers.
+"""Predictions from other files: rollout dumps, lm-evaluation-harness, and responses graded against gold answers.
 
 :func:`.opencompass.output.read_opencompass` reads OpenCompass's output.
 """
@@ -6,22 +6,54 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
+from coca_mindspeed.algorithm.parsing import ParsedResponse, ResponseParser, as_stated
 from coca_mindspeed.config.checks import value_of
-from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
-from coca_mindspeed.evaluation.tokens import TokenCounter, parse_and_count
-from coca_mindspeed.grading.label_check import check_records
+from coca_mindspeed.grading.label_check import check_records, misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
 from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.tokenization import load_tokenizer
 
-# Above this share of answers that a grader cannot judge, the rest need not be like all of them.
-_MAX_UNGRADABLE = 0.01
+_MAX_UNGRADABLE = 0.01  # share of answers; above it the gradable ones may differ from all
+_FIXES = {
+    "factual": 'use --grader-options \'{"factual": {"match": "contains"}}\'',
+    "math": 'set "category": "factual" in the records, and use --grader auto',
+}
+
+
+class TokenCounter:
+    """Counts tokens with the fast tokenizer in the directory ``path``; raises ConfigError if there is none.
+
+    The engines count sampled ids; the text of a served model is tokenized again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = load_tokenizer(path)
+        if not self._tokenizer.is_fast:
+            raise DataError(f"tokenizer {path}: has no tokenizer.json, which counting tokens up to a character needs")
+
+    def before(self, text: str, end: int) -> int:
+        """Return the number of tokens of ``text`` that begin before character ``end``."""
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return sum(start < end for start, _ in encoding["offset_mapping"])
+
+
+def parse_and_count(
+    text: str, parser: ResponseParser, counter: TokenCounter | None
+) -> tuple[ParsedResponse, int | None]:
+    """Parse a response, and count its tokens to confidence; None without a valid confidence or without ``counter``."""
+    parsed = parser(text)
+    if parsed.confidence is None or counter is None:
+        return parsed, None
+    # The index after the closing tag.
+    end = len(text) - len(parsed.answer) if parser.position == "first" else len(text.rstrip())
+    return parsed, counter.before(text, end)
 
 
 def _prompt_text(prompt: Any, where: str) -> str:
@@ -38,7 +70,7 @@ def _correct(row: Mapping[str, Any], where: str) -> bool | None:
         return correct
     grade = row.get("grade")
     # The answer reward is exactly 0 or 1; a shaped reward is not a verdict.
-    if isinstance(grade, bool) or (isinstance(grade, int | float) and grade in (0, 1)):
+    if isinstance(grade, bool | int | float) and grade in (0, 1):
         return bool(grade)
     if grade in ("right", "wrong"):
         return bool(grade == "right")
@@ -62,29 +94,24 @@ def read_rollouts(path: Path, *, parser: ResponseParser | None = None) -> list[P
     predictions = []
     for number, row in read_json_lines(path):
         where = f"{path}:{number}"
-        prompt = row.get("prompt", row.get("question"))
-        if prompt is None or "response" not in row:
+        prompt, response = row.get("prompt", row.get("question")), row.get("response")
+        if prompt is None or not isinstance(response, str):
             raise DataError(
-                f"{where}: expected 'prompt' (or 'question'), 'response' and 'correct', found {sorted(row)}"
+                f"{where}: expected 'prompt' (or 'question'), 'response' as text, and 'correct', found {sorted(row)}"
             )
-        question, response = _prompt_text(prompt, where), row["response"]
-        if not isinstance(response, str):
-            raise DataError(f"{where}: field 'response' should be text, found {type(response).__name__}")
+        question = _prompt_text(prompt, where)
         id_ = str(row.get("id", hashlib.sha256(question.encode()).hexdigest()[:16]))
         name = row.get("dataset", path.stem)
         stated = row["confidence"] if "confidence" in row else parser(response).confidence
-        if isinstance(stated, float):
-            stated = as_stated(stated)
+        tokens = row.get("tokens_to_confidence", row.get("confidence_tokens"))
         values: dict[str, Any] = {
             "id": id_,
             "dataset": name,
             "question": question,
             "response": response,
-            "confidence": stated,
+            "confidence": as_stated(stated) if isinstance(stated, float) else stated,
             "correct": _correct(row, where),
-            "tokens_to_confidence": None
-            if stated is None
-            else row.get("tokens_to_confidence", row.get("confidence_tokens")),
+            "tokens_to_confidence": None if stated is None else tokens,
             "sample": seen[name, id_],
             "tokens": row.get("tokens", row.get("response_tokens")),
             **{key: row[key] for key in ("method", "model", "category") if key in row},
@@ -110,20 +137,19 @@ def read_lm_eval(
     parser = parser or ResponseParser()
     rows = list(read_json_lines(path))
     task = path.stem.removeprefix("samples_").rpartition("_")[0] or path.stem
-    for number, row in rows:
-        responses = row.get("resps")
-        if not (isinstance(responses, list) and len(responses) == 1 and isinstance(responses[0], list)):
-            raise DataError(f"{path}:{number}: expected 'resps' with one generated response, found {responses!r:.80}")
-        if len(responses[0]) != 1 or not isinstance(responses[0][0], str):
-            raise DataError(f"{path}:{number}: expected one response of text a question (repeats: 1)")
-        metrics = row.get("metrics")
-        named = isinstance(metrics, list) and all(isinstance(name, str) for name in [row.get("filter"), *metrics])
-        if not named or "doc_id" not in row:
-            raise DataError(f"{path}:{number}: expected 'doc_id', 'filter' and names of 'metrics', found {sorted(row)}")
     values: dict[tuple[str, str], list[Any]] = {}
-    for _, row in rows:
-        for metric in row["metrics"]:
-            values.setdefault((metric, row["filter"]), []).append(row.get(metric))
+    for number, row in rows:
+        match row:
+            case {"resps": [[str()]], "metrics": [*metrics], "filter": str(name), "doc_id": _} if all(
+                isinstance(metric, str) for metric in metrics
+            ):
+                for metric in metrics:
+                    values.setdefault((metric, name), []).append(row.get(metric))
+            case _:
+                raise DataError(
+                    f"{path}:{number}: expected 'resps' with one generated text (repeats: 1), 'doc_id', 'filter' and "
+                    f"names of 'metrics', found resps {row.get('resps')!r:.80} and keys {sorted(row)}"
+                )
     verdicts = {
         key for key, found in values.items() if all(isinstance(v, bool | int | float) and v in (0, 1) for v in found)
     }
@@ -158,13 +184,16 @@ def read_responses(
     gold: Path,
     grader: MeasuredGrader,
     *,
+    grader_name: str = "auto",
     parser: ResponseParser | None = None,
     tokenizer: TokenCounter | None = None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> list[Prediction]:
     """Grade plain responses: a line each with the question's ``id`` and the ``response``.
 
     A ``confidence`` key takes precedence over the confidence in the response.  ``gold`` holds records with the same
-    ids. Without ``tokenizer``, tokens to confidence are unknown.
+    ids.  Without ``tokenizer``, tokens to confidence are unknown.  ``warn`` is called with a warning if many answers
+    name the gold answer and are graded wrong; ``grader_name`` is the grader's name for it.
 
     Raises:
         DataError: with file and line; also if a gold answer cannot be used, a record has no response, or more than one
@@ -185,16 +214,17 @@ def read_responses(
         )
     check_records(grader, {gold: list(records.values())})
     parsed = [parse_and_count(row["response"], parser, tokenizer) for _, row in rows]
-    asked: Sequence[Record] = [records[str(row["id"])] for _, row in rows]
-    verdicts = grader.grade(asked, [parts.answer for parts, _ in parsed])
+    asked, answers = [records[str(row["id"])] for _, row in rows], [parts.answer for parts, _ in parsed]
+    verdicts = grader.grade(asked, answers)
     ungradable = [i for i, verdict in enumerate(verdicts) if verdict.outcome is Outcome.UNGRADABLE]
     if len(ungradable) > max(1, _MAX_UNGRADABLE * len(verdicts)):
         first = ungradable[0]
         raise DataError(
             f"{path}:{rows[first][0]}: {len(ungradable)} of {len(verdicts)} answers cannot be graded, this one "
-            f"because: {verdicts[first].reason}; "
-            f"correct {gold}, or choose another grader"
+            f"because: {verdicts[first].reason}; correct {gold}, or choose another grader"
         )
+    for text in misfit_warnings(grader_name, asked, answers, verdicts, _FIXES):
+        warn(text)
     seen: Counter[str] = Counter()
     predictions = []
     for (number, row), record, (parts, counted), verdict in zip(rows, asked, parsed, verdicts, strict=True):

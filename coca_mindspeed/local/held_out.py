@@ -8,7 +8,7 @@ from pathlib import Path
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics, reading_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics, reading_metrics
 from coca_mindspeed.evaluation.predictions import (
     UNGRADABLE_SHARE,
     Prediction,

@@ -10,12 +10,11 @@ from typing import Any
 
 from coca_mindspeed.config.checks import Problem
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.data.records import Record, default_category
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.grading.facts.factual import names_answer
-from coca_mindspeed.grading.registry import grader_name
+from coca_mindspeed.grading.label_check import misfit_warnings
 from coca_mindspeed.grading.unevaluated import EvaluatedOnly
-from coca_mindspeed.grading.verdict import Grader, Outcome
+from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.sampler import NoDistributionError
@@ -25,7 +24,6 @@ from coca_mindspeed.utils.console import one_line
 
 _STAGE = "preflight"  # part of derived seeds
 _LEAST_VALID = 0.5
-_MANY = 0.25  # share of answers that name the gold answer and are wrong
 _LONGEST_TEXT = 200  # characters shown of a question or response
 
 
@@ -68,24 +66,13 @@ class Preflight:
 
     def _advice(self) -> list[str]:
         """A line for a grader that finds many answers wrong although they name the gold answer."""
-        grader, count = self.config.data.grader, len(self.records)
+        grader = self.config.data.grader
         option = f"data.grader_options.{'factual.' * (grader == 'auto')}match=contains"
         fixes = {
             "factual": f"set {option}, or another metadata.instruction in the records",
             "math": 'set "category": "factual" in the records, and data.grader=auto',
         }
-        named = dict.fromkeys(fixes, 0)
-        for i, record in enumerate(self.records):
-            name = grader_name(record) if grader == "auto" else grader
-            in_words = name == "factual" or (name == "math" and default_category(record.answer) == "factual")
-            if in_words and self.rollout.verdicts[i].outcome is Outcome.WRONG:
-                named[name] += names_answer(record, self.rollout.answers[i])
-        return [
-            f"warning: {named[name]} of {count} name the gold answer and are graded wrong by {name}; {fix} "
-            "(docs/grading.md)"
-            for name, fix in fixes.items()
-            if named[name] >= _MANY * count
-        ]
+        return misfit_warnings(grader, self.records, self.rollout.answers, self.rollout.verdicts, fixes)
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of a samples dump."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
+from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.tables import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.local.setup import LocalRun

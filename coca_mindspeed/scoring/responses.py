@@ -10,7 +10,7 @@ from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.schema import MethodConfig
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.scoring.rollout import Rollout

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.intervals.bounds import Interval, shifted_percentiles
-from coca_mindspeed.evaluation.metrics.binning import clopper_pearson
+from coca_mindspeed.evaluation.binning import clopper_pearson
+from coca_mindspeed.evaluation.intervals import Interval, shifted_percentiles
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.serving.decision import Budget, ThresholdRule, decide
 

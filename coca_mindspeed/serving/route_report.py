@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from coca_mindspeed.evaluation.intervals.bounds import Interval
+from coca_mindspeed.evaluation.intervals import Interval
 from coca_mindspeed.evaluation.reports.plots import line_style, new_figure, plot_text, tidy
 from coca_mindspeed.serving.config import bands_from, tiers_yaml
 from coca_mindspeed.serving.replay import GAPS, PolicyOutcome, Routed, Setting, Tiers, upper_hull

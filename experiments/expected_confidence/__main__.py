@@ -17,7 +17,7 @@ from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.utils.files import write_json_lines
 from coca_mindspeed.utils.markdown import print_markdown
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_spec
+from coca_mindspeed.evaluation.intervals import Interval
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED
 from experiments.reproduce.plan import Plan
 from experiments.reproduce.results import Results, holm, mean_differs, mean_interval, spread
 from experiments.reproduce.tables import Table
@@ -71,7 +71,7 @@ def _claims_of(present: Collection[str], paired: "_Paired", categories: Sequence
         for rival in ("instruct", "rlvr", "joint"):
             for metric in ("ece", "brier", "auroc") if rival != "joint" else ("ece",):
                 if rival in present:
-                    info = metric_spec(metric)
+                    info = METRIC_SPECS[metric]
                     values = [info.better * d for d in paired.differences("coca", rival, metric, category)]
                     word = "higher" if info.better > 0 else "lower"
                     text = f"{where}, {category}: coca has a {word} {info.label} than {rival} (by)"

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.specs import UNDEFINED
+from coca_mindspeed.evaluation.metrics import UNDEFINED, calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, gradable, outcomes, read_as, read_predictions
 from coca_mindspeed.evaluation.reports.plots import line_style, new_figure, plot_text, tidy
 from experiments.reproduce.plan import Plan

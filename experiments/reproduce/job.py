@@ -16,7 +16,7 @@ from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader

@@ -15,7 +15,7 @@ from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.errors import ConfigError, UsageError, nearest
-from coca_mindspeed.evaluation.paper.published import check_setting
+from coca_mindspeed.evaluation.paper import check_setting
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 from experiments.miniature import MiniatureName

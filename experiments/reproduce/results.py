@@ -11,9 +11,8 @@ from zlib import crc32
 import numpy as np
 from scipy.stats import t as student_t
 
-from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.evaluation.intervals.estimates import Estimates
-from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_spec, round_half_up, show
+from coca_mindspeed.evaluation.intervals import Estimates, Interval
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, round_half_up, show
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.utils.files import read_json_lines
 from experiments.reproduce.plan import Job
@@ -119,7 +118,7 @@ class Spread:
         few = "" if len(self.values) == self.seeds else f" (n = {len(self.values)})"
         if math.isnan(self.deviation):
             return show(metric, self.mean) + few
-        info = metric_spec(metric)
+        info = METRIC_SPECS[metric]
         return f"{show(metric, self.mean)} ± {round_half_up(self.deviation * info.scale, info.decimals)}{few}"
 
     @property

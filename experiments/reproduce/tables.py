@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from matplotlib.figure import Figure
 
-from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
-from coca_mindspeed.evaluation.metrics.specs import QUALITY_METRICS, UNDEFINED, UNDER_CALIBRATION_LABEL, metric_spec
-from coca_mindspeed.evaluation.paper.published import paper, printed, published
+from coca_mindspeed.evaluation.intervals import Estimates, Interval, paired_intervals
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, QUALITY_METRICS, UNDEFINED, UNDER_CALIBRATION_LABEL
+from coca_mindspeed.evaluation.paper import paper, printed, published
 from coca_mindspeed.evaluation.predictions import gradable, outcomes
 from coca_mindspeed.evaluation.reports.plots import BLUE, GREY, VERMILION, new_figure, plot_text, tidy
 from experiments.reproduce.plan import Plan
@@ -183,7 +182,7 @@ def comparison_table(comparison: Comparison, numbers: Sequence[Entry]) -> Table:
         for metric in comparison.metrics:
             row = [by_key[method, metric, c] for c in categories]
             theirs = [printed(metric, e.paper) for e in row if with_paper]
-            rows.append((method, metric_spec(metric).heading, *(e.show(e.by_seed) for e in row), *theirs))
+            rows.append((method, METRIC_SPECS[metric].heading, *(e.show(e.by_seed) for e in row), *theirs))
             if metric == "ece":
                 calibrated = [e.show(e.calibrated) for e in row]
                 rows.append((method, UNDER_CALIBRATION_LABEL, *calibrated, *("" for _ in theirs)))
@@ -213,7 +212,7 @@ def dot_chart(numbers: Sequence[Entry]) -> Figure:
     methods = list(dict.fromkeys(e.method for e in numbers))
     figure, grid = new_figure(len(metrics), len(categories), (3.4 * len(categories) + 1.2, 1.9 * len(metrics) + 0.8))
     for row, metric in zip(grid, metrics, strict=True):
-        info = metric_spec(metric)
+        info = METRIC_SPECS[metric]
         for axes, category in zip(row, categories, strict=True):
             for e in (e for e in numbers if (e.metric, e.category) == (metric, category)):
                 x = methods.index(e.method)
@@ -262,7 +261,7 @@ def paired_tests_table(results: Results, plan: Plan, setting: str) -> Table | No
         f"Differences on held-out questions, pooled over a category's data sets and over seeds. All {count} intervals "
         f"hold jointly with {_LEVEL:.0%} (Bonferroni), clustered by question, for these trained models; the claims "
         "over seeds are about other trainings. Pooled AUROC also depends on differences between data sets.",
-        ("", "category", "questions", *(metric_spec(m).heading for m in QUALITY_METRICS)),
+        ("", "category", "questions", *(METRIC_SPECS[m].heading for m in QUALITY_METRICS)),
         rows,
         ("method", "rival", "category", "questions", *columns),
         csv_rows,

@@ -6,8 +6,7 @@ import math
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.specs import show
+from coca_mindspeed.evaluation.metrics import calibration_metrics, show
 from coca_mindspeed.evaluation.predictions import outcomes, read_predictions
 from coca_mindspeed.utils.files import MARKER
 from tests.local.runs_for_tests import SMALL, rows

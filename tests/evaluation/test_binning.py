@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from coca_mindspeed.evaluation.metrics.binning import bin_edges, bin_index, bin_table
+from coca_mindspeed.evaluation.binning import bin_edges, bin_index, bin_table
 
 
 def exact_bin(text, bins, closed):
@@ -67,7 +67,7 @@ def test_intervals_are_exact_binomial(right, count):
         (np.array([0.5, 1.01]), ValueError, r"\[0, 1\]"),
         (np.array([-0.1]), ValueError, r"\[0, 1\]"),
         (np.array([0, 1]), TypeError, "int64"),
-        (np.array([[0.5]]), ValueError, r"\(1, 1\)"),
+        (np.array([[0.5]]), ValueError, r"\[1, 1\]"),
     ],
 )
 def test_bad_arguments_are_refused(confidence, error, named):

@@ -28,7 +28,7 @@ def too_few(tallies, metrics=METRICS, least=LEAST):
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name", LAWS)
 def test_every_metric_under_every_law(name, n):
-    tallies = alone(LAWS[name], n, SETS[n], METRICS, replicates=1)
+    tallies = alone(LAWS[name], n, SETS[n], METRICS)
     assert tallies[2].sets == SETS[n]
     assert too_few(tallies) == {}
 
@@ -36,7 +36,7 @@ def test_every_metric_under_every_law(name, n):
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_differences_of_two_methods(first, second, n):
-    assert too_few(paired(LAWS[first], LAWS[second], n, PAIRED_SETS, METRICS, replicates=1)) == {}
+    assert too_few(paired(LAWS[first], LAWS[second], n, PAIRED_SETS, METRICS)) == {}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_several_samples_of_a_question(agree):
     assert too_few(repeated(LAWS["p = s^2"], 100, 4, 100, METRICS, agree=agree)) == {}
 
 
-def test_ranked_metrics_with_replicates():
+def test_ranked_metrics():
     metrics = ("aurc", "accuracy_at_0.5")
     for name in ("calibrated, spread", "above .9, calibrated", "sure, all right"):
         assert too_few(alone(LAWS[name], 100, 60, metrics), metrics) == {}
@@ -69,7 +69,7 @@ UNEVEN = {
 @pytest.mark.parametrize("name", UNEVEN)
 def test_ranked_metrics_where_accuracy_changes_all_at_once(name, n):
     metrics = ("aurc", "accuracy_at_0.5")
-    assert too_few(alone(UNEVEN[name], n, 150, metrics, replicates=100), metrics) == {}
+    assert too_few(alone(UNEVEN[name], n, 150, metrics), metrics) == {}
 
 
 def test_a_calibrated_models_interval_is_no_wider_than_it_has_to_be():

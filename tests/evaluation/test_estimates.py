@@ -8,17 +8,17 @@ from scipy.stats import binomtest
 from scipy.stats import t as student_t
 from sklearn.metrics import roc_auc_score
 
-from coca_mindspeed.evaluation.intervals.bounds import share_high, share_low
-from coca_mindspeed.evaluation.intervals.ece import Bins, ece_interval
-from coca_mindspeed.evaluation.intervals.estimates import (
+from coca_mindspeed.evaluation.binning import binomial_low, clopper_pearson
+from coca_mindspeed.evaluation.ece import Bins, ece_bounds
+from coca_mindspeed.evaluation.intervals import (
+    MEANS,
     Estimates,
     average_interval,
-    has_interval,
     independent_units,
     paired_intervals,
+    shifted_percentiles,
 )
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
+from coca_mindspeed.evaluation.metrics import MetricOptions, calibration_metrics
 from coca_mindspeed.evaluation.predictions import Outcomes
 
 
@@ -58,7 +58,7 @@ def brute_bounds(bins, level):
     for signs in itertools.product((-1, 1), repeat=len(gaps)):
         mean = float(np.dot(signs, gaps))
         share = sum(w if s > 0 else r for s, w, r in zip(signs, bins.count - bins.right, bins.right, strict=True)) / n
-        exact = mean + float(share_high(share, n, tail)) - share
+        exact = mean + float(clopper_pearson(share * n, n, level)[1]) - share
         highest = max(highest, exact, mean + np.sqrt(h * max(bins.brier - mean**2, 0)))
     lowest = 0.0
     patterns = {tuple(-1 if i < cut else 1 for i in range(len(gaps))) for cut in range(len(gaps))}
@@ -67,7 +67,7 @@ def brute_bounds(bins, level):
         mean, one = float(np.dot(signs, gaps)), tail / len(patterns)
         share = sum(w if s > 0 else r for s, w, r in zip(signs, bins.count - bins.right, bins.right, strict=True)) / n
         student = student_t.ppf(1 - one, n - 1) * np.sqrt(max(bins.brier - mean**2, 0) / (n - 1))
-        lowest = max(lowest, mean - max(share - float(share_low(share, n, one)), student))
+        lowest = max(lowest, mean - max(share - float(binomial_low(share * n, n, one)), student))
     return lowest, highest
 
 
@@ -79,11 +79,11 @@ def test_ece_bounds_are_those_over_all_signs(seed):
     stated = count * rng.random(len(count))
     brier = max(0.3, float(np.abs((stated - right) / count.sum()).sum()) ** 2)
     bins = Bins(count, right, stated, brier, float(count.sum()))
-    found = ece_interval(bins)
+    found_low, found_high = ece_bounds(bins)
     low, high = brute_bounds(bins, 0.95)
-    assert found.low == pytest.approx(min(low, found.estimate), abs=1e-12)
+    assert found_low == pytest.approx(min(low, float(np.abs(bins.gaps).sum())), abs=1e-12)
     # The closed form of Student's bound may lie above the best of finitely many signs, never below it.
-    assert min(high, 1.0) - 1e-12 <= found.high <= min(high, 1.0) + 0.05
+    assert min(high, 1.0) - 1e-12 <= found_high <= min(high, 1.0) + 0.05
 
 
 def test_an_interval_contains_its_estimate_and_narrows_with_the_level():
@@ -112,23 +112,96 @@ def test_variance_of_auroc_is_delongs():
     of = data([0.9, 0.6, 0.7, 0.2, 0.1], [True, True, False, False, False])
     estimates = Estimates(of)
     area = roc_auc_score(of.correct, of.confidence)
-    assert estimates.influences["auroc"].value == pytest.approx(area)
     right, wrong = np.array([1, 2 / 3]) - area, np.array([0.5, 1, 1]) - area
     moves = np.concatenate([right * 5 / 2, wrong * 5 / 3])
-    assert estimates.bounded("auroc").variance == pytest.approx((moves**2).sum() / 25 * 5 / 4)
+    assert estimates.means["auroc"].variance(estimates.question) == pytest.approx((moves**2).sum() / 25 * 5 / 4)
 
 
-def test_what_has_no_interval_has_none():
+def test_metrics_without_an_interval():
     estimates = Estimates(drawn(50), replicates=20)
-    without = {name for name in estimates.values if not has_interval(name)}
-    without_bins = {"smooth_ece", "ks", "excess_aurc"}
-    assert without == {"mce", "reliability", "resolution", "uncertainty", "log_score"} | without_bins
+    without = {name for name in estimates.values if np.isnan(estimates.interval(name).low)} - {"tokens_to_confidence"}
+    assert without == {
+        "mce",
+        "reliability",
+        "resolution",
+        "uncertainty",
+        "log_score",
+        "smooth_ece",
+        "ks",
+        "excess_aurc",
+    }
     paired = paired_intervals(estimates, estimates)
     for name in without:
-        assert np.isnan(estimates.interval(name).low)
         assert not np.isnan(estimates.interval(name).estimate)
+        assert np.isnan(estimates.interval(name).low)
         assert np.isnan(paired[name].high)
         assert np.isnan(average_interval([estimates, estimates], name).high)
+
+
+@pytest.mark.parametrize("n_valid", [0, 1, 40])
+def test_the_mean_behind_an_interval_is_the_metric(n_valid):
+    of = drawn(40)
+    tokens = np.where(np.arange(40) < 7, np.nan, np.arange(40) % 5)
+    of = Outcomes(np.where(np.arange(40) < n_valid, of.confidence, np.nan), of.correct, tokens)
+    estimates = Estimates(of)
+    assert {name: mean.value for name, mean in estimates.means.items()} == pytest.approx(
+        {name: estimates.values[name] for name in MEANS}, abs=1e-9, nan_ok=True
+    )
+
+
+@pytest.mark.parametrize("decimals", [1, 6])
+def test_the_variance_is_that_of_resampled_rows(decimals):
+    rng = np.random.default_rng(3)
+    confidence = np.round(rng.random(300), decimals)
+    of = Outcomes(confidence, rng.random(300) < confidence, rng.integers(8, 12, 300).astype(float))
+    resampled = [
+        calibration_metrics(of.confidence[row], of.correct[row], of.tokens_to_confidence[row]).values
+        for row in rng.integers(0, 300, size=(150, 300))
+    ]
+    for name, mean in Estimates(of).means.items():
+        if name != "success_rate":  # 1 in every row
+            expected = np.std([values[name] for values in resampled])
+            assert mean.variance(np.arange(300)) ** 0.5 == pytest.approx(expected, rel=0.2), name
+
+
+def test_undefined_stays_undefined():
+    of = Outcomes(np.array([0.5, 0.6]), np.array([True, True]), np.full(2, np.nan))
+    assert Estimates(of).interval("auroc").as_dict() == {"estimate": None, "low": None, "high": None}
+    empty = Estimates(Outcomes(np.array([]), np.array([], dtype=bool), np.array([])), replicates=5)
+    assert all(np.isnan(empty.interval(name).high) for name in empty.values)
+
+
+def test_pairing_removes_what_the_methods_share():
+    rng = np.random.default_rng(0)
+    easy = rng.random(500)
+    correct = rng.random(500) < easy
+    better = correct | (rng.random(500) < 0.05)
+    first = Estimates(Outcomes(np.round(easy, 2), correct, np.full(500, 9.0)))
+    second = Estimates(Outcomes(np.round(easy, 2), better, np.full(500, 10.0)))
+    paired = paired_intervals(first, second)
+    assert paired["accuracy"].estimate == pytest.approx(better.mean() - correct.mean())
+    # Unpaired, the two spreads add up.
+    alone = first.interval("accuracy")
+    assert paired["accuracy"].high - paired["accuracy"].low < 0.6 * (alone.high - alone.low)
+    assert paired["accuracy"].low > 0
+    assert paired["tokens_to_confidence"].low == pytest.approx(1.0)
+    same = paired_intervals(first, first)
+    assert all(i.estimate == 0 and not i.low > 0 and not i.high < 0 for i in same.values())
+    assert same["accuracy"].high < 4 / 500  # no question of 500 differs: at most about four in 500 do
+
+
+def test_mismatch_is_refused():
+    with pytest.raises(ValueError, match="questions"):
+        paired_intervals(Estimates(drawn(10)), Estimates(drawn(11)))
+    with pytest.raises(ValueError, match="questions"):
+        paired_intervals(Estimates(drawn(10)), Estimates(drawn(10), questions=np.arange(10) // 2))
+    with pytest.raises(ValueError, match="length 10"):
+        Estimates(drawn(10), questions=np.zeros(9))
+
+
+def test_percentiles_are_shifted_and_clipped():
+    interval = shifted_percentiles(0.1, np.array([0.0, 0.2, 0.4, np.nan]), level=1.0, lower=0.0)
+    assert (interval.low, interval.high) == pytest.approx((0.0, 0.3))
 
 
 def test_a_difference_of_ece_is_as_wide_as_both():

@@ -166,6 +166,35 @@ def test_responses_are_graded(files, capsys):
     assert "--grader-options: " in capsys.readouterr().err
 
 
+def test_a_grader_that_does_not_fit_is_noticed(files, capsys):
+    write_records(files / "gold.jsonl", [Record(i, "d", "factual", "?", "Athens") for i in "abc"])
+    (files / "r.jsonl").write_text("".join(json.dumps({"id": i, "response": "It is Athens"}) + "\n" for i in "abc"))
+    for match, warned in (("exact", True), ("contains", False)):
+        options = ("--grader", "factual", "--grader-options", json.dumps({"match": match}))
+        graded = ("--format", "responses", "--gold", files / "gold.jsonl", "--output", files / "out")
+        assert evaluate(files / "r.jsonl", *graded, *options) == 0
+        assert ("3 of 3" in capsys.readouterr().err) == warned
+
+
+def test_files_without_a_model_are_runs_of_their_own(files):
+    rows = read_predictions(files / "one.jsonl")
+    write_predictions(files / "sub" / "one.jsonl", rows)
+    write_predictions(files / "named.jsonl", [replace(p, model="tiny") for p in rows])
+    paths = [files / name for name in ("one.jsonl", "two.jsonl", "sub/one.jsonl", "named.jsonl")]
+    assert evaluate(*paths, "--output", files / "out", "--replicates", 5) == 0
+    results = json.loads((files / "out" / "metrics.json").read_text())["results"]
+    assert list(results) == ["one #1", "two", "one #2", "tiny"]
+    assert {name: results[name]["gsm8k"]["n"] for name in results} == dict.fromkeys(results, 5)
+    assert evaluate(files / "out" / "predictions.jsonl", "--output", files / "again", "--replicates", 5) == 0
+    assert json.loads((files / "again" / "metrics.json").read_text())["results"] == results
+    data_sets = [[p for p in rows if p.dataset == name] for name in ("gsm8k", "aime24")]
+    for name, part in zip("ab", data_sets, strict=True):
+        write_predictions(files / f"{name}.jsonl", part)
+    parts = (files / "a.jsonl", files / "b.jsonl")
+    assert evaluate(*parts, "--method", "coca", "--output", files / "out", "--replicates", 5) == 0
+    assert list(json.loads((files / "out" / "metrics.json").read_text())["results"]) == ["coca"]
+
+
 def test_rollouts_and_opencompass(files):
     rollout = {"prompt": "p", "response": "<confidence>0.25</confidence> 2", "correct": True}
     (files / "rollouts.jsonl").write_text(json.dumps(rollout))
@@ -186,7 +215,7 @@ def test_rollouts_and_opencompass(files):
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        (["one.jsonl", "one.jsonl"], "gsm8k 0, sample 0", 1),
+        (["one.jsonl", "two.jsonl", "--method", "coca"], "gsm8k 0, sample 0", 1),
         (["no.jsonl"], "no.jsonl: ", 1),
         (["one.jsonl", "--gold", "x"], "--format responses", 2),
         (["one.jsonl", "--format", "responses"], "--gold", 2),

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, multinomial
 
-from coca_mindspeed.evaluation.intervals.bounds import BoundedMean
-from coca_mindspeed.evaluation.intervals.estimates import Estimates, average_interval, paired_intervals
+from coca_mindspeed.evaluation.intervals import Estimates, average_interval, paired_intervals
 from coca_mindspeed.evaluation.predictions import Outcomes
 
 LEAST = 0.93
@@ -23,9 +22,9 @@ RANKED = ("aurc", "accuracy_at_0.25", "accuracy_at_0.5", "accuracy_at_0.75")
 
 
 @cache
-def one_confidence(confidence, wrong, n, replicates=1):
+def one_confidence(confidence, wrong, n):
     right = np.random.default_rng(wrong).permutation(n) >= wrong
-    return Estimates(Outcomes(np.full(n, float(confidence)), right, np.full(n, np.nan)), replicates=replicates)
+    return Estimates(Outcomes(np.full(n, float(confidence)), right, np.full(n, np.nan)))
 
 
 def likely(probability):
@@ -42,13 +41,13 @@ def truth(metric, confidence, correct):
     return {"ece": abs(confidence - correct), "aurc": 1 - correct}.get(metric, correct)
 
 
-def coverage(metric, confidence, correct, n, replicates=1):
+def coverage(metric, confidence, correct, n):
     probability = binom.pmf(np.arange(n + 1), n, 1 - correct)
     true = truth(metric, confidence, correct)
     return sum(
         probability[wrong]
         for wrong in likely(probability)
-        if holds(one_confidence(confidence, int(wrong), n, replicates).interval(metric), true)
+        if holds(one_confidence(confidence, int(wrong), n).interval(metric), true)
     )
 
 
@@ -71,7 +70,7 @@ def test_other_confidences(confidence, n):
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("metric", RANKED)
 def test_ranked_metrics_without_a_ranking(metric, n):
-    found = {correct: coverage(metric, 0.99, correct, n, replicates=100) for correct in CORRECT}
+    found = {correct: coverage(metric, 0.99, correct, n) for correct in CORRECT}
     assert min(found.values()) >= LEAST, found
 
 
@@ -90,7 +89,7 @@ def test_auroc_near_one(rare, common, rare_is_right):
     for misplaced in range(rare + 1):
         confidence[:rare] = np.where(np.arange(rare) < misplaced, 0.2, 0.8)
         both = (confidence, correct) if rare_is_right else (1 - confidence, ~correct)
-        intervals.append(Estimates(Outcomes(*both, np.full(rare + common, np.nan)), replicates=1).interval("auroc"))
+        intervals.append(Estimates(Outcomes(*both, np.full(rare + common, np.nan))).interval("auroc"))
     for share in (0.002, 0.01, 0.03, 0.06, 0.1):
         probability = binom.pmf(np.arange(rare + 1), rare, share)
         held = [holds(interval, 1 - share) for interval in intervals]
@@ -113,9 +112,7 @@ def test_differences_of_two_methods_that_are_nearly_always_right(shares, n, conf
         if gained + lost > n or probability < 1e-7:
             continue
         right = (index >= gained, (index < gained) | (index >= gained + lost))
-        first, second = (
-            Estimates(Outcomes(np.full(n, confidence), each, np.full(n, np.nan)), replicates=1) for each in right
-        )
+        first, second = (Estimates(Outcomes(np.full(n, confidence), each, np.full(n, np.nan))) for each in right)
         found = paired_intervals(first, second)
         for metric in held:
             held[metric] += probability * holds(found[metric], true[metric])
@@ -137,11 +134,3 @@ def test_means_over_two_data_sets(sizes, correct):
             true = np.mean([truth(metric, 0.99, p) for p in correct])
             held[metric] += probability * holds(average_interval(parts, metric), true)
     assert min(held.values()) >= LEAST, held
-
-
-@pytest.mark.parametrize(("value", "variance", "units"), [(0.2, 0.0004, 200), (0.02, 0.0001, 200), (0.7, 0.001, 100)])
-def test_what_is_no_mean_is_never_narrower_than_the_normal_interval(value, variance, units):
-    found = BoundedMean(value, variance, units, is_mean=False).interval()
-    reach = 1.96 * variance**0.5
-    assert found.low <= max(0.0, value - reach)
-    assert found.high >= value + reach

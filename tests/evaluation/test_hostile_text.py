@@ -9,7 +9,7 @@ from rich.console import Console
 from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
-from coca_mindspeed.evaluation.reports.plots import plot_text, png_bytes, reliability_grid, training_curves
+from coca_mindspeed.evaluation.reports.plots import plot_text, png_bytes, reliability_diagram, training_curves
 from coca_mindspeed.evaluation.reports.report import write_report
 from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
 from coca_mindspeed.evaluation.runs import Run
@@ -49,7 +49,7 @@ def test_what_the_font_lacks_is_an_escape_in_a_picture_and_nowhere_else():
 
 @pytest.mark.filterwarnings("error")  # "Glyph missing from font"
 def test_names_in_a_picture_are_drawn():
-    figure = reliability_grid({name: outcomes(rows()) for name in NAMES})
+    figure = reliability_diagram({name: outcomes(rows()) for name in NAMES})
     assert png_bytes(figure, dpi=30)
     for axes, name in zip(figure.axes, NAMES, strict=False):
         assert axes.get_title().startswith(plot_text(name))

@@ -22,7 +22,7 @@ from coca_mindspeed.evaluation.calibration.maps import (
     read_map,
     write_map,
 )
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
 from coca_mindspeed.serving.config import read_serving_config, tier_policies
 from coca_mindspeed.serving.decision import Budget, decide

@@ -13,9 +13,8 @@ from scipy.stats import norm
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from torchmetrics.functional.classification import binary_calibration_error
 
-from coca_mindspeed.evaluation.metrics.binning import risk_table, suggested_threshold
-from coca_mindspeed.evaluation.metrics.calibration import HEADLINE, calibration_metrics
-from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
+from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
+from coca_mindspeed.evaluation.metrics import COVERAGES, HEADLINE, MetricOptions, calibration_metrics, places_of
 
 outcomes = st.lists(st.tuples(st.integers(0, 10), st.booleans()), min_size=1, max_size=40)
 
@@ -122,23 +121,18 @@ def test_brier_is_reliability_less_resolution_plus_uncertainty(pairs):
     assert metrics.values["brier"] == pytest.approx(reliability - resolution + base * (1 - base), abs=1e-12)
 
 
-@pytest.mark.parametrize("coverage", [0.1, 0.29, 0.5, 1.0])
-def test_selective_accuracy_is_the_mean_over_orders_of_ties(coverage):
+def test_selective_accuracy_is_the_mean_over_orders_of_ties():
     pairs = [(9, True), (5, False), (5, True), (5, True), (1, False)]
-    places = math.ceil(coverage * len(pairs))
-    by_order = [
-        np.mean([y for _, y in sorted(order, key=lambda pair: -pair[0])[:places]])
-        for order in itertools.permutations(pairs)
-    ]
-    metrics = measure(pairs, coverages=(coverage,))
-    assert metrics.values[f"accuracy_at_{coverage:g}"] == pytest.approx(np.mean(by_order))
+    orders = [sorted(order, key=lambda pair: -pair[0]) for order in itertools.permutations(pairs)]
+    values = measure(pairs).values
+    for name, coverage in COVERAGES.items():
+        places = math.ceil(coverage * len(pairs))
+        assert values[name] == pytest.approx(np.mean([[y for _, y in order[:places]] for order in orders]))
 
 
 def test_a_coverage_that_is_a_whole_number_of_answers_is_not_rounded_up():
     # In floats 0.29 * 100 is 28.999999999999996 and 0.07 * 100 is 7.000000000000001.
-    confidence, correct = np.arange(100) / 100, np.arange(100) >= 93
-    values = calibration_metrics(confidence, correct, options=MetricOptions(coverages=(0.07, 0.29))).values
-    assert (values["accuracy_at_0.07"], values["accuracy_at_0.29"]) == pytest.approx((1.0, 7 / 29))
+    assert (places_of(0.29, 100), places_of(0.07, 100), places_of(0.5, 5)) == (29, 7, 3)
 
 
 def test_debiased_ece_takes_off_the_expected_noise():
@@ -182,8 +176,7 @@ def test_undefined_is_nan_with_a_reason_and_null_in_json(confidence, correct, na
     [
         (np.array([True]), None, {}, ValueError, "length"),
         (np.array([1, 0]), None, {}, TypeError, "int64"),
-        (np.array([True, False]), np.array([1.0]), {}, ValueError, "'tokens_to_confidence': \\(1,\\)"),
-        (np.array([True, False]), None, {"coverages": (0.0,)}, ValueError, "coverages"),
+        (np.array([True, False]), np.array([1.0]), {}, ValueError, "length"),
         (np.array([True, False]), None, {"bins": 0}, ValueError, "bins"),
     ],
 )

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
+from coca_mindspeed.evaluation.metrics import MetricOptions, calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from tests.shared_data import shared_data
 

@@ -11,7 +11,7 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
-from coca_mindspeed.evaluation.reports.plots import png_bytes, reliability_grid
+from coca_mindspeed.evaluation.reports.plots import png_bytes, reliability_diagram
 from coca_mindspeed.evaluation.reports.report import most_miscalibrated, write_report
 from coca_mindspeed.evaluation.runs import Run, read_runs
 from coca_mindspeed.utils.markdown import markdown_table
@@ -75,7 +75,7 @@ def test_page_refers_to_nothing_outside_itself(report):
     text = (report / "report.html").read_text()
     parsed = References()
     parsed.feed(text)
-    assert parsed.images == 2 + 3 * 3  # training, cost; three pictures for each of three data sets
+    assert parsed.images == 2 + 3 * 2  # training, cost; two pictures for each of three data sets
     assert all(link.startswith(("data:image/png;base64,", "#")) for link in parsed.links)
     assert not {"script", "link", "iframe", "object", "i"} & set(parsed.tags)
     assert not [part for part in ("url(", "@import", "<script") if part in text]
@@ -210,6 +210,6 @@ def test_bins_closed_on_the_left(tmp_path):
     groups = {"tenths": outcomes(rows)}
     # .1 and .15 share a bin only where its lower edge belongs to it.
     assert (output / "figures" / "reliability_mine.png").read_bytes() == png_bytes(
-        reliability_grid(groups, "left"), 100
+        reliability_diagram(groups, "left"), 100
     )
-    assert png_bytes(reliability_grid(groups, "left")) != png_bytes(reliability_grid(groups, "right"))
+    assert png_bytes(reliability_diagram(groups, "left")) != png_bytes(reliability_diagram(groups, "right"))

@@ -20,7 +20,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.config.schema import LoggingConfig, LoraConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
+from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
 from coca_mindspeed.evaluation.reports.tables import print_metrics

@@ -8,7 +8,7 @@ import torch
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.metrics.calibration import reading_metrics
+from coca_mindspeed.evaluation.metrics import reading_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, confidence_mass, read_as, read_predictions
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.readings import Numbers, read_confidences

@@ -18,7 +18,7 @@ from pydantic import Field
 from scipy.special import betaincinv
 
 from coca_mindspeed.config.schema import Section
-from coca_mindspeed.evaluation.metrics.binning import Floats
+from coca_mindspeed.evaluation.binning import Floats
 
 Counts = npt.NDArray[np.intp]
 Labels = npt.NDArray[np.bool_]

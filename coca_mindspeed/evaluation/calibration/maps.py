@@ -14,9 +14,9 @@ from pydantic import BaseModel, Field, ValidationError
 from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.evaluation.binning import Floats
 from coca_mindspeed.evaluation.calibration.guarantee import Certificate
-from coca_mindspeed.evaluation.metrics.binning import Floats
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, gradable
 from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.utils.packages import require

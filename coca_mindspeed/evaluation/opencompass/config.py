@@ -14,7 +14,7 @@ from typing import Any
 
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, ConfidencePosition
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
-from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS
+from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS
 from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.files import write_json
 

@@ -14,11 +14,10 @@ import numpy as np
 
 from coca_mindspeed.algorithm.parsing import ConfidencePosition, ResponseParser
 from coca_mindspeed.errors import DataError, MissingDependencyError
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS, METRIC_SPECS
+from coca_mindspeed.evaluation.adapters import TokenCounter, parse_and_count
+from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS, METRIC_SPECS, calibration_metrics
 from coca_mindspeed.evaluation.opencompass.output import correctness
 from coca_mindspeed.evaluation.predictions import is_confidence
-from coca_mindspeed.evaluation.tokens import TokenCounter, parse_and_count
 
 try:
     from opencompass.openicl.icl_evaluator import BaseEvaluator

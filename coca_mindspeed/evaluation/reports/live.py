@@ -15,9 +15,8 @@ from rich.text import Text
 from coca_mindspeed.config.compose import validate_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.metrics.binning import bin_table
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_spec, show
+from coca_mindspeed.evaluation.binning import bin_table
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, calibration_metrics, show
 from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, health_problems
 from coca_mindspeed.utils.console import terminal_text
 from coca_mindspeed.utils.eta import STEPS, Pace, duration
@@ -144,7 +143,7 @@ def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
         bar = ["█" if (k + 0.5) / _WIDTH <= bins.accuracy[i] else " " for k in range(_WIDTH)]
         bar[min(_WIDTH - 1, int(bins.confidence[i] * _WIDTH))] = "│"
         table.add_row(span, f"{count}", f"{bins.accuracy[i]:.2f}", "".join(bar))
-    shown = ", ".join(f"{metric_spec(name).label} {show(name, values[name])}" for name in ("ece", "auroc", "brier"))
+    shown = ", ".join(f"{METRIC_SPECS[name].label} {show(name, values[name])}" for name in ("ece", "auroc", "brier"))
     return Group(table, Text(f"{metrics.n_valid} of {metrics.n} answers state a confidence; {shown}"))
 
 

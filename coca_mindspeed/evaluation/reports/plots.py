@@ -20,9 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import LogLocator, NullLocator
 
-from coca_mindspeed.evaluation.metrics.binning import BinsClosed, bin_table, risk_coverage, roc
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.specs import metric_spec, show
+from coca_mindspeed.evaluation.binning import BinsClosed, bin_table, risk_coverage, roc
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, MetricOptions, calibration_metrics, show
 from coca_mindspeed.evaluation.predictions import Outcomes
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.utils.console import one_line
@@ -36,30 +35,27 @@ LINE_STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
-def new_figure(
-    rows: int, columns: int, size: tuple[float, float], height_ratios: Sequence[float] | None = None
-) -> tuple[Figure, list[list[Axes]]]:
+def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure with an Agg canvas and its axes by row and column; size in inches."""
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, squeeze=False, height_ratios=height_ratios).tolist()
+    return figure, figure.subplots(rows, columns, squeeze=False).tolist()
 
 
-def grid_figure(panels: int, xlabel: str, ylabel: str, *, share_y: bool = False) -> tuple[Figure, list[Axes]]:
+def _grid(panels: int, xlabel: str, ylabel: str) -> tuple[Figure, list[Axes]]:
     """Return a grid of small panels with shared axis labels, laid out by hand (the layout engine is slow on many)."""
     columns = min(4, panels)
     rows = -(-panels // columns)
     scale = 1.0 if panels > 3 else 1.5
-    width, height = 2.5 * scale * columns + 0.6, 2.2 * scale * rows + 0.7
+    width, height = max(2.5 * scale * columns + 0.6, 5.2), 2.2 * scale * rows + 1.1
     figure = Figure(figsize=(width, height), dpi=DPI)
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=share_y)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel().tolist()
     figure.subplots_adjust(
-        left=0.65 / width, right=1 - 0.1 / width, bottom=0.6 / height, top=1 - 0.3 / height, wspace=0.25, hspace=0.4
+        left=0.65 / width, right=1 - 0.1 / width, bottom=0.85 / height, top=1 - 0.45 / height, wspace=0.25, hspace=0.5
     )
-    figure.supxlabel(xlabel, fontsize=9, y=0.12 / height)
+    figure.supxlabel(xlabel, fontsize=9, y=0.38 / height)
     figure.supylabel(ylabel, fontsize=9, x=0.12 / width)
-    axes = grid.ravel().tolist()
     for panel in axes[panels:]:
         panel.remove()
     for panel in axes[max(0, panels - columns) : panels]:
@@ -136,40 +132,32 @@ TRAINING_PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
-def _draw_reliability(axes: Axes, counts: Axes, label: str, data: Outcomes) -> None:
-    table = bin_table(data.confidence, data.correct)
-    full = table.count > 0
-    middle, width = (table.edges[:-1] + table.edges[1:])[full] / 2, np.diff(table.edges)[full]
-    accuracy, stated, count = table.accuracy[full], table.confidence[full], table.count[full]
-    frame: dict[str, Any] = {"edgecolor": "black", "linewidth": 0.8}
-    axes.bar(middle, accuracy, width, color=SKY, label="fraction correct", **frame)
-    gap: dict[str, Any] = {"facecolor": "none", "edgecolor": VERMILION, "hatch": "////", "linewidth": 1.2}
-    bottom = np.minimum(stated, accuracy)
-    axes.bar(middle, np.abs(stated - accuracy), width, bottom=bottom, label="gap to stated confidence", **gap)
-    errors = np.maximum([accuracy - table.low[full], table.high[full] - accuracy], 0)
-    axes.errorbar(middle, accuracy, errors, fmt="none", ecolor="black", capsize=3, linewidth=1.2, label="95% interval")
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.2, label="perfect calibration")
-    axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    metrics = calibration_metrics(data.confidence, data.correct)
-    shown = "   ".join(f"{metric_spec(m).label} {show(m, metrics.values[m])}" for m in ("ece", "auroc", "accuracy"))
-    axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=10)
-    if not full.any():
-        _say_why(axes, _NO_CONFIDENCE)
-    tidy(axes, ylabel="fraction correct")
-    counts.bar(middle, count, width, color="#BBBBBB", **frame)
-    for x, n in zip(middle, count, strict=True):
-        counts.annotate(f"{n}", (x, n), (0, 2), textcoords="offset points", ha="center", fontsize=7)
-    counts.set_xlim(0, 1)
-    counts.margins(y=0.25)
-    tidy(counts, xlabel=f"stated confidence ({metrics.n_valid} of {metrics.n} valid)", ylabel="answers")
-
-
-def reliability_diagram(groups: Groups) -> Figure:
-    """Draw reliability diagrams next to each other, by title, with the number of answers in each bin below."""
-    figure, axes = new_figure(2, len(groups), (4.4 * len(groups), 5.6), height_ratios=[3, 1])
-    for column, (label, data) in enumerate(groups.items()):
-        _draw_reliability(axes[0][column], axes[1][column], label, data)
-    _legend(figure, axes[0][:1], columns=2 if len(groups) == 1 else 4)
+def reliability_diagram(groups: Groups, closed: BinsClosed = "right") -> Figure:
+    """Draw a reliability diagram for each title, with the number of answers of each bin and 95% intervals."""
+    figure, panels = _grid(len(groups), "stated confidence", "fraction correct")
+    filled: dict[str, Any] = {"fill": True, "facecolor": SKY, "edgecolor": "black", "linewidth": 0.6}
+    hatched: dict[str, Any] = {"fill": True, "facecolor": "none", "edgecolor": VERMILION, "hatch": "/////"}
+    for axes, (label, data) in zip(panels, groups.items(), strict=True):
+        table = bin_table(data.confidence, data.correct, closed=closed)
+        full = table.count > 0
+        middle = (table.edges[:-1] + table.edges[1:])[full] / 2
+        accuracy, stated = np.nan_to_num(table.accuracy), np.nan_to_num(table.confidence)
+        # One outline is drawn several times faster than a rectangle per bin.
+        axes.stairs(accuracy, table.edges, label="fraction correct", **filled)
+        low, high = np.minimum(stated, accuracy), np.maximum(stated, accuracy)
+        axes.stairs(high, table.edges, baseline=low, linewidth=0.8, label="gap to stated confidence", **hatched)
+        axes.vlines(middle, table.low[full], table.high[full], color="black", linewidth=1.2, label="95% interval")
+        axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=0.9, label="perfect calibration")
+        for x, count in zip(middle, table.count[full], strict=True):
+            axes.text(x, 1.04, f"{count}", fontsize=6, ha="center", rotation=60, va="bottom")
+        if not full.any():
+            _say_why(axes, _NO_CONFIDENCE)
+        axes.set(xlim=(0, 1), ylim=(0, 1.3), yticks=np.arange(6) / 5)
+        values = calibration_metrics(data.confidence, data.correct, options=MetricOptions(closed=closed)).values
+        shown = "  ".join(f"{METRIC_SPECS[m].label} {show(m, values[m])}" for m in ("ece", "auroc", "accuracy"))
+        axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=8)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=4, fontsize=7, frameon=False)
     return figure
 
 
@@ -190,7 +178,7 @@ def _curve(rows: MetricRows, keys: Sequence[str]) -> tuple[list[float], list[flo
 
 
 def moving_average(values: Sequence[float], window: int) -> npt.NDArray[np.float64]:
-    """Mean of each value and up to ``window - 1`` before it, NaN left out; shape as ``values``."""
+    """Mean of each value and up to ``window - 1`` before it, NaN left out; ``[n]``."""
     array = np.asarray(values, dtype=np.float64)
     known = ~np.isnan(array)
     sums = np.cumsum(np.concatenate([[0.0], np.where(known, array, 0.0)]))
@@ -225,52 +213,6 @@ def training_curves(runs: Mapping[str, MetricRows]) -> Figure:
         axes.set_title(title, fontsize=10)
         tidy(axes, xlabel="training step", ylabel=unit)
     _legend(figure, panels)
-    return figure
-
-
-_FILLED: dict[str, Any] = {"fill": True, "facecolor": SKY, "edgecolor": "black", "linewidth": 0.6}
-_HATCHED: dict[str, Any] = {"fill": True, "edgecolor": VERMILION, "hatch": "/////", "linewidth": 0.8}
-
-
-def reliability_grid(groups: Groups, closed: BinsClosed = "right") -> Figure:
-    """Draw a small reliability diagram for each run, with counts and 95% intervals."""
-    figure, panels = grid_figure(len(groups), "stated confidence", "fraction correct", share_y=True)
-    for axes, (label, data) in zip(panels, groups.items(), strict=False):
-        table = bin_table(data.confidence, data.correct, closed=closed)
-        full = table.count > 0
-        middle = (table.edges[:-1] + table.edges[1:])[full] / 2
-        accuracy, stated = np.nan_to_num(table.accuracy), np.nan_to_num(table.confidence)
-        # One outline is drawn several times faster than a rectangle per bin.
-        axes.stairs(accuracy, table.edges, **_FILLED)
-        low, high = np.minimum(stated, accuracy), np.maximum(stated, accuracy)
-        axes.stairs(high, table.edges, baseline=low, facecolor="none", **_HATCHED)
-        axes.vlines(middle, table.low[full], table.high[full], color="black", linewidth=1.2)
-        axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=0.9)
-        if not full.any():
-            _say_why(axes, _NO_CONFIDENCE)
-        for x, count in zip(middle, table.count[full], strict=True):
-            axes.text(x, 1.04, f"{count}", fontsize=6, ha="center", rotation=60, va="bottom")
-        axes.set(xlim=(0, 1), ylim=(0, 1.3), yticks=np.arange(6) / 5)
-        axes.set_title(plot_text(label), fontsize=8)
-    return figure
-
-
-def histogram_grid(groups: Groups, closed: BinsClosed = "right") -> Figure:
-    """Draw histograms of confidence, correct answers upwards and wrong ones downwards."""
-    figure, panels = grid_figure(len(groups), "stated confidence", "correct (up) and wrong (down)")
-    for axes, (label, data) in zip(panels, groups.items(), strict=False):
-        right = bin_table(data.confidence[data.correct], data.correct[data.correct], closed=closed).count
-        wrong = bin_table(data.confidence[~data.correct], data.correct[~data.correct], closed=closed).count
-        edges = np.arange(11) / 10
-        axes.stairs(right, edges, **_FILLED)
-        axes.stairs(-wrong, edges, facecolor="white", **_HATCHED)
-        axes.axhline(0, color="black", linewidth=0.8)
-        if not (right.any() or wrong.any()):
-            _say_why(axes, _NO_CONFIDENCE)
-        top = max(1, int(max(right.max(), wrong.max())))
-        axes.set(xlim=(0, 1), ylim=(-1.1 * top, 1.1 * top))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
-        axes.set_title(plot_text(label), fontsize=8)
     return figure
 
 
@@ -335,8 +277,8 @@ def _say_why(axes: Axes, reason: str) -> None:
     axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center", fontsize=9)
 
 
-def _legend(figure: Figure, panels: Sequence[Axes], columns: int = 4) -> None:
+def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
     """Draw the legend of the panel with most entries below the figure."""
     handles, labels = max((axes.get_legend_handles_labels() for axes in panels), key=lambda pair: len(pair[1]))
     if any(labels):
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), fontsize=8)
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize=8)

@@ -9,12 +9,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from coca_mindspeed import __version__
-from coca_mindspeed.evaluation.metrics.specs import FURTHER_METRICS, HEADLINE_METRICS, METRIC_SPECS
-from coca_mindspeed.evaluation.paper.comparison import PaperComparison
+from coca_mindspeed.evaluation.metrics import FURTHER_METRICS, HEADLINE_METRICS, METRIC_SPECS
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports import plots
 from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
-from coca_mindspeed.evaluation.reports.tables import result_tables, risk_tables
+from coca_mindspeed.evaluation.reports.tables import PaperComparison, result_tables, risk_tables
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.utils.console import printable
 from coca_mindspeed.utils.files import write_atomically
@@ -71,14 +70,11 @@ def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
         "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
         f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {closed}."
     )
-    histogram = "Answers by stated confidence: correct ones filled above the line, wrong ones hatched below it."
     thresholds = "Left: error rate when only the most confident answers are given. Right: the area is AUROC."
     for dataset in board.datasets:
         groups = {run.label: outcomes(rows) for run in board.runs if (rows := run.by_dataset().get(dataset))}
         slug = "".join(c if c.isalnum() else "_" for c in dataset)
-        add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, plots.reliability_grid(groups, closed))
-        heading = f"Confidence by correctness: {dataset}"
-        add(f"histogram_{slug}", heading, histogram, plots.histogram_grid(groups, closed))
+        add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, plots.reliability_diagram(groups, closed))
         heading = f"Risk-coverage and ROC curves: {dataset}"
         add(f"thresholds_{slug}", heading, thresholds, plots.threshold_curves(groups))
     return pictures

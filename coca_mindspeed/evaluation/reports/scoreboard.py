@@ -9,14 +9,17 @@ from zlib import crc32
 import numpy as np
 
 from coca_mindspeed.evaluation.calibration.maps import transfer_matrix
-from coca_mindspeed.evaluation.intervals import estimates
-from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Interval
-from coca_mindspeed.evaluation.intervals.ece import EceUnderCalibration
-from coca_mindspeed.evaluation.intervals.estimates import Estimates
-from coca_mindspeed.evaluation.metrics.calibration import CalibrationMetrics
-from coca_mindspeed.evaluation.metrics.specs import metric_spec, round_half_up
-from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
-from coca_mindspeed.evaluation.paper.published import paper
+from coca_mindspeed.evaluation.ece import EceUnderCalibration
+from coca_mindspeed.evaluation.intervals import (
+    UNDEFINED_INTERVAL,
+    Estimates,
+    Interval,
+    average_interval,
+    average_under_calibration,
+    paired_intervals,
+)
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, CalibrationMetrics, MetricOptions, round_half_up
+from coca_mindspeed.evaluation.paper import paper
 from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, outcomes
 from coca_mindspeed.evaluation.runs import Run
 
@@ -88,12 +91,12 @@ class Scoreboard:
         A category's average is the plain mean over its data sets without those where the metric is undefined.
         """
         cells = self._defined(run, column, metric)
-        return estimates.average_interval(cells, metric) if cells else UNDEFINED_INTERVAL
+        return average_interval(cells, metric) if cells else UNDEFINED_INTERVAL
 
     def ece_under_calibration(self, run: str, column: Column) -> EceUnderCalibration | None:
         """Return the ECE under perfect calibration; None where ECE is undefined."""
         cells = self._defined(run, column, "ece")
-        return estimates.average_under_calibration(cells) if cells else None
+        return average_under_calibration(cells) if cells else None
 
     def _defined(self, run: str, column: Column, metric: str) -> list[Estimates]:
         """The estimates behind a figure; empty if the run lacks one of the data sets."""
@@ -114,7 +117,7 @@ class Scoreboard:
 
     def best(self, column: Column, metric: str) -> set[str]:
         """Return the labels of the runs with the best printed value in a column; none if no direction is better."""
-        info = metric_spec(metric)
+        info = METRIC_SPECS[metric]
         values = {run.label: self.interval(run.label, column, metric).estimate for run in self.runs}
         known = {
             label: round_half_up(value * info.scale, info.decimals) * info.better
@@ -132,7 +135,7 @@ class Scoreboard:
         intervals: dict[str, Interval] = {}
         if shared:
             before, after = (self._estimates([group[key] for key in shared], dataset) for group in (ours, theirs))
-            intervals = estimates.paired_intervals(before, after)
+            intervals = paired_intervals(before, after)
         return PairedDifference(len(shared), len(ours), len(theirs), intervals)
 
 

@@ -1,22 +1,34 @@
-"""Tables of reports and of the terminal: metrics by run and data set, error by threshold, transfer of maps."""
+"""Tables of reports and of the terminal: metrics, error by threshold, transfer of maps, comparison with the paper."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.binning import THRESHOLDS, RiskRow, risk_table
 from coca_mindspeed.evaluation.calibration.maps import STATED
-from coca_mindspeed.evaluation.metrics import specs
-from coca_mindspeed.evaluation.metrics.binning import THRESHOLDS, RiskRow, risk_table
-from coca_mindspeed.evaluation.metrics.calibration import HEADLINE, calibration_metrics
+from coca_mindspeed.evaluation.metrics import (
+    HEADLINE,
+    HEADLINE_METRICS,
+    METRIC_SPECS,
+    UNDEFINED,
+    UNDER_CALIBRATION_LABEL,
+    calibration_metrics,
+    show,
+    show_range,
+    show_under_calibration,
+)
+from coca_mindspeed.evaluation.paper import check_setting, paper, printed, published
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.utils.console import PlainConsole
-from coca_mindspeed.utils.markdown import markdown_table
+from coca_mindspeed.utils.markdown import markdown_cell, markdown_table
 
 _BINNED = ("ece", "mce")
 
@@ -64,40 +76,46 @@ class Table:
 
 def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
     """Return a table per metric with data sets as columns; for a single data set, one table with metrics as columns."""
-    tables = [metric_table(board, metric) for metric in metrics]
+    tables = [_metric_table(board, metric) for metric in metrics]
     if len(board.columns) != 1:
         return tables
     columns = [Heading(table.heading, meaning=table.meaning) for table in tables]
     rows = [
         (run.label, [cell for table in tables for cell in table.rows[index][1]]) for index, run in enumerate(board.runs)
     ]
-    binned = [specs.metric_spec(metric).label for metric in metrics if metric in _BINNED]
+    binned = [METRIC_SPECS[metric].label for metric in metrics if metric in _BINNED]
     meaning = f"{' and '.join(binned)}: {board.options.bins_text}" if binned else ""
     return [Table(metrics[0], board.columns[0].name, meaning, columns, rows)]
 
 
-def metric_table(board: Scoreboard, metric: str) -> Table:
+def _metric_table(board: Scoreboard, metric: str) -> Table:
     """Return one metric's table, with the best of each column marked."""
-    info = specs.metric_spec(metric)
+    spec = METRIC_SPECS[metric]
+    columns = [Heading(column.heading, column.is_average) for column in board.columns]
     best = {column: board.best(column, metric) for column in board.columns}
     rows = [
         (run.label, [_cell(board, run, column, metric, run.label in best[column]) for column in board.columns])
         for run in board.runs
     ]
-    columns = [Heading(column.heading, column.is_average) for column in board.columns]
-    how = ", percent" if info.percent else f", {board.options.bins_text}" if metric in _BINNED else ""
-    return Table(metric, info.heading, info.meaning + how, columns, rows)
+    how = ", percent" if spec.percent else f", {board.options.bins_text}" if metric in _BINNED else ""
+    return Table(metric, spec.heading, spec.meaning + how, columns, rows)
 
 
 def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> TableCell:
     interval = board.interval(run.label, column, metric)
-    bounds = specs.show_range(metric, interval.low, interval.high)
-    beside = ""
-    if metric == "ece" and (found := board.ece_under_calibration(run.label, column)) is not None:
-        beside = f"{specs.UNDER_CALIBRATION_LABEL}: {specs.show_under_calibration(found.mean, found.high)}"
+    beside = _under_calibration(board, run, column) if metric == "ece" else ""
     return TableCell(
-        specs.show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside
+        show(metric, interval.estimate),
+        show_range(metric, interval.low, interval.high),
+        is_best,
+        _reason(board, run, column, metric),
+        beside and f"{UNDER_CALIBRATION_LABEL}: {beside}",
     )
+
+
+def _under_calibration(board: Scoreboard, run: Run, column: Column) -> str:
+    found = board.ece_under_calibration(run.label, column)
+    return "" if found is None else show_under_calibration(found.mean, found.high)
 
 
 def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
@@ -106,6 +124,19 @@ def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
         return f"no predictions on {', '.join(missing)}"
     reasons = [board.metrics[run.label, name].undefined.get(metric, "") for name in column.datasets]
     return reasons[0] if all(reasons) else ""
+
+
+def summary_table(board: Scoreboard) -> str:
+    """Return the headline metrics in Markdown, a row for each run and column of the board."""
+    rows = []
+    for run, column in product(board.runs, board.columns):
+        intervals = {metric: board.interval(run.label, column, metric) for metric in HEADLINE_METRICS}
+        bounds = show_range("ece", intervals["ece"].low, intervals["ece"].high)
+        shown = [show(metric, interval.estimate) for metric, interval in intervals.items()]
+        shown += [bounds or UNDEFINED, _under_calibration(board, run, column) or UNDEFINED]
+        rows.append([run.label, column.heading, board.count(run.label, column), *shown])
+    labels = [METRIC_SPECS[metric].heading for metric in HEADLINE_METRICS]
+    return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", UNDER_CALIBRATION_LABEL], rows)
 
 
 def risk_tables(board: Scoreboard) -> list[Table]:
@@ -127,7 +158,7 @@ def risk_tables(board: Scoreboard) -> list[Table]:
 
 def _risk_cell(row: RiskRow) -> TableCell:
     if math.isnan(row.risk):
-        return TableCell(specs.UNDEFINED, reason="no answer states so high a confidence")
+        return TableCell(UNDEFINED, reason="no answer states so high a confidence")
     bounds = f"{row.low * 100:.1f} to {row.high * 100:.1f}"
     return TableCell(f"{row.risk:.1%}", bounds, beside=f"{row.coverage:.1%} accepted")
 
@@ -135,20 +166,101 @@ def _risk_cell(row: RiskRow) -> TableCell:
 def transfer_tables(board: Scoreboard) -> list[Table]:
     """Return, for each run with several data sets, the error of each data set's recalibration map on the others."""
     meaning = (
-        f"{specs.metric_spec('smooth_ece').label} on each column's answers with the recalibration map of each row; the "
-        "diagonal is cross-fitted by question"
+        "smECE on the answers of each column with the recalibration map of each row; the diagonal is cross-fitted by "
+        "question"
     )
     reason = "undefined: all labels are equal, or there are too few"
     tables = []
     for label, matrix in board.transfers.items():
         columns = [Heading(name) for name in matrix[STATED]]
         rows = [
-            (source, [TableCell(specs.show("smooth_ece", value), reason=reason) for value in row.values()])
+            (source, [TableCell(show("smooth_ece", value), reason=reason) for value in row.values()])
             for source, row in matrix.items()
         ]
         heading = f"Transfer of recalibration maps: {label}"
         tables.append(Table(f"transfer_{label}", heading, meaning, columns, rows, "map fitted on"))
     return tables
+
+
+@dataclass(frozen=True, slots=True)
+class PaperComparison:
+    """Our runs next to the paper's table; ``left_out`` names our averages over other data sets than the paper's."""
+
+    setting: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left_out: Sequence[str]
+
+    def markdown(self) -> str:
+        listed = "".join(f"- {markdown_cell(line)}\n" for line in self.left_out)
+        return markdown_table(self.header, self.rows) + (f"\nNot compared:\n\n{listed}" if listed else "")
+
+
+def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
+    """Compare every cell that the paper prints: our figure, the paper's, and the difference with our interval.
+
+    A run is compared with the paper's method named by its predictions' ``method``, or else by its label.  An average is
+    compared only with the paper's average of the same data sets.
+
+    Raises:
+        ConfigError: the setting or a run's method is not the paper's, or there is nothing to compare.
+    """
+    check_setting(setting)
+    methods = {run.label: _paper_method(run, setting) for run in board.runs}
+    columns = [column for column in board.columns if _is_papers(column)]
+    rows = []
+    for run, column, metric in product(board.runs, columns, HEADLINE_METRICS):
+        theirs = published(setting, methods[run.label], metric, column.name)
+        ours = board.interval(run.label, column, metric)
+        if math.isnan(theirs) or math.isnan(ours.estimate):
+            continue
+        difference = show(metric, ours.estimate - theirs, signed=True)
+        bounds = show_range(metric, ours.low - theirs, ours.high - theirs, signed=True)
+        beside = _under_calibration(board, run, column) if metric == "ece" else ""
+        figures = [show(metric, ours.estimate), printed(metric, theirs), difference, bounds, beside]
+        rows.append([run.label, column.name, METRIC_SPECS[metric].label, *figures])
+    if not rows:
+        theirs_sets = [name for sets in paper().categories.values() for name in sets]
+        raise ConfigError(
+            f"nothing to compare: the runs' data sets are {', '.join(board.datasets)}, the paper's "
+            f"{', '.join(theirs_sets)}"
+        )
+    header = ["run", "data", "metric", "ours", "paper", "difference", "95% interval", UNDER_CALIBRATION_LABEL]
+    return PaperComparison(setting, header, rows, list(_left_out(board)))
+
+
+def _is_papers(column: Column) -> bool:
+    """Whether the paper's figure of this name, if any, is over the same data sets."""
+    sets = paper().categories.get(column.name)
+    return sets is None or (column.is_average and set(column.datasets) == set(sets))
+
+
+def _left_out(board: Scoreboard) -> Iterator[str]:
+    for column in board.columns:
+        sets = paper().categories.get(column.name)
+        if sets is None or not column.is_average:
+            continue
+        if not _is_papers(column):
+            without = ", ".join(name for name in sets if name not in column.datasets)
+            foreign = ", ".join(name for name in column.datasets if name not in sets)
+            parts = [f"{word} {names}" for word, names in (("without", without), ("with", foreign)) if names]
+            yield f"{column.name}: not the paper's average, {' and '.join(parts)}"
+            continue
+        for run in board.runs:
+            answered = run.by_dataset()
+            if lacking := [name for name in sets if name not in answered]:
+                yield f"{column.name}, {run.label}: not the paper's average, without {', '.join(lacking)}"
+
+
+def _paper_method(run: Run, setting: str) -> str:
+    methods = paper().per_dataset[setting]
+    for name in (run.method, run.label):
+        if name in methods:
+            return str(name)
+    raise ConfigError(
+        f"run {run.label!r}: method {run.method!r} is not in the paper's table of {setting}, which has "
+        f"{', '.join(methods)}; set 'method' in its predictions"
+    )
 
 
 def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -168,8 +280,8 @@ def print_metrics(rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 def column_title(name: str) -> str:
     """Return a metric's title, with an arrow in the better direction."""
-    return "questions" if name == "n" else specs.metric_spec(name).heading
+    return "questions" if name == "n" else METRIC_SPECS[name].heading
 
 
 def shown_value(name: str, value: float | None) -> str:
-    return f"{value:,}" if name == "n" else specs.show(name, value)
+    return f"{value:,}" if name == "n" else show(name, value)

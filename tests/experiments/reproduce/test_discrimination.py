@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction
 from experiments.reproduce.discrimination import _draws, auroc, statistics
 

@@ -9,7 +9,7 @@ from opencompass.datasets import MATHEvaluator
 from opencompass.evaluator import MATHVerifyEvaluator
 
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.opencompass import config as configuration
 from coca_mindspeed.evaluation.opencompass.evaluator import ConfidenceEvaluator, ExternalConfidenceEvaluator
 from coca_mindspeed.evaluation.opencompass.sandbox import SandboxedHumanEvalEvaluator, SandboxedMBPPEvaluator

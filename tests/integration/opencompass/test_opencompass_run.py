@@ -13,7 +13,7 @@ from served_model import ServedModels, save_tiny_tokenizer
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.opencompass import config as configuration
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
 from coca_mindspeed.evaluation.predictions import outcomes

@@ -1,8 +1,8 @@
-"""Interval of the expected calibration error that holds for well calibrated models too.
+"""Expected calibration error: bounds that hold for well calibrated models too, and its value under perfect calibration.
 
-ECE is the sum over bins of |mean gap|, and noise only raises it, so neither bootstrap percentiles nor recentred ones
-cover a true error near zero.  ECE is the maximum, over all signs of the bins, of the mean of
-sign * (confidence - correct).  For fixed signs this is a mean of independent values with an interval of its own, and
+ECE is the sum over bins of |mean gap|, and noise only raises it, so bootstrap percentiles do not cover a true error
+near zero.  ECE is the maximum, over all signs of the bins, of the mean of sign * (confidence - correct).  For fixed
+signs this is a mean of independent values with an interval of its own, and
 
 - the true signs are among them, so the largest upper bound over *all* signs bounds the error from above, without a
   correction for their number;
@@ -17,16 +17,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import stdtrit
 
-from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Interval, share_high, share_low
-from coca_mindspeed.evaluation.metrics.binning import Floats
+from coca_mindspeed.evaluation.binning import Floats, binomial_low
+from coca_mindspeed.evaluation.metrics import Groups
 
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """Sums of b non-empty bins, in ascending confidence: answers, correct answers and confidences, (b,) each.
+    """Sums of the non-empty bins, in ascending confidence: answers, correct answers and confidences, ``[bins]`` each.
 
     ``brier`` is the mean squared error of all answers, ``units`` the number of independent questions.
     """
@@ -43,28 +42,26 @@ class Bins:
 
     @property
     def gaps(self) -> Floats:
-        """Each bin's part of the mean of confidence - correct (b,)."""
+        """Each bin's part of the mean of confidence - correct, ``[bins]``."""
         return np.asarray((self.stated - self.right) / self.n)
 
 
-def ece_interval(bins: Bins, level: float = 0.95) -> Interval:
-    """Return the interval of ECE with its plain estimate; NaN without answers."""
-    if not len(bins.count):
-        return UNDEFINED_INTERVAL
+def ece_bounds(bins: Bins, level: float = 0.95) -> tuple[float, float]:
+    """Return the bounds of ECE, of at least one answer; they enclose its plain estimate."""
     estimate, tail = float(np.abs(bins.gaps).sum()), (1 - level) / 2
     low, high = _low(bins, tail), max(_high_exact(bins, tail), _high_student(bins, estimate, tail))
-    return Interval(estimate, float(np.clip(low, 0.0, estimate)), float(np.clip(high, estimate, 1.0)))
+    return float(np.clip(low, 0.0, estimate)), float(np.clip(high, estimate, 1.0))
 
 
 def _low(bins: Bins, tail: float) -> float:
     """Largest lower bound over the signs that change at most once."""
     b = len(bins.count)
-    once = np.where(np.arange(b) < np.arange(b)[:, None], -1, 1)  # (b, b): minus below the i-th bin
-    signs = np.concatenate([once, -once])  # (2 b, b)
+    once = np.where(np.arange(b) < np.arange(b)[:, None], -1, 1)  # [b, b]: minus below the i-th bin
+    signs = np.concatenate([once, -once])  # [2 b, b]
     means = signs @ bins.gaps
     share = np.where(signs > 0, bins.count - bins.right, bins.right).sum(axis=1) / bins.n
     tail /= len(signs)
-    exact = share - share_low(share, bins.units, tail)
+    exact = share - binomial_low(share * bins.units, bins.units, tail)
     spread = np.sqrt(np.maximum(bins.brier - means**2, 0) / max(bins.units - 1, 1))
     student = stdtrit(max(bins.units - 1, 1), 1 - tail) * spread
     return float((means - np.maximum(exact, student)).max())
@@ -87,8 +84,8 @@ def _high_exact(bins: Bins, tail: float) -> float:
     # No exact bound lies further above its share than Hoeffding's, so most counts need not be looked at.
     reach = math.sqrt(math.log(1 / tail) / (2 * bins.units))
     counts = np.flatnonzero(largest + reach >= largest.max())
-    share = counts / n
-    return float((largest[counts] + share_high(share, bins.units, tail) - share).max())
+    above = 1 - counts / n - binomial_low((1 - counts / n) * bins.units, bins.units, tail)
+    return float((largest[counts] + above).max())
 
 
 def _high_student(bins: Bins, estimate: float, tail: float) -> float:
@@ -110,7 +107,7 @@ _BLOCK = 1 << 18  # numbers drawn at once: draws times distinct confidences
 class EceUnderCalibration:
     """ECE under perfect calibration: of answers redrawn with the stated confidences as probabilities.
 
-    ``draws`` (r,) has one value for each redrawing; NaN without valid answers.
+    ``draws`` ``[r]`` has one value for each redrawing; NaN without valid answers.
     """
 
     draws: Floats
@@ -126,28 +123,20 @@ class EceUnderCalibration:
 
     def as_dict(self) -> dict[str, float | None]:
         """Return strict JSON, None where undefined."""
-        if bool(np.isnan(self.draws).any()):
-            return {"mean": None, "p95": None}
-        return {"mean": self.mean, "p95": self.high}
+        return {"mean": None, "p95": None} if math.isnan(self.mean) else {"mean": self.mean, "p95": self.high}
 
 
-def ece_under_calibration(
-    values: Floats, counts: Floats, bin_starts: npt.NDArray[np.intp], *, draws: int = 1000, seed: int = 0
-) -> EceUnderCalibration:
-    """Redraw the answers ``draws`` times.
-
-    ``values`` are the distinct confidences (g,) grouped by bin, ``counts`` the answers with each (g,), ``bin_starts``
-    the index of each bin's first value.
-    """
-    if not len(values):
+def ece_under_calibration(groups: Groups, draws: int = 1000, seed: int = 0) -> EceUnderCalibration:
+    """Redraw the answers ``draws`` times."""
+    if not len(groups.values):
         return EceUnderCalibration(np.full(draws, np.nan))
-    rng, whole = np.random.default_rng(seed), counts.astype(np.int64)
-    size = max(1, _BLOCK // len(values))
+    rng, whole = np.random.default_rng(seed), groups.count.astype(np.int64)
+    size = max(1, _BLOCK // len(whole))
     alone, found = bool(whole.max() == 1), []
     for start in range(0, draws, size):
-        shape = (min(size, draws - start), len(values))
+        shape = (min(size, draws - start), len(whole))
         # A uniform draw is several times faster than a binomial one of a single answer.
-        right = rng.random(shape) < values if alone else rng.binomial(whole, values, size=shape)
-        gap = np.add.reduceat(right - whole * values, bin_starts, axis=1)
+        right = rng.random(shape) < groups.values if alone else rng.binomial(whole, groups.values, size=shape)
+        gap = np.add.reduceat(right - whole * groups.values, groups.bin_starts, axis=1)
         found.append(np.abs(gap).sum(axis=1) / whole.sum())
     return EceUnderCalibration(np.concatenate(found))

@@ -22,20 +22,28 @@ BinsClosed = Literal["right", "left"]
 def check_confidence(confidence: npt.NDArray[Any]) -> None:
     """Raise unless ``confidence`` is a float32 or float64 vector of values in [0, 1] or NaN."""
     if confidence.ndim != 1:
-        raise ValueError(f"confidence should have shape (n,), found {confidence.shape}")
+        raise ValueError(f"confidence should have shape [n], found {list(confidence.shape)}")
     if confidence.dtype not in (np.float32, np.float64):
         raise TypeError(f"confidence should be float64 or float32, found {confidence.dtype}")
     if bool(np.any((confidence < 0) | (confidence > 1))):
         raise ValueError("confidence should lie in [0, 1], NaN where invalid; found a value outside")
 
 
+def binomial_low(right: Any, count: Any, tail: float) -> Floats:
+    """Exact lower bound of a proportion (Clopper and Pearson, 1934), elementwise; NaN where ``count`` is 0.
+
+    It exceeds the true proportion with probability at most ``tail``.  The numbers need not be whole.
+    """
+    right, count = np.asarray(right, dtype=np.float64), np.asarray(count)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        low = betaincinv(np.where(right > 0, right, 1.0), count - right + 1, tail)
+    return np.where(count == 0, np.nan, np.where(right > 0, low, 0.0))
+
+
 def clopper_pearson(right: Any, count: Any, level: float = 0.95) -> tuple[Floats, Floats]:
     """Return the exact binomial interval of a proportion, elementwise; NaN where ``count`` is 0."""
-    right, count, tail = np.asarray(right), np.asarray(count), (1 - level) / 2
-    with np.errstate(invalid="ignore", divide="ignore"):
-        low = np.where(right == 0, 0.0, betaincinv(right, count - right + 1, tail))
-        high = np.where(right == count, 1.0, betaincinv(right + 1, count - right, 1 - tail))
-    return np.where(count == 0, np.nan, low), np.where(count == 0, np.nan, high)
+    tail = (1 - level) / 2
+    return binomial_low(right, count, tail), 1 - binomial_low(np.asarray(count) - right, count, tail)
 
 
 def bin_edges(
@@ -44,7 +52,7 @@ def bin_edges(
     """Return the bin edges from 0 to 1, in the dtype of ``confidence``.
 
     Args:
-        confidence: valid confidences (n,); they determine the edges of equal-mass bins.
+        confidence: valid confidences ``[n]``; they determine the edges of equal-mass bins.
         bins: number of bins; ``equal_mass`` gives fewer if values are tied, because ties are not split.
         scheme: ``equal_width``, or ``equal_mass`` for bins of about n / bins predictions each.
         closed: the side on which a bin includes its edge.
@@ -55,10 +63,10 @@ def bin_edges(
     edges = (np.arange(bins + 1) / bins).astype(confidence.dtype)
     if scheme == "equal_mass" and len(confidence):
         ordered, starts = np.sort(confidence), np.arange(1, bins) * len(confidence)
-        if closed == "right":  # an edge is its bin's last value
+        if closed == "right":  # an edge is the last value of its bin
             inner = ordered[np.maximum(-(-starts // bins) - 1, 0)]
             edges = np.concatenate([edges[:1], np.unique(np.append(inner, edges[-1]))])
-        else:  # its first
+        else:  # an edge is the first value of its bin
             edges = np.concatenate([np.unique(np.append(edges[0], ordered[starts // bins])), edges[-1:]])
     return edges
 
@@ -66,7 +74,7 @@ def bin_edges(
 def bin_index(
     confidence: npt.NDArray[Any], edges: npt.NDArray[Any], closed: BinsClosed = "right"
 ) -> npt.NDArray[np.intp]:
-    """Return the bin of each valid confidence (n,).
+    """Return the bin of each valid confidence, ``[n]``.
 
     Closed on the right: i where ``edges[i] < s <= edges[i + 1]``, and 0 for s = 0.  Closed on the left: i where
     ``edges[i] <= s < edges[i + 1]``, and the last bin for s = 1.
@@ -76,7 +84,7 @@ def bin_index(
 
 @dataclass(frozen=True, slots=True)
 class BinTable:
-    """A reliability table over b bins; arrays are (b,), ``edges`` is (b + 1,).
+    """A reliability table; arrays are ``[bins]``, ``edges`` is ``[bins + 1]``.
 
     ``confidence`` and ``accuracy`` are means; ``low`` and ``high`` bound the accuracy.  Empty bins are NaN.
     """
@@ -105,7 +113,7 @@ def bin_table(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], clos
 
 
 def _by_confidence(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Accepted and correct answers (G + 1,) as the threshold passes each distinct confidence, from (0, 0)."""
+    """Accepted and correct answers as the threshold passes each of G distinct confidences: ``[G + 1]``, from 0."""
     valid = ~np.isnan(confidence)
     values, group = np.unique(-confidence[valid], return_inverse=True)
     count = np.bincount(group, minlength=len(values)).astype(np.float64)
@@ -114,7 +122,7 @@ def _by_confidence(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_])
 
 
 def risk_coverage(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Return coverage (G,) of the valid answers, ascending, and the error rate (G,) of the accepted ones."""
+    """Return coverage of the valid answers, ascending, and the error rate of the accepted ones, ``[G]`` each."""
     accepted, right = _by_confidence(confidence, correct)
     if len(accepted) == 1:
         return np.array([]), np.array([])
@@ -122,7 +130,7 @@ def risk_coverage(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) 
 
 
 def roc(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Return false and true positive rate (G + 1,) each; empty where AUROC is undefined."""
+    """Return false and true positive rates, ``[G + 1]`` each; empty where AUROC is undefined."""
     accepted, right = _by_confidence(confidence, correct)
     wrong = accepted - right
     if right[-1] == 0 or wrong[-1] == 0:
@@ -170,7 +178,7 @@ def risk_table(
 
 
 class SuggestedThreshold(NamedTuple):
-    """The threshold that tells right from wrong answers best; no certificate, since these answers chose it."""
+    """The threshold that separates right from wrong answers best on these answers; it certifies no error."""
 
     threshold: float
     coverage: float  # accepted share of all answers, invalid confidences included

@@ -1,0 +1,334 @@
+"""Intervals of the metrics, of differences of two methods, and of averages over data sets.
+
+- A metric that is a mean of values in [0, 1] (:data:`MEANS`): the exact binomial interval (Clopper and Pearson, 1934)
+  of an *effective size*, the number of binary answers of the same variance (Korn and Graubard, 1998).  It holds for
+  small sets and where all answers are correct; a bootstrap and a normal interval have no width there.
+- Tokens to confidence, which has no upper bound: Student's t.
+- ECE: bounds over the signs of its bins (:mod:`.ece`).
+- Others: none.  MCE and the parts of the Brier score are biased by noise as ECE is, and one unseen wrong answer of
+  confidence 1 changes the log score without limit.
+
+A prediction's influence on a mean is n times the change of the estimate that it causes: its deviation from the mean, or
+for AUROC the deviation of its placement among the answers of the other class (DeLong, DeLong and Clarke-Pearson, 1988).
+Influences of the samples of one question are added before they are squared, so that samples that agree count once.
+
+``tests/evaluation/test_coverage.py`` and ``benchmarks/interval_coverage.py`` measure the coverage.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri, stdtrit
+
+from coca_mindspeed.evaluation.binning import Floats, binomial_low
+from coca_mindspeed.evaluation.ece import Bins, EceUnderCalibration, ece_bounds, ece_under_calibration
+from coca_mindspeed.evaluation.metrics import (
+    COVERAGES,
+    CalibrationMetrics,
+    Groups,
+    MetricOptions,
+    calibration_metrics,
+    harmonic_numbers,
+    places_of,
+)
+from coca_mindspeed.evaluation.predictions import Outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with two bounds; NaN where undefined."""
+
+    estimate: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return strict JSON, None for NaN."""
+        values = {"estimate": self.estimate, "low": self.low, "high": self.high}
+        return {name: None if math.isnan(value) else value for name, value in values.items()}
+
+
+UNDEFINED_INTERVAL = Interval(math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """An estimated mean, or a function of ranked answers that behaves like one.
+
+    Attributes:
+        influence: influence of each prediction on the estimate, ``[n]``.
+        units: number of independent questions.
+        most: number of answers if each is binary, which bounds the effective size; None otherwise.
+        bounds: the smallest and largest value of one answer, infinite where there is none.
+        is_ranked: one answer can move many (AURC, selective accuracy), so the variance may exceed that of ``units``
+            binary values.
+    """
+
+    value: float
+    influence: Floats
+    units: float
+    most: float | None = None
+    bounds: tuple[float, float] = (0.0, 1.0)
+    is_ranked: bool = False
+
+    def minus(self, other: "Mean") -> "Mean":
+        """Return the difference of two methods on the same predictions, row by row."""
+        reach = self.bounds[1]
+        return replace(
+            self,
+            value=self.value - other.value,
+            influence=self.influence - other.influence,
+            units=min(self.units, other.units),
+            most=None,
+            bounds=(-reach, reach),
+        )
+
+    def variance(self, question: npt.NDArray[np.intp]) -> float:
+        """Variance of the estimate, with each question's predictions taken together; NaN where undefined."""
+        if math.isnan(self.value):
+            return math.nan
+        together = np.bincount(question, weights=self.influence)
+        factor = len(together) / max(len(together) - 1, 1)
+        return float((together**2).sum() / len(question) ** 2 * factor)
+
+    def interval(self, variance: float, level: float = 0.95) -> Interval:
+        """Return the interval of an estimate with this variance."""
+        if math.isnan(self.value) or self.units <= 0:
+            return Interval(self.value)
+        normal, student = float(ndtri(0.5 + level / 2)), float(stdtrit(max(self.units - 1, 1), 0.5 + level / 2))
+        low, high = self.bounds
+        if math.isinf(high):
+            reach = student * math.sqrt(variance)
+            return Interval(self.value, max(low, self.value - reach), self.value + reach)
+        width = high - low
+        share = min(1.0, max(0.0, (self.value - low) / width))
+        # Two values are added at either end (Agresti and Coull, 1998): equal values do not prove that none differs.
+        smooth = (self.units * share + 2) / (self.units + 4)
+        spread = self.units * variance / width**2 + (share - smooth) ** 2
+        of_one = (self.units * spread + 2 * smooth**2 + 2 * (1 - smooth) ** 2) / self.units
+        size = self.units * smooth * (1 - smooth) / of_one
+        if not self.is_ranked:
+            # The variance is estimated: Student's quantiles are wider than the normal's.
+            size = max(size * (normal / student) ** 2, self.units)
+        if self.most is not None:
+            size = min(size, self.most)
+        tail = (1 - level) / 2
+        lower = float(binomial_low(size * share, size, tail))
+        upper = 1 - float(binomial_low(size * (1 - share), size, tail))
+        if self.is_ranked:
+            # Near 0 and 1 the binomial interval assumes a variance that shrinks with the value, which need not hold.
+            reach = normal * math.sqrt(of_one / self.units)
+            lower, upper = max(0.0, min(lower, share - reach)), min(1.0, max(upper, share + reach))
+        return Interval(self.value, min(self.value, low + width * lower), max(self.value, low + width * upper))
+
+
+def independent_units(question: npt.NDArray[np.intp]) -> float:
+    """Return the effective number of independent answers if all samples of a question agree: (sum k)^2 / sum k^2."""
+    samples = np.unique(question, return_counts=True)[1].astype(np.float64)
+    return float(samples.sum() ** 2 / (samples**2).sum()) if len(samples) else 0.0
+
+
+def means_of(data: Outcomes, question: npt.NDArray[np.intp]) -> Mapping[str, Mean]:
+    """Return every metric of :data:`MEANS`; ``question`` is the question of each prediction, ``[n]``."""
+    everywhere = np.ones(len(data), dtype=np.bool_)
+    valid = ~np.isnan(data.confidence)
+    right, tokens = data.correct.astype(np.float64), data.tokens_to_confidence
+    return {
+        "accuracy": _mean(right, everywhere, question, is_share=True),
+        "success_rate": _mean(valid.astype(np.float64), everywhere, question, is_share=True),
+        "brier": _mean((data.confidence - right) ** 2, valid, question),
+        "auroc": _auroc(data, valid, question),
+        "tokens_to_confidence": _mean(tokens, ~np.isnan(tokens), question, bounds=(0.0, math.inf)),
+        **_ranked(data, valid, question),
+    }
+
+
+def _mean(
+    values: Floats,
+    over: npt.NDArray[np.bool_],
+    question: npt.NDArray[np.intp],
+    *,
+    is_share: bool = False,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> Mean:
+    count = int(over.sum())
+    if not count:
+        return Mean(math.nan, np.zeros(len(values)), 0.0, bounds=bounds)
+    mean = float(values[over].mean())
+    influence = np.where(over, (values - mean) * len(values) / count, 0.0)
+    return Mean(mean, influence, independent_units(question[over]), float(count) if is_share else None, bounds)
+
+
+def _auroc(data: Outcomes, valid: npt.NDArray[np.bool_], question: npt.NDArray[np.intp]) -> Mean:
+    right, wrong = valid & data.correct, valid & ~data.correct
+    n_right, n_wrong = int(right.sum()), int(wrong.sum())
+    influence = np.zeros(len(data))
+    if not n_right or not n_wrong:
+        return Mean(math.nan, influence, 0.0)
+    from scipy.stats import rankdata  # takes a second to import, which a refusal must not
+
+    ranks = np.zeros(len(data))
+    ranks[valid] = rankdata(data.confidence[valid])
+    # Fraction of the other class below a correct answer, and above a wrong one; ties half.
+    placed_right = (ranks[right] - rankdata(data.confidence[right])) / n_wrong
+    placed_wrong = 1 - (ranks[wrong] - rankdata(data.confidence[wrong])) / n_right
+    area = float(placed_right.mean())
+    influence[right] = (placed_right - area) * len(data) / n_right
+    influence[wrong] = (placed_wrong - area) * len(data) / n_wrong
+    # The variance is at most area (1 - area) / size of the rarer class (Birnbaum and Klose, 1957).
+    return Mean(area, influence, min(independent_units(question[right]), independent_units(question[wrong])))
+
+
+def _ranked(data: Outcomes, valid: npt.NDArray[np.bool_], question: npt.NDArray[np.intp]) -> dict[str, Mean]:
+    """AURC and the selective accuracies, with ties in random order."""
+    n, zero = int(valid.sum()), np.zeros(len(data))
+    if not n:
+        return dict.fromkeys(("aurc", *COVERAGES), Mean(math.nan, zero, 0.0, is_ranked=True))
+    order = np.flatnonzero(valid)[np.argsort(-data.confidence[valid], kind="stable")]
+    tied = np.unique(-data.confidence[order], return_inverse=True)[1]
+    sizes = np.bincount(tied)
+    units, right = independent_units(question[valid]), data.correct[order].astype(np.float64)
+
+    def over_ties(values: Floats) -> Floats:
+        return np.asarray((np.bincount(tied, weights=values) / sizes)[tied])
+
+    def ranked(value: float, influence: Floats, places: float, most: float | None) -> Mean:
+        moved = zero.copy()
+        moved[order] = influence * len(data) / n
+        return Mean(value, moved, units * places / n, most, is_ranked=True)
+
+    k, expected = np.arange(1, n + 1), over_ties(right)
+    risk = np.cumsum(1 - expected) / k  # of the k most confident
+    area = float(risk.mean())
+    # An answer at place j is one of the k most confident for every k >= j, and moves their risk by (error - risk) / k.
+    later = harmonic_numbers(n)[-1] - harmonic_numbers(n)[:-1]
+    shared = over_ties(risk - np.cumsum((risk / k)[::-1])[::-1])
+    # The k-th answer weighs 1/k + ... + 1/n, and (sum of weights)^2 / sum of their squares is n / 2.
+    found = {"aurc": ranked(area, (1 - right) * over_ties(later) + shared - area, n / 2, None)}
+    for name, coverage in COVERAGES.items():
+        places = places_of(coverage, n)
+        among = over_ties((k <= places).astype(np.float64))  # probability to be one of them
+        accuracy = float((among * right).sum() / places)
+        # The threshold is estimated too: a shift replaces answers whose accuracy is that near the threshold.
+        near = expected[max(0, places - math.isqrt(n)) : places + math.isqrt(n)].mean()
+        influence = (among * (right - near) - (accuracy - near) * places / n) * n / places
+        found[name] = ranked(accuracy, influence, places, float(places))
+    return found
+
+
+MEANS = ("accuracy", "success_rate", "brier", "auroc", "tokens_to_confidence", "aurc", *COVERAGES)
+
+
+class Estimates:
+    """The metrics of n predictions with their intervals.
+
+    ``questions`` ``[n]`` are equal for samples of the same question (None: every prediction has its own).
+    ``replicates`` and ``seed`` are of the redrawings under perfect calibration.
+    """
+
+    def __init__(
+        self,
+        data: Outcomes,
+        *,
+        questions: npt.NDArray[Any] | None = None,
+        replicates: int = 1000,
+        seed: int = 0,
+        options: MetricOptions | None = None,
+    ) -> None:
+        if replicates < 1:
+            raise ValueError(f"replicates should be at least 1, found {replicates}")
+        questions = np.arange(len(data)) if questions is None else questions
+        if len(questions) != len(data):
+            raise ValueError(f"questions should have length {len(data)}, found {len(questions)}")
+        self.data, self._replicates, self._seed = data, replicates, seed
+        self._options = options or MetricOptions()
+        self.question = np.asarray(np.unique(questions, return_inverse=True)[1], dtype=np.intp)
+        self.metrics: CalibrationMetrics = calibration_metrics(
+            data.confidence, data.correct, data.tokens_to_confidence, self._options
+        )
+        self.values = self.metrics.values
+        self.means = means_of(data, self.question)
+
+    @cached_property
+    def groups(self) -> Groups:
+        return Groups.of(self.data.confidence, self.data.correct, self._options)
+
+    @cached_property
+    def calibrated(self) -> EceUnderCalibration:
+        """ECE under perfect calibration with these confidences."""
+        return ece_under_calibration(self.groups, self._replicates, self._seed)
+
+    def interval(self, name: str, level: float = 0.95) -> Interval:
+        """Return the interval of a metric; NaN bounds if it has none."""
+        estimate = self.values[name]
+        if name in MEANS:
+            return self.means[name].interval(self.means[name].variance(self.question), level)
+        if name != "ece" or math.isnan(estimate):
+            return Interval(estimate)
+        units = independent_units(self.question[~np.isnan(self.data.confidence)])
+        count, right, stated = (sums[::-1] for sums in self.groups.bin_sums())
+        low, high = ece_bounds(Bins(count, right, stated, self.values["brier"], units), level)
+        # The estimate may be debiased (MetricOptions.debias).
+        return Interval(estimate, min(low, estimate), max(high, estimate))
+
+
+def paired_intervals(first: Estimates, second: Estimates, level: float = 0.95) -> dict[str, Interval]:
+    """Return the interval of ``second - first`` for each metric; rows are paired by question and sample.
+
+    ECE has no paired interval of known coverage; its interval is the difference of both methods' intervals, each at
+    half the error.
+
+    Raises:
+        ValueError: the predictions do not correspond.
+    """
+    if not np.array_equal(first.question, second.question):
+        raise ValueError("paired predictions should be of the same questions, row by row")
+    found = {name: Interval(second.values[name] - first.values[name]) for name in first.values}
+    for name in MEANS:
+        change = second.means[name].minus(first.means[name])
+        found[name] = change.interval(change.variance(first.question), level)
+    one, other = (estimates.interval("ece", 1 - (1 - level) / 2) for estimates in (first, second))
+    found["ece"] = Interval(found["ece"].estimate, other.low - one.high, other.high - one.low)
+    return found
+
+
+def average_interval(parts: Sequence[Estimates], name: str, level: float = 0.95) -> Interval:
+    """Return the interval of the plain mean over independent data sets, on each of which the metric is defined."""
+    count = len(parts)
+    if count == 1:
+        return parts[0].interval(name, level)
+    estimate = float(np.mean([part.values[name] for part in parts]))
+    if name == "ece":
+        # A union bound: noise is not smaller in the mean of estimates that are biased upwards.
+        found = [part.interval(name, 1 - (1 - level) / count) for part in parts]
+        return Interval(estimate, float(np.mean([i.low for i in found])), float(np.mean([i.high for i in found])))
+    if name not in MEANS:
+        return Interval(estimate)
+    means = [part.means[name] for part in parts]
+    variance = sum(mean.variance(part.question) for mean, part in zip(means, parts, strict=True)) / count**2
+    units = count * min(mean.units for mean in means)
+    return replace(means[0], value=estimate, units=units, most=None).interval(variance, level)
+
+
+def average_under_calibration(parts: Sequence[Estimates]) -> EceUnderCalibration:
+    """Return the mean over data sets of the ECE under perfect calibration."""
+    return EceUnderCalibration(np.mean([part.calibrated.draws for part in parts], axis=0))
+
+
+def shifted_percentiles(estimate: float, values: Floats, level: float = 0.95, lower: float = -math.inf) -> Interval:
+    """Return percentiles of bootstrap replicates ``[r]``, shifted so that their mean is the estimate.
+
+    The bounds are at least ``lower``; replicates of NaN are left out.  Not valid for ECE: its estimate exceeds the true
+    error by about as much as its replicates exceed the estimate.
+    """
+    known = values[~np.isnan(values)]
+    if math.isnan(estimate) or not len(known):
+        return Interval(estimate)
+    tail = (1 - level) / 2
+    low, high = np.quantile(known, [tail, 1 - tail]) + (estimate - known.mean())
+    return Interval(estimate, float(np.clip(low, lower, estimate)), max(float(high), estimate))

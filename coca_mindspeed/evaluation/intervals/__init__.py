@@ -1,1 +1,0 @@
-"""Confidence intervals of the metrics; their coverage is tested by simulation."""

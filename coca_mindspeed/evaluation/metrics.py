@@ -1,0 +1,348 @@
+"""Metrics of predictions: their names and formats, and their values (method, section 7).
+
+Accuracy and success rate are over all predictions, the metrics of confidence over those with a valid one.  Undefined
+values are NaN, and :attr:`CalibrationMetrics.undefined` gives the reason.  :mod:`.intervals` has their intervals.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr
+
+from coca_mindspeed.evaluation.binning import BinScheme, BinsClosed, Floats, bin_edges, bin_index, check_confidence
+from coca_mindspeed.evaluation.predictions import READINGS, Prediction, outcomes, read_as
+
+UNDEFINED = "--"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """How a metric is printed and compared; ``better`` is 1 if higher is better, -1 if lower is, 0 otherwise.
+
+    ``meaning`` is one line for the foot of a report; ``upper`` is the largest possible value, the smallest is 0.
+    """
+
+    label: str
+    meaning: str
+    better: int
+    decimals: int = 3
+    percent: bool = False
+    upper: float = 1.0
+
+    @property
+    def scale(self) -> float:
+        """Factor from the value to the printed figure."""
+        return 100.0 if self.percent else 1.0
+
+    @property
+    def heading(self) -> str:
+        """The label with an arrow in the better direction."""
+        return self.label + {1: " ↑", -1: " ↓", 0: ""}[self.better]
+
+
+def _share(label: str, meaning: str) -> MetricSpec:
+    return MetricSpec(label, meaning, 1, decimals=1, percent=True)
+
+
+#: Metric -> the fraction of most confident answers that it is the accuracy of.
+COVERAGES: Mapping[str, float] = {f"accuracy_at_{share:g}": share for share in (0.25, 0.5, 0.75)}
+METRIC_SPECS: Mapping[str, MetricSpec] = {
+    "accuracy": _share("accuracy", "fraction of correct answers"),
+    "auroc": MetricSpec("AUROC", "probability that a correct answer has a higher confidence than a wrong one", 1),
+    "ece": MetricSpec(
+        "ECE", "expected calibration error: mean gap between confidence and accuracy over bins of confidence", -1
+    ),
+    "brier": MetricSpec("Brier", "mean squared error of confidence against correctness", -1),
+    "success_rate": _share("SR", "fraction of responses with a valid confidence"),
+    "tokens_to_confidence": MetricSpec("TTC", "tokens until the confidence is known", -1, decimals=1, upper=math.inf),
+    "mce": MetricSpec("MCE", "largest calibration gap of a bin", -1),
+    # Murphy's decomposition, predictions grouped by confidence value: Brier = REL - RES + UNC.
+    "reliability": MetricSpec("REL", "reliability part of Brier", -1),
+    "resolution": MetricSpec("RES", "resolution part of Brier", 1),
+    "uncertainty": MetricSpec("UNC", "uncertainty part of Brier", 0),
+    "log_score": MetricSpec("Log", "mean negative log-likelihood in nats", -1, upper=math.inf),
+    "aurc": MetricSpec("AURC", "mean error rate of the k most confident, over all k", -1),
+    "excess_aurc": MetricSpec("E-AURC", "AURC minus that of the best ranking of the same answers", -1),
+    "smooth_ece": MetricSpec("smECE", "smooth calibration error, without bins", -1),
+    "ks": MetricSpec("KS", "largest gap between the running sums of confidence and correctness", -1),
+    **{
+        name: _share(f"accuracy@{share:.0%}", f"accuracy of the most confident {share:.0%}")
+        for name, share in COVERAGES.items()
+    },
+}
+# The paper's six, printed by summaries and comparisons.
+HEADLINE_METRICS = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence")
+FURTHER_METRICS = tuple(name for name in METRIC_SPECS if name not in HEADLINE_METRICS)
+HEADLINE = (*HEADLINE_METRICS, "n")
+QUALITY_METRICS = HEADLINE_METRICS[:4]  # without cost
+# Printed next to every ECE.
+UNDER_CALIBRATION_LABEL = "ECE if calibrated"
+
+
+def round_half_up(value: float, decimals: int) -> Decimal:
+    """Round halves away from zero, as the paper does, judged on the shortest decimal of ``value``.
+
+    2.675 gives 2.68, although the nearest float is slightly smaller; 0.12499999999999999 counts as 0.125.
+    """
+    return Decimal(f"{value:.12g}").quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_HALF_UP)
+
+
+def show(name: str, value: float | None, *, signed: bool = False) -> str:
+    """Format a metric's value for tables; ``--`` if undefined (NaN or None)."""
+    if value is None or math.isnan(value):
+        return UNDEFINED
+    spec = METRIC_SPECS[name]
+    return f"{round_half_up(value * spec.scale, spec.decimals):{'+' if signed else ''}}{'%' if spec.percent else ''}"
+
+
+def show_range(name: str, low: float, high: float, *, signed: bool = False) -> str:
+    """Format the bounds of an interval, ``0.013 to 0.054``; empty if there are none."""
+    if math.isnan(low) or math.isnan(high):
+        return ""
+    return f"{show(name, low, signed=signed)} to {show(name, high, signed=signed)}"
+
+
+def show_under_calibration(mean: float, high: float) -> str:
+    """Format the mean and the 95% quantile of the ECE under perfect calibration."""
+    return UNDEFINED if math.isnan(mean) else f"{show('ece', mean)} (95% < {show('ece', high)})"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricOptions:
+    """How ECE and MCE are computed.
+
+    Attributes:
+        scheme: ``equal_width`` (the paper's tables) or ``equal_mass`` bins.
+        closed: the side on which a bin includes its edge.
+        debias: subtract the noise of each bin, E|N(gap, sd^2)| - |gap|, from ECE (Kumar, Liang and Ma, 2019).
+    """
+
+    bins: int = 10
+    scheme: BinScheme = "equal_width"
+    closed: BinsClosed = "right"
+    debias: bool = False
+
+    @property
+    def bins_text(self) -> str:
+        """The bins as named in tables: ``10 equal-width bins closed on the right``."""
+        return f"{self.bins} {self.scheme.replace('_', '-')} bins closed on the {self.closed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The valid predictions grouped by confidence, in descending order.
+
+    Attributes:
+        values: distinct confidences, float64 ``[G]``.
+        count: answers with each, ``[G]``.
+        right: correct answers with each, ``[G]``.
+        bin_starts: index of the first group of each non-empty bin, ``[bins]``.
+    """
+
+    values: Floats
+    count: Floats
+    right: Floats
+    bin_starts: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], options: MetricOptions) -> "Groups":
+        """Group predictions; float32 confidences are binned by the float32 nearest to each edge."""
+        check_confidence(confidence)
+        valid = ~np.isnan(confidence)
+        negated, group = np.unique(-confidence[valid], return_inverse=True)
+        count = np.bincount(group, minlength=len(negated)).astype(np.float64)
+        right = np.bincount(group, weights=correct[valid], minlength=len(negated))
+        edges = bin_edges(confidence[valid], options.bins, options.scheme, options.closed)
+        starts = np.flatnonzero(np.diff(bin_index(-negated, edges, options.closed), prepend=-1))
+        return cls((-negated).astype(np.float64), count, right, starts)
+
+    def bin_sums(self) -> tuple[Floats, Floats, Floats]:
+        """Answers, correct answers and sum of confidences of each non-empty bin, ``[bins]`` each."""
+        if not len(self.values):
+            return self.count, self.right, self.values
+        count, right, stated = (
+            np.add.reduceat(sums, self.bin_starts) for sums in (self.count, self.right, self.count * self.values)
+        )
+        return count, right, stated
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationMetrics:
+    """Metrics of one set of predictions.
+
+    Attributes:
+        n: number of predictions.
+        n_valid: number of predictions with a valid confidence.
+        values: the metrics of :data:`METRIC_SPECS`; NaN where undefined.
+        undefined: the reason for each NaN.
+    """
+
+    n: int
+    n_valid: int
+    values: Mapping[str, float]
+    undefined: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return strict JSON: every metric (None for NaN), ``n``, ``n_valid`` and ``undefined``."""
+        values = {name: None if math.isnan(value) else value for name, value in self.values.items()}
+        return {**values, "n": self.n, "n_valid": self.n_valid, "undefined": dict(self.undefined)}
+
+    def headline(self) -> dict[str, Any]:
+        """Return the metrics of :data:`HEADLINE`, None for NaN."""
+        values = self.as_dict()
+        return {name: values[name] for name in HEADLINE}
+
+
+def calibration_metrics(
+    confidence: npt.NDArray[Any],
+    correct: npt.NDArray[np.bool_],
+    tokens_to_confidence: npt.NDArray[Any] | None = None,
+    options: MetricOptions | None = None,
+) -> CalibrationMetrics:
+    """Compute all metrics of n predictions.
+
+    Args:
+        confidence: float64 or float32 ``[n]`` in [0, 1], NaN where invalid.
+        correct: bool ``[n]``.
+        tokens_to_confidence: ``[n]``, NaN where unknown.
+
+    Raises:
+        ValueError: lengths differ, or a confidence lies outside [0, 1].
+        TypeError: a dtype is wrong.
+    """
+    if correct.dtype != np.bool_:
+        raise TypeError(f"correct should be bool, found {correct.dtype}")
+    tokens = np.full(len(correct), np.nan) if tokens_to_confidence is None else tokens_to_confidence
+    if not confidence.shape == correct.shape == tokens.shape:
+        raise ValueError(f"arrays should have one length, found {confidence.shape}, {correct.shape}, {tokens.shape}")
+    options, n = options or MetricOptions(), len(correct)
+    groups = Groups.of(confidence, correct, options)
+    n_valid, known = int(groups.count.sum()), tokens[~np.isnan(tokens)]
+    values = dict.fromkeys(METRIC_SPECS, math.nan)
+    if n:
+        values |= {"accuracy": float(correct.sum() / n), "success_rate": n_valid / n}
+    if len(known):
+        values["tokens_to_confidence"] = float(known.sum(dtype=np.float64) / len(known))
+    if n_valid:
+        values |= _confidence_metrics(groups, options) | {"smooth_ece": _smooth_ece(groups)}
+    reasons = {name: _reason(name, n, groups) for name, value in values.items() if math.isnan(value)}
+    return CalibrationMetrics(n, n_valid, values, reasons)
+
+
+def _reason(name: str, n: int, groups: Groups) -> str:
+    """Why a metric is undefined."""
+    if n == 0:
+        return "there are no predictions"
+    if name == "tokens_to_confidence":
+        return "no prediction has tokens_to_confidence"
+    if not len(groups.values):
+        return "no response has a valid confidence"
+    return f"all answers with a valid confidence are {'correct' if groups.right.any() else 'wrong'}"
+
+
+def _dot(left: Floats, right: Floats) -> np.float64:
+    """Inner product, without the threads that BLAS would start."""
+    return np.float64(np.einsum("n,n->", left, right))
+
+
+_LOG_EPSILON = 1e-6  # confidences are clipped by it in the log score, else infinite for a wrong answer of confidence 1
+
+
+def _confidence_metrics(groups: Groups, options: MetricOptions) -> dict[str, float]:
+    """The metrics of confidence, except ``smooth_ece``, of at least one valid prediction."""
+    values, count, right = groups.values, groups.count, groups.right
+    wrong, frequency = count - right, right / count
+    accepted, accepted_right = np.cumsum(count), np.cumsum(right)
+    n, n_right = accepted[-1], accepted_right[-1]
+    # Pairs in which the wrong answer ranks above the correct one; within a group, half of the pairs.
+    misranked = _dot(right, accepted) - _dot(right, accepted_right) - _dot(right, wrong) / 2
+    with np.errstate(invalid="ignore"):
+        found = {"auroc": 1 - misranked / (n_right * (n - n_right))}
+    squares = _dot(count, values**2) - 2 * _dot(right, values)  # sum of s^2 - 2 s y
+    grouped, base_rate = _dot(right, frequency), n_right / n
+    found |= {
+        "brier": (squares + n_right) / n,
+        "reliability": (squares + grouped) / n,
+        "resolution": grouped / n - base_rate**2,
+        "uncertainty": base_rate * (1 - base_rate),
+    }
+    clipped = np.clip(values, _LOG_EPSILON, 1 - _LOG_EPSILON)
+    found["log_score"] = (_dot(right, -np.log(clipped)) + _dot(wrong, -np.log1p(-clipped))) / n
+    # A correct answer at place j is accepted for every k >= j, so it adds 1/j + ... + 1/n = H_n - H_(j-1) to the sum of
+    # the accuracies of the k most confident.  In a group that fills places a+1 to b, in random order, the sum of
+    # H_(j-1) over its places is S_b - S_a with S_b = b H_b - b, and the fraction f of them is correct.
+    harmonic = harmonic_numbers(int(n))
+    sums = np.diff(accepted * (harmonic[accepted.astype(np.intp)] - 1), prepend=0.0)
+    found["aurc"] = 1 - (harmonic[-1] * n_right - _dot(frequency, sums)) / n
+    best = (n - n_right - n_right * (harmonic[-1] - harmonic[int(n_right)])) / n
+    found["excess_aurc"] = found["aurc"] - best
+    found["ks"] = np.abs(np.cumsum((count * values - right)[::-1])).max() / n
+    for name, coverage in COVERAGES.items():
+        places = places_of(coverage, n)
+        found[name] = np.interp(places, [0, *accepted], [0, *accepted_right]) / places
+    return {name: float(value) for name, value in (found | _binned(groups, options)).items()}
+
+
+def _binned(groups: Groups, options: MetricOptions) -> dict[str, np.float64]:
+    """ECE and MCE."""
+    count, right, stated = groups.bin_sums()
+    accuracy = right / count
+    error = gap = np.abs(stated / count - accuracy)
+    if options.debias:
+        deviation = np.sqrt(accuracy * (1 - accuracy) / count)
+        z = gap / np.where(deviation > 0, deviation, 1)
+        expected = deviation * 2 * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) + gap * (1 - 2 * ndtr(-z))
+        error = np.where(deviation > 0, 2 * gap - expected, gap)
+    ece = _dot(count, error) / count.sum()
+    return {"ece": np.maximum(ece, 0.0) if options.debias else ece, "mce": gap.max()}
+
+
+def harmonic_numbers(up_to: int) -> Floats:
+    """Return H_0 = 0, H_1 = 1, ..., H_k = 1 + 1/2 + ... + 1/k, ``[up_to + 1]``."""
+    return np.concatenate([[0.0], np.cumsum(1 / np.arange(1, up_to + 1))])
+
+
+def places_of(coverage: float, n: float) -> int:
+    """Number of the most confident of n answers at a coverage; rounded, since 0.29 * 100 is 28.999999999999996."""
+    return math.ceil(round(coverage * n, 9))
+
+
+_SMOOTH_GRID = 1000  # cells of [0, 1]
+
+
+def _smooth_ece(groups: Groups) -> float:
+    """Calibration error without bins (Blasiok and Nakkiran, 2023), of at least one valid prediction.
+
+    The residuals are smoothed by a Gaussian kernel reflected at 0 and 1, whose width equals the resulting error.
+    """
+    values, count, right = groups.values, groups.count, groups.right
+    places = np.minimum((values * _SMOOTH_GRID).astype(np.intp), _SMOOTH_GRID - 1)
+    residual = np.bincount(places, weights=right - values * count, minlength=_SMOOTH_GRID) / count.sum()
+    # Reflected at both ends, a function on [0, 1] has period 2; smoothing damps each of its frequencies f = k / 2.
+    spectrum = np.fft.rfft(np.concatenate([residual, residual[::-1]]))
+    decay = -((np.pi * np.arange(len(spectrum))) ** 2) / 2
+
+    def smoothed(width: float) -> float:
+        damped = np.fft.irfft(spectrum * np.exp(decay * width**2), 2 * _SMOOTH_GRID)
+        return float(np.abs(damped[:_SMOOTH_GRID]).sum())
+
+    low, high = 1e-3, 1.0
+    for _ in range(20):  # the error falls as the width grows, so the two meet once
+        width = (low + high) / 2
+        low, high = (width, high) if smoothed(width) > width else (low, width)
+    return smoothed((low + high) / 2)
+
+
+def reading_metrics(predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
+    """AUROC, ECE and Brier of each reading of the confidences; NaN where it is not known."""
+    found = {}
+    for reading in READINGS:
+        data = outcomes(read_as(predictions, reading))
+        values = calibration_metrics(data.confidence, data.correct).values
+        found[reading] = {name: values[name] for name in ("auroc", "ece", "brier")}
+    return found
