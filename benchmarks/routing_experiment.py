@@ -26,7 +26,6 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
 from coca_mindspeed.data.records import Record, read_records, write_records
-from coca_mindspeed.evaluation.adapters import TokenCounter
 from coca_mindspeed.evaluation.predictions import read_predictions, write_predictions
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import export_model
@@ -38,6 +37,7 @@ from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
 from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.replay import compare_routers, join_tiers, oracle_curve, single_curve, threshold_curve
 from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.tokenization import TokenCounter
 from experiments.miniature import SYMBOLS, digit_records
 from tests.serving.background import served_in_background
 

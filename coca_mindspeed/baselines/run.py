@@ -10,13 +10,19 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.baselines.assessor import Assessor, AssessorConfig, train_assessor
-from coca_mindspeed.baselines.equivalence import Equivalences
 from coca_mindspeed.baselines.inputs import BASELINES, VOTES, answers_in_order
-from coca_mindspeed.baselines.majority_vote import majority_predictions
+from coca_mindspeed.baselines.predictors import (
+    Assessor,
+    AssessorConfig,
+    ProbeConfig,
+    load_probe,
+    save_probe,
+    train_assessor,
+    train_probe,
+)
 from coca_mindspeed.baselines.probabilities import question_probabilities
-from coca_mindspeed.baselines.probe import ProbeConfig, load_probe, save_probe, train_probe
 from coca_mindspeed.baselines.target_model import TargetModel, prompt_states
+from coca_mindspeed.baselines.votes import Equivalences, majority_predictions
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.predictions import (

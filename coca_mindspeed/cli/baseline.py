@@ -189,7 +189,7 @@ def _refuse_known_questions(records: Sequence[Record], training: Sequence[Record
 
 def _check_trained(arguments: argparse.Namespace, model: ModelConfig) -> None:
     """Raise an error if ``--trained`` is a probe of a model of another width."""
-    from coca_mindspeed.baselines.probe import load_probe
+    from coca_mindspeed.baselines.predictors import load_probe
     from coca_mindspeed.local.model_files import read_model_config
 
     if arguments.name != "probe":

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli.options import at_least, number, place
+from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
 from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
 from coca_mindspeed.data.prepare.filters import (
     DifficultyFilter,
@@ -17,14 +18,13 @@ from coca_mindspeed.data.prepare.filters import (
     SourceFilter,
     label_checker,
 )
-from coca_mindspeed.data.prepare.output import check_output_path
 from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
 from coca_mindspeed.data.prepare.report import PreparationReport
 from coca_mindspeed.data.registry import SOURCES, DataSource, read_evaluation_sets, source_named
-from coca_mindspeed.data.sources.formats import SUFFIXES, HubDataset, count_rows, data_files
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.utils.console import PlainConsole, print_text
+from coca_mindspeed.utils.files import check_output_path
 
 SYSTEM_PROMPTS = {"confidence-first": CONFIDENCE_FIRST_PROMPT, "answer-first": ANSWER_FIRST_PROMPT}
 
@@ -159,7 +159,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
         ) as progress,
     ):
         preparation = preparation_from(arguments, label_checker(grader.gold_problems))
-        task = progress.add_task(f"preparing {arguments.dataset}", total=_total(preparation))
+        task = progress.add_task(f"preparing {arguments.dataset}", total=None)
         report = prepare(preparation, arguments.output, arguments.overwrite, lambda: progress.advance(task))
     _print(report, arguments.output)
     return 0
@@ -240,14 +240,6 @@ def _hub_dataset(source: DataSource, named: str) -> HubDataset:
     repository, _, rest = named.partition(":")
     configuration, _, split = rest.partition(":")
     return HubDataset(repository, configuration or None, split or (source.hub.split if source.hub else "train"))
-
-
-def _total(preparation: Preparation) -> int | None:
-    """The number of rows, if all files store theirs."""
-    if isinstance(preparation.inputs, HubDataset):
-        return None
-    counts = [count_rows(path) for path in data_files(preparation.inputs)]
-    return None if None in counts else sum(filter(None, counts))
 
 
 def _print(report: PreparationReport, output: Path) -> None:

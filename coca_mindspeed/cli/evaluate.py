@@ -11,7 +11,7 @@ from pathlib import Path
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.cli.options import at_least, json_object, place
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.adapters import TokenCounter, read_lm_eval, read_responses, read_rollouts
+from coca_mindspeed.evaluation.adapters import read_lm_eval, read_responses, read_rollouts
 from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
@@ -38,6 +38,7 @@ from coca_mindspeed.serving.config import as_tier_name, bands_from, tiers_yaml
 from coca_mindspeed.utils.console import one_line, print_text
 from coca_mindspeed.utils.files import write_atomically, write_json
 from coca_mindspeed.utils.markdown import markdown_table, print_markdown
+from coca_mindspeed.utils.tokenization import TokenCounter
 
 # Options of each format.
 _OPTIONS_OF = {

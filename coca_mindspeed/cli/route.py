@@ -10,7 +10,6 @@ import numpy as np
 
 from coca_mindspeed.cli.options import at_least, place, within
 from coca_mindspeed.errors import UsageError
-from coca_mindspeed.evaluation.adapters import TokenCounter
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.evaluation.reports.plots import save_figure
@@ -33,6 +32,7 @@ from coca_mindspeed.serving.replay import (
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_atomically, write_json
 from coca_mindspeed.utils.markdown import print_markdown
+from coca_mindspeed.utils.tokenization import TokenCounter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

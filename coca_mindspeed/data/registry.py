@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from coca_mindspeed.data import published
+from coca_mindspeed.data.formats import HubDataset, Row, data_files, hub_rows, read_rows
+from coca_mindspeed.data.published import RowError, Ungradable
 from coca_mindspeed.data.records import Record, read_records, record_from_json
-from coca_mindspeed.data.sources import published
-from coca_mindspeed.data.sources.fields import RowError, Ungradable
-from coca_mindspeed.data.sources.formats import HubDataset, Row, data_files, hub_rows, read_rows
 from coca_mindspeed.errors import DataError, nearest
 
 
@@ -19,9 +19,7 @@ class DataSource:
 
     Attributes:
         role: ``training`` sets are cleaned and shuffled by default; ``benchmark`` sets are kept whole, in order.
-        convert: (row, number of the row from 0 over all files) -> record; raises
-            :class:`~coca_mindspeed.data.sources.fields.RowError` or
-            :class:`~coca_mindspeed.data.sources.fields.Ungradable`.
+        convert: see :mod:`.published`.
         hub: where ``--hub`` finds it, or None.
         columns: read by ``convert``; other columns of columnar files are not loaded.
         outside: why a record is not in the benchmark's split, or None if it is.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.algorithm.parsing import ParsedResponse, ResponseParser, as_stated
+from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
 from coca_mindspeed.config.checks import value_of
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import DataError
@@ -18,42 +18,13 @@ from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_js
 from coca_mindspeed.grading.label_check import check_records, misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
 from coca_mindspeed.utils.files import read_json_lines
-from coca_mindspeed.utils.tokenization import load_tokenizer
+from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
 _MAX_UNGRADABLE = 0.01  # share of answers; above it the gradable ones may differ from all
 _FIXES = {
     "factual": 'use --grader-options \'{"factual": {"match": "contains"}}\'',
     "math": 'set "category": "factual" in the records, and use --grader auto',
 }
-
-
-class TokenCounter:
-    """Counts tokens with the fast tokenizer in the directory ``path``; raises ConfigError if there is none.
-
-    The engines count sampled ids; the text of a served model is tokenized again.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._tokenizer = load_tokenizer(path)
-        if not self._tokenizer.is_fast:
-            raise DataError(f"tokenizer {path}: has no tokenizer.json, which counting tokens up to a character needs")
-
-    def before(self, text: str, end: int) -> int:
-        """Return the number of tokens of ``text`` that begin before character ``end``."""
-        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return sum(start < end for start, _ in encoding["offset_mapping"])
-
-
-def parse_and_count(
-    text: str, parser: ResponseParser, counter: TokenCounter | None
-) -> tuple[ParsedResponse, int | None]:
-    """Parse a response, and count its tokens to confidence; None without a valid confidence or without ``counter``."""
-    parsed = parser(text)
-    if parsed.confidence is None or counter is None:
-        return parsed, None
-    # The index after the closing tag.
-    end = len(text) - len(parsed.answer) if parser.position == "first" else len(text.rstrip())
-    return parsed, counter.before(text, end)
 
 
 def _prompt_text(prompt: Any, where: str) -> str:

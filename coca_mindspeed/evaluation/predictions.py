@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.data.sources.formats import file_format, read_rows
+from coca_mindspeed.data.formats import file_format, read_rows
 from coca_mindspeed.errors import DataError, nearest
 from coca_mindspeed.utils.console import one_line, print_text
 from coca_mindspeed.utils.files import read_json_lines, write_json_lines

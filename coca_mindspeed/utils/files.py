@@ -239,3 +239,55 @@ def lock_of_process(path: Path) -> IO[bytes] | None:
     except OSError:  # a file system without locks; some clusters mount theirs so
         return file
     return file
+
+
+def check_output_path(path: Path, overwrite: bool) -> None:
+    """Check that an output directory can be created, without writing.
+
+    Raises DataError if it is not empty, or a parent is a file or not writable.
+    """
+    _check_not_taken(path, overwrite)
+    # It is built next to its final path, so the parent's permissions count.
+    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    if not parent.is_dir():
+        raise DataError(f"{path}: cannot be created: {parent} is a file")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise DataError(f"{path}: cannot be created: {parent} is not writable")
+
+
+def _check_not_taken(path: Path, overwrite: bool, kind: str | None = None) -> None:
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path}: is a file; the output is a directory")
+    if is_free(path):
+        return
+    if not overwrite:
+        raise DataError(f"{path}: already exists; choose another output, or replace it with --overwrite")
+    if kind is not None and not is_ours(path, kind):
+        raise DataError(f"{path}: holds no {MARKER} of kind {kind}, so it is not an earlier output and is not replaced")
+
+
+@contextmanager
+def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterator[Path]:
+    """Yield a directory, marked as ours, that becomes ``path`` if the block succeeds, and is removed if it fails.
+
+    A killed process leaves it as ``.NAME.partial-*``.  Killed between the two renames of a replacement, it leaves the
+    earlier output as ``.NAME.earlier``, which the next run restores.
+
+    Raises:
+        DataError: ``path`` is not empty, and is no earlier output of this kind that ``overwrite`` replaces.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    earlier = path.with_name(f".{path.name}.earlier")
+    if is_ours(earlier, kind) and is_free(path):
+        earlier.rename(path)
+    _check_not_taken(path, overwrite, kind)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.partial-"))
+    try:
+        write_marker(temporary, kind)
+        yield temporary
+        _check_not_taken(path, overwrite, kind)
+        temporary.chmod(0o755)
+        put_in_place(temporary, path, earlier)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

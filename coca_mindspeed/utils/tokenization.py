@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ParsedResponse, ResponseParser
 from coca_mindspeed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -92,3 +92,32 @@ def _sentence_piece(token: str) -> bytes:
     if match := _BYTE_FALLBACK.fullmatch(token):
         return bytes([int(match[1], 16)])
     return token.replace("▁", " ").encode("utf-8")
+
+
+class TokenCounter:
+    """Counts tokens with the fast tokenizer in the directory ``path``; raises ConfigError if there is none.
+
+    The engines count sampled ids; the text of a served model is tokenized again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = load_tokenizer(path)
+        if not self._tokenizer.is_fast:
+            raise DataError(f"tokenizer {path}: has no tokenizer.json, which counting tokens up to a character needs")
+
+    def before(self, text: str, end: int) -> int:
+        """Return the number of tokens of ``text`` that begin before character ``end``."""
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return sum(start < end for start, _ in encoding["offset_mapping"])
+
+
+def parse_and_count(
+    text: str, parser: ResponseParser, counter: TokenCounter | None
+) -> tuple[ParsedResponse, int | None]:
+    """Parse a response, and count its tokens to confidence; None without a valid confidence or without ``counter``."""
+    parsed = parser(text)
+    if parsed.confidence is None or counter is None:
+        return parsed, None
+    # The index after the closing tag.
+    end = len(text) - len(parsed.answer) if parser.position == "first" else len(text.rstrip())
+    return parsed, counter.before(text, end)

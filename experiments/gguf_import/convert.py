@@ -13,8 +13,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from coca_mindspeed.data.prepare.output import check_output_path, output_directory
 from coca_mindspeed.errors import DataError, MissingDependencyError
+from coca_mindspeed.utils.files import check_output_path, output_directory
 from experiments.gguf_import.architectures import check_architecture
 from experiments.gguf_import.header import read_header
 from experiments.gguf_import.tokenizer import build_tokenizer

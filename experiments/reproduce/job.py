@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from coca_mindspeed.baselines.assessor import AssessorConfig
-from coca_mindspeed.baselines.early_stopping import FitConfig
+from coca_mindspeed.baselines.predictors import AssessorConfig, FitConfig
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.config.compose import ComposedConfig

@@ -5,8 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from coca_mindspeed.baselines.assessor import Assessor, AssessorConfig, train_assessor
-from coca_mindspeed.baselines.early_stopping import FitConfig
+from coca_mindspeed.baselines.predictors import Assessor, AssessorConfig, FitConfig, train_assessor
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from experiments.miniature import digit_records

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.baselines.equivalence import Equivalences, ProgramEquivalence, program_inputs
-from coca_mindspeed.baselines.majority_vote import Vote, cluster, vote
+from coca_mindspeed.baselines.votes import Equivalences, ProgramEquivalence, Vote, cluster, program_inputs, vote
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.code.grader import CodeGrader
 from tests.grading.sandbox_package import needs_sandbox

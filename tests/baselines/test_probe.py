@@ -4,8 +4,14 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from coca_mindspeed.baselines.early_stopping import FitConfig, fit_with_early_stopping
-from coca_mindspeed.baselines.probe import ProbeConfig, load_probe, save_probe, train_probe
+from coca_mindspeed.baselines.predictors import (
+    FitConfig,
+    ProbeConfig,
+    fit_with_early_stopping,
+    load_probe,
+    save_probe,
+    train_probe,
+)
 from coca_mindspeed.errors import DataError
 
 HIDDEN = 32

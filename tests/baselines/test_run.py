@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from coca_mindspeed import cli
-from coca_mindspeed.baselines.assessor import AssessorConfig
-from coca_mindspeed.baselines.early_stopping import FitConfig
 from coca_mindspeed.baselines.inputs import BASELINES, VOTES, answers_in_order
-from coca_mindspeed.baselines.probe import ProbeConfig, save_probe, train_probe
+from coca_mindspeed.baselines.predictors import AssessorConfig, FitConfig, ProbeConfig, save_probe, train_probe
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.cli import baseline as baseline_command
 from coca_mindspeed.data.arithmetic import arithmetic_records

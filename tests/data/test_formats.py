@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import io
 import json
 import sys
 from types import SimpleNamespace
@@ -10,21 +9,11 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from coca_mindspeed.cli import main
+from coca_mindspeed.data.formats import HubDataset, data_files, hub_rows, read_rows
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.data.registry import SOURCES
-from coca_mindspeed.data.sources import formats
-from coca_mindspeed.data.sources.formats import (
-    HubDataset,
-    count_rows,
-    data_files,
-    hub_rows,
-    read_rows,
-    wrapped_elements,
-)
 from coca_mindspeed.errors import DataError, MissingDependencyError
 from tests.data import source_rows
 
@@ -118,7 +107,9 @@ def test_a_broken_row_is_one_bad_row(tmp_path):
         ("a.csv", b"", "header"),
         ("a.csv", b"a,b\n\xff,1\n", "row 0"),
         ("a.csv", b'a,b\n1,2\n"open', "row 1"),
-        ("a.json", b"[\xff]", "UTF-8"),
+        ("a.json", b"[\xff]", "utf-8"),
+        ("a.json", b'[{"a": 1}, {"a": }]', "column 18"),
+        ("a.json", b'[{"a": 1} {"a": 2}]', "column 11"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_so(tmp_path, name, content, message):
@@ -143,72 +134,6 @@ def test_inputs_that_are_no_data(tmp_path, name):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=name):
         data_files([tmp_path / name])
-
-
-def test_row_counts_are_known_for_parquet_alone(tmp_path):
-    WRITERS["a.parquet"](tmp_path / "a.parquet")
-    WRITERS["a.csv"](tmp_path / "a.csv")
-    assert count_rows(tmp_path / "a.parquet") == 3
-    assert count_rows(tmp_path / "a.csv") is None
-    (tmp_path / "b.parquet").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"b\.parquet: "):
-        count_rows(tmp_path / "b.parquet")
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-class SmallReads(io.StringIO):
-    """Three characters a read, so that every element is cut somewhere; the beginning arrives in one piece."""
-
-    def read(self, size=-1):
-        return super().read(12 if self.tell() == 0 else 3)
-
-
-@settings(max_examples=60, deadline=None)
-@example([1e15, 1e-7, -0.5, 12], None, False)
-@given(st.lists(JSON, max_size=6), st.sampled_from([None, 1]), st.booleans())
-def test_equals_json_loads_wherever_chunks_end(values, indent, wrapped):
-    text = json.dumps({"Data": values, "Version": 1} if wrapped else values, indent=indent)
-    elements = wrapped_elements(SmallReads(text), "x.json")
-    assert elements is not None
-    assert list(elements) == json.loads(json.dumps(values))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[1, 2", "x.json: element 3 of the array is not JSON"),
-        ("[1 2]", "x.json: expected ',' or ']' after element 1, found '2'"),
-        ("[1,]", "x.json: element 2 of the array is not JSON"),
-        ("[,1]", "x.json: element 1 of the array is not JSON"),
-        ('[{"a": }]', "x.json: element 1 of the array is not JSON"),
-        *((text, None) for text in ('{"question": "q"}', "", "3", '{"rows_by": [1]}')),
-    ],
-)
-def test_broken_arrays_name_the_element_and_other_files_are_left_to_the_caller(text, message):
-    if message is None:
-        assert wrapped_elements(io.StringIO(text), "x.json") is None
-        return
-    with pytest.raises(DataError, match=message.replace("[", r"\[")):
-        list(wrapped_elements(io.StringIO(text), "x.json"))
-
-
-def test_a_runaway_element_stops_instead_of_filling_memory(monkeypatch):
-    monkeypatch.setattr(formats, "LONGEST_LINE", 100)
-    file = io.StringIO('["' + "a" * 5_000_000)
-    with pytest.raises(DataError, match="element 1 of the array"):
-        list(wrapped_elements(file, "x.json"))
-    assert file.tell() < 5_000_000
-    # An element above the bound is refused also where it arrives whole.
-    elements = wrapped_elements(io.StringIO(json.dumps(["a" * 50, "b" * 200, "c" * 50])), "x.json")
-    assert next(elements) == "a" * 50
-    with pytest.raises(DataError, match=r"x\.json: element 2 is longer than the 100"):
-        next(elements)
 
 
 class Stream(list):

@@ -112,7 +112,7 @@ def test_a_line_of_200_megabytes_is_not_held(tmp_path):
             file.write(b"1," * (1 << 19))
         file.write(b"1]}}\n")
     code = (
-        "import resource, sys; from coca_mindspeed.data.sources.formats import read_rows; from pathlib import Path\n"
+        "import resource, sys; from coca_mindspeed.data.formats import read_rows; from pathlib import Path\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "(row,) = read_rows(Path(sys.argv[1])); assert row.error\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"

@@ -4,13 +4,12 @@ import json
 
 import pytest
 
+from coca_mindspeed.data import published
+from coca_mindspeed.data.formats import read_rows
 from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.published import RowError, Ungradable, big_math, taco
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.registry import SOURCES, source_named
-from coca_mindspeed.data.sources import published
-from coca_mindspeed.data.sources.fields import RowError, Ungradable
-from coca_mindspeed.data.sources.formats import read_rows
-from coca_mindspeed.data.sources.published import big_math, taco
 from coca_mindspeed.errors import DataError
 from tests.data import source_rows
 from tests.data.source_rows import BIG_MATH, TACO_CALL, taco_row

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from coca_mindspeed.data.published import gsm8k, math500
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.data.sources.published import gsm8k, math500
 from coca_mindspeed.grading.math.grader import MathGrader
 from tests.grading.tables import read_table
 from tests.shared_data import shared_data

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.cli import main
+from coca_mindspeed.data.published import mbpp_sanitized
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.data.sources.published import mbpp_sanitized
 from coca_mindspeed.grading.code.grader import CodeGrader
 from tests.grading.sandbox_package import needs_sandbox
 from tests.shared_data import shared_data

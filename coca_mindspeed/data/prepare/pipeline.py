@@ -10,16 +10,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
+from coca_mindspeed.data.formats import HubDataset, Row
 from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, NearDuplicates, digest
 from coca_mindspeed.data.prepare.filters import Filter, LabelChecker
-from coca_mindspeed.data.prepare.output import output_directory
 from coca_mindspeed.data.prepare.report import Finding, FindingLog, PreparationReport, sorted_counts
+from coca_mindspeed.data.published import RowError, Ungradable
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.data.registry import DataSource
-from coca_mindspeed.data.sources.fields import RowError, Ungradable
-from coca_mindspeed.data.sources.formats import HubDataset, Row
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.utils.files import file_sha256
+from coca_mindspeed.utils.files import file_sha256, output_directory
 
 
 class RecordBuffer:

@@ -1,5 +1,5 @@
 """OpenCompass plugin: the paper's data sets and graders, with the confidence removed before grading.
 
-``evaluator.py`` and ``sandbox.py`` run inside OpenCompass, ``config.py`` writes its configuration and ``output.py``
-reads its results; the last two do not import OpenCompass at load time.
+``evaluator.py`` runs inside OpenCompass.  ``config.py`` writes its configuration and ``output.py`` reads its results;
+these two do not import OpenCompass at load time.
 """

@@ -19,7 +19,6 @@ from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.files import write_json
 
 _EVALUATORS = "coca_mindspeed.evaluation.opencompass.evaluator"
-_SANDBOX = "coca_mindspeed.evaluation.opencompass.sandbox"
 
 # Our name -> module of OpenCompass's configurations, and the variable in it.
 STOCK: Mapping[str, tuple[str, str]] = {
@@ -141,9 +140,9 @@ def paper_dataset(name: str, judge: Mapping[str, Any] | None) -> dict[str, Any]:
         evaluation["evaluator"] = stock["rule_evaluator"]
         config["infer_cfg"]["prompt_template"] = stock_dataset("aime24")["infer_cfg"]["prompt_template"]
     elif name == "mbpp_sanitized":
-        evaluation["evaluator"] = {"type": f"{_SANDBOX}.SandboxedMBPPEvaluator"}
+        evaluation["evaluator"] = {"type": f"{_EVALUATORS}.SandboxedMBPPEvaluator"}
     elif name == "humaneval":
-        evaluation["evaluator"] = {"type": f"{_SANDBOX}.SandboxedHumanEvalEvaluator"}
+        evaluation["evaluator"] = {"type": f"{_EVALUATORS}.SandboxedHumanEvalEvaluator"}
     elif name == "simpleqa":
         if judge is None:
             raise ConfigError("data set simpleqa: is graded by a judge model; name one, or leave the data set out")

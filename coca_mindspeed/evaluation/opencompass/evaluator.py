@@ -1,27 +1,33 @@
-"""OpenCompass evaluator that removes the confidence, has the answer graded by another evaluator, and scores both.
+"""Evaluators that OpenCompass loads: answers graded without their confidence, and programs run in our sandbox.
 
 OpenCompass applies a data set's ``pred_postprocessor`` before the evaluator, which would remove the confidence.  The
-configuration therefore moves it inside (see :mod:`.config`), and this evaluator gets the raw response.
+configuration therefore moves it inside (see :mod:`.config`), and the evaluator gets the raw response.  OpenCompass runs
+the model's programs in its own process; program extraction and MBPP's type-aware comparison are OpenCompass's own.
 """
 
+import inspect
 from collections.abc import Sequence
 from copy import deepcopy
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from coca_mindspeed.algorithm.parsing import ConfidencePosition, ResponseParser
-from coca_mindspeed.errors import DataError, MissingDependencyError
-from coca_mindspeed.evaluation.adapters import TokenCounter, parse_and_count
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError, GradingError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS, METRIC_SPECS, calibration_metrics
 from coca_mindspeed.evaluation.opencompass.output import correctness
 from coca_mindspeed.evaluation.predictions import is_confidence
+from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
 try:
+    from opencompass.datasets import MBPPEvaluator
     from opencompass.openicl.icl_evaluator import BaseEvaluator
     from opencompass.registry import ICL_EVALUATORS, TEXT_POSTPROCESSORS
+    from opencompass.utils.code_execution import TYPE_AWARE_EQUAL_NAME, make_assertions_type_aware, type_aware_equal
 except ImportError as error:
     raise MissingDependencyError(
         f"OpenCompass cannot be imported ({error}); it needs its own environment, requirements/opencompass.txt"
@@ -125,7 +131,7 @@ class ConfidenceEvaluator(BaseEvaluator):
             "references": None if references is None else list(references)[part],
             "test_set": test_set.select(range(part.start, part.stop)),
         }
-        wanted = signature(inner.score).parameters
+        wanted = inspect.signature(inner.score).parameters
         if unknown := [name for name, p in wanted.items() if name not in given and p.default is p.empty]:
             raise DataError(f"{self._name}: {type(inner).__name__} also needs {unknown[0]!r}, which is not supported")
         result = inner.score(**{name: value for name, value in given.items() if name in wanted})
@@ -163,3 +169,53 @@ class ExternalConfidenceEvaluator(ConfidenceEvaluator):
                     f"{self._name}: prediction {index} has confidence {value!r}, expected null or a number in [0, 1]"
                 )
         return confidence, list(columns["tokens_to_confidence"]), [self._postprocess(r) for r in responses]
+
+
+def _run_programs(records: Sequence[Record], programs: Sequence[str]) -> dict[str, Any]:
+    """Grade in the sandbox; the result has the form of OpenCompass's evaluators."""
+    grader = CodeGrader()
+    try:
+        verdicts = grader.grade(records, programs)
+    finally:
+        grader.close()
+    for record, verdict in zip(records, verdicts, strict=True):
+        if verdict.outcome is Outcome.UNGRADABLE:  # OpenCompass has no such verdict
+            raise GradingError(f"question {record.id!r} of {record.dataset!r} cannot be graded: {verdict.reason}")
+    details = [
+        {"programs": program, "correct": verdict.correct, "result": verdict.reason or verdict.outcome.value}
+        for program, verdict in zip(programs, verdicts, strict=True)
+    ]
+    return {"accuracy": 100 * sum(v.correct for v in verdicts) / max(1, len(verdicts)), "details": details}
+
+
+@ICL_EVALUATORS.register_module()
+class SandboxedMBPPEvaluator(BaseEvaluator):
+    """OpenCompass's ``MBPPEvaluator``, with the programs run in the sandbox."""
+
+    def score(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
+        """Grade answers to MBPP questions; a reference is the question's asserts."""
+        stock = MBPPEvaluator()
+        # OpenCompass's comparison is part of the tests, which run inside the sandbox.
+        imports = "from collections.abc import Mapping\nfrom typing import Any\n"
+        comparison = f"{imports}{inspect.getsource(type_aware_equal)}\n{TYPE_AWARE_EQUAL_NAME} = type_aware_equal\n"
+        records = []
+        for index, tests in enumerate(references):
+            code = {"kind": "asserts", "code": comparison + make_assertions_type_aware(tests)}
+            records.append(Record(str(index), "mbpp_sanitized", "code", "MBPP", "", metadata={"tests": code}))
+        return _run_programs(records, [stock._process_answer(answer) for answer in predictions])
+
+
+@ICL_EVALUATORS.register_module()
+class SandboxedHumanEvalEvaluator(BaseEvaluator):
+    """HumanEval's check functions, run in the sandbox on a whole function or on the completion of the prompt's."""
+
+    def score(self, predictions: list[str], references: list[str], test_set: Any) -> dict[str, Any]:
+        """Grade answers to HumanEval questions, whose prompts and tests are in ``test_set``."""
+        records = []
+        for task, question in zip(references, test_set, strict=True):
+            entry_point, prompt = question["entry_point"], question["prompt"]
+            code = f"{question['test']}\n\ncheck({entry_point})\n"
+            tests = {"kind": "asserts", "code": code, "entry_point": entry_point}
+            metadata = {"prompt": prompt, "tests": tests}
+            records.append(Record(task, "humaneval", "code", prompt, "", metadata=metadata))
+        return _run_programs(records, predictions)

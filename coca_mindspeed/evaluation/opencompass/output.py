@@ -13,8 +13,8 @@ from typing import Any
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.adapters import TokenCounter, parse_and_count
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
+from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
 # A cascade's rows keep the rule's own verdict beside the final one, which comes first here.
 _CORRECT_KEYS = ("cascade_correct", "is_correct", "correct")

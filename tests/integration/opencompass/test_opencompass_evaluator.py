@@ -11,8 +11,12 @@ from opencompass.evaluator import MATHVerifyEvaluator
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.opencompass import config as configuration
-from coca_mindspeed.evaluation.opencompass.evaluator import ConfidenceEvaluator, ExternalConfidenceEvaluator
-from coca_mindspeed.evaluation.opencompass.sandbox import SandboxedHumanEvalEvaluator, SandboxedMBPPEvaluator
+from coca_mindspeed.evaluation.opencompass.evaluator import (
+    ConfidenceEvaluator,
+    ExternalConfidenceEvaluator,
+    SandboxedHumanEvalEvaluator,
+    SandboxedMBPPEvaluator,
+)
 
 MATH = {"type": f"{MATHEvaluator.__module__}.{MATHEvaluator.__name__}", "version": "v2"}
 VERIFY = {"type": f"{MATHVerifyEvaluator.__module__}.{MATHVerifyEvaluator.__name__}"}

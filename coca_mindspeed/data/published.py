@@ -1,5 +1,10 @@
-"""Rows of published data sets as records: two training sets and eight evaluation sets, in all published forms."""
+"""Rows of published data sets as records: two training sets and eight evaluation sets, in all published forms.
 
+A converter takes a row and its number from 0 over all files, and returns the record.  It raises :class:`RowError` for a
+row that is not in the published form, and :class:`Ungradable`.
+"""
+
+import ast
 import math
 import re
 from collections.abc import Mapping
@@ -7,19 +12,82 @@ from typing import Any
 
 from coca_mindspeed.data.prompts import SHORT_ANSWER
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.data.sources.fields import (
-    RowError,
-    Ungradable,
-    column,
-    describe,
-    literal,
-    optional,
-    scalar_text,
-    text,
-    text_list,
-)
 from coca_mindspeed.grading.facts.factual import normalise
 from coca_mindspeed.utils.text_formats import JsonError, JsonLimitError, parse_json
+
+
+class RowError(ValueError):
+    """The row is not in the source's form."""
+
+
+class Ungradable(ValueError):  # noqa: N818 - a fact about a well-formed row, not an error of the file
+    """The row is well-formed, but there is nothing to grade an answer by."""
+
+
+def _column(row: Mapping[str, Any], *names: str) -> Any:
+    """Return the value of the first of ``names`` that the row has; raises RowError if it has none."""
+    for name in names:
+        if name in row:
+            return row[name]
+    wanted = " or ".join(repr(name) for name in names)
+    raise RowError(f"column {wanted} is missing; the row has {', '.join(map(repr, row)) or 'none'}")
+
+
+def _text(row: Mapping[str, Any], *names: str) -> str:
+    """Return a non-blank string; raises RowError if it is missing, blank or not a string."""
+    value = _column(row, *names)
+    if not isinstance(value, str):
+        raise RowError(f"column {names[0]!r} should be a string, found {_describe(value)}")
+    if not value.strip():
+        raise RowError(f"column {names[0]!r} is empty")
+    return value
+
+
+def _scalar_text(row: Mapping[str, Any], *names: str) -> str:
+    """Return a string or number as stripped text; raises RowError if it is missing, blank or neither."""
+    value = _column(row, *names)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise RowError(f"column {names[0]!r} should be a string or a number, found {_describe(value)}")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise RowError(f"column {names[0]!r} should be finite, found {value}")
+        value = int(value) if value.is_integer() else value
+    stripped = str(value).strip()
+    if not stripped:
+        raise RowError(f"column {names[0]!r} is empty")
+    return stripped
+
+
+def _text_list(row: Mapping[str, Any], name: str) -> list[str]:
+    """Return a list of strings, empty for null; raises RowError for anything else."""
+    value = _column(row, name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise RowError(f"column {name!r} should be a list of strings, found {_describe(value)}")
+    return value
+
+
+def _optional(row: Mapping[str, Any], **columns: str) -> dict[str, Any]:
+    """Return metadata ``{key: value}`` of the columns that exist and hold a JSON value."""
+    found = {key: row[name] for key, name in columns.items() if row.get(name) not in (None, "", [])}
+    return {key: value for key, value in found.items() if isinstance(value, (str, int, float, list, dict))}
+
+
+def _literal(value: str, name: str, expected: str) -> Any:
+    """Parse a Python literal in a string; raises RowError if it is not one, or too large or deep."""
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise RowError(f"column {name!r} should be {expected}, found {_describe(value)}") from error
+
+
+def _describe(value: Any) -> str:
+    """Return the value's type and beginning, for messages."""
+    return "null" if value is None else f"{type(value).__name__} {value!r:.60}"
+
+
+_CODE_BLOCK = "Give the whole program in one ```python code block."
 
 BIG_MATH_COLUMNS = frozenset({"problem", "answer", "source", "domain", "llama8b_solve_rate"})
 
@@ -30,9 +98,9 @@ def big_math(row: Mapping[str, Any], number: int) -> Record:
     The solve rate (of 64 attempts by Llama-3.1-8B) becomes ``metadata["solve_rate"]``; ``metadata["difficulty"]`` is
     one minus it, so that 0 is easiest.
     """
-    metadata = {**optional(row, source="source", domain="domain"), **_solve_rate(column(row, "llama8b_solve_rate"))}
+    metadata = {**_optional(row, source="source", domain="domain"), **_solve_rate(_column(row, "llama8b_solve_rate"))}
     return Record(
-        f"big_math-{number}", "big_math", "math", text(row, "problem"), scalar_text(row, "answer"), None, metadata
+        f"big_math-{number}", "big_math", "math", _text(row, "problem"), _scalar_text(row, "answer"), None, metadata
     )
 
 
@@ -40,7 +108,7 @@ def _solve_rate(value: Any) -> dict[str, float]:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return {}
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise RowError(f"column 'llama8b_solve_rate' should be between 0 and 1 or null, found {describe(value)}")
+        raise RowError(f"column 'llama8b_solve_rate' should be between 0 and 1 or null, found {_describe(value)}")
     return {"solve_rate": float(value), "difficulty": 1.0 - value}
 
 
@@ -60,35 +128,35 @@ def taco(row: Mapping[str, Any], number: int) -> Record:
         RowError: the row is not in TACO's form.
         Ungradable: it has no tests, or tests that JSON cannot represent.
     """
-    tests = _tests(column(row, "input_output"))
+    tests = _tests(_column(row, "input_output"))
     starter = row.get("starter_code") or ""
     if not isinstance(starter, str):
-        raise RowError(f"column 'starter_code' should be a string, found {describe(starter)}")
+        raise RowError(f"column 'starter_code' should be a string, found {_describe(starter)}")
     metadata: dict[str, Any] = {
         "tests": tests,
         "instruction": _instruction(starter, tests.get("entry_point")),
         "grader": "code",
-        **optional(row, source="source", name="name", url="url"),
+        **_optional(row, source="source", name="name", url="url"),
         **{key: names for key in ("tags", "skill_types") if (names := _names(row.get(key), key))},
     }
     level = row.get("difficulty")
     if level in _LEVELS:
         metadata |= {"level": level, "difficulty": _LEVELS.index(level) / (len(_LEVELS) - 1)}
     elif level not in (None, "", "UNKNOWN_DIFFICULTY"):
-        raise RowError(f"column 'difficulty' should be one of {', '.join(_LEVELS)}, found {describe(level)}")
+        raise RowError(f"column 'difficulty' should be one of {', '.join(_LEVELS)}, found {_describe(level)}")
     if (limit := row.get("time_limit")) not in (None, ""):
         match = _SECONDS.fullmatch(str(limit))
         if match is None:
-            raise RowError(f"column 'time_limit' should be seconds like '2.0 seconds', found {describe(limit)}")
+            raise RowError(f"column 'time_limit' should be seconds like '2.0 seconds', found {_describe(limit)}")
         metadata["time_limit"] = float(match[1])
-    return Record(f"taco-{number}", "taco", "code", text(row, "question"), "", None, metadata)
+    return Record(f"taco-{number}", "taco", "code", _text(row, "question"), "", None, metadata)
 
 
 def _names(value: Any, name: str) -> list[str]:
     """TACO writes lists as Python literals in strings."""
-    names = literal(value, name, "a list") if isinstance(value, str) and value else value or []
+    names = _literal(value, name, "a list") if isinstance(value, str) and value else value or []
     if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
-        raise RowError(f"column {name!r} should be a list of strings, found {describe(value)}")
+        raise RowError(f"column {name!r} should be a list of strings, found {_describe(value)}")
     return names
 
 
@@ -102,7 +170,7 @@ def _tests(value: Any) -> dict[str, Any]:
     except JsonError as error:
         raise RowError(f"column 'input_output' is not JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise RowError(f"column 'input_output' should hold a JSON object, found {describe(parsed)}")
+        raise RowError(f"column 'input_output' should hold a JSON object, found {_describe(parsed)}")
     inputs, outputs = parsed.get("inputs"), parsed.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise RowError("column 'input_output' should hold 'inputs' and 'outputs', lists of one length")
@@ -112,7 +180,7 @@ def _tests(value: Any) -> dict[str, Any]:
         pairs = zip(map(_stream, inputs), map(_stream, outputs), strict=True)
         return {"kind": "stdio", "cases": [{"input": i, "output": o} for i, o in pairs]}
     if not isinstance(entry_point, str):
-        raise RowError(f"column 'input_output': 'fn_name' should be a string, found {describe(entry_point)}")
+        raise RowError(f"column 'input_output': 'fn_name' should be a string, found {_describe(entry_point)}")
     if _has_integer_keys(inputs):
         raise Ungradable("an argument is a dictionary with integer keys, which JSON has turned into strings")
     calls = [
@@ -127,7 +195,7 @@ def _stream(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):
-        raise RowError(f"column 'input_output': a test's text should be a string, found {describe(value)}")
+        raise RowError(f"column 'input_output': a test's text should be a string, found {_describe(value)}")
     return value
 
 
@@ -156,35 +224,34 @@ def _instruction(starter: str, entry_point: str | None) -> str:
         task = f"Write it in Python, going on from this code:\n```python\n{starter.rstrip()}\n```"
     else:
         task = f"Write it as a Python function named {entry_point}."
-    return f"\n\n{task}\nGive the whole program in one ```python code block."
+    return f"\n\n{task}\n{_CODE_BLOCK}"
 
 
-_CODE_BLOCK = "Give the whole program in one ```python code block."
 # AIME answers are integers from 0 to 999; some publishers leave a degree sign or leading zeros on them.
 _AIME_ANSWER = re.compile(r"0*([0-9]{1,3})(?:\.0)?\s*(?:\^?\{?\\?circ\}?|°)?")
 
 
 def gsm8k(row: Mapping[str, Any], number: int) -> Record:
     """Convert ``question`` and ``answer`` with a last line ``#### gold``, without the gold's thousands separators."""
-    head, marker, gold = text(row, "answer").rpartition("####")
+    head, marker, gold = _text(row, "answer").rpartition("####")
     if not marker or not gold.strip():
         raise RowError(f"column 'answer' should end with '#### ' and the gold answer, found {(head or gold)[-60:]!r}")
-    return Record(f"gsm8k-{number}", "gsm8k", "math", text(row, "question"), gold.strip().replace(",", ""))
+    return Record(f"gsm8k-{number}", "gsm8k", "math", _text(row, "question"), gold.strip().replace(",", ""))
 
 
 def math500(row: Mapping[str, Any], number: int) -> Record:
     """``problem``, ``answer``, ``subject``, ``level`` (1 to 5), ``unique_id``; level 5 is difficulty 1."""
-    metadata = optional(row, source="subject")
+    metadata = _optional(row, source="subject")
     if (level := row.get("level")) is not None:
         if isinstance(level, bool) or not isinstance(level, (int, float)) or level not in range(1, 6):
-            raise RowError(f"column 'level' should be an integer from 1 to 5, found {describe(level)}")
+            raise RowError(f"column 'level' should be an integer from 1 to 5, found {_describe(level)}")
         metadata |= {"level": int(level), "difficulty": (int(level) - 1) / 4}
     return Record(
         str(row.get("unique_id") or f"math500-{number}"),
         "math500",
         "math",
-        text(row, "problem"),
-        scalar_text(row, "answer"),
+        _text(row, "problem"),
+        _scalar_text(row, "answer"),
         None,
         metadata,
     )
@@ -192,17 +259,17 @@ def math500(row: Mapping[str, Any], number: int) -> Record:
 
 def aime(dataset: str, row: Mapping[str, Any], number: int) -> Record:
     """Convert a problem and an integer; OpenCompass calls them ``origin_prompt`` and ``gold_answer``."""
-    answer = scalar_text(row, "answer", "Answer", "gold_answer")
+    answer = _scalar_text(row, "answer", "Answer", "gold_answer")
     match = _AIME_ANSWER.fullmatch(answer.strip("$ "))
     if match is None:
         raise RowError(f"column 'answer' should be an integer from 0 to 999, found {answer!r}")
-    question = text(row, "origin_prompt", "problem", "Problem", "question")
+    question = _text(row, "origin_prompt", "problem", "Problem", "question")
     return Record(f"{dataset}-{number}", dataset, "math", question, match[1])
 
 
 def mbpp_sanitized(row: Mapping[str, Any], number: int) -> Record:
     """Convert ``task_id``, ``prompt``, ``test_imports``, ``test_list``; the tests are shown, as is usual with MBPP."""
-    imports, asserts = text_list(row, "test_imports"), text_list(row, "test_list")
+    imports, asserts = _text_list(row, "test_imports"), _text_list(row, "test_list")
     if not asserts:
         raise Ungradable("no tests")
     shown = "\n".join(asserts)
@@ -212,7 +279,7 @@ def mbpp_sanitized(row: Mapping[str, Any], number: int) -> Record:
         "grader": "code",
         "task_id": _task_id(row),
     }
-    return Record(f"mbpp-{metadata['task_id']}", "mbpp_sanitized", "code", text(row, "prompt"), "", None, metadata)
+    return Record(f"mbpp-{metadata['task_id']}", "mbpp_sanitized", "code", _text(row, "prompt"), "", None, metadata)
 
 
 def outside_mbpp_test(record: Record) -> str | None:
@@ -222,38 +289,38 @@ def outside_mbpp_test(record: Record) -> str | None:
 
 
 def _task_id(row: Mapping[str, Any]) -> int:
-    value = column(row, "task_id")
+    value = _column(row, "task_id")
     if isinstance(value, bool) or not isinstance(value, (int, str)) or not str(value).isdecimal():
-        raise RowError(f"column 'task_id' should be a number, found {describe(value)}")
+        raise RowError(f"column 'task_id' should be a number, found {_describe(value)}")
     return int(value)
 
 
 def humaneval(row: Mapping[str, Any], number: int) -> Record:
     """Convert ``task_id``, ``prompt``, ``test``, ``entry_point``; an answer may be the function body alone."""
-    entry_point, prompt = text(row, "entry_point"), text(row, "prompt")
+    entry_point, prompt = _text(row, "entry_point"), _text(row, "prompt")
     metadata = {
         "tests": {
             "kind": "asserts",
-            "code": f"{text(row, 'test')}\ncheck({entry_point})\n",
+            "code": f"{_text(row, 'test')}\ncheck({entry_point})\n",
             "entry_point": entry_point,
         },
         "prompt": prompt,
         "instruction": f"\n\nComplete this Python function. {_CODE_BLOCK}",
         "grader": "code",
     }
-    return Record(text(row, "task_id"), "humaneval", "code", prompt, "", None, metadata)
+    return Record(_text(row, "task_id"), "humaneval", "code", prompt, "", None, metadata)
 
 
 def simpleqa(row: Mapping[str, Any], number: int) -> Record:
     """Convert ``metadata`` (a Python dictionary as text), ``problem``, ``answer``."""
     metadata: dict[str, Any] = {"instruction": SHORT_ANSWER, "grader": "simpleqa"}
     if details := row.get("metadata"):
-        parsed = literal(details, "metadata", "a dictionary") if isinstance(details, str) else details
+        parsed = _literal(details, "metadata", "a dictionary") if isinstance(details, str) else details
         if not isinstance(parsed, dict):
-            raise RowError(f"column 'metadata' should be a dictionary, found {describe(details)}")
-        metadata |= optional(parsed, source="topic", answer_type="answer_type")
+            raise RowError(f"column 'metadata' should be a dictionary, found {_describe(details)}")
+        metadata |= _optional(parsed, source="topic", answer_type="answer_type")
     return Record(
-        f"simpleqa-{number}", "simpleqa", "factual", text(row, "problem"), scalar_text(row, "answer"), None, metadata
+        f"simpleqa-{number}", "simpleqa", "factual", _text(row, "problem"), _scalar_text(row, "answer"), None, metadata
     )
 
 
@@ -265,30 +332,30 @@ def triviaqa(row: Mapping[str, Any], number: int) -> Record:
         Ungradable: the row is of the test split, whose answers are not published.
     """
     # The authors' files of the test split leave the column out.
-    answer = None if "QuestionId" in row and "Answer" not in row else column(row, "answer", "Answer")
+    answer = None if "QuestionId" in row and "Answer" not in row else _column(row, "answer", "Answer")
     if isinstance(answer, str) and answer.lstrip().startswith("["):  # OpenCompass's trivia-dev.qa.csv
-        answer = literal(answer, "answer", "a list of answers")
+        answer = _literal(answer, "answer", "a list of answers")
     if isinstance(answer, dict):
-        gold = column(answer, "value", "Value")
-        aliases = [gold, *(column(answer, "aliases", "Aliases") or []), *(answer.get("HumanAnswers") or [])]
+        gold = _column(answer, "value", "Value")
+        aliases = [gold, *(_column(answer, "aliases", "Aliases") or []), *(answer.get("HumanAnswers") or [])]
     elif isinstance(answer, list) and answer:
         gold, aliases = answer[0], answer
     elif answer is None:
         raise Ungradable("no gold answer: the test split is not labelled")
     else:
-        raise RowError(f"column 'answer' should hold a value and aliases, or a list, found {describe(answer)}")
+        raise RowError(f"column 'answer' should hold a value and aliases, or a list, found {_describe(answer)}")
     if gold in ("", "<unk>", None):
         raise Ungradable("no gold answer: the test split is not labelled")
     if not all(isinstance(alias, str) for alias in aliases):
-        raise RowError(f"column 'answer': aliases should be strings, found {describe(aliases)}")
+        raise RowError(f"column 'answer': aliases should be strings, found {_describe(aliases)}")
     if not any(map(normalise, aliases)):
-        raise Ungradable(f"a gold answer that no answer is compared by: {describe(aliases)}")
+        raise Ungradable(f"a gold answer that no answer is compared by: {_describe(aliases)}")
     metadata: dict[str, Any] = {
         "aliases": [alias for alias in dict.fromkeys(aliases) if alias.strip()],
         "instruction": SHORT_ANSWER,
         "grader": "factual",
-        **optional(row, source="question_source", question_id="question_id"),
-        **optional(row, source="QuestionSource", question_id="QuestionId"),
+        **_optional(row, source="question_source", question_id="question_id"),
+        **_optional(row, source="QuestionSource", question_id="QuestionId"),
     }
     # Not the publisher's id: the reading-comprehension files hold a question once for each kind of evidence.
-    return Record(f"triviaqa-{number}", "triviaqa", "factual", text(row, "question", "Question"), gold, None, metadata)
+    return Record(f"triviaqa-{number}", "triviaqa", "factual", _text(row, "question", "Question"), gold, None, metadata)

@@ -1,4 +1,4 @@
-"""Streaming readers of rows: Parquet, Arrow, JSON Lines, large JSON arrays, CSV, TSV, and data sets of the hub."""
+"""Readers of rows: JSON arrays are read whole; Parquet, Arrow, JSON Lines, CSV, TSV and the hub are streamed."""
 
 import csv
 import gzip
@@ -12,77 +12,10 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.packages import require
-from coca_mindspeed.utils.text_formats import (
-    DEEPEST,
-    LONGEST_LINE,
-    JsonError,
-    check_depth,
-    line_bound,
-    numbered_lines,
-    parse_json,
-)
+from coca_mindspeed.utils.text_formats import DEEPEST, JsonError, check_depth, line_bound, numbered_lines, parse_json
 
-_CHUNK = 1 << 20  # characters
-_TAIL = 4  # a number split by a chunk's end parses without its last ".", "e" or "e-"
-_WHITESPACE = " \t\r\n"
 # TriviaQA's own files are one object whose first key holds the rows.
-_WRAPPED = re.compile(r'\s*(?:\{\s*"(?:Data|data|rows|examples)"\s*:\s*)?\[')
-
-
-def wrapped_elements(file: TextIO, name: str) -> Iterator[Any] | None:
-    """Yield the elements of a JSON array, or of the array under an object's first key; None for other files.
-
-    An element that is nested too deeply is yielded as a :class:`~coca_mindspeed.utils.text_formats.JsonError`.
-
-    Raises:
-        DataError: while iterating, with the element, if the array is broken.
-    """
-    head = file.read(_CHUNK)
-    match = _WRAPPED.match(head)
-    return None if match is None else _elements(file, name, head[match.end() :])
-
-
-def _elements(file: TextIO, name: str, buffer: str) -> Iterator[Any]:
-    decode = json.JSONDecoder().raw_decode
-    position, number, ended, chunk = 0, 0, False, _CHUNK
-    while True:
-        # Invariant: buffer[position:] starts at or before an element, a comma or the closing bracket.
-        while position < len(buffer) and buffer[position] in _WHITESPACE:
-            position += 1
-        try:
-            if position < len(buffer) and buffer[position] == "]":
-                return
-            start = position
-            if number and position < len(buffer):
-                if buffer[position] != ",":
-                    raise DataError(f"{name}: expected ',' or ']' after element {number}, found {buffer[position]!r}")
-                start += 1
-            while start < len(buffer) and buffer[start] in _WHITESPACE:
-                start += 1
-            value, end = decode(buffer, start)
-            if len(buffer) - end < _TAIL and not ended:
-                raise json.JSONDecodeError("may continue", buffer, end)
-        except json.JSONDecodeError as error:
-            if ended or len(buffer) - position > LONGEST_LINE:
-                raise DataError(f"{name}: element {number + 1} of the array is not JSON: {error.msg}") from error
-            more = file.read(chunk)
-            ended, chunk = not more, chunk * 2
-            buffer, position = buffer[position:] + more, 0
-            continue
-        except RecursionError as error:
-            raise DataError(f"{name}: element {number + 1} is nested more than {DEEPEST} levels deep") from error
-        except ValueError as error:
-            raise DataError(f"{name}: element {number + 1} holds an integer of more than 4300 digits") from error
-        if end - start > LONGEST_LINE:
-            raise DataError(f"{name}: element {number + 1} is longer than the {LONGEST_LINE} characters one may have")
-        try:
-            check_depth(value, buffer[start:end])
-        except JsonError as error:
-            value = error
-        number, position, chunk = number + 1, end, _CHUNK
-        yield value
-
-
+_ARRAY = re.compile(r'\s*(?:\{\s*"(?:Data|data|rows|examples)"\s*:\s*)?\[')
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 _UNKNOWN_SUFFIX = f"unknown suffix; expected one of {', '.join(SUFFIXES)}, text formats also with .gz"
 _ROWS_PER_BATCH = 256  # TACO's rows reach megabytes
@@ -134,20 +67,6 @@ def file_format(path: Path) -> str | None:
     if not suffix or suffix[0] not in SUFFIXES or (zipped and suffix[0] in (".parquet", ".arrow")):
         return None
     return suffix[0]
-
-
-def count_rows(path: Path) -> int | None:
-    """Return the number of rows if the format stores it (Parquet), else None."""
-    if file_format(path) != ".parquet":
-        return None
-    require("pyarrow", purpose=str(path))
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return int(pq.ParquetFile(path).metadata.num_rows)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a Parquet file that can be read: {error}") from error
 
 
 def read_rows(path: Path, columns: Collection[str] | None = None, header: Sequence[str] | None = None) -> Iterator[Row]:
@@ -239,20 +158,25 @@ def _object_row(file: str, number: int, value: Any) -> Row:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    """Rows of ``.json``: an array, an object around an array (TriviaQA's ``Data``), or JSON Lines."""
+    """Rows of ``.json``: an array or an object around an array (TriviaQA's ``Data``), read whole, or JSON Lines."""
     try:
         with _open_text(path) as file:
-            elements = wrapped_elements(file, str(path))
-            if elements is not None:
-                for number, value in enumerate(elements, start=1):
-                    if isinstance(value, JsonError):
-                        yield Row(str(path), number, error=str(value))
-                    else:
-                        yield _object_row(str(path), number, value)
-                return
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8: {error}") from error
-    yield from _json_lines(path)
+            head = file.read(1000)
+            text = head + file.read() if _ARRAY.match(head) else ""
+        value = json.loads(text) if text else None
+    except RecursionError as error:
+        raise DataError(f"{path}: nested more than {DEEPEST} levels deep") from error
+    except ValueError as error:  # not UTF-8, not JSON, or an integer of more than 4300 digits
+        raise DataError(f"{path}: not a JSON array: {error}") from error
+    if value is None:
+        yield from _json_lines(path)
+        return
+    for number, element in enumerate(next(iter(value.values())) if isinstance(value, dict) else value, start=1):
+        try:
+            check_depth(element, text)
+            yield _object_row(str(path), number, element)
+        except JsonError as error:
+            yield Row(str(path), number, error=str(error))
 
 
 def _csv_rows(path: Path, header: Sequence[str] | None) -> Iterator[Row]:

@@ -1,0 +1,242 @@
+"""Predictors of correctness, trained on graded answers of the target model: the probe and the assessor.
+
+The probe is a two-layer MLP on the frozen model's hidden states.  The assessor is another causal LM, fine-tuned to
+predict from the question whether the target model answers correctly.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from coca_mindspeed.baselines.inputs import ASSESSOR_PROMPT, bare_questions
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.prefill import pad_left, positions_of
+from coca_mindspeed.utils.files import whole_directory, write_json
+
+_MIN_EXAMPLES = 10
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """AdamW with early stopping: ``validation`` is the held-out fraction, ``patience`` in epochs without progress."""
+
+    lr: float = 1e-3
+    weight_decay: float = 1e-2
+    batch: int = 256
+    epochs: int = 100
+    patience: int = 8
+    validation: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation < 1:
+            raise ValueError(f"validation should be between 0 and 1, found {self.validation}")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Validation losses (nats) by epoch, the first one before training, and the best epoch."""
+
+    losses: list[float]
+    best_epoch: int
+
+
+def fit_with_early_stopping(
+    model: nn.Module,
+    logits_of: Callable[[Tensor], Tensor],
+    labels: Tensor,
+    config: FitConfig,
+    seed: int,
+    progress: Callable[[int, float], None] = lambda epoch, loss: None,
+) -> Fit:
+    """Minimise the cross-entropy of ``labels`` (bool ``[n]``) in place; the weights of the best epoch are kept.
+
+    ``logits_of`` maps indices int64 ``[b]`` of examples to logits ``[b]``, with gradient.  ``seed`` draws the
+    validation split and the order; ``progress`` is called after each epoch with its number and the validation loss.
+
+    Raises:
+        DataError: fewer than ten examples.
+    """
+    n = len(labels)
+    if n < _MIN_EXAMPLES:
+        raise DataError(f"a predictor of correctness needs at least {_MIN_EXAMPLES} answered questions, found {n}")
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(n, generator=random)
+    held_out, rest = order.tensor_split([max(1, round(n * config.validation))])
+    targets = labels.float()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
+
+    def validation_loss() -> float:
+        with torch.no_grad():
+            logits = torch.cat([logits_of(part).float().cpu() for part in held_out.split(config.batch)])
+        return float(binary_cross_entropy_with_logits(logits, targets[held_out]))
+
+    losses = [validation_loss()]
+    best, best_epoch = copy.deepcopy(model.state_dict()), 0
+    for epoch in range(1, config.epochs + 1):
+        for part in rest[torch.randperm(len(rest), generator=random)].split(config.batch):
+            logits = logits_of(part)
+            loss = binary_cross_entropy_with_logits(logits.float(), targets[part].to(logits.device))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        losses.append(validation_loss())
+        progress(epoch, losses[-1])
+        if losses[-1] < losses[best_epoch]:
+            best, best_epoch = copy.deepcopy(model.state_dict()), epoch
+        elif epoch - best_epoch >= config.patience:
+            break
+    model.load_state_dict(best)
+    return Fit(losses, best_epoch)
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """Settings of a probe with ``width`` hidden units; ``layer`` as in :func:`.target_model.prompt_states`."""
+
+    layer: int = -1
+    width: int = 128
+    fit: FitConfig = field(default_factory=FitConfig)
+
+
+class Probe(nn.Module):
+    """``sigmoid(W2 gelu(W1 z + b1) + b2)`` of standardised hidden states z."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, hidden_size: int, width: int, layer: int) -> None:
+        super().__init__()
+        self.hidden_size, self.width, self.layer = hidden_size, width, layer
+        self.register_buffer("mean", torch.zeros(hidden_size))
+        self.register_buffer("scale", torch.ones(hidden_size))
+        self.inner = nn.Linear(hidden_size, width)
+        self.outer = nn.Linear(width, 1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Logits ``[n]`` of correctness from hidden states, float32 ``[n, hidden]``."""
+        standardised = (states - self.mean) / self.scale
+        logits: Tensor = self.outer(nn.functional.gelu(self.inner(standardised))).squeeze(-1)
+        return logits
+
+    @torch.no_grad()
+    def confidence(self, states: Tensor) -> Tensor:
+        """Probability ``[n]`` of a correct answer."""
+        return self.forward(states).sigmoid()
+
+
+def train_probe(
+    states: Tensor,
+    correct: Tensor,
+    config: ProbeConfig,
+    seed: int,
+    progress: Callable[[int, float], None] = lambda epoch, loss: None,
+) -> tuple[Probe, Fit]:
+    """Train a probe on ``states`` float32 ``[n, hidden]`` and ``correct`` bool ``[n]``.
+
+    ``seed`` draws weights, split and order; the global random state is not used.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        probe = Probe(states.shape[1], config.width, config.layer)
+    probe.mean.copy_(states.mean(dim=0))
+    probe.scale.copy_(states.std(dim=0, correction=0).clamp(min=1e-6))
+    fit = fit_with_early_stopping(probe, lambda rows: probe(states[rows]), correct, config.fit, seed, progress)
+    return probe, fit
+
+
+def save_probe(probe: Probe, fit: Fit, directory: Path) -> None:
+    """Write ``probe.safetensors`` and ``probe.json`` atomically."""
+    shape = {"hidden_size": probe.hidden_size, "width": probe.width, "layer": probe.layer}
+    with whole_directory(directory) as writing:
+        write_json(writing / "probe.json", {**shape, "fit": asdict(fit)})
+        save_file(probe.state_dict(), writing / "probe.safetensors")
+
+
+def load_probe(directory: Path) -> Probe:
+    """Read a probe; raises DataError if the directory holds none, or it is damaged."""
+    try:
+        shape = json.loads((directory / "probe.json").read_text(encoding="utf-8"))
+        probe = Probe(shape["hidden_size"], shape["width"], shape["layer"])
+        probe.load_state_dict(load_file(directory / "probe.safetensors"))
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise DataError(f"{directory}: does not hold a probe that can be read: {error}") from error
+    return probe
+
+
+@dataclass(frozen=True)
+class AssessorConfig:
+    """Settings of an assessor; its confidence is the probability of the first of two single-token ``labels``."""
+
+    labels: tuple[str, str] = ("1", "0")
+    fit: FitConfig = field(
+        default_factory=lambda: FitConfig(lr=1e-5, weight_decay=0.0, batch=16, epochs=3, patience=1, validation=0.1)
+    )
+
+
+class Assessor:
+    """A causal LM whose two label tokens predict correctness."""
+
+    def __init__(self, policy: Policy, config: AssessorConfig) -> None:
+        """Raises ConfigError if a label is not a single token."""
+        self.policy, self._config = policy, config
+        encoded = [policy.tokenizer(label, add_special_tokens=False)["input_ids"] for label in config.labels]
+        for label, ids in zip(config.labels, encoded, strict=True):
+            if len(ids) != 1:
+                raise ConfigError(f"assessor: the label {label!r} should be one token, its tokenizer makes {len(ids)}")
+        self._label_ids = [ids[0] for ids in encoded]
+
+    def encode(self, records: Sequence[Record]) -> list[list[int]]:
+        """Encode the questions, without answer instruction, under the assessor's own system prompt."""
+        return self.policy.encode_prompts(bare_questions(records), ASSESSOR_PROMPT)
+
+    def logits(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Log-odds of a correct answer, ``[n]``, with gradient; one batch."""
+        ids, mask = pad_left(prompts, self.policy.pad_id, self.policy.device)
+        with self.policy.autocast():
+            states = self.policy.lm_head.hidden_states(
+                input_ids=ids, attention_mask=mask, position_ids=positions_of(mask, ids), use_cache=False
+            )
+            last = self.policy.lm_head.logits(states[:, -1])
+        right, wrong = self._label_ids
+        log_odds: Tensor = last[:, right].float() - last[:, wrong].float()
+        return log_odds
+
+    @torch.no_grad()
+    def confidence(self, records: Sequence[Record]) -> list[float]:
+        """Probability of a correct answer for each record; one batch."""
+        result: list[float] = self.logits(self.encode(records)).sigmoid().cpu().tolist()
+        return result
+
+
+def train_assessor(
+    policy: Policy,
+    records: Sequence[Record],
+    correct: Sequence[bool],
+    config: AssessorConfig,
+    seed: int,
+    progress: Callable[[int, float], None] = lambda epoch, loss: None,
+) -> tuple[Assessor, Fit]:
+    """Fine-tune ``policy`` in place on the target model's verdicts ``correct`` for ``records``.
+
+    ``seed`` draws the validation split and the order; ``progress`` is called after each epoch.
+    """
+    assessor = Assessor(policy, config)
+    prompts = assessor.encode(records)
+
+    def logits_of(rows: Tensor) -> Tensor:
+        return assessor.logits([prompts[i] for i in rows.tolist()])
+
+    labels = torch.tensor(correct)
+    return assessor, fit_with_early_stopping(policy.model, logits_of, labels, config.fit, seed, progress)

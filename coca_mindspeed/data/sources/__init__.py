@@ -1,1 +1,0 @@
-"""Conversion of published data files into records."""
