@@ -2,31 +2,68 @@
 
 import argparse
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from coca_mindspeed.cli.data_prepare import SYSTEM_PROMPTS, add_prepare_arguments
-from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.data.prepare.filters import PromptCounter
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.cli.options import at_least, number, place
+from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
+from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
+from coca_mindspeed.data.prepare.filters import (
+    DifficultyFilter,
+    Filter,
+    LabelChecker,
+    LengthFilter,
+    PromptCounter,
+    SourceFilter,
+    label_checker,
+)
+from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
+from coca_mindspeed.data.prepare.report import PreparationReport
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.data.registry import SOURCES, read_published, source_named
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.data.registry import SOURCES, DataSource, read_evaluation_sets, read_published, source_named
+from coca_mindspeed.errors import UsageError
+from coca_mindspeed.grading.math.grader import MathGrader
+from coca_mindspeed.utils.console import PlainConsole, print_text
+from coca_mindspeed.utils.files import check_output_path
 from coca_mindspeed.verl.records import export_for_verl
 
+SYSTEM_PROMPTS = {"confidence-first": CONFIDENCE_FIRST_PROMPT, "answer-first": ANSWER_FIRST_PROMPT}
+
+_DESCRIPTION = """\
+Convert published files into records, in bounded memory.
+
+The output directory is written atomically: train.jsonl (test.jsonl for a benchmark), validation.jsonl, findings.jsonl
+(one line for every dropped row), report.json and report.md.  Benchmarks are kept whole and in order; only training
+sets are cleaned and shuffled by default.
+"""
+_EXAMPLES = """\
+examples:
+  # the paper's training set: keep what Llama-3.1-8B solves sometimes, away from the evaluation sets
+  coca-mindspeed data prepare big_math --input big_math/ --output data/big_math \\
+      --difficulty 0.1 0.9 --decontaminate math500=MATH-500/test.jsonl --decontaminate gsm8k=gsm8k/test.parquet \\
+      --tokenizer models/Qwen2.5-7B-Instruct --max-tokens 1024 --validation 0.01 --seed 0
+  # an evaluation set, kept whole and in order
+  coca-mindspeed data prepare humaneval --input HumanEval.jsonl.gz --output data/humaneval
+  # your own questions: JSON Lines with "question" and "answer"
+  coca-mindspeed data prepare records --input mine.jsonl --output data/mine
+"""
 _QUANTILES = {"shortest": 0.0, "median": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1.0}
 _SOURCES_SHOWN = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    prepare = actions.add_parser(
+    actions_prepare = actions.add_parser(
         "prepare",
         help="turn a publisher's files into records: filtered, checked, deduplicated, split",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_prepare_arguments(prepare)
+    _add_prepare_arguments(actions_prepare)
 
     inspect = actions.add_parser(
         "inspect",
@@ -138,3 +175,200 @@ class _Summary:
                 shown = ", ".join(f"{label} {value}" for label, value in zip(_QUANTILES, values, strict=True))
                 lines.append(f"{name}: {shown}")
         return "\n".join(lines)
+
+
+def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    option("dataset", choices=sorted(SOURCES), metavar="DATASET", help=", ".join(SOURCES))
+    origin = parser.add_mutually_exclusive_group(required=True)
+    origin.add_argument(
+        "--input",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help=f"published files or directories ({', '.join(SUFFIXES)}; text formats also .gz)",
+    )
+    origin.add_argument(
+        "--hub",
+        nargs="?",
+        const="",
+        metavar="REPOSITORY[:CONFIGURATION[:SPLIT]]",
+        help="read it with the package 'datasets' (default: the original repository)",
+    )
+    option("--output", type=place, required=True, metavar="DIRECTORY", help="the directory to make")
+    option("--overwrite", action="store_true", help="replace an earlier output")
+    option(
+        "--skip-bad",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="skip up to N malformed rows, and list them (default: 0)",
+    )
+
+    filtering = parser.add_argument_group("filters").add_argument
+    filtering(
+        "--difficulty",
+        type=number("a number from 0 to 1", lambda value: 0 <= value <= 1),
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="keep this range of difficulties, 0 is easiest; for Big-Math, 1 minus the solve rate",
+    )
+    filtering("--keep-unknown-difficulty", action="store_true", help="also keep rows of unknown difficulty")
+    filtering("--source", nargs="+", default=[], metavar="NAME", help="keep only these sources")
+    filtering("--exclude-source", nargs="+", default=[], metavar="NAME", help="drop these sources")
+    filtering("--tokenizer", type=Path, metavar="DIRECTORY", help="tokenizer that counts prompt tokens")
+    filtering("--max-tokens", type=at_least(1), metavar="N", help="longest prompt, chat template included")
+    filtering("--min-tokens", type=at_least(0), default=0, metavar="N", help="shortest prompt")
+    filtering(
+        "--prompt",
+        choices=sorted(SYSTEM_PROMPTS),
+        default="confidence-first",
+        help="system prompt that is counted (default: confidence-first)",
+    )
+
+    cleaning = parser.add_argument_group("cleaning").add_argument
+    cleaning(
+        "--decontaminate",
+        action="append",
+        default=[],
+        metavar="[DATASET=]PATH",
+        help="drop questions that share a passage with this evaluation set or these records; repeatable",
+    )
+    cleaning(
+        "--ngram", type=at_least(SHORTEST), default=13, metavar="N", help="length of a passage in words (default: 13)"
+    )
+    cleaning(
+        "--gold",
+        choices=("drop", "report", "off"),
+        help="treatment of gold answers that cannot be graded (default: drop; benchmarks: report)",
+    )
+    cleaning(
+        "--duplicates",
+        action=argparse.BooleanOptionalAction,
+        help="drop repeated questions (default: of training sets)",
+    )
+    cleaning(
+        "--near-duplicates",
+        type=number("0, or a number above 0.3 and at most 1", lambda value: value == 0 or 0.3 < value <= 1),
+        metavar="SIMILARITY",
+        help="drop questions with this Jaccard similarity of token trigrams to an earlier one with equal numbers and "
+        "gold answer; 0: off (default: 0.8 for training sets)",
+    )
+
+    order = parser.add_argument_group("order").add_argument
+    order(
+        "--validation",
+        type=number("a number from 0 to below 1", lambda value: 0 <= value < 1),
+        default=0.0,
+        metavar="SHARE",
+        help="share for validation.jsonl (default: 0, none)",
+    )
+    order("--shuffle", action=argparse.BooleanOptionalAction, help="default: training sets only")
+    order("--seed", type=at_least(0), default=0, help="decides order and split (default: 0)")
+    parser.set_defaults(run_action=_prepare)
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    """Prepare, with a progress bar on a terminal, and print the counts."""
+    _check_usage(arguments)
+    check_output_path(arguments.output, arguments.overwrite)
+    console = PlainConsole(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed:,} rows"), TimeElapsedColumn())
+    with (
+        closing(MathGrader()) as grader,
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+    ):
+        preparation = _preparation(arguments, label_checker(grader.gold_problems))
+        task = progress.add_task(f"preparing {arguments.dataset}", total=None)
+        report = prepare(preparation, arguments.output, arguments.overwrite, lambda: progress.advance(task))
+    _print(report, arguments.output)
+    return 0
+
+
+def _check_usage(arguments: argparse.Namespace) -> None:
+    """Refuse contradictory options before any file is read."""
+    if arguments.difficulty is not None and arguments.difficulty[0] > arguments.difficulty[1]:
+        raise UsageError(f"--difficulty: expected LOW <= HIGH, found {arguments.difficulty}")
+    if arguments.max_tokens is not None and arguments.min_tokens > arguments.max_tokens:
+        raise UsageError(f"--min-tokens {arguments.min_tokens} is above --max-tokens {arguments.max_tokens}")
+    counts = arguments.max_tokens is not None or arguments.min_tokens > 0
+    if counts and arguments.tokenizer is None:
+        raise UsageError("--max-tokens and --min-tokens need --tokenizer DIRECTORY")
+    if arguments.tokenizer is not None and not counts:
+        raise UsageError("--tokenizer needs --max-tokens or --min-tokens")
+
+
+def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> Preparation:
+    """Return the settings of the command line; raises DataError if a file cannot be used."""
+    source = source_named(arguments.dataset)
+    training = source.role == "training"
+
+    def default(value: bool | None) -> bool:
+        return training if value is None else value
+
+    inputs = arguments.input if arguments.hub is None else _hub_dataset(source, arguments.hub)
+    if not isinstance(inputs, HubDataset):
+        data_files(inputs)  # before tokenizers are loaded and evaluation sets read
+    near, against = arguments.near_duplicates, arguments.decontaminate
+    if near is None:
+        near = 0.8 if default(arguments.duplicates) else 0.0
+    return Preparation(
+        source=source,
+        inputs=inputs,
+        skip_bad=arguments.skip_bad,
+        filters=_filters(arguments),
+        evaluation=EvaluationIndex(read_evaluation_sets(against), arguments.ngram) if against else None,
+        gold=arguments.gold or ("drop" if training else "report"),
+        check_labels=check_labels,
+        drop_duplicates=default(arguments.duplicates),
+        near_duplicates=near or None,
+        validation=arguments.validation,
+        shuffle=default(arguments.shuffle),
+        seed=arguments.seed,
+        described={
+            "difficulty": arguments.difficulty,
+            "keep_unknown_difficulty": arguments.keep_unknown_difficulty,
+            "source": arguments.source,
+            "exclude_source": arguments.exclude_source,
+            "tokenizer": None if arguments.tokenizer is None else str(arguments.tokenizer),
+            "tokens": [arguments.min_tokens, arguments.max_tokens],
+            "prompt": arguments.prompt,
+            "decontaminate": against,
+            "ngram": arguments.ngram,
+        },
+    )
+
+
+def _filters(arguments: argparse.Namespace) -> list[Filter]:
+    filters: list[Filter] = []
+    if arguments.source or arguments.exclude_source:
+        filters.append(SourceFilter(frozenset(arguments.source), frozenset(arguments.exclude_source)))
+    if arguments.difficulty is not None:
+        low, high = arguments.difficulty
+        filters.append(DifficultyFilter(low, high, arguments.keep_unknown_difficulty))
+    if arguments.max_tokens is not None or arguments.min_tokens:
+        prompt = SYSTEM_PROMPTS[arguments.prompt]
+        filters.append(LengthFilter(arguments.tokenizer, arguments.min_tokens, arguments.max_tokens, prompt))
+    return filters
+
+
+def _hub_dataset(source: DataSource, named: str) -> HubDataset:
+    if not named:
+        if source.hub is None:
+            raise UsageError(f"--hub: {source.name} has no default repository; expected --hub REPOSITORY")
+        return source.hub
+    repository, _, rest = named.partition(":")
+    configuration, _, split = rest.partition(":")
+    return HubDataset(repository, configuration or None, split or (source.hub.split if source.hub else "train"))
+
+
+def _print(report: PreparationReport, output: Path) -> None:
+    print_text(f"{report.dataset}: {report.rows_in} rows in, {report.rows_out} rows out")
+    for stage, reasons in report.dropped.items():
+        print_text(f"  dropped, {stage}: {sum(reasons.values())}")
+    for stage, reasons in report.reported.items():
+        print_text(f"  reported and kept, {stage}: {sum(reasons.values())}")
+    for name, written in report.outputs.items():
+        print_text(f"  {output / name}: {written['rows']} rows")
+    print_text(f"  {output / 'report.md'}")

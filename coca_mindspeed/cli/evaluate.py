@@ -70,11 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--decimals", type=at_least(1), help="accept only confidences with this many decimals")
     option("--method", help="name of the method, for reports and the paper's table")
     option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
-    option("--bin-scheme", choices=("equal_width", "equal_mass"), default="equal_width")
     option(
         "--bins-closed", choices=("right", "left"), default="right", help="side of a bin's edge (default: %(default)s)"
     )
-    option("--debias", action="store_true", help="subtract the noise of small bins from ECE")
     option("--replicates", type=at_least(1), default=1000, help="for 'ECE if calibrated' (default: %(default)s)")
     option("--seed", type=at_least(0), default=0, help="of 'ECE if calibrated' (default: %(default)s)")
     option("--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question")
@@ -86,9 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse_repeats(predictions, arguments.files)
     if arguments.format != "predictions" and arguments.position is None:
         _hint_at_position(predictions)
-    options = MetricOptions(
-        bins=arguments.bins, scheme=arguments.bin_scheme, closed=arguments.bins_closed, debias=arguments.debias
-    )
+    options = MetricOptions(bins=arguments.bins, closed=arguments.bins_closed)
     runs = unique_labels(split_runs(predictions, "all"))
     _warn_of_ungradable(runs)
     board = Scoreboard(runs, replicates=arguments.replicates, seed=arguments.seed, options=options)
@@ -287,7 +283,7 @@ def _difference(found: PairedDifference, metric: str) -> str:
 
 
 def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[str, object]) -> dict[str, object]:
-    options = ("bins", "bin_scheme", "bins_closed", "debias", "replicates", "seed")
+    options = ("bins", "bins_closed", "replicates", "seed")
     results = {run.label: {c.name: _cell(board, run, c) for c in board.columns} for run in board.runs}
     transfer = {
         label: {source: _none_for_nan(row) for source, row in matrix.items()}

@@ -107,19 +107,15 @@ def read_evaluation_sets(named: Sequence[str]) -> Iterator[Record]:
 
     Raises DataError if a data set is unknown, or a file cannot be read.
     """
-    sets = [_evaluation_set(name) for name in named]
-    for source, path in sets:
-        yield from read_records(path) if source is None else read_published(source, [path])
-
-
-def _evaluation_set(name: str) -> tuple[DataSource | None, Path]:
-    """Return the source (None for prepared records) and the path."""
-    if "=" not in name or Path(name).exists():
-        path = Path(name)
-        if not path.is_file():
-            raise DataError(f"{path}: no such file; expected prepared records, or DATASET=PATH")
-        return None, path
-    dataset, _, path_text = name.partition("=")
-    source = source_named(dataset)
-    data_files([Path(path_text)])
-    return source, Path(path_text)
+    sets: list[tuple[DataSource | None, Path]] = []
+    for name in named:
+        dataset, _, path = name.partition("=")
+        if path and not Path(name).exists():
+            sets.append((source_named(dataset), Path(path)))
+            data_files([Path(path)])
+        elif Path(name).is_file():
+            sets.append((None, Path(name)))
+        else:
+            raise DataError(f"{name}: no such file; expected prepared records, or DATASET=PATH")
+    for source, path_ in sets:
+        yield from read_records(path_) if source is None else read_published(source, [path_])

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from scipy.special import betaincinv
 
 Floats = npt.NDArray[np.float64]
-BinScheme = Literal["equal_width", "equal_mass"]
 BinsClosed = Literal["right", "left"]
 
 
@@ -46,29 +45,12 @@ def clopper_pearson(right: Any, count: Any, level: float = 0.95) -> tuple[Floats
     return binomial_low(right, count, tail), 1 - binomial_low(np.asarray(count) - right, count, tail)
 
 
-def bin_edges(
-    confidence: npt.NDArray[Any], bins: int = 10, scheme: BinScheme = "equal_width", closed: BinsClosed = "right"
-) -> npt.NDArray[Any]:
-    """Return the bin edges from 0 to 1, in the dtype of ``confidence``.
-
-    Args:
-        confidence: valid confidences ``[n]``; they determine the edges of equal-mass bins.
-        bins: number of bins; ``equal_mass`` gives fewer if values are tied, because ties are not split.
-        scheme: ``equal_width``, or ``equal_mass`` for bins of about n / bins predictions each.
-        closed: the side on which a bin includes its edge.
-    """
+def bin_edges(dtype: npt.DTypeLike = np.float64, bins: int = 10) -> npt.NDArray[Any]:
+    """Return the ``[bins + 1]`` edges of equal-width bins from 0 to 1, in the dtype of the confidences."""
     if bins < 1:
         raise ValueError(f"bins should be at least 1, found {bins}")
     # k / bins is the correctly rounded quotient, in other words the float nearest to the exact edge.
-    edges = (np.arange(bins + 1) / bins).astype(confidence.dtype)
-    if scheme == "equal_mass" and len(confidence):
-        ordered, starts = np.sort(confidence), np.arange(1, bins) * len(confidence)
-        if closed == "right":  # an edge is the last value of its bin
-            inner = ordered[np.maximum(-(-starts // bins) - 1, 0)]
-            edges = np.concatenate([edges[:1], np.unique(np.append(inner, edges[-1]))])
-        else:  # an edge is the first value of its bin
-            edges = np.concatenate([np.unique(np.append(edges[0], ordered[starts // bins])), edges[-1:]])
-    return edges
+    return (np.arange(bins + 1) / bins).astype(dtype)
 
 
 def bin_index(
@@ -102,7 +84,7 @@ def bin_table(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], clos
     check_confidence(confidence)
     valid = ~np.isnan(confidence)
     confidence, correct = confidence[valid], correct[valid]
-    edges = bin_edges(confidence, closed=closed)
+    edges = bin_edges(confidence.dtype)
     index, size = bin_index(confidence, edges, closed), len(edges) - 1
     count = np.bincount(index, minlength=size)
     right = np.bincount(index, weights=correct, minlength=size)

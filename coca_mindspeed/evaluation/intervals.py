@@ -272,9 +272,7 @@ class Estimates:
             return Interval(estimate)
         units = independent_units(self.question[~np.isnan(self.data.confidence)])
         count, right, stated = (sums[::-1] for sums in self.groups.bin_sums())
-        low, high = ece_bounds(Bins(count, right, stated, self.values["brier"], units), level)
-        # The estimate may be debiased (MetricOptions.debias).
-        return Interval(estimate, min(low, estimate), max(high, estimate))
+        return Interval(estimate, *ece_bounds(Bins(count, right, stated, self.values["brier"], units), level))
 
 
 def paired_intervals(first: Estimates, second: Estimates, level: float = 0.95) -> dict[str, Interval]:

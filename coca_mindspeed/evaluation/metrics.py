@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr
 
-from coca_mindspeed.evaluation.binning import BinScheme, BinsClosed, Floats, bin_edges, bin_index, check_confidence
+from coca_mindspeed.evaluation.binning import BinsClosed, Floats, bin_edges, bin_index, check_confidence
 from coca_mindspeed.evaluation.predictions import READINGS, Prediction, outcomes, read_as
 
 UNDEFINED = "--"
@@ -114,23 +113,15 @@ def show_under_calibration(mean: float, high: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MetricOptions:
-    """How ECE and MCE are computed.
-
-    Attributes:
-        scheme: ``equal_width`` (the paper's tables) or ``equal_mass`` bins.
-        closed: the side on which a bin includes its edge.
-        debias: subtract the noise of each bin, E|N(gap, sd^2)| - |gap|, from ECE (Kumar, Liang and Ma, 2019).
-    """
+    """Number of the bins of ECE and MCE, and the side on which a bin includes its edge."""
 
     bins: int = 10
-    scheme: BinScheme = "equal_width"
     closed: BinsClosed = "right"
-    debias: bool = False
 
     @property
     def bins_text(self) -> str:
-        """The bins as named in tables: ``10 equal-width bins closed on the right``."""
-        return f"{self.bins} {self.scheme.replace('_', '-')} bins closed on the {self.closed}"
+        """The bins as named in tables."""
+        return f"{self.bins} equal-width bins closed on the {self.closed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +148,7 @@ class Groups:
         negated, group = np.unique(-confidence[valid], return_inverse=True)
         count = np.bincount(group, minlength=len(negated)).astype(np.float64)
         right = np.bincount(group, weights=correct[valid], minlength=len(negated))
-        edges = bin_edges(confidence[valid], options.bins, options.scheme, options.closed)
+        edges = bin_edges(confidence.dtype, options.bins)
         starts = np.flatnonzero(np.diff(bin_index(-negated, edges, options.closed), prepend=-1))
         return cls((-negated).astype(np.float64), count, right, starts)
 
@@ -229,7 +220,7 @@ def calibration_metrics(
     if len(known):
         values["tokens_to_confidence"] = float(known.sum(dtype=np.float64) / len(known))
     if n_valid:
-        values |= _confidence_metrics(groups, options) | {"smooth_ece": _smooth_ece(groups)}
+        values |= _confidence_metrics(groups) | {"smooth_ece": _smooth_ece(groups)}
     reasons = {name: _reason(name, n, groups) for name, value in values.items() if math.isnan(value)}
     return CalibrationMetrics(n, n_valid, values, reasons)
 
@@ -253,7 +244,7 @@ def _dot(left: Floats, right: Floats) -> np.float64:
 _LOG_EPSILON = 1e-6  # confidences are clipped by it in the log score, else infinite for a wrong answer of confidence 1
 
 
-def _confidence_metrics(groups: Groups, options: MetricOptions) -> dict[str, float]:
+def _confidence_metrics(groups: Groups) -> dict[str, float]:
     """The metrics of confidence, except ``smooth_ece``, of at least one valid prediction."""
     values, count, right = groups.values, groups.count, groups.right
     wrong, frequency = count - right, right / count
@@ -285,21 +276,10 @@ def _confidence_metrics(groups: Groups, options: MetricOptions) -> dict[str, flo
     for name, coverage in COVERAGES.items():
         places = places_of(coverage, n)
         found[name] = np.interp(places, [0, *accepted], [0, *accepted_right]) / places
-    return {name: float(value) for name, value in (found | _binned(groups, options)).items()}
-
-
-def _binned(groups: Groups, options: MetricOptions) -> dict[str, np.float64]:
-    """ECE and MCE."""
     count, right, stated = groups.bin_sums()
-    accuracy = right / count
-    error = gap = np.abs(stated / count - accuracy)
-    if options.debias:
-        deviation = np.sqrt(accuracy * (1 - accuracy) / count)
-        z = gap / np.where(deviation > 0, deviation, 1)
-        expected = deviation * 2 * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) + gap * (1 - 2 * ndtr(-z))
-        error = np.where(deviation > 0, 2 * gap - expected, gap)
-    ece = _dot(count, error) / count.sum()
-    return {"ece": np.maximum(ece, 0.0) if options.debias else ece, "mce": gap.max()}
+    gap = np.abs(stated / count - right / count)
+    found |= {"ece": _dot(count, gap) / n, "mce": gap.max()}
+    return {name: float(value) for name, value in found.items()}
 
 
 def harmonic_numbers(up_to: int) -> Floats:

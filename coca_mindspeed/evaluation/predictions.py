@@ -99,18 +99,16 @@ def is_confidence(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
+_TEXT_FIELDS = ("id", "dataset", "question", "response")
+_FRACTIONS = ("confidence", "greedy_confidence", "expected_confidence", "confidence_mass")
 # Field -> expected value and test; a text with "null" also allows null.
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    **{name: ("text", lambda v: isinstance(v, str)) for name in ("id", "dataset", "question", "response")},
-    **{name: ("text or null", lambda v: isinstance(v, str)) for name in ("category", "method", "model", "gold")},
+    **dict.fromkeys(_TEXT_FIELDS, ("text", lambda v: isinstance(v, str))),
+    **dict.fromkeys(("category", "method", "model", "gold"), ("text or null", lambda v: isinstance(v, str))),
     "correct": ("true, false, 0, 1, or null for an ungradable answer", lambda v: isinstance(v, bool)),
-    **dict.fromkeys(
-        ("confidence", "greedy_confidence", "expected_confidence", "confidence_mass"),
-        ("null or a number from 0 to 1", is_confidence),
-    ),
+    **dict.fromkeys(_FRACTIONS, ("null or a number from 0 to 1", is_confidence)),
     "sample": ("a whole number from 0", lambda v: _is_integer(v, 0)),
-    "tokens_to_confidence": ("null or a whole number from 0", lambda v: _is_integer(v, 0)),
-    "tokens": ("null or a whole number from 0", lambda v: _is_integer(v, 0)),
+    **dict.fromkeys(("tokens_to_confidence", "tokens"), ("null or a whole number from 0", lambda v: _is_integer(v, 0))),
     "seed": ("null or a whole number", _is_integer),
 }
 
@@ -190,7 +188,6 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield row.where, {name: convert(name, value) for name, value in row.values.items()}
 
 
-_TEXT_FIELDS = ("id", "dataset", "question", "response")
 # float() would also take 1_0 and the digits of other scripts.
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
@@ -239,9 +236,9 @@ class Outcomes:
     """Arrays of n predictions for the metrics.
 
     Attributes:
-        confidence: float64 (n,), NaN where invalid.
-        correct: bool (n,).
-        tokens_to_confidence: float64 (n,), NaN where unknown.
+        confidence: float64 ``[n]``, NaN where invalid.
+        correct: bool ``[n]``.
+        tokens_to_confidence: float64 ``[n]``, NaN where unknown.
     """
 
     confidence: npt.NDArray[np.float64]

@@ -52,14 +52,6 @@ def test_a_relation_that_is_not_transitive_still_gives_one_result():
     assert cluster(["1", "2", "3", "2"], near) == [0, 0, 1, 0]  # each is compared with a cluster's first answer
 
 
-def test_equal_texts_are_never_compared():
-    def same(pairs):
-        assert all(a != b for a, b in pairs)
-        return [False] * len(pairs)
-
-    assert cluster(["a", "b", "a", "b", "b"], same) == [0, 1, 0, 1, 1]
-
-
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.randoms())
 def test_the_share_does_not_depend_on_the_order(values, random_state):
     finals = [str(v) for v in values]

@@ -48,15 +48,6 @@ def test_chat_models_by_hand(tmp_path, architecture, question):
     assert value == pytest.approx(by_hand(policy, prompt, places), rel=1e-3)
 
 
-def test_a_batch_says_what_single_questions_say(tmp_path):
-    policy = random_policy(tmp_path / "model", "qwen2")
-    records = [Record(str(i), "d", "factual", "why " * (i + 1), "") for i in range(5)]
-    target = target_of(policy)
-    together = question_probabilities(target, records)
-    assert together == pytest.approx([question_probabilities(target, [r])[0] for r in records], rel=1e-4)
-    assert len(set(together)) == 5
-
-
 def test_system_prompt_and_instruction_are_context_but_not_counted(tmp_path):
     policy = random_policy(tmp_path / "model", "qwen2")
     plain = Record("r", "d", "factual", "Who wrote it?", "")

@@ -16,7 +16,6 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.local import respond, resumable
-from coca_mindspeed.local.resumable import claim_directory, resumable_map
 from coca_mindspeed.scoring.responses import response_scorer
 from tests.baselines.models_for_tests import target_of, tiny_policy
 
@@ -92,33 +91,6 @@ def test_what_a_baseline_needs_is_asked_for(tmp_path):
         run_baseline("assessor", target, records, tmp_path / "b", OPTIONS)
     with pytest.raises(ConfigError, match="'prob'"):
         run_baseline("prob", target, records, tmp_path / "c", OPTIONS)
-
-
-def test_parts_are_done_once_and_in_order(tmp_path):
-    done = []
-
-    def work(part, items):
-        done.append((part, list(items)))
-        return [{"double": 2 * item} for item in items]
-
-    rows = resumable_map(tmp_path, range(7), 3, work, title="x", show_progress=False)
-    assert [row["double"] for row in rows] == [0, 2, 4, 6, 8, 10, 12]
-    assert done == [(0, [0, 1, 2]), (1, [3, 4, 5]), (2, [6])]
-    assert resumable_map(tmp_path, range(7), 3, work, title="x", show_progress=False) == rows
-    assert len(done) == 3
-    with pytest.raises(ConfigError, match=r"part_000000\.jsonl: "):  # of other work
-        resumable_map(tmp_path, range(8), 4, work, title="x", show_progress=False)
-
-
-def test_a_directory_belongs_to_one_set_of_settings(tmp_path):
-    claim_directory(tmp_path / "a", {"seed": 0, "k": 16})
-    claim_directory(tmp_path / "a", {"seed": 0, "k": 16})
-    with pytest.raises(ConfigError, match="k=16, found 8"):
-        claim_directory(tmp_path / "a", {"seed": 0, "k": 8})
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match=r"settings\.json"):
-        claim_directory(tmp_path / "b", {})
 
 
 def test_the_command_line(tmp_path, capsys):

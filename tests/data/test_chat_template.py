@@ -5,8 +5,6 @@ import datetime
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers.utils import chat_template_utils
 
 from coca_mindspeed.data.chat_template import (
@@ -83,20 +81,6 @@ def test_a_written_template_renders_as_with_the_variables_given(template, variab
     write_into_template(written, variables)  # a checkpoint's template, which has them already
     assert render_chat(written, CHAT) == expected
     assert written.chat_template.count(" is not defined %}{% set") == len(variables)
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-        max_leaves=5,
-    )
-)
-def test_any_value_is_written_as_it_is(value):
-    made = tokenizer("{{ a | tojson }}")
-    expected = render_chat(made, CHAT, a=value)
-    write_into_template(made, {"a": value})
-    assert render_chat(made, CHAT) == expected
 
 
 def test_a_value_that_is_given_wins_and_a_later_run_may_write_another():
@@ -197,9 +181,3 @@ def test_each_system_prompt_of_the_records_is_looked_at():
     check_template(tokenizer(template), [RECORD] * 3, SYSTEM, "model.path=DIR", KEYS)
     with pytest.raises(ConfigError, match="'own'"):
         check_template(tokenizer(template), [*[RECORD] * 3, own], SYSTEM, "model.path=DIR", KEYS)
-
-
-def test_a_template_that_refuses_a_chat_names_itself():
-    made = tokenizer("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x")
-    with pytest.raises(ConfigError, match="no system"):
-        check_template(made, [RECORD], SYSTEM, "model.path=DIR", KEYS)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from coca_mindspeed.data.prepare.deduplication import (
     SHORTEST,
     EvaluationIndex,
-    ExactDuplicates,
     NearDuplicates,
     Overlap,
     bands_for,
@@ -17,9 +16,7 @@ from coca_mindspeed.data.prepare.deduplication import (
     ngram_hashes,
     normalise,
     numbers,
-    shingles,
     tokens,
-    words,
 )
 from coca_mindspeed.data.records import Record
 
@@ -33,19 +30,6 @@ def near_duplicates(records, threshold):
 
 def question(text, answer="1"):
     return Record(text[:20], "d", "math", text, answer)
-
-
-def test_normalisation_joins_case_width_and_white_space():
-    assert normalise("  Find\n\tＸ² ½ ﬁ ") == "find x2 1⁄2 fi"
-
-
-def test_words_and_tokens():
-    text = normalise(r"Let $f(x)=\frac{1}{2}x_1$, 数学 don't")
-    assert words(text) == ["let", "f", "x", "frac", "1", "2", "x", "1", "数", "学", "don", "t"]
-    assert tokens("x+2") == ["x", "+", "2"]
-    assert tokens("x-2") != tokens("x+2")
-    assert tokens("a_1") == ["a", "_", "1"]
-    assert numbers("3 cats, 12.5 dogs, 1,000 birds and 3 fish") == ("1,000", "12.5", "3", "3")
 
 
 def test_hashes_are_the_same_on_every_machine_and_in_every_run():
@@ -63,14 +47,6 @@ def test_ngram_hashes_are_equal_exactly_where_ngrams_are(units, n):
     for i, left in enumerate(grams):
         for j, right in enumerate(grams):
             assert (hashes[i] == hashes[j]) == (left == right)
-
-
-def test_exact_duplicates_compare_normalised_questions_and_tell_answers_apart():
-    seen = ExactDuplicates()
-    assert seen.first(question("What is  2+2?", "4"), 0) is None
-    assert seen.first(question("what is 2-2?", "4"), 1) is None
-    assert seen.first(question("WHAT is 2+2?", " 4 "), 2) == (0, True)
-    assert seen.first(question("what is 2+2?", "5"), 3) == (0, False)
 
 
 @pytest.mark.parametrize("threshold", [0.4, 0.5, 0.7, 0.8, 0.9, 0.99, 1.0])
@@ -146,18 +122,6 @@ def test_only_the_same_numbers_and_answer_make_near_duplicates(other, answer, re
     assert found.keys() == ({1} if repeats else set())
 
 
-def test_result_does_not_depend_on_where_batches_end(monkeypatch):
-    records = templates(seed=3, number=100)
-    whole = near_duplicates(records, 0.7)
-    monkeypatch.setattr("coca_mindspeed.data.prepare.deduplication._DOCUMENTS_PER_FLUSH", 7)
-    assert near_duplicates(records, 0.7) == whole
-
-
-def test_nothing_repeats_nothing():
-    assert near_duplicates([], 0.8) == {}
-    assert len(shingles("?")) == 1
-
-
 def records(texts, dataset="eval"):
     return [Record(f"{dataset}-{i}", dataset, "math", text, "1") for i, text in enumerate(texts)]
 
@@ -208,10 +172,3 @@ def test_a_short_evaluation_question_counts_whole():
     assert index.overlap(records(["Tell me: what is the sum of 1 and 2, and why?"])[0]).record == "eval-0"
     assert index.overlap(records(["What is 7 times 8?"])[0]) is None  # three words are too common to be a run
     assert index.overlap(records(["what is 7"])[0]).record == "eval-1"
-
-
-def test_edges():
-    assert EvaluationIndex(records([TRAIN, TRAIN]), 13).overlap(records([TRAIN])[0]).record == "eval-0"  # the first
-    empty = EvaluationIndex([], 13)
-    assert empty.overlap(records([TRAIN])[0]) is None
-    assert EvaluationIndex(records(["???"]), 13).overlap(records(["!!!"])[0]) is None

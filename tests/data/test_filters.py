@@ -1,6 +1,5 @@
 """Difficulty, source and length, with values at the edges, and gold answers that can and cannot be graded against."""
 
-import re
 from functools import partial
 
 import pytest
@@ -15,7 +14,6 @@ from coca_mindspeed.data.prepare.filters import (
 )
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.math.grader import MathGrader
 from tests.data.tokenizers import save_tokenizer
 
@@ -71,21 +69,6 @@ def test_length_counts_the_whole_prompt(tmp_path, family):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tokenizer, "apply_chat_template", partial(text_alone, tokenizer.apply_chat_template))
         assert count(one) == length
-
-
-def test_without_a_chat_template_the_texts_are_counted(tmp_path):
-    directory = save_tokenizer("qwen", tmp_path)
-    count = PromptCounter(directory, "Be brief.")
-    count._tokenizer.chat_template = None
-    one = record("What is 1 + 2?", instruction="")
-    encode = count._tokenizer.encode
-    assert count(one) == len(encode("Be brief.")) + len(encode("What is 1 + 2?"))
-
-
-def test_tokenizers_that_are_none(tmp_path):
-    for directory in (tmp_path / "none", tmp_path):
-        with pytest.raises(DataError, match=re.escape(f"{directory}: ")):
-            LengthFilter(directory, 0, 1, None)
 
 
 @pytest.fixture(scope="module")
@@ -152,18 +135,3 @@ def of_tests(kind, **tests):
 def test_requirements_of_the_other_graders(check, checked, named):
     [problem] = check([checked])
     assert (problem == "") if named is None else (named in problem)
-
-
-def test_only_gold_answers_of_mathematics_are_parsed_and_all_of_a_batch_at_once():
-    asked = []
-
-    def grader(golds):
-        asked.append(list(golds))
-        return ["too odd" if gold == "3" else "" for gold in golds]
-
-    records = [
-        Record(str(i), "d", category, "q", str(i), None, {"aliases": ["x"]})
-        for i, category in enumerate(["math", "factual", "math", "math"])
-    ]
-    assert label_checker(grader)(records) == ["", "", "", "too odd"]
-    assert asked == [["0", "2", "3"]]

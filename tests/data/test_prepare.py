@@ -191,17 +191,6 @@ def test_splits_are_disjoint_of_the_size_asked_for_and_in_order_unless_shuffled(
     assert (train == sorted(train), validation == sorted(validation)) == (not shuffle, not shuffle)
 
 
-def test_dropping_rows_does_not_reorder_the_others(tmp_path):
-    options = {"validation": 0.0, "drop_duplicates": False, "near_duplicates": None}
-    everything = prepared(tmp_path, "a", **options)
-    fewer = prepared(tmp_path, "b", **options, filters=[SourceFilter(set(), {"olympiads"})])
-    kept = set(fewer["train.jsonl"].splitlines())
-    assert kept
-    assert [line for line in everything["train.jsonl"].splitlines() if line in kept] == fewer[
-        "train.jsonl"
-    ].splitlines()
-
-
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     questions=st.lists(st.sampled_from(["a", "A ", "b", "c 1", "c 2", ""]), min_size=1, max_size=12),

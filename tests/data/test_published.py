@@ -146,16 +146,21 @@ def test_the_papers_ten_data_sets_are_known():
         source_named("gsm9k")
 
 
-def test_gsm8k():
-    first, second = (published.gsm8k(row, i) for i, row in enumerate(source_rows.GSM8K))
-    assert (first.id, first.category, first.answer) == ("gsm8k-0", "math", "1200")
-    assert second.answer == "-5"
-
-
-def test_math500():
-    record = published.math500(source_rows.MATH500[0], 0)
-    assert (record.id, record.answer) == ("test/prealgebra/1.json", "\\frac{5}{6}")
-    assert record.metadata == {"source": "Prealgebra", "level": 2, "difficulty": 0.25}
+@pytest.mark.parametrize(
+    ("name", "row", "answer", "metadata"),
+    [
+        ("gsm8k", source_rows.GSM8K[0], "1200", {}),
+        ("gsm8k", source_rows.GSM8K[1], "-5", {}),
+        ("math500", source_rows.MATH500[0], r"\frac{5}{6}", {"source": "Prealgebra", "level": 2, "difficulty": 0.25}),
+        ("simpleqa", source_rows.SIMPLEQA[0], "Nowhere, Province",
+         {"grader": "simpleqa", "source": "Geography", "answer_type": "Place"}),
+        *(("aime24", {"problem": "q", "answer": written}, read, {})
+          for written, read in (("000", "0"), ("007", "7"), ("$999$", "999"), (33.0, "33"), ("70°", "70"))),
+    ],
+)  # fmt: skip
+def test_answers_and_metadata(name, row, answer, metadata):
+    record = SOURCES[name].convert(row, 0)
+    assert (record.answer, {key: record.metadata.get(key) for key in metadata}) == (answer, metadata)
 
 
 @pytest.mark.parametrize("publisher", source_rows.AIME)
@@ -165,13 +170,6 @@ def test_aime_is_the_same_from_every_publisher(publisher):
         "aime24-4", "aime24", "Find the number of widgets.", "25",
     )  # fmt: skip
     assert SOURCES["aime25"].convert(source_rows.AIME[publisher], 4).dataset == "aime25"
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"), [("000", "0"), ("007", "7"), ("$999$", "999"), (33.0, "33"), ("70°", "70")]
-)
-def test_aime_answers(answer, expected):
-    assert AIME24({"problem": "q", "answer": answer}, 0).answer == expected
 
 
 def test_mbpp_tests_run_and_are_shown():
@@ -195,13 +193,6 @@ def test_humaneval_tests_run_on_the_canonical_solution():
     wrong = row["prompt"] + "    return n\n" + record.metadata["tests"]["code"]
     with pytest.raises(AssertionError):
         exec(wrong, {})  # noqa: S102 - our own code
-
-
-def test_simpleqa():
-    record = published.simpleqa(source_rows.SIMPLEQA[0], 0)
-    assert (record.category, record.answer) == ("factual", "Nowhere, Province")
-    assert record.metadata["grader"] == "simpleqa"
-    assert (record.metadata["source"], record.metadata["answer_type"]) == ("Geography", "Place")
 
 
 def test_triviaqa_from_the_hub_and_from_its_authors():

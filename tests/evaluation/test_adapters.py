@@ -40,15 +40,6 @@ def test_rollouts_of_mindspeed_rl(tmp_path):
     assert first.dataset == "step_7"
 
 
-def test_confidence_from_a_float32_tensor_is_what_was_written(tmp_path):
-    row = {"prompt": "p", "response": "r", "correct": True, "response_tokens": 30}
-    values = [0.30000001192092896, 0.5, 0.123456789, 1.0]
-    path = write(tmp_path / "x.jsonl", [row | {"confidence": value} for value in values])
-    rows = read_rollouts(path)
-    assert [p.confidence for p in rows] == [0.3, 0.5, 0.123456789, 1.0]
-    assert rows[0].tokens == 30
-
-
 def test_rollouts_of_the_local_engine(tmp_path):
     row = {"id": "a", "question": "1+1", "gold": "2", "response": "r", "correct": True, "gesr": 0.25, "tokens": 20}
     path = write(
@@ -59,20 +50,6 @@ def test_rollouts_of_the_local_engine(tmp_path):
     assert (first.dataset, first.tokens, first.tokens_to_confidence) == ("x", 20, 12)
     # Of an invalid response that is where the penalty went, not where a confidence was known.
     assert second.tokens_to_confidence is None
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"prompt": "p"}, r"x\.jsonl:1: .*'response'"),
-        ({"prompt": 3, "response": "r", "correct": True}, "'prompt'"),
-        ({"prompt": "p", "response": "r", "correct": True, "confidence": 7}, "'confidence'"),
-        ({"prompt": "p", "response": ["r"], "correct": True}, "'response'"),
-    ],
-)
-def test_bad_rollouts_name_file_and_line(tmp_path, row, message):
-    with pytest.raises(DataError, match=message):
-        read_rollouts(write(tmp_path / "x.jsonl", [row]))
 
 
 @pytest.fixture
@@ -150,12 +127,17 @@ def test_answers_that_cannot_be_graded_are_refused_unless_they_are_rare(tmp_path
         ({}, DataError),
         ({"grade": None}, DataError),
         ({"grade": 0.5}, DataError),
+        ({"correct": True, "prompt": 3}, DataError),
+        ({"correct": True, "response": None}, DataError),
+        ({"correct": True, "confidence": 7}, DataError),
+        ({"correct": True, "confidence": 0.30000001192092896}, True),  # of a float32 tensor
     ],
 )
 def test_what_a_dump_says_of_an_answer(tmp_path, said, correct):
     path = write(tmp_path / "r.jsonl", [{"prompt": "1+1", "response": "2", "confidence": 0.5, **said}])
     with pytest.raises(DataError, match=r"r\.jsonl:1") if correct is DataError else nullcontext():
-        assert read_rollouts(path)[0].correct is correct
+        [found] = read_rollouts(path)
+        assert (found.correct, found.confidence) == (correct, 0.3 if "confidence" in said else 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -183,17 +165,10 @@ def test_tokens_are_counted_to_the_end_of_the_confidence(tokenizer):
     expected = next(n for n in range(1, len(ids) + 1) if fast.decode(ids[:n]).startswith(stated))
     assert parse_and_count(text, parser, counter)[1] == expected
     assert fast.decode(ids[:expected]).endswith(">\n")  # the straddling token counts
-
-
-def test_tokens_to_a_confidence_at_the_end(tokenizer):
-    counter = TokenCounter(tokenizer)
-    assert parse_and_count("nothing", ResponseParser(), counter)[1] is None
+    assert parse_and_count("nothing", parser, counter)[1] is None
     text = "42 <confidence>1</confidence> \n"
     assert parse_and_count(text, ResponseParser("last"), counter)[1] == counter.before(text, len(text) - 2)
-
-
-def test_a_missing_tokenizer_is_an_error(tmp_path):
-    for directory in (tmp_path / "no", tmp_path):
+    for directory in (tokenizer / "no", tokenizer.parent):
         with pytest.raises(DataError, match=re.escape(str(directory))):
             TokenCounter(directory)
 

@@ -136,14 +136,12 @@ def test_a_difference_says_on_how_many_questions_it_is(files, capsys):
 
 def test_options_reach_the_metrics(files):
     estimates = []
-    for options in ((), ("--bins", 1), ("--bin-scheme", "equal_mass", "--bins", 2), ("--debias",)):
+    for options in ((), ("--bins", 1)):
         assert evaluate(files / "one.jsonl", "--output", files / "out", "--replicates", 5, *options) == 0
         result = json.loads((files / "out" / "metrics.json").read_text())
         estimates.append(result["results"]["all"]["gsm8k"]["metrics"]["ece"]["estimate"])
     assert estimates[0] == pytest.approx((0.1 + 0.8 + 0.2 + 0.3) / 4)
     assert estimates[1] == pytest.approx(0.65 - 0.5)
-    assert estimates[2] == pytest.approx((abs(0.45 - 0.5) + abs(0.85 - 0.5)) / 2)
-    assert len(set(estimates)) >= 3
 
 
 def test_responses_are_graded(files, capsys):

@@ -74,12 +74,6 @@ def test_ranked_metrics_without_a_ranking(metric, n):
     assert min(found.values()) >= LEAST, found
 
 
-def test_nothing_bad_seen_is_the_exact_binomial_bound():
-    # 200 right answers, all of confidence .99: up to 1.8% wrong ones, of which each has a loss of .98.
-    found = one_confidence(0.99, 0, 200).interval("brier")
-    assert found.high == pytest.approx(0.0001 + 0.98 * (1 - 0.025 ** (1 / 200)), rel=0.05)
-
-
 @pytest.mark.parametrize(("rare", "common"), [(30, 30), (30, 300), (200, 200)])
 @pytest.mark.parametrize("rare_is_right", [True, False])
 def test_auroc_near_one(rare, common, rare_is_right):

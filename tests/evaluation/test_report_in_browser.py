@@ -77,7 +77,7 @@ def test_report(webdriver, tmp_path):
         return webdriver("POST", "/execute/sync", {"script": f"return {expression}", "args": []})
 
     widths = evaluate("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
-    assert len(widths) == 2 + 3 * 2
+    assert len(widths) == 1 + 3 * 2
     assert min(widths) > 300
     assert evaluate("[...document.images].every(i => i.alt.length > 20)")
     fetched = evaluate("performance.getEntriesByType('resource').map(e => e.name)")

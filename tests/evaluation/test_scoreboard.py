@@ -3,7 +3,6 @@
 import json
 import math
 
-import numpy as np
 import pytest
 
 from coca_mindspeed.errors import ConfigError, DataError
@@ -67,24 +66,12 @@ def test_best_follows_the_direction_and_is_none_of_equals(board):
     assert board.best(board.columns[-1], "accuracy") == set()  # one run alone is not the best
 
 
-def test_data_sets_do_not_share_their_draws(board):
-    cells = [board._cells["coca", name] for name in ("gsm8k", "aime24")]
-    assert not np.array_equal(*(cell.calibrated.draws for cell in cells))
-
-
 def test_the_options_reach_every_figure():
     run = Run("coca", rows("mine", [(1.0, False), (0.9, True)]))
     for bins, ece in ((10, 0.55), (2, 0.45)):  # in two bins both answers are in one
         board = Scoreboard([run], replicates=5, options=MetricOptions(bins=bins))
         assert board.metrics["coca", "mine"].values["ece"] == pytest.approx(ece)
         assert board.interval("coca", board.columns[0], "ece").estimate == pytest.approx(ece)
-
-
-def test_what_a_calibrated_model_would_show_is_averaged_like_ece(board):
-    [math_] = [column for column in board.columns if column.is_average]
-    parts = [board.ece_under_calibration("coca", c).mean for c in board.columns if c.name in math_.datasets]
-    assert board.ece_under_calibration("coca", math_).mean == pytest.approx(sum(parts) / 3)
-    assert board.ece_under_calibration("rlvr", Column("mine", ("mine",), False)) is None
 
 
 def test_difference_is_paired_by_question(board):

@@ -3,6 +3,7 @@
 import json
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,34 +23,24 @@ from coca_mindspeed.utils.files import file_sha256, output_directory
 
 
 class RecordBuffer:
-    """Records appended to a temporary file, each with its row; 24 bytes of memory per record."""
+    """Records appended to a temporary file; ``rows`` are the rows that they were made from, without values."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("w+b")
-        self._offsets, self._files, self._rows = array("Q"), array("L"), array("Q")
-        self._names: dict[str, int] = {}
-        self._end = 0
+        self._offsets = array("Q", [0])
+        self.rows: list[Row] = []
 
     def close(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def __len__(self) -> int:
-        return len(self._offsets)
-
     def append(self, line: bytes, row: Row) -> None:
         """Add a record's JSON line, made from ``row``."""
-        self._file.seek(self._end)
+        self._file.seek(self._offsets[-1])
         self._file.write(line)
-        self._offsets.append(self._end)
-        self._files.append(self._names.setdefault(row.file, len(self._names)))
-        self._rows.append(row.number)
-        self._end += len(line)
-
-    def row(self, index: int) -> Row:
-        """Return the row that a record was made from, without its values."""
-        return Row(list(self._names)[self._files[index]], self._rows[index])
+        self._offsets.append(self._offsets[-1] + len(line))
+        self.rows.append(Row(row.file, row.number))
 
     def line(self, index: int) -> bytes:
         self._file.seek(self._offsets[index])
@@ -139,7 +130,7 @@ class _Cleaning:
 
     def __init__(self, preparation: Preparation, records: RecordBuffer, log: FindingLog) -> None:
         self._preparation, self._records, self._log = preparation, records, log
-        self._files: dict[str, int] = {}  # rows of each file, in order
+        self._files: Counter[str] = Counter()  # rows of each file, in order
         self._ids: dict[int, tuple[str, int]] = {}
         self._exact = ExactDuplicates()
         threshold = preparation.near_duplicates
@@ -152,7 +143,7 @@ class _Cleaning:
         """Buffer the row's record, or log why it is dropped."""
         number = self.rows_in
         self.rows_in += 1
-        self._files[row.file] = self._files.get(row.file, 0) + 1
+        self._files[row.file] += 1
         try:
             record = self._preparation.source.record(row, number)
             self._check_id(record, row)
@@ -210,10 +201,13 @@ class _Cleaning:
         except (TypeError, ValueError) as error:
             self._drop(row, "ungradable", "holds a value that JSON cannot represent", str(error))
             return
-        if self._preparation.drop_duplicates and (first := self._exact.first(record, len(self._records))) is not None:
+        if (
+            self._preparation.drop_duplicates
+            and (first := self._exact.first(record, len(self._records.rows))) is not None
+        ):
             earlier, same_answer = first
             reason = "same gold answer" if same_answer else "another gold answer"
-            self._drop(row, "duplicate", reason, f"of {self._records.row(earlier).where}")
+            self._drop(row, "duplicate", reason, f"of {self._records.rows[earlier].where}")
             return
         self._records.append(line, row)
         if self._near is not None:
@@ -225,9 +219,9 @@ class _Cleaning:
             self._check_labels()
         repeats = {} if self._near is None else self._near.repeats(lambda i: self._records.value(i, "question"))
         for index, (earlier, similarity) in repeats.items():
-            detail = f"{similarity:.3f} to {self._records.row(earlier).where}"
-            self._drop(self._records.row(index), "near_duplicate", "same numbers and gold answer", detail)
-        return [index for index in range(len(self._records)) if index not in repeats]
+            detail = f"{similarity:.3f} to {self._records.rows[earlier].where}"
+            self._drop(self._records.rows[index], "near_duplicate", "same numbers and gold answer", detail)
+        return [index for index in range(len(self._records.rows)) if index not in repeats]
 
     def inputs(self) -> list[dict[str, Any]]:
         """Name, rows and SHA-256 of each file read."""

@@ -39,24 +39,21 @@ def read_judgement(text: str) -> bool | None:
 
 
 def _rows(details: Any, where: str) -> list[Any]:
+    """A row for each sample, replica by replica: numbered rows in order, grouped samples of a question taken apart."""
     if isinstance(details, Mapping):
         try:
-            numbered = sorted((int(key), row) for key, row in details.items())
+            rows = [details[key] for key in sorted(details, key=int)]
         except ValueError as error:
             raise DataError(f"{where}: details should be numbered, found key {next(iter(details))!r}") from error
-        return [row for _, row in numbered]
-    if isinstance(details, Sequence) and not isinstance(details, str):
-        return list(details)
-    raise DataError(
-        f"{where}: the evaluator's result has no verdict per sample, which scoring confidence needs; found details "
-        f"of type {type(details).__name__}"
-    )
-
-
-def _flatten(rows: Sequence[Any]) -> list[Any]:
-    """Undo OpenCompass's grouping of n samples of a question; the order becomes replica by replica."""
+    elif isinstance(details, Sequence) and not isinstance(details, str):
+        rows = list(details)
+    else:
+        raise DataError(
+            f"{where}: the evaluator's result has no verdict per sample, which scoring confidence needs; found details "
+            f"of type {type(details).__name__}"
+        )
     if not rows or not all(isinstance(row, Mapping) and "example_abbr" in row for row in rows):
-        return list(rows)
+        return rows
     columns = [{key: value for key, value in row.items() if isinstance(value, list)} for row in rows]
     samples = max((len(value) for value in columns[0].values()), default=1)
     return [{key: value[i] for key, value in row.items() if len(value) > i} for i in range(samples) for row in columns]
@@ -73,7 +70,7 @@ def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]
     """
     if "error" in result:
         raise DataError(f"{where}: the evaluator failed: {result['error']}")
-    rows = _flatten(_rows(result.get("details"), where))
+    rows = _rows(result.get("details"), where)
     if len(rows) != count:
         raise DataError(
             f"{where}: the evaluator graded {len(rows)} of {count} samples; it drops samples whose gold answer it "
@@ -142,11 +139,12 @@ def _predicted(work_dir: Path, model: str, dataset: str) -> list[Mapping[str, An
 def _shards(folder: Path, dataset: str) -> list[Path]:
     """Files ``DATASET_0.json``, ``DATASET_1.json``, ... into which OpenCompass splits a large data set."""
     names = [_SHARD.fullmatch(path.stem) for path in folder.glob("*.json")]
-    numbers = sorted(int(name["number"]) for name in names if name is not None and name["dataset"] == dataset)
-    for place, number in enumerate(numbers):
-        if place != number:
-            raise DataError(f"{folder / dataset}_{place}.json: is missing, and {dataset}_{number}.json is there")
-    return [folder / f"{dataset}_{number}.json" for number in numbers]
+    count = sum(name is not None and name["dataset"] == dataset for name in names)
+    paths = [folder / f"{dataset}_{number}.json" for number in range(count)]
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path}: is missing; there are {count} parts of {dataset}")
+    return paths
 
 
 def _refuse_ungraded(work_dir: Path, results: Sequence[Path]) -> None:

@@ -6,7 +6,6 @@ for black and white.
 """
 
 import io
-import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,12 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
-from matplotlib.ticker import LogLocator, NullLocator
 
 from coca_mindspeed.evaluation.binning import BinsClosed, bin_table, risk_coverage, roc
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, MetricOptions, calibration_metrics, show
 from coca_mindspeed.evaluation.predictions import Outcomes
-from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.files import write_atomically
 
@@ -238,34 +235,6 @@ def threshold_curves(groups: Groups) -> Figure:
     tidy(risk, xlabel="coverage (share of most confident answers)", ylabel="error rate of those")
     tidy(hits, xlabel="false positive rate", ylabel="true positive rate")
     _legend(figure, (risk, hits))
-    return figure
-
-
-def cost_scatter(board: Scoreboard, columns: Sequence[Column]) -> Figure | None:
-    """Draw accuracy against tokens to confidence, a point with intervals for each run; None if no TTC is known."""
-    tokens = {
-        column: {run.label: board.interval(run.label, column, "tokens_to_confidence").estimate for run in board.runs}
-        for column in columns
-    }
-    shown = [column for column in columns if not all(map(math.isnan, tokens[column].values()))]
-    if not shown:
-        return None
-    figure, [row] = new_figure(1, len(shown), (max(5.0, 3.6 * len(shown)), 4.4))
-    for axes, column in zip(row, shown, strict=True):
-        for index, (label, x) in enumerate(tokens[column].items()):
-            if math.isnan(x):
-                continue
-            accuracy = board.interval(label, column, "accuracy")
-            spread = np.array([[accuracy.estimate - accuracy.low], [accuracy.high - accuracy.estimate]]) * 100
-            style = line_style(index) | {"linestyle": "none", "capsize": 3, "label": plot_text(label)}
-            axes.errorbar([x], [accuracy.estimate * 100], np.maximum(spread, 0), **style)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_title(plot_text(column.name), fontsize=10)
-        tidy(axes, xlabel="tokens to confidence (log)", ylabel="accuracy, percent")
-    _legend(figure, row)
     return figure
 
 

@@ -60,11 +60,6 @@ def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
     if training := {run.label: run.training for run in runs if run.training}:
         caption = "A line for each run; faint: every step, strong: moving average."
         add("training", "Training", caption, plots.training_curves(training))
-    averages = [column for column in board.columns if column.is_average]
-    lone = [c for c in board.columns if not c.is_average and not any(c.name in a.datasets for a in averages)]
-    if board.runs:
-        caption = "Bars are 95% intervals of accuracy. Up and to the left is better."
-        add("cost", "Accuracy against tokens to confidence", caption, plots.cost_scatter(board, [*averages, *lone]))
     closed = board.options.closed
     reliability = (
         "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
