@@ -271,15 +271,15 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
     """Yield a directory, marked as ours, that becomes ``path`` if the block succeeds, and is removed if it fails.
 
     A killed process leaves it as ``.NAME.partial-*``.  Killed between the two renames of a replacement, it leaves the
-    earlier output as ``.NAME.earlier``, which the next run restores.
+    earlier output as ``.NAME.earlier-*``, which the next run restores.
 
     Raises:
         DataError: ``path`` is not empty, and is no earlier output of this kind that ``overwrite`` replaces.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    earlier = path.with_name(f".{path.name}.earlier")
-    if is_ours(earlier, kind) and is_free(path):
-        earlier.rename(path)
+    for earlier in path.parent.glob(f".{path.name}.earlier-*"):
+        if is_ours(earlier, kind) and is_free(path):
+            earlier.rename(path)
     _check_not_taken(path, overwrite, kind)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.partial-"))
     try:
@@ -287,7 +287,7 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
         yield temporary
         _check_not_taken(path, overwrite, kind)
         temporary.chmod(0o755)
-        put_in_place(temporary, path, earlier)
+        put_in_place(temporary, path, temporary.with_name(temporary.name.replace(".partial-", ".earlier-")))
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -91,8 +91,8 @@ def test_a_process_killed_while_replacing_loses_nothing(tmp_path, at):
 
 
 def test_directories_of_others_beside_the_output_are_left_alone(tmp_path):
-    for name in (".out.earlier", ".out.partial-mine"):
+    for name in (".out.earlier-mine", ".out.partial-mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis.tex").touch()
     make(tmp_path / "out")
-    assert names(tmp_path) == [".out.earlier", ".out.partial-mine", "out"]
+    assert names(tmp_path) == [".out.earlier-mine", ".out.partial-mine", "out"]

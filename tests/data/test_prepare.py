@@ -1,8 +1,6 @@
 """Preparing data sets from end to end: every row is accounted for, the same input gives the same bytes."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -11,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.cli import main
 from coca_mindspeed.data.prepare.deduplication import EvaluationIndex
 from coca_mindspeed.data.prepare.filters import DifficultyFilter, SourceFilter, label_checker
 from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
@@ -230,26 +227,6 @@ def test_several_files_number_their_rows_each_and_their_ids_together(tmp_path):
     found = {f"{f['file'][-7:]}:{f['row']}": f["detail"][-9:] for f in findings(tmp_path / "out")}
     assert found.keys() == {"a.jsonl:4", "a.jsonl:5", "b.jsonl:3", "b.jsonl:4", "b.jsonl:5"}
     assert [found[row] for row in ("a.jsonl:4", "b.jsonl:3", "b.jsonl:4")] == ["a.jsonl:1", "a.jsonl:3", "b.jsonl:1"]
-
-
-def test_killed_in_the_middle_it_leaves_no_output_and_can_be_run_again(tmp_path):
-    """The input is a pipe, so the process is certainly in the middle of its work when it is killed."""
-    pipe = tmp_path / "big.jsonl"
-    os.mkfifo(pipe)
-    arguments = ("big_math", "--input", pipe, "--output", tmp_path / "out")
-    command = [sys.executable, "-m", "coca_mindspeed.cli", "data", "prepare", *map(str, arguments)]
-    with subprocess.Popen(command) as process, pipe.open("w") as writing:
-        for row in synthetic_big_math.rows(600):  # enough for the graders' processes to be at work
-            writing.write(json.dumps(row) + "\n")
-        writing.flush()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
-    assert not (tmp_path / "out").exists()
-    pipe.unlink()
-    write_jsonl(pipe, synthetic_big_math.rows(20))
-    assert main(["data", "prepare", *map(str, arguments)]) == 0
-    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["big.jsonl", "out"]
 
 
 @pytest.mark.slow

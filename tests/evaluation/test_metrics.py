@@ -6,11 +6,9 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
-from torchmetrics.functional.classification import binary_calibration_error
 
 from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics import COVERAGES, HEADLINE, MetricOptions, calibration_metrics, places_of
@@ -85,26 +83,6 @@ def test_equal_to_the_oracles(seed):
     assert metrics.values["log_score"] == pytest.approx(log_loss(correct, confidence.clip(1e-6, 1 - 1e-6)), abs=1e-9)
     assert metrics.values["ece"] == pytest.approx(brute_ece(confidence, correct, int(bins)), abs=1e-9)
     assert metrics.values["aurc"] == pytest.approx(brute_aurc(confidence, correct), abs=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_equal_to_torchmetrics_away_from_the_edges(seed):
-    rng = np.random.default_rng(seed)
-    confidence = rng.random(300)  # no value on an edge, where conventions differ
-    correct = rng.random(300) < confidence**2
-    metrics = calibration_metrics(confidence, correct, options=MetricOptions(15))
-    for norm_name, value in (("l1", metrics.values["ece"]), ("max", metrics.values["mce"])):
-        theirs = binary_calibration_error(
-            torch.tensor(confidence), torch.tensor(correct.astype(int)), n_bins=15, norm=norm_name
-        )
-        assert value == pytest.approx(float(theirs), abs=1e-9)
-
-
-@given(outcomes, st.randoms(use_true_random=False))
-def test_order_does_not_matter(pairs, random):
-    shuffled = list(pairs)
-    random.shuffle(shuffled)
-    assert measure(pairs).values == pytest.approx(measure(shuffled).values, abs=1e-12, nan_ok=True)
 
 
 @given(outcomes)

@@ -10,7 +10,6 @@ from coca_mindspeed.evaluation.binning import risk_coverage, roc
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Outcomes
 from coca_mindspeed.evaluation.reports.plots import (
-    line_style,
     moving_average,
     png_bytes,
     reliability_diagram,
@@ -90,12 +89,6 @@ def test_an_empty_panel_says_why(figure, reasons):
 @pytest.mark.parametrize("figure", [reliability_diagram, threshold_curves])
 def test_a_panel_with_data_does_not(figure):
     assert not any("valid confidence" in text for text in texts(figure({"x": group()})))
-
-
-def test_lines_can_be_told_apart_without_colour():
-    styles = [line_style(i) for i in range(16)]
-    seen = {(s["marker"], s["markerfacecolor"] == "white") for s in styles}
-    assert len(seen) == 16
 
 
 def test_pyplot_is_never_imported():

@@ -134,14 +134,6 @@ def test_an_average_is_compared_only_with_that_of_the_same_data_sets(predictions
         assert line.endswith(named)
 
 
-def test_a_run_that_lacks_a_data_set_of_an_average_is_named():
-    runs = [Run("all", of_paper(*CODE), method="coca"), Run("half", of_paper(CODE[0]), method="coca")]
-    found = compare_with_paper(Scoreboard(runs, replicates=5), "qwen2.5-7b/math")
-    assert {row[0] for row in found.rows if row[1] == "code"} == {"all"}
-    [line] = found.left_out
-    assert line.startswith("code, half: ")
-
-
 @pytest.mark.parametrize(
     ("predictions", "method", "named"),
     [
