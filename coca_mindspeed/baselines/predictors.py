@@ -175,24 +175,17 @@ def load_probe(directory: Path) -> Probe:
     return probe
 
 
-@dataclass(frozen=True)
-class AssessorConfig:
-    """Settings of an assessor; its confidence is the probability of the first of two single-token ``labels``."""
-
-    labels: tuple[str, str] = ("1", "0")
-    fit: FitConfig = field(
-        default_factory=lambda: FitConfig(lr=1e-5, weight_decay=0.0, batch=16, epochs=3, patience=1, validation=0.1)
-    )
+ASSESSOR_FIT = FitConfig(lr=1e-5, weight_decay=0.0, batch=16, epochs=3, patience=1, validation=0.1)
 
 
 class Assessor:
-    """A causal LM whose two label tokens predict correctness."""
+    """A causal LM; its confidence is the probability of the first of two single-token labels."""
 
-    def __init__(self, policy: Policy, config: AssessorConfig) -> None:
+    def __init__(self, policy: Policy, labels: tuple[str, str] = ("1", "0")) -> None:
         """Raises ConfigError if a label is not a single token."""
-        self.policy, self._config = policy, config
-        encoded = [policy.tokenizer(label, add_special_tokens=False)["input_ids"] for label in config.labels]
-        for label, ids in zip(config.labels, encoded, strict=True):
+        self.policy = policy
+        encoded = [policy.tokenizer(label, add_special_tokens=False)["input_ids"] for label in labels]
+        for label, ids in zip(labels, encoded, strict=True):
             if len(ids) != 1:
                 raise ConfigError(f"assessor: the label {label!r} should be one token, its tokenizer makes {len(ids)}")
         self._label_ids = [ids[0] for ids in encoded]
@@ -224,7 +217,7 @@ def train_assessor(
     policy: Policy,
     records: Sequence[Record],
     correct: Sequence[bool],
-    config: AssessorConfig,
+    config: FitConfig,
     seed: int,
     progress: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> tuple[Assessor, Fit]:
@@ -232,11 +225,11 @@ def train_assessor(
 
     ``seed`` draws the validation split and the order; ``progress`` is called after each epoch.
     """
-    assessor = Assessor(policy, config)
+    assessor = Assessor(policy)
     prompts = assessor.encode(records)
 
     def logits_of(rows: Tensor) -> Tensor:
         return assessor.logits([prompts[i] for i in rows.tolist()])
 
     labels = torch.tensor(correct)
-    return assessor, fit_with_early_stopping(policy.model, logits_of, labels, config.fit, seed, progress)
+    return assessor, fit_with_early_stopping(policy.model, logits_of, labels, config, seed, progress)

@@ -12,8 +12,9 @@ import torch
 
 from coca_mindspeed.baselines.inputs import BASELINES, VOTES, answers_in_order
 from coca_mindspeed.baselines.predictors import (
+    ASSESSOR_FIT,
     Assessor,
-    AssessorConfig,
+    FitConfig,
     ProbeConfig,
     load_probe,
     save_probe,
@@ -50,7 +51,7 @@ class BaselineOptions:
     samples: int = 16
     label: str | None = None
     probe: ProbeConfig = field(default_factory=ProbeConfig)
-    assessor: AssessorConfig = field(default_factory=AssessorConfig)
+    assessor: FitConfig = ASSESSOR_FIT
     trained: Path | None = None
     show_progress: bool = True
 
@@ -166,7 +167,7 @@ class _Work:
             seed = derived_seed(self.target.seed, "assessor")
             train_assessor(policy, records, correct, self.options.assessor, seed, self._epoch)
             export_model(policy, directory)
-        return Assessor(open_assessor(directory), self.options.assessor)
+        return Assessor(open_assessor(directory))
 
     def _graded(self, name: str, records: Sequence[Record]) -> tuple[list[Record], list[bool]]:
         """The training questions with gradable answers, and the verdicts."""

@@ -248,13 +248,12 @@ def _options(arguments: argparse.Namespace) -> "BaselineOptions":
     from coca_mindspeed.baselines.run import BaselineOptions
 
     defaults = BaselineOptions()
-    fit = replace(defaults.assessor.fit, lr=arguments.assessor_lr, epochs=arguments.assessor_epochs)
     return BaselineOptions(
         batch=arguments.batch,
         samples=arguments.samples,
         label=arguments.label,
         probe=replace(defaults.probe, layer=arguments.layer, width=arguments.probe_width),
-        assessor=replace(defaults.assessor, fit=fit),
+        assessor=replace(defaults.assessor, lr=arguments.assessor_lr, epochs=arguments.assessor_epochs),
         trained=arguments.trained,
         show_progress=not arguments.quiet,
     )

@@ -13,12 +13,12 @@ from coca_mindspeed.cli.options import at_least, number, place
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
 from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
 from coca_mindspeed.data.prepare.filters import (
-    DifficultyFilter,
     Filter,
     LabelChecker,
-    LengthFilter,
     PromptCounter,
-    SourceFilter,
+    by_difficulty,
+    by_length,
+    by_source,
     label_checker,
 )
 from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
@@ -340,16 +340,15 @@ def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> P
     )
 
 
-def _filters(arguments: argparse.Namespace) -> list[Filter]:
-    filters: list[Filter] = []
+def _filters(arguments: argparse.Namespace) -> dict[str, Filter]:
+    filters: dict[str, Filter] = {}
     if arguments.source or arguments.exclude_source:
-        filters.append(SourceFilter(frozenset(arguments.source), frozenset(arguments.exclude_source)))
+        filters["source"] = by_source(frozenset(arguments.source), frozenset(arguments.exclude_source))
     if arguments.difficulty is not None:
-        low, high = arguments.difficulty
-        filters.append(DifficultyFilter(low, high, arguments.keep_unknown_difficulty))
-    if arguments.max_tokens is not None or arguments.min_tokens:
-        prompt = SYSTEM_PROMPTS[arguments.prompt]
-        filters.append(LengthFilter(arguments.tokenizer, arguments.min_tokens, arguments.max_tokens, prompt))
+        filters["difficulty"] = by_difficulty(*arguments.difficulty, keep_unknown=arguments.keep_unknown_difficulty)
+    if arguments.tokenizer is not None:
+        count = PromptCounter(arguments.tokenizer, SYSTEM_PROMPTS[arguments.prompt])
+        filters["length"] = by_length(count, arguments.min_tokens, arguments.max_tokens)
     return filters
 
 

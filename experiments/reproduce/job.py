@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from coca_mindspeed.baselines.predictors import AssessorConfig, FitConfig
+from coca_mindspeed.baselines.predictors import FitConfig
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.config.compose import ComposedConfig
@@ -97,7 +97,7 @@ def _run_baseline(place: Workplace, job: Job) -> list[Prediction]:
         batch=min(_BATCH, config.rollout.batch_responses or _BATCH),
         samples=plan.samples,
         label=job.name,
-        assessor=AssessorConfig(fit=fit),
+        assessor=fit,
         show_progress=place.show_progress,
     )
     with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:

@@ -8,7 +8,7 @@ import torch
 
 from coca_mindspeed import cli
 from coca_mindspeed.baselines.inputs import BASELINES, VOTES, answers_in_order
-from coca_mindspeed.baselines.predictors import AssessorConfig, FitConfig, ProbeConfig, save_probe, train_probe
+from coca_mindspeed.baselines.predictors import FitConfig, ProbeConfig, save_probe, train_probe
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.cli import baseline as baseline_command
 from coca_mindspeed.data.arithmetic import arithmetic_records
@@ -20,9 +20,7 @@ from coca_mindspeed.scoring.responses import response_scorer
 from tests.baselines.models_for_tests import target_of, tiny_policy
 
 QUICK = FitConfig(epochs=1, batch=16)
-OPTIONS = BaselineOptions(
-    batch=8, samples=3, probe=ProbeConfig(fit=QUICK), assessor=AssessorConfig(fit=QUICK), show_progress=False
-)
+OPTIONS = BaselineOptions(batch=8, samples=3, probe=ProbeConfig(fit=QUICK), assessor=QUICK, show_progress=False)
 
 
 def run(name, tmp_path, output, **more):

@@ -5,13 +5,7 @@ from functools import partial
 import pytest
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.data.prepare.filters import (
-    DifficultyFilter,
-    LengthFilter,
-    PromptCounter,
-    SourceFilter,
-    label_checker,
-)
+from coca_mindspeed.data.prepare.filters import PromptCounter, by_difficulty, by_length, by_source, label_checker
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.math.grader import MathGrader
@@ -27,10 +21,10 @@ def record(question="q", **metadata):
     [(0.0, "below 0.25"), (0.25, None), (0.5, None), (0.75, None), (0.7500001, "above 0.75"), (1, "above 0.75")],
 )
 def test_difficulty_is_closed_at_both_ends(difficulty, reason):
-    assert DifficultyFilter(0.25, 0.75, False)(record(difficulty=difficulty)) == reason
+    assert by_difficulty(0.25, 0.75)(record(difficulty=difficulty)) == reason
 
-    assert DifficultyFilter(0, 1, False)(record()) == "unknown"
-    assert DifficultyFilter(0, 1, True)(record()) is None
+    assert by_difficulty(0, 1)(record()) == "unknown"
+    assert by_difficulty(0, 1, keep_unknown=True)(record()) is None
 
 
 @pytest.mark.parametrize(
@@ -40,7 +34,7 @@ def test_difficulty_is_closed_at_both_ends(difficulty, reason):
 )  # fmt: skip
 def test_source(include, exclude, source, reason):
     found = record() if source is None else record(source=source)
-    assert SourceFilter(set(include), set(exclude))(found) == reason
+    assert by_source(set(include), set(exclude))(found) == reason
 
 
 def text_alone(render, *arguments, tokenize=True, **options):
@@ -59,11 +53,11 @@ def test_length_counts_the_whole_prompt(tmp_path, family):
     )
     length = len(tokenizer.encode(rendered, add_special_tokens=False))
     assert count(one) == length
-    assert LengthFilter(directory, 0, length, CONFIDENCE_FIRST_PROMPT)(one) is None
-    assert LengthFilter(directory, length, None, CONFIDENCE_FIRST_PROMPT)(one) is None
-    longer = LengthFilter(directory, 0, length - 1, CONFIDENCE_FIRST_PROMPT)
+    assert by_length(count, 0, length)(one) is None
+    assert by_length(count, length, None)(one) is None
+    longer = by_length(count, 0, length - 1)
     assert longer(one) == f"prompt longer than {length - 1} tokens"
-    shorter = LengthFilter(directory, length + 1, None, CONFIDENCE_FIRST_PROMPT)
+    shorter = by_length(count, length + 1, None)
     assert shorter(one) == f"prompt shorter than {length + 1} tokens"
     # Releases of transformers differ in what the template returns as tokens, so text is asked for.
     with pytest.MonkeyPatch.context() as patched:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.data.prepare.deduplication import EvaluationIndex
-from coca_mindspeed.data.prepare.filters import DifficultyFilter, SourceFilter, label_checker
+from coca_mindspeed.data.prepare.filters import by_difficulty, by_source, label_checker
 from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
 from coca_mindspeed.data.prepare.report import STAGES
 from coca_mindspeed.data.records import Record, read_records
@@ -62,7 +62,7 @@ def every_fate(tmp_path, **changes):
         "inputs": [write_jsonl(tmp_path / "big.jsonl", EVERY_FATE)],
         "check_labels": CHECK_LABELS,
         "skip_bad": 1,
-        "filters": [SourceFilter(set(), {"web"}), DifficultyFilter(0.1, 0.9, False)],
+        "filters": {"source": by_source(set(), {"web"}), "difficulty": by_difficulty(0.1, 0.9)},
         "evaluation": EvaluationIndex(EVALUATION, 12),
         "near_duplicates": 0.7,
         "shuffle": False,
@@ -112,7 +112,7 @@ def test_one_bad_row_more_than_allowed_stops_the_run(tmp_path):
 
 
 def test_a_data_set_of_which_nothing_is_left_says_why(tmp_path):
-    preparation = every_fate(tmp_path, filters=[SourceFilter({"nothing"}, set())])
+    preparation = every_fate(tmp_path, filters={"source": by_source({"nothing"}, set())})
     with pytest.raises(DataError, match="source: 9, malformed: 1"):
         prepare(preparation, tmp_path / "out")
     empty = write_jsonl(tmp_path / "empty.jsonl", [])

@@ -1,9 +1,8 @@
 """Filters by difficulty, source and prompt length, and the label check of preparation."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from coca_mindspeed.data.chat_template import write_into_template
 from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens
@@ -12,65 +11,42 @@ from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.registry import grader_class, grader_name
 from coca_mindspeed.utils.tokenization import load_tokenizer
 
-
-class Filter(Protocol):
-    """Returns why a record is dropped, or None to keep it.  Reasons are counted, so they name no single record."""
-
-    @property
-    def name(self) -> str:
-        """A stage of the report."""
-        ...
-
-    def __call__(self, record: Record) -> str | None: ...
+#: Returns why a record is dropped, or None to keep it.  Reasons are counted, so they name no single record.
+Filter = Callable[[Record], str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class DifficultyFilter:
+def by_difficulty(low: float, high: float, *, keep_unknown: bool = False) -> Filter:
     """Keep records whose ``metadata["difficulty"]`` is in ``[low, high]``; 0 is easiest."""
 
-    low: float
-    high: float
-    keep_unknown: bool
-    name: str = "difficulty"
-
-    def __call__(self, record: Record) -> str | None:
+    def keep(record: Record) -> str | None:
         difficulty = record.metadata.get("difficulty")
         if difficulty is None:
-            return None if self.keep_unknown else "unknown"
-        if difficulty < self.low:
-            return f"below {self.low:g}"
-        return f"above {self.high:g}" if difficulty > self.high else None
+            return None if keep_unknown else "unknown"
+        return f"below {low:g}" if difficulty < low else f"above {high:g}" if difficulty > high else None
+
+    return keep
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFilter:
+def by_source(include: Collection[str], exclude: Collection[str]) -> Filter:
     """Keep records whose ``metadata["source"]`` is in ``include`` (empty: any) and not in ``exclude``."""
 
-    include: Collection[str]
-    exclude: Collection[str]
-    name: str = "source"
-
-    def __call__(self, record: Record) -> str | None:
+    def keep(record: Record) -> str | None:
         source = str(record.metadata.get("source", "unknown"))
-        return source if source in self.exclude or (self.include and source not in self.include) else None
+        return source if source in exclude or (include and source not in include) else None
+
+    return keep
 
 
-class LengthFilter:
-    """Keep records whose whole prompt has between ``shortest`` and ``longest`` tokens."""
+def by_length(count: Callable[[Record], int], shortest: int, longest: int | None) -> Filter:
+    """Keep records whose whole prompt has between ``shortest`` and ``longest`` tokens, as ``count`` counts them."""
 
-    name = "length"
+    def keep(record: Record) -> str | None:
+        length = count(record)
+        if length < shortest:
+            return f"prompt shorter than {shortest} tokens"
+        return f"prompt longer than {longest} tokens" if longest is not None and length > longest else None
 
-    def __init__(self, tokenizer: Path, shortest: int, longest: int | None, system_prompt: str | None) -> None:
-        self._count = PromptCounter(tokenizer, system_prompt)
-        self._shortest, self._longest = shortest, longest
-
-    def __call__(self, record: Record) -> str | None:
-        length = self._count(record)
-        if length < self._shortest:
-            return f"prompt shorter than {self._shortest} tokens"
-        if self._longest is not None and length > self._longest:
-            return f"prompt longer than {self._longest} tokens"
-        return None
+    return keep
 
 
 class PromptCounter:

@@ -4,7 +4,7 @@ import json
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -61,6 +61,7 @@ class Preparation:
 
     Attributes:
         skip_bad: number of malformed rows to skip; one more stops the run.
+        filters: stage of the report -> filter.
         evaluation: for decontamination.
         gold: treatment of records whose gold answer cannot be graded.
         near_duplicates: drop questions of at least this similarity to an earlier one; None: keep them.
@@ -72,7 +73,7 @@ class Preparation:
     inputs: Sequence[Path] | HubDataset
     check_labels: LabelChecker
     skip_bad: int = 0
-    filters: Sequence[Filter] = ()
+    filters: Mapping[str, Filter] = field(default_factory=dict)
     evaluation: EvaluationIndex | None = None
     gold: GoldMode = "drop"
     drop_duplicates: bool = True
@@ -169,9 +170,9 @@ class _Cleaning:
         if preparation.source.outside is not None and (reason := preparation.source.outside(record)):
             self._drop(row, "split", "not in the test split", reason)
             return
-        for keep in preparation.filters:
+        for stage, keep in preparation.filters.items():
             if (reason := keep(record)) is not None:
-                self._drop(row, keep.name, reason)
+                self._drop(row, stage, reason)
                 return
         if preparation.evaluation is not None and (overlap := preparation.evaluation.overlap(record)) is not None:
             self._drop(row, "contamination", overlap.dataset, f"{overlap.record}: {overlap.passage}")
