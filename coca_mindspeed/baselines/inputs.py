@@ -1,4 +1,4 @@
-"""Names of the baselines, and what they are given; no torch."""
+"""Baseline names and inputs; importing this module imports no torch."""
 
 from collections import Counter
 from collections.abc import Sequence

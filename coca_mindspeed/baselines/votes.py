@@ -125,7 +125,7 @@ def program_inputs(record: Record) -> list[dict[str, Any]]:
 
 
 def _calls(code: str, entry_point: str | None) -> list[str]:
-    """Calls of the program in the asserts of test code, as self-contained expressions.
+    """Return the calls of the program in the asserts of test code, as self-contained expressions.
 
     HumanEval calls the program ``candidate``; without an entry point, the program's functions are the undefined names
     that are called.

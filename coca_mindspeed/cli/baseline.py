@@ -240,7 +240,7 @@ def _check_prompts(
         path, where = _assessor_path(arguments, arguments.trained)
         bare = bare_questions(asked)
         nothing_new = replace(limits, response=0)
-        other = _of_the_assessor(model)
+        other = _without_template_kwargs(model)
         check_prompts(path, other, bare, ASSESSOR_PROMPT, nothing_new, where=where, **how)
 
 
@@ -264,12 +264,12 @@ def _assessor_opener(arguments: argparse.Namespace, model: ModelConfig, device: 
 
     def open_assessor(directory: Path | None) -> "Policy":
         path, where = _assessor_path(arguments, directory)
-        return load_policy(path, _of_the_assessor(model), device, where=where)
+        return load_policy(path, _without_template_kwargs(model), device, where=where)
 
     return open_assessor
 
 
-def _of_the_assessor(model: ModelConfig) -> ModelConfig:
+def _without_template_kwargs(model: ModelConfig) -> ModelConfig:
     """Without the target model's chat template variables."""
     return model.model_copy(update={"chat_template_kwargs": {}})
 

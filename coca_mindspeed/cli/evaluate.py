@@ -153,7 +153,7 @@ def _base(path: Path) -> Run:
 
 
 def _predictions(path: Path) -> list[Prediction]:
-    """Predictions of a file, or of all prediction files of a run directory, with the file's label as model."""
+    """Read a file, or all prediction files of a run directory; there the file's label becomes the model."""
     if not path.is_dir():
         return read_named(path)
     files = prediction_files(path)
@@ -167,7 +167,7 @@ def _predictions(path: Path) -> list[Prediction]:
 
 
 def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
-    """Predictions of all files; of several, those that name no model and method get their file's label as model.
+    """Read all files.  If there are several, the label of a file becomes the model of rows without model and method.
 
     ``--method`` joins the files.  The files of a rollout dump are data sets of one run.
     """

@@ -79,7 +79,6 @@ def ngram_hashes(units: list[str], n: int) -> Hashes:
 _SHINGLE = 3  # tokens
 _PERMUTATIONS = 120
 _RECALL = 0.999
-_DOCUMENTS_PER_FLUSH = 512
 
 
 class ExactDuplicates:
@@ -126,46 +125,29 @@ class NearDuplicates:
         self._threshold = threshold
         self._bands, self._rows = bands_for(threshold)
         generator = np.random.default_rng(0x5EED)
-        size = self._bands * self._rows
-        self._multipliers = generator.integers(1, 2**63, size, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-        self._offsets = generator.integers(0, 2**63, size, dtype=np.uint64)
-        self._waiting: list[tuple[Hashes, int]] = []
-        self._keys: list[npt.NDArray[np.uint64]] = []
+        shape = (self._bands, self._rows, 1)
+        self._multipliers = generator.integers(1, 2**63, shape, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        self._offsets = generator.integers(0, 2**63, shape, dtype=np.uint64)
+        self._keys: list[Hashes] = []
 
     def add(self, record: Record) -> None:
         """Add the next record."""
-        same = digest(repr((numbers(normalise(record.question)), normalise(record.answer))))
-        self._waiting.append((shingles(record.question), same))
-        if len(self._waiting) == _DOCUMENTS_PER_FLUSH:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        sets = [hashes for hashes, _ in self._waiting]
+        smallest = mix(shingles(record.question) * self._multipliers + self._offsets).min(axis=-1)  # [bands, rows]
         # What has to be equal goes into every band's key: others do not even collide.
-        same = np.array([key for _, key in self._waiting], dtype=np.uint64)
-        everything = np.concatenate(sets)
-        starts = np.cumsum([0, *(len(hashes) for hashes in sets[:-1])])
-        keys = np.empty((len(sets), self._bands), dtype=np.uint64)
-        for band in range(self._bands):
-            key = same
-            for row in range(band * self._rows, (band + 1) * self._rows):
-                permuted = mix(everything * self._multipliers[row] + self._offsets[row])
-                key = mix(key ^ np.minimum.reduceat(permuted, starts))
-            keys[:, band] = key
-        self._keys.append(keys)
-        self._waiting.clear()
+        same = digest(repr((numbers(normalise(record.question)), normalise(record.answer))))
+        key = np.full(self._bands, same, dtype=np.uint64)
+        for row in range(self._rows):
+            key = mix(key ^ smallest[:, row])
+        self._keys.append(key)
 
     def repeats(self, questions: Callable[[int], str]) -> dict[int, tuple[int, float]]:
         """Return ``{index: (earlier index, similarity)}`` of the records that repeat an earlier kept one.
 
         ``questions`` returns the question of an index in the order of :meth:`add`.
         """
-        self._flush()
         if not self._keys:
             return {}
-        keys = np.concatenate(self._keys)
+        keys = np.stack(self._keys)
         shared = np.zeros(keys.shape, dtype=bool)  # keys that another record has too
         for band in range(self._bands):
             _, inverse, counts = np.unique(keys[:, band], return_inverse=True, return_counts=True)

@@ -16,7 +16,7 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
-# A cascade's rows keep the rule's own verdict beside the final one, which comes first here.
+# Prefer the cascade's final verdict over the rule's.
 _CORRECT_KEYS = ("cascade_correct", "is_correct", "correct")
 # A judge may fail to answer now and then; above this share its figures would say more about it than about the model.
 _MAX_UNDECIDED = 0.01
