@@ -44,7 +44,7 @@ def _grid(panels: int, xlabel: str, ylabel: str) -> tuple[Figure, list[Axes]]:
     columns = min(4, panels)
     rows = -(-panels // columns)
     scale = 1.0 if panels > 3 else 1.5
-    width, height = max(2.5 * scale * columns + 0.6, 5.2), 2.2 * scale * rows + 1.1
+    width, height = max(2.5 * scale * columns + 0.6, 6.0), 2.2 * scale * rows + 1.1
     figure = Figure(figsize=(width, height), dpi=DPI)
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel().tolist()
@@ -146,10 +146,10 @@ def reliability_diagram(groups: Groups, closed: BinsClosed = "right") -> Figure:
         axes.vlines(middle, table.low[full], table.high[full], color="black", linewidth=1.2, label="95% interval")
         axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=0.9, label="perfect calibration")
         for x, count in zip(middle, table.count[full], strict=True):
-            axes.text(x, 1.04, f"{count}", fontsize=6, ha="center", rotation=60, va="bottom")
+            axes.text(x, 1.03, f"{count}", fontsize=6, ha="center", rotation=60, va="bottom")
         if not full.any():
             _say_why(axes, _NO_CONFIDENCE)
-        axes.set(xlim=(0, 1), ylim=(0, 1.3), yticks=np.arange(6) / 5)
+        axes.set(xlim=(0, 1), ylim=(0, 1.2), yticks=np.arange(6) / 5)
         values = calibration_metrics(data.confidence, data.correct, options=MetricOptions(closed=closed)).values
         shown = "  ".join(f"{METRIC_SPECS[m].label} {show(m, values[m])}" for m in ("ece", "auroc", "accuracy"))
         axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=8)
