@@ -147,7 +147,7 @@ class Groups:
         valid = ~np.isnan(confidence)
         negated, group = np.unique(-confidence[valid], return_inverse=True)
         count = np.bincount(group, minlength=len(negated)).astype(np.float64)
-        right = np.bincount(group, weights=correct[valid], minlength=len(negated))
+        right = np.bincount(group, weights=correct[valid], minlength=len(negated)).astype(np.float64)
         edges = bin_edges(confidence.dtype, options.bins)
         starts = np.flatnonzero(np.diff(bin_index(-negated, edges, options.closed), prepend=-1))
         return cls((-negated).astype(np.float64), count, right, starts)
