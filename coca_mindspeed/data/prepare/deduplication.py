@@ -135,7 +135,7 @@ class NearDuplicates:
         smallest = mix(shingles(record.question) * self._multipliers + self._offsets).min(axis=-1)  # [bands, rows]
         # What has to be equal goes into every band's key: others do not even collide.
         same = digest(repr((numbers(normalise(record.question)), normalise(record.answer))))
-        key = np.full(self._bands, same, dtype=np.uint64)
+        key: Hashes = np.full(self._bands, same, dtype=np.uint64)
         for row in range(self._rows):
             key = mix(key ^ smallest[:, row])
         self._keys.append(key)
