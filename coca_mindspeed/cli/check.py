@@ -156,10 +156,10 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
 def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     """Print the plan and the memory of a local run; refuse one that its device cannot hold."""
     from coca_mindspeed.local.checks import device_bytes, memory_problems, process_bytes
+    from coca_mindspeed.local.device import choose_device
     from coca_mindspeed.local.memory import NotEstimatedError, estimate_memory
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.optimizer import require_optimizer
-    from coca_mindspeed.local.policy import choose_device
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
 
@@ -217,8 +217,9 @@ def _try_model(config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGr
     """Load the model, sample from it as a run does before its first step, and run one step."""
     import torch
 
+    from coca_mindspeed.local.device import choose_device
+    from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
-    from coca_mindspeed.local.policy import choose_device, load_policy
     from coca_mindspeed.local.schedule import derived_seed
 
     if config.trainer.threads is not None:

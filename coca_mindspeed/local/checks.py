@@ -15,11 +15,11 @@ import torch
 from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
+from coca_mindspeed.local.device import has_bfloat16
 from coca_mindspeed.local.memory import MemoryEstimate, NotEstimatedError, estimate_memory
 from coca_mindspeed.local.model_files import (
     read_model_config,
 )
-from coca_mindspeed.local.policy import has_bfloat16
 from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.limits import memory_limit

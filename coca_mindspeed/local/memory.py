@@ -23,12 +23,14 @@ from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError
+from coca_mindspeed.local.activation_checkpointing import checkpoint_activations
 from coca_mindspeed.local.attention import most_matmul_tokens, suggest_eager_attention, use_fast_attention
+from coca_mindspeed.local.device import choose_device, resolve_dtype
 from coca_mindspeed.local.lm_head import add_embedding_gradients
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
-from coca_mindspeed.local.policy import Policy, checkpoint_activations, choose_device, resolve_dtype
+from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.sampler import Decoder, draw
 from coca_mindspeed.local.update import largest_group_sizes

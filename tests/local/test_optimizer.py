@@ -13,9 +13,9 @@ from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
 from coca_mindspeed.local import optimizer as optimizer_module
 from coca_mindspeed.local.checkpoint import load_optimizer_state
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.memory import estimate_memory
 from coca_mindspeed.local.optimizer import build_optimizer, moments_bytes, require_optimizer, step_bytes
-from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.schedule import learning_rate
 from tests.local.models_for_tests import write_random_model

@@ -9,9 +9,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import self_test
+from coca_mindspeed.local.activation_checkpointing import checkpoint_activations
 from coca_mindspeed.local.attention import use_fast_attention
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.policy import Policy, checkpoint_activations, load_policy
+from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.self_test import SelfTestError, choose_computation
 from tests import tokenizers_for_tests as kinds

@@ -21,6 +21,8 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.checks import emulated_dtype
+from coca_mindspeed.local.device import choose_device, resolve_dtype
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import (
     context_limit,
     encode_prompts,
@@ -28,7 +30,6 @@ from coca_mindspeed.local.model_files import (
     read_model_config,
     render_prompts,
 )
-from coca_mindspeed.local.policy import choose_device, load_policy, resolve_dtype
 from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
@@ -452,7 +453,7 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
         raise AssertionError("the model was loaded")
 
     with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.local.policy.load_policy", load)
+        patched.setattr("coca_mindspeed.local.load.load_policy", load)
         assert f"{bad}:{len(QUESTIONS) + 1}: record" in (said := baseline("--data", str(bad)))
         assert "metadata['aliases']" in said
         assert re.search(
