@@ -15,16 +15,23 @@ from transformers import AutoModelForCausalLM
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.activation_checkpointing import checkpoint_activations
-from coca_mindspeed.local.attention import suggest_eager_attention, use_fast_attention
+from coca_mindspeed.local.attention import use_fast_attention
 from coca_mindspeed.local.device import resolve_dtype
 from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
 from coca_mindspeed.local.model_files import load_tokenizer, read_model_config
-from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.self_test import choose_computation
+from coca_mindspeed.local.policy import Policy, Sharing
+from coca_mindspeed.local.sampler import Decoder
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.tokenization import token_text
 
-_SHARED = {"prefix": "prompts and their common prefix", "prompts": "prompts alone", "none": "nothing"}
+#: ``model_type`` of the architectures that tests/local/test_architectures.py compares with plain passes.
+TESTED = (
+    *("cohere", "cohere2", "deepseek_v3", "gemma", "gemma3_text", "gpt2", "gpt_neox", "granite"),
+    *("llama", "llama4_text", "mistral", "mixtral", "olmo2", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+    *("qwen3_moe", "smollm3", "stablelm"),
+)
+_WINDOWS = ("sliding_window", "attention_chunk_size")  # None or 0: no layer has one
+_TOLERANCE, _TOLERANCE_OF_BFLOAT16 = 1e-2, 0.2  # nats; float32 is off by 1e-5
 
 
 def load_policy(
@@ -46,18 +53,25 @@ def load_policy(
     if config.attention == "flash_attention_2" and missing:
         raise ConfigError("model.attention=flash_attention_2: needs the package flash-attn, which is not installed")
     tokenizer = load_tokenizer(path, config, where=where)
-    read_model_config(path, config, where=where)
+    architecture = read_model_config(path, config, where=where)
+    sharing, attention = sharing_of(architecture, config), config.attention
+    if sharing == "none":
+        attention = "eager" if attention == "sdpa" else attention
+        print_text(
+            f"note: {where}={path}: {architecture.model_type} is not a tested architecture (docs/training.md): "
+            f"{attention} attention, no prefix sharing",
+            sys.stderr,
+        )
     try:
-        with suggest_eager_attention(config.attention, f"{where}={path}"):
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                path,
-                dtype=dtype,
-                attn_implementation=config.attention,
-                trust_remote_code=config.trust_remote_code,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below by their keys
-            )
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=config.trust_remote_code,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below by their keys
+        )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
     _check_all_weights_loaded(model, loading, f"{where}={path}")
@@ -76,27 +90,57 @@ def load_policy(
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     try:
         text = token_text(tokenizer, len(LMHead.of(model).head.weight))
-        policy = Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, resolve_dtype(config, device)))
+        compute_dtype = getattr(torch, resolve_dtype(config, device))
+        policy = Policy(model, tokenizer, text, eos_ids, pad_id, compute_dtype, sharing=sharing)
         if config.gradient_checkpointing:
             checkpoint_activations(model)
-        _choose_computation(policy, config, f"{where}={path}")
+        if sharing == "none":
+            check_sampler(policy)
     except ValueError as error:
         raise ConfigError(f"{where}={path}: {error}") from error
     return policy
 
 
-def _choose_computation(policy: Policy, config: ModelConfig, where: str) -> None:
-    """Set attention and sharing by the self-test; print a note if they differ from the configuration."""
-    problem = choose_computation(policy)
-    if not problem:
-        return
-    eager = policy.model.config._attn_implementation == "eager"
-    kind = "warning" if eager and config.attention != "eager" else "note"
-    print_text(
-        f"{kind}: {where}: with model.attention={config.attention} and a shared prefix, {problem}; computed with "
-        f"model.attention={'eager' if eager else config.attention}, shared: {_SHARED[policy.sharing]}",
-        sys.stderr,
-    )
+def sharing_of(architecture: Any, config: ModelConfig) -> Sharing:
+    """Computations that prompts share: none unless the architecture is tested, no prefix if it has windows.
+
+    With prompts of several lengths, padding follows a shared prefix, and windows count it.
+    """
+    remote = config.trust_remote_code and hasattr(architecture, "auto_map")
+    if architecture.model_type not in TESTED or remote:
+        return "none"
+    return "prompts" if any(getattr(architecture, name, None) for name in _WINDOWS) else "prefix"
+
+
+def check_sampler(policy: Policy) -> None:
+    """Raise ValueError if log-probs of the sampler, with padding and a cache, differ from those of plain passes."""
+    refusal = f"a {type(policy.model).__name__} cannot be sampled and trained here"
+    try:
+        off = _error_of_sampler(policy)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of the architecture's code
+        reason = next(iter(str(error).splitlines()), "")
+        raise ValueError(f"{refusal}: {type(error).__name__}: {reason}") from error
+    exact = policy.compute_dtype == policy.model.dtype == torch.float32
+    if not off <= (_TOLERANCE if exact else _TOLERANCE_OF_BFLOAT16):
+        raise ValueError(f"{refusal}: the sampler's log-probs differ from those of plain passes by {off:.2g}")
+
+
+def _error_of_sampler(policy: Policy) -> float:
+    """The largest difference in nats, of two short random texts."""
+    random = torch.Generator().manual_seed(0)
+    texts = torch.randint(policy.vocabulary, (2, 10), generator=random).to(policy.device)
+    prompts = [texts[0, :6].tolist(), texts[1, :3].tolist()]
+    with torch.inference_mode(), policy.autocast():
+        decoder = Decoder(policy, prompts)
+        sampled = [decoder.logits]
+        for t in range(4):
+            decoder.step(torch.stack([texts[0, 6 + t], texts[1, 3 + t]])[:, None])
+            sampled.append(decoder.logits)
+        plain = [policy.model(input_ids=text[None], use_cache=False).logits[0] for text in (texts[0], texts[1, :7])]
+    expected = torch.stack([logits[-5:] for logits in plain], dim=1).float().log_softmax(dim=-1)
+    return float((torch.stack(sampled).float().log_softmax(dim=-1) - expected).abs().max())
 
 
 def _check_all_weights_loaded(model: Any, loading: Mapping[str, Any], where: str) -> None:

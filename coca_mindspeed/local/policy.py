@@ -13,8 +13,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.local.lm_head import LMHead
 from coca_mindspeed.local.model_files import encode_prompts
 
-#: Computed once: the batch's common prefix and each prompt for its group; each prompt for its group; nothing.  With
-#: prompts of several lengths, padding follows a shared prefix, and windows and ALiBi may count it (:mod:`.self_test`).
+#: ``prefix``: the batch's common prefix and each prompt are computed once; ``prompts``: each prompt; ``none``: nothing.
 Sharing = Literal["prefix", "prompts", "none"]
 
 
