@@ -4,7 +4,6 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,28 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
-from coca_mindspeed.cli.options import above, at_least, place
-from coca_mindspeed.config.checks import CHECKS, Problem, find_problems, missing_data, missing_model, refuse
+from coca_mindspeed.cli.options import at_least, place
+from coca_mindspeed.config.checks import CHECKS, find_problems, missing_data, missing_model, refuse
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.steps import training_rows, with_steps
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError
-from coca_mindspeed.mindspeed.checks import explained_layout_problems
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
-from coca_mindspeed.mindspeed.plan import (
-    MOST_NODES,
-    ClusterPlan,
-    Rates,
-    fastest_layout,
-    iteration_seconds,
-    layout_overrides,
-    layouts_for_budget,
-    make_plan,
-    read_rates,
-    run_days,
-)
+from coca_mindspeed.mindspeed.plan import ClusterPlan, Rates, iteration_seconds, make_plan, read_rates, run_days
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
@@ -51,7 +38,7 @@ if TYPE_CHECKING:
     from coca_mindspeed.data.records import Record
     from coca_mindspeed.grading.verdict import MeasuredGrader
 
-_CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "budget", "metrics")
+_CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "metrics")
 _GRAPH_MODE = (
     "graph mode (enforce_eager=false), not tried on an NPU: the run sets TASK_QUEUE_ENABLE=1; every wake-up of vLLM "
     "repeats the capture, and may replay graphs with addresses of freed weights: rollout/log_prob_gap must stay as in "
@@ -68,8 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in DIR")
     script = "write the facts that the launch scripts read: platform, nodes, NPUs, CPUs, each stage as fresh or resume"
     parser.add_argument("--for-script", type=Path, metavar="FILE", help=script)
-    budget = "find the smallest layout that runs in DAYS by estimate, and print its overrides"
-    parser.add_argument("--budget", type=above(0), metavar="DAYS", help=budget)
     metrics = "metrics.jsonl of an earlier run on NPUs: estimate time by its lengths and its rate"
     parser.add_argument("--metrics", type=Path, metavar="FILE", help=metrics)
     parser.add_argument("--quiet", action="store_true", help="print problems only")
@@ -238,8 +223,6 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
         if not plan.resolved.enforce_eager:
             notes.append(_GRAPH_MODE)
         _print(composed.name, _cluster_rows(plan, config, rates), memory, notes)
-    if arguments.budget is not None:
-        _find_layout(composed, plan, arguments, rates)
     refuse(plan.problems, f"{composed.name} cannot run:")
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
@@ -255,44 +238,6 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
             raise ConfigError(f"--write {file}: is a directory; name a file in it")
         write_run_file(file, values, composed.name)
         print_text(f"written: {file}")
-
-
-def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argparse.Namespace, rates: Rates) -> None:
-    """Print the smallest layout that runs in ``--budget`` days; refuse if there is none."""
-    days, resolved, title = arguments.budget, plan.resolved, f"{composed.name} cannot run in {arguments.budget:g} days:"
-    if composed.run.hardware.platform != "npu":
-        raise UsageError("--budget: is for hardware.platform npu; times on the CPU shim are not estimated")
-    of_layout = {(problem.code, problem.key) for problem in explained_layout_problems(resolved)}
-    others = [p for p in plan.problems if (p.code, p.key) not in of_layout and not p.code.startswith("memory-")]
-    refuse(others, f"{composed.name} cannot run:")
-    if plan.iterations is None:
-        reason, fix = "the number of questions is unknown", "set data.rows, or data.train to an existing file"
-        refuse([Problem("budget-iterations", "data.rows", composed.run.data.rows, reason, fix)], title)
-    iterations = (plan.iterations or 0) * len(composed.run.method.training_method.stages)
-    for layout in layouts_for_budget(resolved, iterations, days, rates):
-        changes = layout_overrides(resolved, layout)
-        # Keys that are interpolated from the layout follow only in the composed configuration.
-        if make_plan(compose_any_layout(arguments.run_name, [*arguments.overrides, *changes]).run).problems:
-            continue
-        for nodes in range(1, layout.nodes):
-            fewer = resolved.vary("nodes", nodes)
-            if run_days(fewer, iterations, rates) <= days:
-                for problem in explained_layout_problems(fewer):
-                    print_text(f"{_nodes(nodes)} would be enough, but: {problem}")
-        shape = f"TP {layout.tp} x PP {layout.pp}, rollout TP {layout.rollout_tp}"
-        time = _duration(run_days(layout, iterations, rates))
-        print_text(f"{_nodes(layout.nodes)}, {shape}: about {time}; overrides:")
-        print_text(f"    {' '.join(changes) or 'none'}")
-        if layout.nodes > 1:
-            print_text(f"start the launch script on every node with NNODES={layout.nodes} (docs/ascend.md, Two nodes)")
-        return
-    fastest, fix = fastest_layout(resolved), ""
-    if fastest is not None:
-        least = math.ceil(100 * run_days(fastest, iterations, rates)) / 100
-        changed = " ".join(layout_overrides(resolved, fastest)) or "this run"
-        fix = f"nearest that works: --budget {least:g} ({_duration(least)}), by {changed}"
-    reason = f"no layout of up to {MOST_NODES} nodes runs in {days:g} days"
-    refuse([Problem("budget", "hardware.nodes", resolved.nodes, reason, fix)], title)
 
 
 def _duration(days: float) -> str:
