@@ -30,7 +30,7 @@ from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.evaluation.reports.plots import new_figure, save_figure, tidy
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.model_server import ModelServer

@@ -29,7 +29,7 @@ from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.evaluation.predictions import read_predictions, write_predictions
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import export_model
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.local.sft import warm_up

@@ -8,7 +8,8 @@ import torch
 from benchmarks.timing import alternate
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import pad_left
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import warm_start

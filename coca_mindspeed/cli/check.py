@@ -4,9 +4,8 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 """
 
 import argparse
-import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,35 +14,21 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
-from coca_mindspeed.cli.options import above, at_least, place
-from coca_mindspeed.config.checks import CHECKS, Problem, find_problems, missing_data, missing_model, refuse
+from coca_mindspeed.cli.options import at_least, place
+from coca_mindspeed.config.checks import CHECKS, find_problems, missing_data, missing_model, refuse
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.steps import training_rows, with_steps
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError
-from coca_mindspeed.mindspeed.checks import explained_layout_problems
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
-from coca_mindspeed.mindspeed.plan import (
-    MOST_NODES,
-    ClusterPlan,
-    Rates,
-    fastest_layout,
-    iteration_seconds,
-    layout_overrides,
-    layouts_for_budget,
-    make_plan,
-    read_rates,
-    run_days,
-)
+from coca_mindspeed.mindspeed.plan import ClusterPlan, Rates, iteration_seconds, make_plan, read_rates, run_days
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
-from coca_mindspeed.utils.eta import duration
 from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.limits import usable_cpus
 from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_configuration, verls_directory
 from coca_mindspeed.verl.settings import verl_settings
@@ -52,20 +37,13 @@ from coca_mindspeed.verl.upstream_keys import known_keys, unknown_keys
 if TYPE_CHECKING:
     from coca_mindspeed.data.records import Record
     from coca_mindspeed.grading.verdict import MeasuredGrader
-    from coca_mindspeed.local.policy import Policy
 
-_CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "budget", "metrics")
+_CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "metrics")
 _GRAPH_MODE = (
     "graph mode (enforce_eager=false), not tried on an NPU: the run sets TASK_QUEUE_ENABLE=1; every wake-up of vLLM "
     "repeats the capture, and may replay graphs with addresses of freed weights: rollout/log_prob_gap must stay as in "
     "eager mode (docs/ascend.md, graph mode)"
 )
-_LONGEST_STEP = 120.0  # seconds
-_FIRST_TRY = (
-    "data.epochs=null trainer.steps=2 rollout.prompts=4 rollout.group_size=4 rollout.max_prompt_tokens=256 "
-    "rollout.max_new_tokens=64"
-)
-_MOMENTS = {"adamw": "float32", "adamw_8bit": "one byte each, with scales; the embedding's float32"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,8 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in DIR")
     script = "write the facts that the launch scripts read: platform, nodes, NPUs, CPUs, each stage as fresh or resume"
     parser.add_argument("--for-script", type=Path, metavar="FILE", help=script)
-    budget = "find the smallest layout that runs in DAYS by estimate, and print its overrides"
-    parser.add_argument("--budget", type=above(0), metavar="DAYS", help=budget)
     metrics = "metrics.jsonl of an earlier run on NPUs: estimate time by its lengths and its rate"
     parser.add_argument("--metrics", type=Path, metavar="FILE", help=metrics)
     parser.add_argument("--quiet", action="store_true", help="print problems only")
@@ -137,7 +113,8 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
 
 
 def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
-    """Check a run of the local engine: its inputs before torch is imported, then memory, then one step."""
+    """Check a run of the local engine: its inputs before torch is imported, then memory, then sampled responses."""
+    from coca_mindspeed.local.disk_space import weight_shapes
     from coca_mindspeed.local.run_directory import FoundRun
     from coca_mindspeed.local.validation import check_questions, read_inputs
 
@@ -149,76 +126,60 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     inputs = read_inputs(config, FoundRun(Path()))
     with closing(check_questions(inputs, show_progress=not quiet)) as grader:
         _check_memory(inputs.config, name, quiet)
-        if _has_weights(inputs.config):
-            _try_model(inputs.config, inputs.train, grader, quiet)
+        if (path := inputs.config.model.path) is not None and weight_shapes(Path(path)):
+            _sample(inputs.config, inputs.train, grader, quiet)
 
 
 def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     """Print the plan and the memory of a local run; refuse one that its device cannot hold."""
-    from coca_mindspeed.local.checks import device_bytes, memory_problems, process_bytes
-    from coca_mindspeed.local.memory import NotEstimatedError, estimate_memory
+    from coca_mindspeed.local.device import choose_device
+    from coca_mindspeed.local.disk_space import TINY_MODEL, weight_shapes
+    from coca_mindspeed.local.memory import estimate_memory
+    from coca_mindspeed.local.memory_probe import check_memory, free_bytes
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.optimizer import require_optimizer
-    from coca_mindspeed.local.policy import choose_device
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
 
     device, path = choose_device(config.trainer.device), config.model.path
     require_optimizer(config.optimizer, device)
-    architecture = tiny_config() if path is None else read_model_config(Path(path), config.model)
-    stages = [f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass" for stage in _sft_stages(config)]
-    rows = [*_local_rows(config), *(("before training", stage) for stage in stages)]
     if not quiet:
-        print_text("estimating memory", sys.stderr)
-    try:
-        need = estimate_memory(config, architecture)
-    except NotEstimatedError as error:
-        print_text(f"warning: {error}", sys.stderr)
-        if not quiet:
-            _print(name, rows, [], [])
-        return
-    process, total = process_bytes(device), device_bytes(device)
-    if not quiet:
-        room = (total - process) / GIB
-        trained = "all trained" if need.trained == need.parameters else f"{need.trained:,} trained"
-        kept = [
-            Part("weights", need.weights, f"{need.parameters:,} parameters, {trained}"),
-            Part("moments", need.moments, f"AdamW's two, {_MOMENTS[config.optimizer.name]}"),
+        if path is None:
+            need = estimate_memory(config, tiny_config(), TINY_MODEL)
+        else:
+            need = estimate_memory(config, read_model_config(Path(path), config.model), weight_shapes(Path(path)))
+        rows, warm_up = _local_rows(config), config.warm_up
+        if warm_up.records is not None:
+            stage = f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
+            rows.append(("before training", f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass"))
+        room = free_bytes(device) / GIB
+        kept = [Part(part, getattr(need, part), "") for part in ("weights", "moments", "logits")]
+        update = [*kept, Part("gradients", need.gradients, ""), Part("activations", need.activations, "")]
+        rollout = [*kept, Part("KV cache", need.cache, "at the end of the longest responses")]
+        phases = [
+            Phase(phase, parts, sum(part.gib for part in parts), room)
+            for phase, parts in (("update", update), ("rollout", rollout))
         ]
-        update = [
-            *kept,
-            Part("gradients", need.gradients, ""),
-            Part("activations and logits", need.update, "peak of the largest microbatch"),
-            *([Part("optimizer step", need.step, "peak, after the activations are freed")] if need.step else []),
-        ]
-        rollout = [
-            *kept,
-            Part("KV cache", need.cache, "at the end of the longest responses"),
-            Part("sampling", need.rollout, "KV cache, logits and one reordering"),
-        ]
-        phases = [Phase("update", update, need.update_peak / GIB, room)]
-        phases.append(Phase("rollout", rollout, need.rollout_peak / GIB, room))
-        if need.merged:
-            merged = [Part("merged model", need.merged, "float32")]
-            phases.append(Phase("export", merged, need.export_peak / GIB, room))
-        prompt, response = config.rollout.max_prompt_tokens, config.rollout.max_new_tokens
-        lengths = f"prompts of {prompt} and responses of {response} tokens"
-        used = f"{process / GIB:.2f} GiB of {total / GIB:.2f} are Python and the libraries"
-        _print(f"{name} on {device}", rows, phases, [f"for {lengths}, the longest; {used}"])
-    refuse(memory_problems(need, total - process, config, architecture), f"{name} does not fit:")
+        lengths = (
+            f"prompts of {config.rollout.max_prompt_tokens} and responses of {config.rollout.max_new_tokens} tokens"
+        )
+        note = f"formula for {lengths}, the longest; Python and its libraries come on top (docs/training.md, Memory)"
+        _print(f"{name} on {device}", rows, phases, [note])
+    if path is not None:
+        check_memory(config, device, show_progress=not quiet)
 
 
-def _has_weights(config: RunConfig) -> bool:
-    files = Path(config.model.path).iterdir() if config.model.path is not None else ()
-    return any(file.suffix in (".safetensors", ".bin") for file in files)
+def _sample(config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrader", quiet: bool) -> None:
+    """Load the model and print the preflight of a run.
 
-
-def _try_model(config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrader", quiet: bool) -> None:
-    """Load the model, sample from it as a run does before its first step, and run one step."""
+    Refuses a model that hardly states a confidence, unless a warm-up follows.
+    """
     import torch
 
+    from coca_mindspeed.local.device import choose_device
+    from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
-    from coca_mindspeed.local.policy import choose_device, load_policy
+    from coca_mindspeed.local.preflight import run_preflight
     from coca_mindspeed.local.schedule import derived_seed
 
     if config.trainer.threads is not None:
@@ -226,18 +187,8 @@ def _try_model(config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGr
     device, lora = choose_device(config.trainer.device), config.model.lora
     policy = load_policy(Path(str(config.model.path)), config.model, device, dtype=dtype_of_weights(lora))
     add_adapters(policy, lora, derived_seed(config.seed, "adapters"))
-    if config.evaluation.preflight:
-        _sample(policy, config, train, grader, quiet)
-    if not quiet:
-        _print_step(policy, config, train, grader)
-
-
-def _sample(
-    policy: "Policy", config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrader", quiet: bool
-) -> None:
-    """Print the preflight of a run; refuse a model that hardly states a confidence, unless a warm-up follows."""
-    from coca_mindspeed.local.preflight import run_preflight
-
+    if not config.evaluation.preflight:
+        return
     if not quiet:
         print_text(f"sampling {config.evaluation.preflight} responses", sys.stderr)
     found = run_preflight(policy, train, grader, config)
@@ -247,29 +198,6 @@ def _sample(
         refuse(found.problems())
     elif not quiet:
         print_text("the run samples again after its warm-up")
-
-
-def _print_step(policy: "Policy", config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrader") -> None:
-    """Run one step within :data:`_LONGEST_STEP`, and print its time and that of all steps."""
-    from coca_mindspeed.local.step_time import run_step
-
-    print_text(f"running one step, for at most {duration(_LONGEST_STEP)}", sys.stderr)
-    step = run_step(policy, config, train, grader, _LONGEST_STEP)
-    if step is None:
-        print_text(f"one step takes more than {duration(_LONGEST_STEP)}; train shows the time left")
-        print_text(f"for a first try: {_FIRST_TRY}")
-        return
-    parts = f"rollout {step.rollout:.3g}, update {step.update:.3g}"
-    load = f"load {step.load:.2g} on {usable_cpus()} CPUs"
-    print_text(f"one step took {step.seconds:.3g} s of {step.clock} time ({parts}) in {step.wall:.3g} s; {load}")
-    whole = f"about {duration(step.seconds * config.total_steps)} of {step.clock} time"
-    print_text(f"{config.total_steps} such steps: {whole}, without evaluations and supervised stages")
-
-
-def _sft_stages(config: RunConfig) -> Iterator[str]:
-    warm_up = config.warm_up
-    if warm_up.records is not None:
-        yield f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
 
 
 def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:
@@ -295,8 +223,6 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
         if not plan.resolved.enforce_eager:
             notes.append(_GRAPH_MODE)
         _print(composed.name, _cluster_rows(plan, config, rates), memory, notes)
-    if arguments.budget is not None:
-        _find_layout(composed, plan, arguments, rates)
     refuse(plan.problems, f"{composed.name} cannot run:")
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
@@ -312,44 +238,6 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
             raise ConfigError(f"--write {file}: is a directory; name a file in it")
         write_run_file(file, values, composed.name)
         print_text(f"written: {file}")
-
-
-def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argparse.Namespace, rates: Rates) -> None:
-    """Print the smallest layout that runs in ``--budget`` days; refuse if there is none."""
-    days, resolved, title = arguments.budget, plan.resolved, f"{composed.name} cannot run in {arguments.budget:g} days:"
-    if composed.run.hardware.platform != "npu":
-        raise UsageError("--budget: is for hardware.platform npu; times on the CPU shim are not estimated")
-    of_layout = {(problem.code, problem.key) for problem in explained_layout_problems(resolved)}
-    others = [p for p in plan.problems if (p.code, p.key) not in of_layout and not p.code.startswith("memory-")]
-    refuse(others, f"{composed.name} cannot run:")
-    if plan.iterations is None:
-        reason, fix = "the number of questions is unknown", "set data.rows, or data.train to an existing file"
-        refuse([Problem("budget-iterations", "data.rows", composed.run.data.rows, reason, fix)], title)
-    iterations = (plan.iterations or 0) * len(composed.run.method.training_method.stages)
-    for layout in layouts_for_budget(resolved, iterations, days, rates):
-        changes = layout_overrides(resolved, layout)
-        # Keys that are interpolated from the layout follow only in the composed configuration.
-        if make_plan(compose_any_layout(arguments.run_name, [*arguments.overrides, *changes]).run).problems:
-            continue
-        for nodes in range(1, layout.nodes):
-            fewer = resolved.vary("nodes", nodes)
-            if run_days(fewer, iterations, rates) <= days:
-                for problem in explained_layout_problems(fewer):
-                    print_text(f"{_nodes(nodes)} would be enough, but: {problem}")
-        shape = f"TP {layout.tp} x PP {layout.pp}, rollout TP {layout.rollout_tp}"
-        time = _duration(run_days(layout, iterations, rates))
-        print_text(f"{_nodes(layout.nodes)}, {shape}: about {time}; overrides:")
-        print_text(f"    {' '.join(changes) or 'none'}")
-        if layout.nodes > 1:
-            print_text(f"start the launch script on every node with NNODES={layout.nodes} (docs/ascend.md, Two nodes)")
-        return
-    fastest, fix = fastest_layout(resolved), ""
-    if fastest is not None:
-        least = math.ceil(100 * run_days(fastest, iterations, rates)) / 100
-        changed = " ".join(layout_overrides(resolved, fastest)) or "this run"
-        fix = f"nearest that works: --budget {least:g} ({_duration(least)}), by {changed}"
-    reason = f"no layout of up to {MOST_NODES} nodes runs in {days:g} days"
-    refuse([Problem("budget", "hardware.nodes", resolved.nodes, reason, fix)], title)
 
 
 def _duration(days: float) -> str:

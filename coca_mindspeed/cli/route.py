@@ -132,7 +132,8 @@ def _by_log_prob(arguments: argparse.Namespace, tiers: Tiers, predictions: Seque
         raise UsageError(f"--log-probs compares two tiers, found {len(tiers.names)}")
     from coca_mindspeed.baselines.probabilities import mean_answer_log_probs
     from coca_mindspeed.config.schema import ModelConfig
-    from coca_mindspeed.local.policy import choose_device, load_policy
+    from coca_mindspeed.local.device import choose_device
+    from coca_mindspeed.local.load import load_policy
 
     policy = load_policy(arguments.log_probs, ModelConfig(), choose_device("auto"), where="--log-probs")
     by_key = {p.key: p for p in predictions}

@@ -106,7 +106,8 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], boo
     import torch
 
     from coca_mindspeed.config.schema import ModelConfig
-    from coca_mindspeed.local.policy import choose_device, load_policy
+    from coca_mindspeed.local.device import choose_device
+    from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.serving.model_server import ModelServer
 
     if arguments.threads is not None:

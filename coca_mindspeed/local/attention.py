@@ -5,10 +5,7 @@ mask by `torch.vmap` at every token.  Here heads of a group share keys and value
 and short texts use plain matrix products, which are faster than the kernel.  Sums are rounded differently.
 """
 
-import contextlib
 import inspect
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,37 +15,12 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, causal_mask_function
 
-from coca_mindspeed.errors import ConfigError
-
 _ON_CPU, _MASKED = "sdpa_on_cpu", "sdpa_masked"
 #: Per row and head, matrix products beat the kernel with at least so many numbers and at most so many query-key
 #: pairs (``docs/benchmarks.md``).
 _LEAST_NUMBERS, _MOST_PAIRS = 1024, 1024
 _transformers_mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
 _MASK_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parameters  # transformers 5 compares as well
-
-
-@contextlib.contextmanager
-def suggest_eager_attention(attention: str, where: str) -> Iterator[None]:
-    """Raise a ConfigError that names ``model.attention=eager`` if transformers lacks the requested attention.
-
-    ``where`` is the key of the model and its value.
-    """
-    try:
-        yield
-    except (ValueError, ImportError) as error:
-        if attention == "eager" or "attn_implementation" not in str(error):
-            raise
-        raise ConfigError(
-            f"model.attention={attention}: transformers has no such attention for {where}; set model.attention=eager"
-        ) from error
-
-
-def most_matmul_tokens(before: int) -> int:
-    """The most tokens behind ``before`` others for which a CPU uses matrix products; 0: none."""
-    return next(
-        (tokens for tokens in range(math.isqrt(_MOST_PAIRS), 0, -1) if tokens * (before + tokens) <= _MOST_PAIRS), 0
-    )
 
 
 def use_fast_attention(model: Any, device: torch.device) -> None:

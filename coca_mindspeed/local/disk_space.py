@@ -50,6 +50,11 @@ def weight_shapes(path: Path) -> Shapes:
 
 def checkpoint_bytes(shapes: Shapes, lora: LoraConfig, optimizer: str) -> int:
     """Size of one checkpoint: trained numbers in float32, and AdamW's moments."""
+    return sum(trained_bytes(shapes, lora, optimizer))
+
+
+def trained_bytes(shapes: Shapes, lora: LoraConfig, optimizer: str) -> tuple[int, int]:
+    """Bytes of the trained numbers in float32, and of AdamW's two moments."""
     if lora.rank is None:
         numbers = [(math.prod(shape), bool(_EMBEDDING.search(name))) for name, shape in shapes.items()]
     else:
@@ -60,7 +65,8 @@ def checkpoint_bytes(shapes: Shapes, lora: LoraConfig, optimizer: str) -> int:
             if (not _EMBEDDING.search(name) if lora.targets == "all-linear" else re.fullmatch(lora.targets, name))
         ]
         numbers = [(lora.rank * side, False) for shape in targets for side in shape]
-    return sum(_FLOAT32 * count + _moments_bytes(count, embedding, optimizer) for count, embedding in numbers)
+    weights = sum(_FLOAT32 * count for count, _ in numbers)
+    return weights, sum(_moments_bytes(count, embedding, optimizer) for count, embedding in numbers)
 
 
 def _moments_bytes(count: int, embedding: bool, optimizer: str) -> int:

@@ -94,7 +94,7 @@ class LMHead:
 
     @classmethod
     def of(cls, model: Any) -> "LMHead":
-        """The LM head of ``model`` by its configuration; the self-test at load compares its logits.
+        """The LM head of ``model`` by its configuration.
 
         Raises ValueError if it is not linear, or the model has no separate body.
         """

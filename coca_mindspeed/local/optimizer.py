@@ -14,10 +14,7 @@ from coca_mindspeed.utils.packages import require
 
 _OLDEST = Version("0.50")  # the oldest tested on a CPU
 _DEVICES = ("cpu", "cuda")
-# bitsandbytes': smaller tensors have 32-bit moments; numbers per scale.
-_SMALLEST, _BLOCK = 4096, 256
-# Measured bytes per number of temporary copies in a step on a CPU, one tensor at a time.
-_STEP_OF_8_BITS, _STEP_OF_32_BITS = 20, 12
+_SMALLEST = 4096  # bitsandbytes': smaller tensors have 32-bit moments
 
 
 def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
@@ -73,25 +70,3 @@ def _bits(policy: Policy, parameter: torch.nn.Parameter) -> int:
     """
     embedding = policy.model.get_input_embeddings().weight
     return 32 if parameter is embedding or parameter.numel() < _SMALLEST else 8
-
-
-def moments_bytes(policy: Policy, name: str) -> int:
-    """Bytes of both moments of all trained parameters, scales included."""
-    return 2 * sum(_moment_bytes(policy, parameter, name) for parameter in policy.trained_parameters())
-
-
-def _moment_bytes(policy: Policy, parameter: torch.nn.Parameter, name: str) -> int:
-    numbers = parameter.numel()
-    if name == "adamw" or _bits(policy, parameter) == 32:
-        return numbers * parameter.element_size()
-    return numbers + 4 * -(-numbers // _BLOCK)
-
-
-def step_bytes(policy: Policy, name: str, device: torch.device) -> int:
-    """Peak bytes of a step besides weights, gradients and moments."""
-    if name == "adamw" or device.type != "cpu":  # one kernel, in place
-        return 0
-    return max(
-        parameter.numel() * (_STEP_OF_8_BITS if _bits(policy, parameter) == 8 else _STEP_OF_32_BITS)
-        for parameter in policy.trained_parameters()
-    )

@@ -39,14 +39,9 @@ class PreallocatedCache(DynamicCache):
                 layer.batch_select_indices(torch.cat([torch.arange(of, device=rows.device), rows]))
 
     def skip_to(self, tokens: int) -> int:
-        """Extend to at most ``tokens`` without writing, for memory estimates; return the new length."""
+        """Extend by zeros to at most ``tokens``, to measure memory; return the new length."""
         own = [layer for layer in self.layers if isinstance(layer, _PreallocatedLayer)]
         return min((layer.skip_to(tokens) for layer in own), default=tokens)
-
-    def nbytes(self) -> int:
-        """Bytes of keys and values, unused capacity included."""
-        tensors = [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
-        return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
 
 
 class _PreallocatedLayer(DynamicLayer):
@@ -100,6 +95,9 @@ class _PreallocatedLayer(DynamicLayer):
         self._use(before + len(rows), used)
 
     def skip_to(self, tokens: int) -> int:
+        assert self._buffers is not None
+        for buffer in self._buffers:
+            buffer[:, :, self.keys.shape[-2] : tokens] = 0
         self._use(len(self.keys), tokens)
         return self.keys.shape[-2]
 

@@ -18,13 +18,15 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import check_saveable, export_model, remove_leftovers
-from coca_mindspeed.local.checks import check_memory, emulated_dtype
+from coca_mindspeed.local.device import choose_device, emulated_dtype, resolve_dtype
 from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.local.interrupt import interruptible
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
+from coca_mindspeed.local.memory_probe import check_memory
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
 from coca_mindspeed.local.optimizer import require_optimizer
-from coca_mindspeed.local.policy import Policy, choose_device, load_policy, resolve_dtype
+from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
@@ -152,12 +154,7 @@ class LocalRun:
         check_same_prompt(found, self._prompt_sha256)
         if config.model.path is not None:
             questions = len(self._inputs.evaluate)
-            check_memory(
-                _asking_no_more_than(config, questions),
-                Path(config.model.path),
-                self._device,
-                show_progress=self._show_progress,
-            )
+            check_memory(_cap_evaluation_questions(config, questions), self._device, show_progress=self._show_progress)
 
         self._open.enter_context(lock_run(output))
         if found.marker is not None:
@@ -287,8 +284,8 @@ class LocalRun:
         return policy
 
 
-def _asking_no_more_than(config: RunConfig, questions: int) -> RunConfig:
-    """The same run, its evaluations of no more held-out questions than there are."""
+def _cap_evaluation_questions(config: RunConfig, questions: int) -> RunConfig:
+    """Cap the evaluation sizes at the number of held-out questions."""
     while_training, behind = config.evaluation.questions, config.evaluation.final_questions
     known = {
         "interval": config.evaluation.interval if questions else 0,

@@ -21,10 +21,11 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
 from coca_mindspeed.local.optimizer import build_optimizer
-from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import shared_start
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
@@ -25,6 +23,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
+from coca_mindspeed.local.device import is_out_of_memory
 from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.logging import LogError, RunLog
@@ -152,7 +151,7 @@ class Trainer:
         except (NoDistributionError, NotFiniteError, LogError) as error:
             raise TrainingError(f"step {step}: {error}\n{self._resume_hint()}") from error
         except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             what = (str(error) or type(error).__name__).splitlines()[0]
             raise TrainingError(
@@ -193,8 +192,3 @@ def _closing(log: RunLog) -> Iterator[None]:
 
 def _due(interval: int, step: int) -> bool:
     return interval > 0 and (step + 1) % interval == 0
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """A CPU's allocator raises a plain RuntimeError."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)

@@ -3,10 +3,8 @@
 The time is an estimate that was not measured on an NPU.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +14,10 @@ from coca_mindspeed.config.steps import steps_of_epochs, training_rows
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
-from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
+from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, written_keys
 from coca_mindspeed.utils.files import read_json_lines
 
-MOST_NODES = 64  #: that are tried for a budget
-_LAYOUT = ("nodes", "tp", "pp", "rollout_tp")
 _SECONDS_PER_DAY = 86_400
 
 
@@ -106,40 +102,3 @@ def iteration_seconds(resolved: ResolvedConfig, rates: Rates) -> float:
 def run_days(resolved: ResolvedConfig, iterations: int, rates: Rates) -> float:
     """Estimate the days of a run; ``iterations`` of all stages together."""
     return iterations * iteration_seconds(resolved, rates) / _SECONDS_PER_DAY
-
-
-def layouts_for_budget(
-    resolved: ResolvedConfig, iterations: int, budget_days: float, rates: Rates
-) -> Iterator[ResolvedConfig]:
-    """Layouts that run the same batch within a number of days: fewest nodes first, then fewest changes."""
-    for nodes in range(1, MOST_NODES + 1):
-        if run_days(resolved.vary("nodes", nodes), iterations, rates) <= budget_days:
-            yield from _layouts(resolved, nodes)
-
-
-def fastest_layout(resolved: ResolvedConfig) -> ResolvedConfig | None:
-    """The layout with most nodes that runs the same batch; None if none does."""
-    return next((layout for nodes in range(MOST_NODES, 0, -1) for layout in _layouts(resolved, nodes)), None)
-
-
-def _layouts(resolved: ResolvedConfig, nodes: int) -> list[ResolvedConfig]:
-    """Values of TP, PP and rollout TP that work on a number of nodes."""
-    scaled, found = resolved.vary("nodes", nodes), []
-    if scaled.prompts % nodes:
-        return []
-    inside = [size for size in range(1, scaled.npus // nodes + 1) if scaled.npus // nodes % size == 0]
-    stages = [pp for pp in inside if scaled.layers % pp == 0]
-    follows = resolved.fills_npus and resolved.max_sequences == resolved.responses // resolved.rollout_dp
-    for tp, pp, rollout_tp in product(inside, stages, inside):
-        layout = replace(scaled, tp=tp, pp=pp, rollout_tp=rollout_tp)
-        if follows and layout.fills_npus:  # as the interpolation of max_num_seqs in configs/hardware/ascend.yaml
-            layout = replace(layout, max_sequences=layout.responses // layout.rollout_dp)
-        if not layout_problems(layout) and estimate_memory(layout).fits:
-            found.append(layout)
-    return sorted(found, key=lambda layout: (len(layout_overrides(resolved, layout)), layout.model_parallel, layout.tp))
-
-
-def layout_overrides(resolved: ResolvedConfig, layout: ResolvedConfig) -> list[str]:
-    """Overrides ``key=value`` of nodes, TP, PP and rollout TP that turn a run into ``layout``."""
-    changed = (name for name in _LAYOUT if getattr(layout, name) != getattr(resolved, name))
-    return [f"{KEYS[name]}={getattr(layout, name)}" for name in changed]

@@ -5,7 +5,7 @@ import torch
 from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.tiny_model import write_tiny_model
 from experiments.miniature import SYMBOLS
 from tests.local.models_for_tests import write_random_model

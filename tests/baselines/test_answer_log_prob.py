@@ -12,7 +12,7 @@ from coca_mindspeed.baselines.probabilities import mean_answer_log_probs
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.tiny_model import write_tiny_model
 
 

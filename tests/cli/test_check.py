@@ -57,65 +57,14 @@ def test_a_note_on_graph_mode(eager, capsys):
     assert ("TASK_QUEUE_ENABLE=1" in capsys.readouterr().out) == (eager == "false")
 
 
-BUDGET = ["check", "qwen25_7b_910c", "--quiet", "--budget"]
-
-
-@pytest.mark.parametrize(
-    ("days", "overrides", "found"),
-    [
-        ("25", [], []),
-        ("25", ["hardware.nodes=2"], ["hardware.nodes=1"]),
-        ("19", ["method=sequential"], ["hardware.nodes=4"]),  # two stages
-        ("1.3", [], ["hardware.nodes=16", "mindspeed_rl.generate_config.infer_tensor_parallel_size=2"]),
-    ],
-)
-def test_the_smallest_layout_for_a_budget(days, overrides, found, capsys):
-    assert main([*BUDGET, days, *overrides]) == 0
-    words = capsys.readouterr().out.partition("overrides:")[2].split()
-    assert [word for word in words if "=" in word and "NNODES" not in word] == found
-    nodes = [word.removeprefix("hardware.nodes=") for word in found if word.startswith("hardware.nodes=")]
-    assert [word for word in words if "NNODES" in word] == [f"NNODES={count}" for count in nodes if count != "1"]
-    assert main(["check", "qwen25_7b_910c", "--quiet", *overrides, *found]) == 0  # they can be pasted
-
-
 @pytest.mark.parametrize(
     ("steps", "time"),
     [(1000, "10.1 days"), (50, "12 hours"), (1, "0.24 hours")],  # 873 s each
 )
 def test_times_below_a_day_are_in_hours(steps, time, capsys):
     run = ["check", "qwen25_7b_910c", "data.epochs=null", f"trainer.steps={steps}"]
-    for arguments in (run, [*run, "--quiet", "--budget", "25"]):
-        assert main(arguments) == 0
-        assert f" {time};" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "problem"),
-    [
-        ([*BUDGET, "0.1"], 1, "[budget]"),
-        ([*BUDGET, "25", "data.rows=null"], 1, "[budget-iterations]"),
-        ([*BUDGET, "25", "optimizer.eps=0.1"], 1, "[optimizer-eps]"),
-        ([*BUDGET, "0"], 2, "--budget"),
-        (["check", "demo", "--budget", "1"], 2, "--budget"),
-        (["check", "qwen25_7b_910b", "hardware=host", "--budget", "1"], 2, "--budget"),
-    ],
-)
-def test_no_layout_for_a_budget(arguments, code, problem, capsys):
-    try:
-        found = main(arguments)
-    except SystemExit as ended:
-        found = ended.code
-    assert found == code
-    assert problem in capsys.readouterr().err
-
-
-def test_nodes_that_the_prompts_cannot_be_split_over(capsys):
-    """Three nodes would do in 7 days; 128 prompts are split over four."""
-    assert main([*BUDGET, "7"]) == 0
-    shown = capsys.readouterr().out
-    assert "rollout.prompts=128" in shown
-    assert "144" in shown  # a multiple of three nodes' 48 rollout engines
-    assert shown.partition("overrides:")[2].split()[0] == "hardware.nodes=4"
+    assert main(run) == 0
+    assert f" {time};" in capsys.readouterr().out
 
 
 def test_it_makes_no_directory(tmp_path, capsys):

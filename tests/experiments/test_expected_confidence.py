@@ -8,7 +8,7 @@ from coca_mindspeed import cli
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.tiny_model import write_tiny_model
 from experiments.__main__ import main
 from experiments.expected_confidence.__main__ import table

@@ -19,7 +19,8 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import attention
 from coca_mindspeed.local.attention import use_fast_attention
 from coca_mindspeed.local.checkpoint import export_model
-from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import sample_responses
 from tests.local.models_for_tests import response_log_probs, write_random_model
 

@@ -9,7 +9,7 @@ from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.sampler import sample_responses, sample_tokens
 from coca_mindspeed.utils.tokenization import token_text
 from tests.local.models_for_tests import random_policy, response_log_probs, write_random_model

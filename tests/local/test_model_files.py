@@ -18,8 +18,8 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import logging as run_log
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.checkpoint import check_saveable
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import encode_prompts, load_tokenizer, read_tokenizer_file, render_prompts
-from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.validation import LengthLimits, check_prompts, ordinary_pad_token
 from coca_mindspeed.utils.files import MARKER

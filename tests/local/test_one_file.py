@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from coca_mindspeed import token_text
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.scoring.responses import credit_rule

@@ -2,9 +2,7 @@
 
 import importlib.util
 import shutil
-import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,14 +11,12 @@ from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
 from coca_mindspeed.local import optimizer as optimizer_module
 from coca_mindspeed.local.checkpoint import load_optimizer_state
-from coca_mindspeed.local.memory import estimate_memory
-from coca_mindspeed.local.optimizer import build_optimizer, moments_bytes, require_optimizer, step_bytes
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.optimizer import build_optimizer, require_optimizer
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.schedule import learning_rate
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import result, rows, small_session, train
-from tests.local.test_memory import LLAMA, run_of
 
 EIGHT = "optimizer.name=adamw_8bit"
 SHORT = ("trainer.steps=4", "evaluation.interval=0")
@@ -28,17 +24,6 @@ CPU = torch.device("cpu")
 needs_bitsandbytes = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed (make test-8bit)"
 )
-
-
-def state_bytes(optimizer):
-    """Bytes of all moments with their scales."""
-    names = ("exp_avg", "exp_avg_sq", "state1", "state2", "absmax1", "absmax2")
-    return sum(
-        state[name].numel() * state[name].element_size()
-        for state in optimizer.state.values()
-        for name in names
-        if name in state
-    )
 
 
 def test_without_the_library_the_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):
@@ -64,68 +49,18 @@ def test_an_older_release_and_other_devices_are_refused(monkeypatch):
     require_optimizer(OptimizerConfig(), torch.device("meta"))
 
 
-def test_moments_and_the_memory_of_a_step_by_hand():
-    plain, eight = (estimate_memory(run_of("trainer.device=cpu", *more), LLAMA) for more in ((), (EIGHT,)))
-    head, small = 300 * 32, plain.parameters - 2 * 300 * 32  # no matrix of the one layer has 4,096 numbers
-    assert plain.moments == 8 * plain.parameters
-    # The head's two moments in a byte each, with a scale for each begun block of 256; the embedding's stay as they are.
-    assert eight.moments == 2 * (head + 4 * 38) + 8 * (head + small)
-    assert (plain.step, eight.step) == (0, 20 * head)
-    assert eight.update_peak == eight.weights + eight.gradients + eight.moments + max(eight.update, eight.step)
-    assert eight.rollout_peak == plain.rollout_peak - plain.moments + eight.moments
-
-
 @needs_bitsandbytes
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 def test_large_weights_have_moments_of_a_byte_and_the_embedding_of_four(tmp_path, architecture):
     policy = load_policy(write_random_model(tmp_path, architecture), ModelConfig(), CPU)
-    for name in ("adamw", "adamw_8bit"):
-        built = build_optimizer(policy, OptimizerConfig(name=name))
-        for parameter in policy.trained_parameters():
-            parameter.grad = torch.full_like(parameter, 0.01)
-        built.step()
-        assert state_bytes(built) == moments_bytes(policy, name)
+    built = build_optimizer(policy, OptimizerConfig(name="adamw_8bit"))
+    for parameter in policy.trained_parameters():
+        parameter.grad = torch.full_like(parameter, 0.01)
+    built.step()
     embedding = policy.model.get_input_embeddings().weight
     for parameter in policy.trained_parameters():
         large = parameter.numel() >= 4096 and parameter is not embedding
         assert built.state[parameter]["state1"].dtype == (torch.uint8 if large else torch.float32)
-
-
-MEASURED = """
-import sys, torch
-from types import SimpleNamespace
-from coca_mindspeed.config.schema import OptimizerConfig
-from coca_mindspeed.local.optimizer import build_optimizer
-
-def kib(name):
-    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
-
-torch.set_num_threads(1)
-layer = torch.nn.Linear(2000, 4000, bias=False)
-embedding = layer if sys.argv[1] == "embedding" else torch.nn.Embedding(1, 1)
-model = SimpleNamespace(get_input_embeddings=lambda: embedding)
-policy = SimpleNamespace(model=model, trained_parameters=lambda: [layer.weight])
-optimizer = build_optimizer(policy, OptimizerConfig(name="adamw_8bit"))
-for _ in range(2):
-    layer.weight.grad = torch.ones_like(layer.weight)
-    before = kib("VmRSS")
-    open("/proc/self/clear_refs", "w").write("5")
-    optimizer.step()
-print((kib("VmHWM") - before) * 1024)
-"""
-
-
-@needs_bitsandbytes
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
-@pytest.mark.parametrize("what", ["embedding", "matrix"])
-def test_the_memory_of_a_step_is_that_of_a_process(what):
-    weight = torch.nn.Parameter(torch.empty(4000, 2000, device="meta"))
-    embedding = weight if what == "embedding" else None
-    model = SimpleNamespace(get_input_embeddings=lambda: SimpleNamespace(weight=embedding))
-    policy = SimpleNamespace(model=model, trained_parameters=lambda: [weight])
-    done = subprocess.run([sys.executable, "-c", MEASURED, what], capture_output=True, text=True, check=True)
-    assert step_bytes(policy, "adamw_8bit", CPU) == pytest.approx(int(done.stdout), rel=0.15)
-    assert step_bytes(policy, "adamw_8bit", torch.device("cuda")) == 0
 
 
 @needs_bitsandbytes

@@ -19,7 +19,7 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.local import sft
 from coca_mindspeed.local.interrupt import InterruptedRunError
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.sft import ResponseFormat, SFTExample, encode_responses, sft_backward

@@ -10,7 +10,7 @@ from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ResponseParser
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.utils.tokenization import _byte_level, token_text
 from experiments.real_world.families import real_world_records

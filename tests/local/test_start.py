@@ -20,7 +20,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.local.checks import emulated_dtype
+from coca_mindspeed.local.device import choose_device, emulated_dtype, resolve_dtype
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import (
     context_limit,
     encode_prompts,
@@ -28,10 +29,9 @@ from coca_mindspeed.local.model_files import (
     read_model_config,
     render_prompts,
 )
-from coca_mindspeed.local.policy import choose_device, load_policy, resolve_dtype
 from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.sampler import sample_responses
-from coca_mindspeed.local.setup import _asking_no_more_than
+from coca_mindspeed.local.setup import _cap_evaluation_questions
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
 from coca_mindspeed.local.validation import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.utils.files import MARKER
@@ -452,7 +452,7 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
         raise AssertionError("the model was loaded")
 
     with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.local.policy.load_policy", load)
+        patched.setattr("coca_mindspeed.local.load.load_policy", load)
         assert f"{bad}:{len(QUESTIONS) + 1}: record" in (said := baseline("--data", str(bad)))
         assert "metadata['aliases']" in said
         assert re.search(
@@ -506,7 +506,7 @@ def test_flash_attention_is_refused_by_its_key_where_it_cannot_be_had(tmp_path):
     ],
 )
 def test_memory_is_asked_for_no_more_questions_than_there_are(overrides, questions, asked):
-    config = _asking_no_more_than(compose_run("demo", [overrides]).run, questions)
+    config = _cap_evaluation_questions(compose_run("demo", [overrides]).run, questions)
     evaluation = config.evaluation
     assert (evaluation.interval, evaluation.questions, evaluation.final_questions) == asked
     assert largest_evaluation_batch(config) == questions

@@ -5,7 +5,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.tiny_model import write_tiny_model
 
 

@@ -8,9 +8,7 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.mindspeed.memory_estimate import host_gib
 from coca_mindspeed.mindspeed.plan import (
     Rates,
-    fastest_layout,
     iteration_seconds,
-    layouts_for_budget,
     read_rates,
     run_days,
 )
@@ -26,40 +24,6 @@ def test_time_of_the_papers_run():
     resolved = resolved_of("qwen25_7b_910c")
     assert iteration_seconds(resolved, Rates()) == pytest.approx(2048 * 750 / 1760)
     assert run_days(resolved, 1961, Rates()) == pytest.approx(19.8, abs=0.05)
-
-
-TP = "mindspeed_rl.actor_config.tensor_model_parallel_size"
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides", "days", "found"),  # nodes, TP, PP, rollout TP
-    [
-        ("qwen25_7b_910c", [], 25, (1, 4, 1, 1)),  # 19.8 days on one node
-        ("qwen25_7b_910c", ["hardware.nodes=8"], 25, (1, 4, 1, 1)),
-        ("qwen25_7b_910c", [], 19, (2, 4, 1, 1)),
-        ("qwen25_7b_910c", [], 5, (4, 4, 1, 1)),
-        ("qwen25_7b_910c", [], 7, (4, 4, 1, 1)),  # 3 nodes would be enough, but do not divide 128 prompts
-        ("qwen25_7b_910c", ["rollout.prompts=96"], 7, (3, 4, 1, 1)),
-        ("qwen25_7b_910c", [], 2.5, (8, 4, 1, 1)),
-        ("qwen25_7b_910c", [], 1.3, (16, 4, 1, 2)),  # 256 engines of TP 1 for 128 prompts: rollout TP 2
-        ("qwen25_7b_910c", [], 0.1, None),
-        ("qwen25_7b_910b", [f"{TP}=8"], 50, (1, 4, 1, 1)),  # eight ranks do not divide 28 heads
-        ("qwen25_3b_910b", [f"{TP}=4"], 50, (1, 2, 1, 1)),  # two key/value groups
-        ("qwen25_7b_910b", ["hardware.memory_gib=40"], 50, (1, 4, 2, 1)),  # 39.7 GiB at TP 4, and 4 reserved
-    ],
-)
-def test_the_smallest_layout_for_a_budget(name, overrides, days, found):
-    layout = next(layouts_for_budget(resolved_of(name, *overrides), 1961, days, Rates()), None)
-    assert (layout and (layout.nodes, layout.tp, layout.pp, layout.rollout_tp)) == found
-
-
-def test_the_fastest_layout():
-    """A prompt per rollout engine of at most four NPUs (key/value groups): 128 x 4 = 512 NPUs."""
-    layout = fastest_layout(resolved_of("qwen25_7b_910c"))
-    assert (layout.nodes, layout.tp, layout.pp, layout.rollout_tp) == (32, 4, 1, 4)
-    days = run_days(layout, 1961, Rates())
-    assert next(layouts_for_budget(layout, 1961, 0.9 * days, Rates()), None) is None
-    assert next(layouts_for_budget(layout, 1961, 1.1 * days, Rates())) == layout
 
 
 @pytest.mark.parametrize(("name", "gib"), [("qwen25_7b_910b", 227), ("qwen25_7b_910c", 369)])

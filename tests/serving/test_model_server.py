@@ -12,7 +12,7 @@ import torch
 
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, CONFIDENCE_FIRST_PROMPT, ResponseParser
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.sampler import TokenStream, sample_responses
 from coca_mindspeed.serving.backends import Backend
 from coca_mindspeed.serving.config import ServingConfig

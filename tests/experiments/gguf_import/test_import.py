@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from experiments.__main__ import main
 from experiments.gguf_import.convert import import_gguf
 from experiments.gguf_import.tokenizer import build_tokenizer

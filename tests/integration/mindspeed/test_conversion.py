@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.run_directory import WARMED_UP
 from coca_mindspeed.local.sft import run_sft_warm_up
 from coca_mindspeed.local.validation import read_warm_up_records

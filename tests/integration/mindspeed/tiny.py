@@ -19,7 +19,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
-from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sft import warm_up
 from coca_mindspeed.local.tiny_model import EOS, tiny_config, tiny_tokenizer
 from coca_mindspeed.utils.tokenization import token_text

@@ -12,7 +12,8 @@ from coca_mindspeed.cli.verl_smoke import write_questions_for_verl, write_tiny_m
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
-from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sft import warm_up
 
 MAX_PROMPT, MAX_NEW = 32, 24
