@@ -113,7 +113,7 @@ def risk_tables(board: Scoreboard) -> list[Table]:
     columns = [Heading(f"≥ {threshold:g}") for threshold in THRESHOLDS]
     meaning = (
         "error rate, percent, of the answers with at least this stated confidence, the exact 95% interval of a single "
-        "threshold, and the fraction of all answers accepted; `calibrate --risk` certifies a threshold"
+        "threshold, and the fraction of all answers accepted; `coca-router calibrate --risk` certifies a threshold"
     )
     tables = []
     for dataset in board.datasets:
