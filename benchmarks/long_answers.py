@@ -32,12 +32,12 @@ from coca_mindspeed.evaluation.reports.plots import new_figure, save_figure, tid
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.setup import LocalRun
-from coca_mindspeed.serving.config import ServingConfig
-from coca_mindspeed.serving.model_server import ModelServer
-from coca_mindspeed.serving.proxy import Proxy
 from coca_mindspeed.utils.files import write_json
+from coca_router.config import ServingConfig
+from coca_router.model_server import ModelServer
+from coca_router.proxy import Proxy
 from experiments.miniature import miniature
-from tests.serving.background import served_in_background
+from tests.router.background import served_in_background
 
 Floats = npt.NDArray[np.float64]
 

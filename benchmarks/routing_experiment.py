@@ -35,11 +35,11 @@ from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.local.sft import warm_up
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
-from coca_mindspeed.serving.config import ServingConfig
-from coca_mindspeed.serving.replay import compare_routers, join_tiers, oracle_curve, single_curve, threshold_curve
 from coca_mindspeed.utils.files import write_json
+from coca_router.config import ServingConfig
+from coca_router.replay import compare_routers, join_tiers, oracle_curve, single_curve, threshold_curve
 from experiments.miniature import SYMBOLS, digit_records
-from tests.serving.background import served_in_background
+from tests.router.background import served_in_background
 
 # Hidden size, layers: about 60,000 and 900,000 parameters; a token's price is about in proportion.
 SIZES = {"small": (48, 2), "large": (128, 4)}
@@ -167,8 +167,8 @@ def served(runs: dict[str, Path], threshold: float, records: Sequence[Record]) -
     """Ask both tiers through the proxy, by an unmodified client."""
     import openai
 
-    from coca_mindspeed.serving.model_server import ModelServer
-    from coca_mindspeed.serving.proxy import Proxy
+    from coca_router.model_server import ModelServer
+    from coca_router.proxy import Proxy
 
     with ExitStack() as stack:
         urls = {}

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 
-from coca_mindspeed.evaluation.calibration.maps import STATED
+from coca_mindspeed.evaluation.calibration_maps import STATED
 from coca_mindspeed.evaluation.metrics import specs
 from coca_mindspeed.evaluation.metrics.binning import THRESHOLDS, RiskRow, risk_table
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE, calibration_metrics
