@@ -1,5 +1,6 @@
 """``coca-router``: one module of :mod:`coca_router` for each command."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -14,8 +15,9 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, with the exit codes of ``coca-mindspeed``."""
+    return cli.main(sys.argv[1:] if argv is None else argv, parser)
+
+
+def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     description = "Answer, refuse or escalate by the confidence that a model states before its answer."
-    return cli.main(
-        sys.argv[1:] if argv is None else argv,
-        lambda arguments: cli.command_parser(arguments, "coca-router", description, COMMANDS, "coca_router.{}"),
-    )
+    return cli.command_parser(arguments, "coca-router", description, COMMANDS, "coca_router.{}")
