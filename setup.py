@@ -76,7 +76,7 @@ setup(
             "httptools>=0.6,<1",
             "aiohttp>=3.10,<4",
             "prometheus-client>=0.20,<1",
-            "coca-mindspeed[calibration,plots]",
+            "coca-mindspeed[calibration]",
         ],
         "gguf": ["gguf>=0.17,<1"],
         # What verl 0.9.1 imports and names in its extra verl-core alone, which asks for much more.

@@ -1,7 +1,7 @@
 """The configuration of ``coca-router serve``: backends, tiers, thresholds, caps and limits."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,15 +14,15 @@ from coca_mindspeed.config.checks import UNKNOWN_KEY, validation_problems
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, nearest
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from coca_router.calibration import Identity, read_calibration, read_certificate
 from coca_router.decision import Action, Band, ThresholdRule, answer_from
-from coca_router.maps import Identity, read_certificate, read_map
 
 
 def _beside_file(path: str, info: ValidationInfo) -> str:
     return path if info.context is None else str(info.context / path)
 
 
-RelativePath = Annotated[str, AfterValidator(_beside_file)]  # to the configuration file
+RelativePath = Annotated[str, AfterValidator(_beside_file)]  # relative to the configuration file
 
 
 class ListenConfig(Section):
@@ -56,19 +56,6 @@ class BandConfig(Section):
     action: Action = Field(description="answer, refuse or escalate")
 
 
-class ConfidenceConfig(Section):
-    """Which number is the confidence."""
-
-    source: Literal["stated", "mean"] = Field("stated", description="of the one sample; the mean of several samples")
-    samples: int = Field(1, ge=1, le=64, description="for mean: how many, about ten tokens each")
-
-    @model_validator(mode="after")
-    def _several_for_a_mean(self) -> "ConfidenceConfig":
-        if (self.source == "mean") != (self.samples > 1):
-            raise ValueError("samples: 2 or more belong to source 'mean' and to no other")
-        return self
-
-
 class TierConfig(Section):
     """One tier; the first is the cheapest."""
 
@@ -81,14 +68,13 @@ class TierConfig(Section):
         None,
         description="without a valid confidence, and below a certified threshold; null: escalate, or refuse if last",
     )
-    confidence: ConfidenceConfig = ConfidenceConfig()
     style: Literal["streaming", "stop_and_resume"] = Field(
         "streaming", description="abort an unwanted answer; or stop at the tag and resume by token ids (dialect vllm)"
     )
     temperature: float | None = Field(None, ge=0, le=2, description="null: the client's, or the calibration's")
-    calibration: RelativePath | None = Field(None, description="a map of `coca-router calibrate`; pins the sampling")
+    calibration: RelativePath | None = Field(None, description="file of `coca-router calibrate`; pins the sampling")
     certificate: RelativePath | None = Field(
-        None, description="a file of `calibrate --risk`; pins threshold and sampling"
+        None, description="file of `calibrate --risk`; pins threshold and sampling"
     )
     max_confidence_tokens: int = Field(32, ge=4, description="allowance for the confidence beyond max_tokens")
 
@@ -96,15 +82,16 @@ class TierConfig(Section):
     def _consistent(self) -> "TierConfig":
         if self.calibration is not None and self.certificate is not None:
             raise ValueError("certificate: its threshold is one of stated confidences; use it without calibration")
-        if (self.calibration or self.certificate) and self.confidence.source != "stated":
-            raise ValueError("confidence.source: a calibration or certificate holds for 'stated'")
         if self.states_confidence and (self.bands is None) == (self.certificate is None):
             raise ValueError("expected either bands or a certificate")
         if self.certificate is not None and self.invalid == "answer":
             raise ValueError("invalid: below a certified threshold expected refuse or escalate, found 'answer'")
         if self.bands is not None:
-            ThresholdRule([Band(band.at_least, band.action) for band in self.bands])
+            self.rule("escalate")
         return self
+
+    def rule(self, invalid: Action) -> ThresholdRule:
+        return ThresholdRule([Band(band.at_least, band.action) for band in self.bands or ()], invalid)
 
     @property
     def prompt(self) -> str:
@@ -127,19 +114,12 @@ class LogConfig(Section):
     max_days: float = Field(90.0, gt=0, description="older records are deleted")
 
 
-class DriftConfig(Section):
-    """An alarm from labels that come later."""
-
-    run_length: float = Field(10_000, gt=1, description="labels between false alarms, on average at least")
-
-
 class LimitsConfig(Section):
     """The most that clients may ask of the proxy."""
 
     connections: int = Field(1024, ge=1, description="open at once; further ones get 503")
     concurrent: int = Field(256, ge=1, description="requests at once; further ones get 429")
     request_bytes: int = Field(4_000_000, ge=1, description="a larger request gets 413")
-    messages: int = Field(1000, ge=1, description="of a request; more get 400")
     body_s: float = Field(30.0, gt=0, description="longest wait for a request's body")
     deadline_s: float = Field(600.0, gt=0, description="of a whole request")
     drain_s: float = Field(30.0, ge=0, description="for running requests when the proxy is told to stop")
@@ -156,7 +136,6 @@ class ServingConfig(Section):
     on_error: Literal["escalate", "fail"] = Field("escalate", description="when a tier fails and no text was sent")
     refusal: str = Field("I am not sure enough to answer this.", min_length=1, description="the text of a refusal")
     log: LogConfig | None = None
-    drift: DriftConfig = DriftConfig()
     limits: LimitsConfig = LimitsConfig()
 
     @model_validator(mode="after")
@@ -168,9 +147,8 @@ class ServingConfig(Section):
             where = f"tiers.{index}"
             if tier.backend not in self.backends:
                 raise ValueError(f"{where}.backend: expected one of {', '.join(self.backends)}, found {tier.backend!r}")
-            resumes = tier.style == "stop_and_resume" or tier.confidence.source == "mean"
-            if resumes and tier.states_confidence and self.backends[tier.backend].dialect != "vllm":
-                raise ValueError(f"{where}.style: stop-and-resume needs a backend of dialect vllm")
+            if tier.style == "stop_and_resume" and self.backends[tier.backend].dialect != "vllm":
+                raise ValueError(f"{where}.style: stop_and_resume needs a backend of dialect vllm")
         actions = {f"bands.{n}.action": band.action for n, band in enumerate(tier.bands or ())}
         for key, action in {**actions, "invalid": tier.invalid}.items():
             if action == "escalate":
@@ -183,7 +161,7 @@ class TierPolicy:
     """A tier's threshold rule (None: it states no confidence), with the content of the file that it names."""
 
     rule: ThresholdRule | None
-    recalibrate: Callable[[float, str | None], float] = lambda confidence, domain: confidence
+    recalibrate: Callable[[float], float] = float
     pinned: Identity | None = None  # model, prompt and sampling of the calibration or certificate
     risk: float | None = None  # certified error of its answers
 
@@ -191,39 +169,34 @@ class TierPolicy:
 def tier_policies(config: ServingConfig) -> list[TierPolicy]:
     """Read the tiers' calibrations and certificates.
 
-    Raises:
-        ConfigError: a file cannot be read, belongs to another model, prompt or temperature, or certifies nothing.
+    ConfigError if a file cannot be read, belongs to another model, prompt or temperature, or certifies nothing.
     """
-    policies = []
-    for tier in config.tiers:
-        model, where = (
-            config.backends[tier.backend].model,
-            f"{tier.certificate or tier.calibration}: tiers: {tier.name}",
-        )
-        invalid = tier.invalid or ("refuse" if tier is config.tiers[-1] else "escalate")
-        policy = TierPolicy(None)
-        if tier.states_confidence and tier.certificate is not None:
-            identity, certificate = read_certificate(Path(tier.certificate))
-            if certificate.threshold is None:
-                raise ConfigError(f"{tier.certificate}: {certificate.sentence()}")
-            identity.require(model, tier.prompt, tier.temperature, where=where)
-            rule = answer_from(certificate.threshold, invalid, strict=True)
-            policy = TierPolicy(rule, pinned=identity, risk=certificate.risk)
-        elif tier.states_confidence:
-            policy = TierPolicy(ThresholdRule([Band(b.at_least, b.action) for b in tier.bands or ()], invalid))
-            if tier.calibration is not None:
-                fitted = read_map(Path(tier.calibration))
-                fitted.identity.require(model, tier.prompt, tier.temperature, where=where)
-                policy = TierPolicy(policy.rule, fitted.apply_one, fitted.identity)
-        policies.append(policy)
-    return policies
+    return [_policy(tier, config.backends[tier.backend].model, tier is config.tiers[-1]) for tier in config.tiers]
+
+
+def _policy(tier: TierConfig, model: str, last: bool) -> TierPolicy:
+    invalid = tier.invalid or ("refuse" if last else "escalate")
+    where = f"{tier.certificate or tier.calibration}: tiers: {tier.name}"
+    if not tier.states_confidence:
+        return TierPolicy(None)
+    if tier.certificate is not None:
+        identity, certificate = read_certificate(Path(tier.certificate))
+        if certificate.threshold is None:
+            raise ConfigError(f"{tier.certificate}: {certificate.sentence()}")
+        identity.require(model, tier.prompt, tier.temperature, where=where)
+        rule = answer_from(certificate.threshold, invalid, strict=True)
+        return TierPolicy(rule, pinned=identity, risk=certificate.risk)
+    if tier.calibration is None:
+        return TierPolicy(tier.rule(invalid))
+    calibration = read_calibration(Path(tier.calibration))
+    calibration.identity.require(model, tier.prompt, tier.temperature, where=where)
+    return TierPolicy(tier.rule(invalid), calibration.recalibrate, calibration.identity)
 
 
 def read_serving_config(path: Path) -> ServingConfig:
     """Read and check the file; paths in it are relative to it.
 
-    Raises:
-        ConfigError: every problem, a line each, with file, key and value.
+    ConfigError with every problem, a line each, with file, key and value.
     """
     try:
         values = read_yaml(path)
@@ -235,19 +208,15 @@ def read_serving_config(path: Path) -> ServingConfig:
         return ServingConfig.model_validate(values, context=path.parent)
     except ValidationError as error:
         sections = [section for section in Section.__subclasses__() if section.__module__ == __name__]
-        known = sorted({key for section in sections for key in section.model_fields})
-        problems = [
-            problem._replace(expected=f"unknown key{_nearest_key(problem.key, known)}")
-            if problem.code == UNKNOWN_KEY
-            else problem
-            for problem in validation_problems(error)
-        ]
+        known = {key for section in sections for key in section.model_fields}
+        problems = []
+        for problem in validation_problems(error):
+            if problem.code == UNKNOWN_KEY:
+                name = problem.key.rpartition(".")[2]
+                # A known key may stand in the wrong section, so the key itself is no suggestion.
+                problem = problem._replace(expected=f"unknown key{nearest(name, sorted(known - {name}))}")
+            problems.append(problem)
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems), problems) from error
-
-
-def _nearest_key(key: str, known: Collection[str]) -> str:
-    name = key.rpartition(".")[2]
-    return nearest(name, [other for other in known if other != name])  # a known name may stand in the wrong section
 
 
 def bands_from(threshold: float, below: Action = "refuse") -> dict[str, Any]:
@@ -256,11 +225,8 @@ def bands_from(threshold: float, below: Action = "refuse") -> dict[str, Any]:
     return {"bands": [*answer, {"at_least": 0.0, "action": below if answer else "answer"}], "invalid": below}
 
 
-def as_tier_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", name)
-
-
 def tiers_yaml(tiers: Mapping[str, Mapping[str, Any]], **sections: Any) -> str:
     """YAML of ``sections`` and of tiers, name -> keys, whose backends have the same names."""
-    rows = [{"name": name, "backend": name, **keys} for name, keys in tiers.items()]
+    names = {name: re.sub(r"[^A-Za-z0-9._-]", "-", name) for name in tiers}
+    rows = [{"name": names[name], "backend": names[name], **keys} for name, keys in tiers.items()]
     return yaml.safe_dump({**sections, "tiers": rows}, sort_keys=False)

@@ -54,7 +54,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An action and its reason, which holds no text of the request; ``exhausted`` as in :class:`Budget`."""
+    """An action and its reason, which holds no text of the request.
+
+    ``exhausted``: the budget allowed no escalation.
+    """
 
     action: Action
     reason: str
@@ -62,11 +65,7 @@ class Decision:
 
 
 def decide(confidence: float | None, rule: ThresholdRule, budget: Budget) -> Decision:
-    """Decide on a response by its confidence in [0, 1]; None if it is invalid.
-
-    Raises:
-        ValueError: the confidence is not a number from 0 to 1.
-    """
+    """Decide on a response by its confidence in [0, 1], None if it is invalid; ValueError for any other number."""
     if confidence is not None and not 0 <= confidence <= 1:
         raise ValueError(f"a confidence should be None or lie in [0, 1], found {confidence}")
     if budget.tokens == 0:

@@ -1,12 +1,12 @@
 """The largest set of accepted answers whose error can be certified from labels.
 
-For a threshold t, answers with a stated confidence of at least t are accepted.  The number of wrong ones among m
+For a threshold t, answers with a stated confidence of at least t are accepted. The number of wrong ones among m
 accepted, labelled answers is binomial, so ``P(Bin(m, risk) <= wrong)`` is an exact p-value of "the error above t
-exceeds ``risk``".  Thresholds are tested in descending order on a grid of hundredths (fixed-sequence testing): a test
-that passes hands its level to the next, and the first failure ends a run.  There are two starts, at the first
+exceeds ``risk``". Thresholds are tested in descending order on a grid of hundredths (fixed-sequence testing): a test
+that passes hands its level to the next, and the first failure ends a run. There are two starts, at the first
 threshold that accepts 10 or 30% of the answers, each with half of the level (the fallback procedure of Wiens, 2003,
 which bounds the probability of any false certificate), so that a few overconfident answers at the top do not prevent a
-certificate further down.  The starts depend on the confidences, not on the labels.
+certificate further down. The starts depend on the confidences, not on the labels.
 """
 
 import math
@@ -75,39 +75,29 @@ def least_labels(risk: float, confidence: float) -> int:
 
 
 def certify(
-    stated: Floats,
-    correct: Labels,
-    *,
-    risk: float,
-    confidence: float,
-    estimate_labels: bool = True,
+    stated: Floats, correct: Labels, *, risk: float, confidence: float, estimate_labels: bool = True
 ) -> Certificate:
     """Find the lowest threshold whose error is certified to be at most ``risk``, with probability ``confidence``.
 
-    ``stated`` are confidences (n,), NaN (never accepted) where invalid; the labels ``correct`` (n,) are independent
-    draws from the distribution that is served.  ``estimate_labels`` also estimates the number of labels needed on
-    failure.
+    ``stated`` are confidences (n,), NaN (never accepted) where invalid. The labels ``correct`` (n,) are independent
+    draws from the distribution that is served. If nothing is certified, ``estimate_labels`` estimates how many labels
+    are needed.
     """
     thresholds = np.arange(GRID, -1, -1) / GRID
-    accepted, wrong = _counts(stated, correct, thresholds)
-    found = _last_passed(accepted, wrong, risk, confidence)
+    valid = ~np.isnan(stated)
+    accepted, wrong = (_at_or_above(stated[rows], thresholds) for rows in (valid, valid & ~correct))
+    last = _last_passed(accepted, wrong, risk, confidence)
     common: dict[str, Any] = {"risk": risk, "confidence": confidence, "labels": len(correct)}
-    if found is None:
+    if last is None:
         needed = _labels_needed(accepted, wrong, len(correct), risk, confidence) if estimate_labels else None
         return Certificate(**common, threshold=None, accepted=0, wrong=0, bound=None, labels_needed=needed)
-    m, k = int(accepted[found]), int(wrong[found])
-    bound, threshold = upper_bound(k, m, confidence), float(thresholds[found])
+    m, k = int(accepted[last]), int(wrong[last])
+    bound, threshold = upper_bound(k, m, confidence), float(thresholds[last])
     return Certificate(**common, threshold=threshold, accepted=m, wrong=k, bound=bound, labels_needed=None)
 
 
-def _counts(stated: Floats, correct: Labels, thresholds: Floats) -> tuple[Counts, Counts]:
-    """Accepted and wrong answers at each threshold."""
-    valid = ~np.isnan(stated)
-
-    def at_or_above(values: Floats) -> Counts:
-        return len(values) - np.searchsorted(np.sort(values), thresholds, side="left")
-
-    return at_or_above(stated[valid]), at_or_above(stated[valid & ~correct])
+def _at_or_above(values: Floats, thresholds: Floats) -> Counts:
+    return len(values) - np.searchsorted(np.sort(values), thresholds, side="left")
 
 
 def _levels(accepted: Counts, risk: float, confidence: float) -> Floats:
@@ -127,22 +117,21 @@ def _levels(accepted: Counts, risk: float, confidence: float) -> Floats:
 
 def _last_passed(accepted: Counts, wrong: Counts, risk: float, confidence: float) -> int | None:
     """Index of the last threshold that passes; None if there is none."""
-    found, level = None, 0.0
+    last, level = None, 0.0
     p_values = p_value(wrong, accepted, risk)
     for index, start in enumerate(_levels(accepted, risk, confidence)):
         level += start
         if level > 0 and p_values[index] <= level * (1 + 1e-12):
-            found = index
+            last = index
         else:
             level = 0.0
-    return found
+    return last
 
 
 def _labels_needed(accepted: Counts, wrong: Counts, labels: int, risk: float, confidence: float) -> int | None:
     """Number of labels, with the observed proportions, that would certify by the same test; None if no number would."""
     if not accepted[-1]:
         return None
-
     share = np.divide(wrong, accepted, out=np.zeros(len(wrong)), where=accepted > 0)
 
     def passes(size: int) -> bool:

@@ -14,87 +14,56 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from coca_router.openai_api import ApiError, check_model, event, to_json
+from coca_router.openai_api import ApiError, event, read_threshold
 
-_HEADER_BYTES, _HEADERS = 1 << 16, 100
+_HEADER_BYTES = 1 << 16
 
 
-def limited_protocol(connections: int, header_s: float = 10.0) -> type[HttpToolsProtocol]:
-    """Uvicorn's protocol with limits that hold before any key is checked.
-
-    More than ``connections`` at once get 503, headers that take longer than ``header_s`` 408, larger ones 431.
-    """
+def limited_protocol(header_s: float) -> type[HttpToolsProtocol]:
+    """Uvicorn's protocol, which also closes a connection whose headers are late or larger than 64 KiB."""
 
     class Limited(HttpToolsProtocol):
-        _refusal: ApiError | None = None
-        _timer: asyncio.TimerHandle | None = None
-        _in_headers, _size, _received = True, 0, 0
+        _timer: asyncio.TimerHandle | None = None  # set while headers are awaited
+        _received = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
             super().connection_made(transport)
-            if len(self.connections) > connections:
-                self._refuse(ApiError(503, f"{connections} connections are open already", retry_after=1))
-            else:
-                self._start_timer()
+            self._await_headers()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
-            if self._refusal is not None:
-                return
             super().data_received(data)
-            if self._in_headers and self._refusal is None:
-                self._received += len(data)
-                if self._received > _HEADER_BYTES:
-                    self._refuse(ApiError(431, f"the headers are larger than {_HEADER_BYTES} bytes"))
+            self._received += len(data)
+            if self._timer is not None and self._received > _HEADER_BYTES:
+                self.transport.close()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._in_headers, self._size, self._received = True, 0, 0
-            if self._timer is None:
-                self._start_timer()
-
-        def on_header(self, name: bytes, value: bytes) -> None:
-            super().on_header(name, value)
-            self._size += len(name) + len(value)
-            if len(self.headers) > _HEADERS or self._size > _HEADER_BYTES:
-                self._refusal = ApiError(431, f"more than {_HEADERS} headers, or than {_HEADER_BYTES} bytes of them")
-                raise ValueError("refused")  # ends the parser, which calls send_400_response
+            self._await_headers()
 
         def on_headers_complete(self) -> None:
-            self._in_headers = False
             self._stop_timer()
             super().on_headers_complete()
 
-        def send_400_response(self, msg: str) -> None:
-            self._refuse(self._refusal or ApiError(400, msg))
-
-        def _start_timer(self) -> None:
-            late = ApiError(408, f"the headers did not come within {header_s:g} s", code="request_timeout")
-            self._timer = self.loop.call_later(header_s, self._refuse, late)
+        def _await_headers(self) -> None:
+            if self._timer is None:
+                self._received, self._timer = 0, self.loop.call_later(header_s, self.transport.close)
 
         def _stop_timer(self) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
 
-        def _refuse(self, error: ApiError) -> None:
-            self._refusal = error
-            self._stop_timer()
-            body = to_json(error.body())
-            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            self.transport.write(STATUS_LINE[error.status] + head.encode() + body)
-            self.transport.close()
-
     return Limited
 
 
 class Shutdown:
-    """The running requests, which are cancelled where the server stops before they end."""
+    """The scopes of running requests, which are cancelled if the server stops before they end."""
 
     def __init__(self) -> None:
         self.scopes: set[anyio.CancelScope] = set()
@@ -110,23 +79,16 @@ class Server(uvicorn.Server):
     """Uvicorn with our limits; running requests may take ``drain_s`` seconds when it is told to stop."""
 
     def __init__(
-        self,
-        app: Any,
-        shutdown: Shutdown,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        connections: int = 1024,
-        drain_s: float = 30.0,
-        header_s: float = 10.0,
-        announcement: str = "",
-    ) -> None:
+        self, app: Any, shutdown: Shutdown, *, host: str = "127.0.0.1", port: int = 0, connections: int = 1024,
+        drain_s: float = 30.0, header_s: float = 10.0, announcement: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(
             uvicorn.Config(
                 app,
                 host=host,
                 port=port,
-                http=limited_protocol(connections, header_s),
+                http=limited_protocol(header_s),
+                limit_concurrency=connections + 1,  # answers 503 to the connection that reaches it
                 ws="none",
                 log_level="warning",
                 access_log=False,
@@ -168,9 +130,8 @@ class Access:
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if key is None and not (_is_address(host) or {host, host.rpartition(":")[0]} & set(self.hosts)):
-            raise ApiError(
-                403, f"host {host!r} is not served without a key; see listen.hosts, --allow-host", code="forbidden_host"
-            )
+            message = f"host {host!r} is not served without a key; see listen.hosts, --allow-host"
+            raise ApiError(403, message, code="forbidden_host")
         if key is None and origin is not None and origin not in self.origins:
             raise ApiError(403, f"origin {origin!r} may not ask; see listen.origins", code="forbidden_origin")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -190,7 +151,7 @@ def _is_address(host: str) -> bool:
 def models_response(request: Request, served: str, *, thresholds: bool = False, **fields: Any) -> Response:
     """The list of models, or the one in the path; ApiError 404 for another one."""
     name = request.path_params.get("name", served)
-    check_model(name, served, thresholds=thresholds)
+    read_threshold(name, served, allowed=thresholds)
     entry = {"id": name, "object": "model", "created": 0, "owned_by": "coca-mindspeed", **fields}
     return JSONResponse(entry if "name" in request.path_params else {"object": "list", "data": [entry]})
 
@@ -217,10 +178,9 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
 async def until_client_leaves(
     receive: Receive, work: Callable[[], Awaitable[None]], shutdown: Shutdown, seconds: float = math.inf
 ) -> bool:
-    """Run ``work``, or stop it when the client leaves; returns whether the client stayed.
+    """Run ``work``, or stop it when the client leaves; return whether the client stayed.
 
-    Raises:
-        ApiError: 504, it took more than ``seconds``; or 503, the server stops.
+    ApiError 504 after ``seconds``, 503 if the server stops.
     """
     left = False
     with anyio.CancelScope(deadline=asyncio.get_running_loop().time() + seconds) as scope:
@@ -270,7 +230,7 @@ class Reply:
 class StreamingEndpoint:
     """A handler as a plain ASGI application, so that it sees a client leave.
 
-    An error in the middle of a stream becomes an event, and no ``[DONE]`` follows; ``refused`` is told its status.
+    An error in the middle of a stream becomes an event, and no ``[DONE]`` follows; ``refused`` gets its status.
     """
 
     def __init__(
@@ -298,14 +258,14 @@ _INTERNAL = ApiError(500, "internal error; the server's log has it", code="inter
 
 
 def error_handlers(refused: Callable[[int], None] = lambda status: None) -> Mapping[Any, Any]:
-    """An application's ``exception_handlers``; ``refused`` is told the status, except for unknown paths."""
+    """An application's ``exception_handlers``; ``refused`` gets the status, except for unknown paths."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            found = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here")
+            shown = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here")
         else:
-            found = error if isinstance(error, ApiError) else _INTERNAL
-            refused(found.status)
-        return JSONResponse(found.body(), found.status, found.headers())
+            shown = error if isinstance(error, ApiError) else _INTERNAL
+            refused(shown.status)
+        return JSONResponse(shown.body(), shown.status, shown.headers())
 
     return dict.fromkeys((ApiError, HTTPException, Exception), answer)

@@ -1,20 +1,18 @@
-"""OpenAI's protocol: requests are validated by pydantic models, and answers, chunks and errors written.
+"""OpenAI's protocol: pydantic models validate requests; answers, chunks and errors are written.
 
 A parameter that would be ignored, or that would move the confidence from the beginning of the response, is refused by
-name.  A value that asks for nothing (``null``, ``tools: []``) is accepted.
+name. A value that asks for nothing (``null``, ``tools: []``) is accepted.
 """
 
 import json
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-MAX_STOPS = 16
-# Parameters that are accepted and without effect, and those that are accepted with these values only.
+MOST_MESSAGES, MOST_STOPS = 1000, 16
+# Parameters that are accepted and ignored, and those that are accepted with these values only.
 _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "n": (1,), "response_format": ({"type": "text"},), "tools": ([],), "functions": ([],),
@@ -69,7 +67,7 @@ class Message(_Body):
         return {"role": role, "content": content} | ({} if self.name is None else {"name": self.name})
 
 
-_Text = Annotated[str, Field(min_length=1)]
+_Stop = Annotated[str, Field(min_length=1)]
 
 
 class _StreamOptions(_Body):
@@ -82,7 +80,7 @@ class _Sampling(_Body):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    stop: _Text | list[_Text] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1_000_000)
@@ -91,7 +89,7 @@ class _Sampling(_Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    seed: int | None = Field(None, ge=-(2**62), le=2**62)  # further samples count on from it, and engines take 64 bits
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)  # engines take 64 bits
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
 
@@ -118,10 +116,10 @@ class _Sampling(_Body):
 class ChatRequest(_Sampling):
     """The body of ``/v1/chat/completions``."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: Literal[0] | None = None
 
     @property
     def limit(self) -> int | None:
@@ -151,50 +149,34 @@ def read_json_body(body: bytes, model: type[ModelT]) -> ModelT:
         raise ApiError(400, f"{where}: {first['msg']}", param=str(first["loc"][0])) from error
 
 
-def read_request(
-    body: bytes, kind: type[RequestT], served: str, *, max_messages: int = 10_000, thresholds: bool = False
-) -> RequestT:
-    """Validate a request for the model ``served``, also called ``NAME@THRESHOLD`` where there are ``thresholds``.
+def read_request(body: bytes, kind: type[RequestT], served: str, *, thresholds: bool = False) -> RequestT:
+    """Validate a request for the model ``served``; ApiError 400 with the parameter's name, or 404 for another model.
 
-    Raises:
-        ApiError: 400 with the parameter's name, or 404 for another model.
+    With ``thresholds``, the model may also be called ``NAME@THRESHOLD``.
     """
-    too_many = ApiError(400, f"messages: more than {max_messages}", param="messages")
-    if body.count(b'"role"') > max_messages + 1000:  # before they are validated, which takes longer
-        raise too_many
     request = read_json_body(body, kind)
     if isinstance(request, ChatRequest):
-        if len(request.messages) > max_messages:
-            raise too_many
         for index, message in enumerate(request.messages):
             _refuse_extra(message, f"messages[{index}].", {"tool_calls": ([],), "annotations": ([],)})
     _refuse_extra(request, "", _NEUTRAL)
     if request.stream_options is not None:
         _refuse_extra(request.stream_options, "stream_options.", {})
-    if len(request.stops) > MAX_STOPS:
-        raise ApiError(400, f"stop: more than {MAX_STOPS} strings", param="stop")
-    check_model(request.model, served, thresholds=thresholds)
+    read_threshold(request.model, served, allowed=thresholds)
     return request
 
 
-def check_model(model: str, served: str, *, thresholds: bool) -> None:
-    """Raise ApiError 404 unless the model is served; with ``thresholds`` also as ``NAME@THRESHOLD``."""
-    if model != served and not (thresholds and model.rpartition("@")[0] == served):
-        message = f"model {model!r} is not served here; {served!r} is"
-        raise ApiError(404, message, param="model", code="model_not_found")
-
-
-def threshold_of(request: ChatRequest) -> float | None:
-    """The threshold in a model's name such as ``coca@0.2``, or None; ApiError 404 if it is not a number in [0, 1]."""
-    _, at, text = request.model.rpartition("@")
-    if not at:
+def read_threshold(model: str, served: str, *, allowed: bool = True) -> float | None:
+    """The threshold in a model's name such as ``coca@0.2``; None for the plain name, ApiError 404 for another model."""
+    if model == served:
         return None
+    name, _, text = model.rpartition("@")
     try:
         threshold = float(text)
     except ValueError:
         threshold = -1.0
-    if not 0 <= threshold <= 1:
-        message = f"model {request.model!r}: expected a threshold from 0 to 1 after '@'"
+    if not allowed or name != served or not 0 <= threshold <= 1:
+        more = f" ({served}@T answers from confidence T on, 0 to 1)" if allowed else ""
+        message = f"model {model!r} is not served here; {served!r} is{more}"
         raise ApiError(404, message, param="model", code="model_not_found")
     return threshold
 
@@ -206,64 +188,6 @@ def _refuse_extra(body: _Body, where: str, neutral: Mapping[str, Sequence[Any]])
             raise ApiError(400, message, param=where + name, code="unsupported_parameter")
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """The fields that all chunks of one answer share.
-
-    ``chat`` is False for a completion; with ``usage`` the last chunk counts tokens and the others say ``usage: null``.
-    """
-
-    id: str
-    model: str
-    chat: bool = True
-    usage: bool = False
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def chunk(
-        self,
-        text: str | None = None,
-        *,
-        first: bool = False,
-        finish_reason: str | None = None,
-        choice: Mapping[str, Any] = MappingProxyType({}),
-        **fields: Any,
-    ) -> bytes:
-        """One event of a stream; ``choice`` and ``fields`` are added to the choice and to the object."""
-        delta = ({"role": "assistant"} if first else {}) | ({} if text is None else {"content": text})
-        chosen = self._choice({"delta": delta}, text or "", finish_reason, choice)
-        if self.usage:
-            fields["usage"] = None
-        return event(self._object([chosen], fields, chunk=True))
-
-    def text_chunks(self) -> Callable[[str], bytes]:
-        """A function that writes chunks of text alone; the rest of their JSON is written once."""
-        head, _, tail = self.chunk("\0").rpartition(to_json("\0"))
-        return lambda text: head + to_json(text) + tail
-
-    def end(self, counted: Mapping[str, int]) -> bytes:
-        """The end of a stream: the usage where it was asked for, and ``[DONE]``."""
-        return (event(self._object([], {"usage": counted}, chunk=True)) if self.usage else b"") + _DONE
-
-    def whole(
-        self, text: str, finish_reason: str, counted: Mapping[str, int], choice: Mapping[str, Any], **fields: Any
-    ) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        chosen = self._choice({"message": message}, text, finish_reason, choice)
-        return self._object([chosen], {"usage": counted, **fields})
-
-    def _choice(
-        self, content: Mapping[str, Any], text: str, finish_reason: str | None, more: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        shown = content if self.chat else {"text": text}
-        return {"index": 0, **shown, "logprobs": None, "finish_reason": finish_reason, **more}
-
-    def _object(self, choices: list[Any], fields: Mapping[str, Any], *, chunk: bool = False) -> dict[str, Any]:
-        kind = f"chat.completion{'.chunk' if chunk else ''}" if self.chat else "text_completion"
-        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        return {**head, "choices": choices, **fields}
-
-
-_DONE = b"data: [DONE]\n\n"
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
@@ -273,8 +197,3 @@ def to_json(value: Any) -> bytes:
 
 def event(value: Mapping[str, Any]) -> bytes:
     return b"data: " + to_json(value) + b"\n\n"
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    total = prompt_tokens + completion_tokens
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}

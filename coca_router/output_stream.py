@@ -1,9 +1,8 @@
-"""Text in chunks: the confidence in front is read and removed, and the answer ends at the client's own limits.
+"""Text in chunks: read and remove the confidence, and end the answer at the client's stop strings and token limit.
 
 The result does not depend on how the text is cut into chunks.
 """
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
@@ -12,14 +11,14 @@ import regex
 from coca_mindspeed.algorithm.parsing import ResponseParser
 
 _GRAMMAR = regex.compile(ResponseParser().grammar)
-MAX_CHARACTERS = 512  # of a confidence segment, white space included; a longer one is invalid
+MAX_CHARACTERS = 512  # longest confidence segment, white space included
 
 
 class ConfidenceReader:
     """Reads the confidence of one response by the grammar of :class:`ResponseParser`, matched partially.
 
     Attributes:
-        state: ``reading`` while the text can still become a confidence; invalid at its first wrong character.
+        state: ``reading`` while the text can still become a confidence; ``invalid`` at its first wrong character.
         confidence: s in [0, 1] once the state is ``valid``, else None.
     """
 
@@ -29,41 +28,30 @@ class ConfidenceReader:
         self.confidence: float | None = None
 
     def feed(self, text: str) -> str:
-        """Add a chunk; returns the answer's text in it, which is all of an invalid response's."""
+        """Add a chunk and return the answer's text in it; all text of an invalid response is its answer."""
         if self.state != "reading":
             return text
         self._held += text
         match = _GRAMMAR.match(self._held, partial=True)
         if match is not None and match.partial and len(self._held) <= MAX_CHARACTERS:
             return ""
-        held, self._held = self._held, ""
         if match is None or match.partial or match.end() > MAX_CHARACTERS:
-            self.state = "invalid"
-            return held
+            return self.finish()
         self.state, self.confidence = "valid", float(match[1])
-        return held[match.end() :]
+        return self._held[match.end() :]
 
     def finish(self) -> str:
-        """End the response; returns the text held back."""
-        if self.state == "reading":
-            self.state = "invalid"
-        held, self._held = self._held, ""
-        return held
-
-
-def mean_confidence(stated: Sequence[float | None]) -> float | None:
-    """The mean of several confidences; None where fewer than half of them are valid.
-
-    Rounded to 12 digits, so that the mean of equal confidences is that confidence and stays in its band.
-    """
-    valid = [s for s in stated if s is not None]
-    return round(math.fsum(valid) / len(valid), 12) if valid and 2 * len(valid) >= len(stated) else None
+        """End the response; if it is still being read, it is invalid, and its text is returned."""
+        if self.state != "reading":
+            return ""
+        self.state = "invalid"
+        return self._held
 
 
 class StopStrings:
     """Ends a text at the first of several non-empty strings; holds back text that may begin one.
 
-    ``include`` keeps the string that was found. Text fed after ``stopped`` is dropped.
+    ``include`` keeps the stop string in the text. Text fed after ``stopped`` is dropped.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -72,24 +60,24 @@ class StopStrings:
         self.stopped = False
 
     def feed(self, text: str) -> str:
-        """Add text; returns the part that is certainly output."""
+        """Add text and return the part that is certainly output."""
         if self.stopped:
             return ""
         if not self._stops:
             return text
         self._held += text
-        found = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
-        if found:
+        places = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if places:
             # The string that is complete first ends the text, as it would token by token.
-            place, stop = min(found, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
+            place, stop = min(places, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
             self.stopped = True
             return self._held[: place + len(stop) if self._include else place]
-        keep = max(self._overlap(stop) for stop in self._stops)
-        given, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return given
+        certain = len(self._held) - max(self._overlap(stop) for stop in self._stops)
+        output, self._held = self._held[:certain], self._held[certain:]
+        return output
 
     def finish(self) -> str:
-        """End the text; returns the part that was held back."""
+        """End the text and return the part that was held back."""
         held, self._held = ("" if self.stopped else self._held), ""
         return held
 
@@ -101,18 +89,18 @@ class StopStrings:
 class OutputStream:
     """The answer's text without its confidence, ended by the client's stop strings and token limit.
 
-    The engine is not given the stop strings, since it would find them in the confidence too.
+    The engine does not get the stop strings, since it would find them in the confidence too.
 
     Attributes:
-        tokens: of the answer.
+        tokens: tokens of the answer.
         finish_reason: None until the answer has ended.
-        cut: whether a limit of the client's ended it, and not the engine.
+        cut: whether a limit of the client ended it, not the engine.
     """
 
     def __init__(self, write: Callable[[str], Awaitable[None]], stops: Sequence[str], max_tokens: int | None) -> None:
         """``max_tokens`` None: the engine's limit."""
         self._write, self._stops, self._max_tokens = write, StopStrings(stops), max_tokens
-        self._waiting, self.cut = "", False
+        self._unsent, self.cut = "", False
         self.tokens = 0
         self.finish_reason: str | None = None
 
@@ -123,7 +111,7 @@ class OutputStream:
         if self.has_ended():
             return
         self.tokens += tokens
-        self._waiting += self._stops.feed(text)
+        self._unsent += self._stops.feed(text)
         if self._stops.stopped:
             self.finish_reason, self.cut = "stop", True
         elif finish_reason is not None:
@@ -133,9 +121,9 @@ class OutputStream:
 
     async def send(self) -> None:
         """Send the text that is certain."""
-        text, self._waiting = self._waiting, ""
+        text, self._unsent = self._unsent, ""
         await self._write(text)
 
     async def close(self) -> None:
-        self._waiting += self._stops.finish()
+        self._unsent += self._stops.finish()
         await self.send()

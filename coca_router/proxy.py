@@ -17,13 +17,13 @@ from starlette.routing import Route
 
 from coca_mindspeed.errors import ConfigError
 from coca_router import http_server as server
-from coca_router.backends import Backend, http_session
-from coca_router.chunks import BackendError
+from coca_router.answer import AnswerWriter
+from coca_router.backends import Backend, BackendError, http_session
 from coca_router.config import ServingConfig, tier_policies
-from coca_router.metrics import DriftAlarm, ServingMetrics
-from coca_router.openai_api import ApiError, ChatRequest, read_json_body, read_request, threshold_of
+from coca_router.metrics import ServingMetrics
+from coca_router.openai_api import ApiError, ChatRequest, read_json_body, read_request, read_threshold
 from coca_router.request_log import LogError, RequestLog
-from coca_router.router import ClientSink, Router, Tier
+from coca_router.router import Router, Tier
 from coca_router.trace import Trace
 
 _DOMAIN = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -45,15 +45,12 @@ class Proxy:
     def __init__(self, config: ServingConfig, environment: Mapping[str, str] | None = None) -> None:
         """Prepare; ``environment`` holds the keys (default: the process's).
 
-        Raises:
-            ConfigError: a key is not in the environment, a calibration or certificate does not match its tier, or the
-                log cannot be opened.
+        ConfigError if a key is not in the environment, a calibration or certificate does not match its tier, or the
+        log cannot be opened.
         """
         environment = os.environ if environment is None else environment
         listen = config.listen
-        self.config = config
-        self.metrics = ServingMetrics()
-        self.shutdown = server.Shutdown()
+        self.config, self.metrics, self.shutdown = config, ServingMetrics(), server.Shutdown()
 
         def key_of(section: str, variable: str | None) -> str | None:
             if variable is not None and not environment.get(variable):
@@ -68,8 +65,6 @@ class Proxy:
         }
         tiers = zip(config.tiers, tier_policies(config), strict=True)
         self._tiers = [Tier(tier, self._backends[tier.backend], policy) for tier, policy in tiers]
-        self._risks = {tier.name: tier.policy.risk for tier in self._tiers if tier.policy.risk is not None}
-        self._drift = DriftAlarm(config.drift.run_length, max(self._risks.values(), default=None))
         self._log: RequestLog | None = None
         if config.log is not None:
             directory, failed = Path(config.log.directory), self.metrics.log_errors.inc
@@ -105,8 +100,8 @@ class Proxy:
     async def _health(self, request: Request) -> Response:
         problem = None if self._log is None else self._log.problem
         waiting = 0 if self._log is None else self._log.waiting
-        state = {"status": "ok" if problem is None else "degraded", "drift": self._drift.alarms()}
-        return JSONResponse({**state, "log": {"error": problem, "waiting": waiting}})
+        status = "ok" if problem is None else "degraded"
+        return JSONResponse({"status": status, "log": {"error": problem, "waiting": waiting}})
 
     async def _models(self, request: Request) -> Response:
         self._access.check(request)
@@ -114,6 +109,7 @@ class Proxy:
 
     async def _metrics(self, request: Request) -> Response:
         self._access.check(request, admin=True)
+        self.metrics.running.set(self._running)
         self.metrics.log_waiting.set(0 if self._log is None else self._log.waiting)
         return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4")
 
@@ -123,17 +119,13 @@ class Proxy:
             raise ApiError(400, "labels need the section log")
         label = read_json_body(await server.read_body(request, 10_000, self.config.limits.body_s), LabelRequest)
         try:
-            row = self._log.label(label.id, label.correct)
+            stored = self._log.label(label.id, label.correct)
         except LogError as error:
             raise ApiError(503, f"the label could not be stored: {error}", code="log_error", retry_after=5) from error
-        if row is None:
+        if not stored:
             raise ApiError(404, "no answer of this id waits for a label", param="id")
         self.metrics.labels.labels(str(label.correct).lower()).inc()
-        confidence = row["confidence"] if row["basis"] is not None else None
-        certified = row["basis"] == "confidence" and row["tier"] in self._risks
-        self._drift.label(confidence, label.correct, answered=certified)
-        self.metrics.observe_drift(self._drift)
-        return JSONResponse({"drift": self._drift.alarms()})
+        return JSONResponse({"id": label.id, "correct": label.correct})
 
     async def _chat(self, request: Request, reply: server.Reply) -> None:
         limits = self.config.limits
@@ -141,41 +133,40 @@ class Proxy:
         if self._running >= limits.concurrent:
             raise ApiError(429, f"{limits.concurrent} requests are being answered already", retry_after=1)
         self._running += 1
-        self.metrics.running.set(self._running)
         try:
             body = await server.read_body(request, limits.request_bytes, limits.body_s)
-            chat = read_request(body, ChatRequest, self.config.name, max_messages=limits.messages, thresholds=True)
+            chat = read_request(body, ChatRequest, self.config.name, thresholds=True)
             for name in ("logprobs", "return_token_ids", "include_stop_str_in_output"):
                 if getattr(chat, name):
                     raise ApiError(400, f"{name}: the confidence is removed from the answer", param=name)
             domain = request.headers.get("x-coca-domain")
             if domain is not None and not _DOMAIN.fullmatch(domain):
                 raise ApiError(400, "x-coca-domain: expected up to 64 letters, digits, '.', '_' or '-'")
-            threshold = threshold_of(chat)
+            threshold = read_threshold(chat.model, self.config.name)
             for tier in self._tiers:
                 tier.check(chat, threshold)
             await self._answer(chat, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply)
         finally:
             self._running -= 1
-            self.metrics.running.set(self._running)
 
     async def _answer(self, chat: ChatRequest, threshold: float | None, trace: Trace, reply: server.Reply) -> None:
-        log, question = self._log, chat.messages[-1].as_dict()["content"]
-        sink = ClientSink(chat, trace, reply, keep=self.config.log is not None and self.config.log.texts)
+        question = chat.messages[-1].as_dict()["content"]
+        keep = self.config.log is not None and self.config.log.texts
+        writer = AnswerWriter(chat, trace.id, reply, trace.headers, lambda: {"coca": trace.fields()}, keep=keep)
         outcome, logged = "error", False
 
         def note(outcome: str) -> None:
             ended = time.monotonic()
             self.metrics.observe(trace, outcome, ended)
-            if log is not None:
-                log.write(trace, outcome, ended, question, sink.given)
+            if self._log is not None:
+                self._log.write(trace, outcome, ended, question, writer.text)
 
         async def work() -> None:
             nonlocal logged
-            await Router(self.config, self._tiers, chat, threshold, trace, sink).answer()
+            await Router(self.config, self._tiers, chat, threshold, trace, writer).answer()
             logged = True
             note("ok")  # before the client has the whole answer, and so can label it
-            await sink.end()
+            await writer.end(trace.finish_reason or "stop", trace.prompt_tokens, trace.answer_tokens)
 
         try:
             if not await server.until_client_leaves(reply.receive, work, self.shutdown, self.config.limits.deadline_s):

@@ -25,6 +25,8 @@ CREATE TABLE IF NOT EXISTS requests (
 );
 CREATE INDEX IF NOT EXISTS by_time ON requests (time);
 """
+_INSERT = "INSERT OR IGNORE INTO requests (request_id, time, answered, row) VALUES (?, ?, ?, ?)"
+_LABEL = "UPDATE requests SET correct = ?, labelled = ? WHERE request_id = ? AND answered AND correct IS NULL"
 _DELETE_OLD = """
 DELETE FROM requests WHERE request_id IN (SELECT request_id FROM requests WHERE time < ? ORDER BY time LIMIT ?)
 """
@@ -39,7 +41,7 @@ class LogError(Exception):
 
 
 class RequestLog:
-    """The log of one proxy; ``problem`` says why the last write failed, if it did."""
+    """The log of one proxy; ``problem`` is the reason of the last write if it failed, else None."""
 
     def __init__(
         self,
@@ -50,10 +52,9 @@ class RequestLog:
         texts: bool = False,
         max_days: float = 90.0,
     ) -> None:
-        """Open ``requests.sqlite``; ``texts`` stores questions and answers, ``failed`` is called for a failed write.
+        """Open ``requests.sqlite``; ConfigError if that fails.
 
-        Raises:
-            ConfigError: the file cannot be opened.
+        ``texts`` stores questions and answers. ``failed`` is called for each failed write.
         """
         self._model, self._texts, self._max_age_s, self._failed = model, texts, max_days * 86_400, failed
         self._waiting: deque[tuple[Any, ...]] = deque(maxlen=_MOST_WAITING)
@@ -84,17 +85,11 @@ class RequestLog:
         with suppress(LogError):
             self._flush()
 
-    def label(self, request_id: str, correct: bool) -> dict[str, Any] | None:
-        """Store a label; returns the answer's row, or None if no answer of this id lacks a label. Raises LogError."""
+    def label(self, request_id: str, correct: bool) -> bool:
+        """Store a label; return False if no answer of this id lacks one. Raises LogError."""
         self._flush()
-        stored = "UPDATE requests SET correct = ?, labelled = ? WHERE request_id = ? AND answered AND correct IS NULL"
         with self._writing():
-            found = self._database.execute(stored, (correct, time.time(), request_id)).rowcount
-        if not found:
-            return None
-        query = "SELECT row FROM requests WHERE request_id = ?"
-        row: dict[str, Any] = json.loads(self._database.execute(query, (request_id,)).fetchone()[0])
-        return row
+            return bool(self._database.execute(_LABEL, (correct, time.time(), request_id)).rowcount)
 
     def close(self) -> None:
         with suppress(LogError):
@@ -105,9 +100,7 @@ class RequestLog:
         if not self._waiting:
             return
         with self._writing():
-            self._database.executemany(
-                "INSERT OR IGNORE INTO requests (request_id, time, answered, row) VALUES (?, ?, ?, ?)", self._waiting
-            )
+            self._database.executemany(_INSERT, self._waiting)
             if time.monotonic() > self._clean_at:
                 deleted = self._database.execute(_DELETE_OLD, (time.time() - self._max_age_s, _MOST_DELETED)).rowcount
                 self._clean_at = time.monotonic() + (_CLEAN_EVERY_S if deleted < _MOST_DELETED else 0)
@@ -159,16 +152,12 @@ def labelled_prediction(row: Mapping[str, Any], correct: bool) -> Prediction:
 
 
 def export_log(directory: Path, output: Path) -> tuple[int, int]:
-    """Write ``requests.jsonl`` and ``labelled.jsonl`` (predictions); returns their numbers of rows.
-
-    Raises:
-        DataError: there is no log.
-    """
+    """Write ``requests.jsonl`` and ``labelled.jsonl`` (predictions); return their numbers of rows."""
     path = directory / "requests.sqlite"
     if not path.exists():
         raise DataError(f"{path}: no request log; expected the directory of log.directory")
     output.mkdir(parents=True, exist_ok=True)
-    counts = [0, 0]
+    rows = labels = 0
     with (
         closing(sqlite3.connect(path, timeout=_BUSY_S)) as database,
         (output / "requests.jsonl").open("w", encoding="utf-8") as requests,
@@ -177,8 +166,8 @@ def export_log(directory: Path, output: Path) -> tuple[int, int]:
         for text, label in database.execute("SELECT row, correct FROM requests ORDER BY time"):
             row, correct = json.loads(text), None if label is None else bool(label)
             requests.write(to_json_line(row | {"correct": correct}))
-            counts[0] += 1
+            rows += 1
             if correct is not None:
                 labelled.write(to_json_line(prediction_to_json(labelled_prediction(row, correct))))
-                counts[1] += 1
-    return counts[0], counts[1]
+                labels += 1
+    return rows, labels

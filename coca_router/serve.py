@@ -5,123 +5,120 @@ import ipaddress
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.cli.options import at_least, device_name, template_variables
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.utils.packages import ROUTER, require
 
+if TYPE_CHECKING:
+    from coca_router.config import ServingConfig
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="YAML of tiers (docs/serving.md)")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="serve this Hugging Face directory itself instead")
-    parser.add_argument("--name", help="of the model, to its clients (default: the directory's)")
-    parser.add_argument("--host", help="default: 127.0.0.1, or as CONFIG says")
-    parser.add_argument("--port", type=at_least(0, 65535), help="default: 8000 with --model, else as CONFIG says")
-    parser.add_argument("--concurrent", type=at_least(1), default=4, help="--model: responses at once (default: 4)")
-    parser.add_argument("--max-tokens", type=at_least(1), default=1024, help="--model: of a response (default: 1024)")
-    parser.add_argument(
-        "--device", type=device_name, default="auto", help="--model: auto, cpu, cuda, cuda:N, npu or npu:N"
-    )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="--model: compute")
-    parser.add_argument(
+    option = parser.add_argument
+    option("config", nargs="?", type=Path, metavar="CONFIG", help="YAML of tiers (docs/serving.md)")
+    option("--model", type=Path, metavar="DIR", help="serve this Hugging Face directory itself instead")
+    option("--name", help="of the model, to its clients (default: the directory's)")
+    option("--host", help="default: 127.0.0.1, or as CONFIG says")
+    option("--port", type=at_least(0, 65535), help="default: 8000 with --model, else as CONFIG says")
+    option("--concurrent", type=at_least(1), default=4, help="--model: responses at once (default: 4)")
+    option("--max-tokens", type=at_least(1), default=1024, help="--model: of a response (default: 1024)")
+    option("--device", type=device_name, default="auto", help="--model: auto, cpu, cuda, cuda:N, npu or npu:N")
+    option("--dtype", choices=("float32", "bfloat16"), default="float32", help="--model: compute")
+    option(
         "--chat-template-kwargs",
         type=template_variables,
         metavar="JSON",
         help='--model: variables of its chat template, {"enable_thinking": false} for example',
     )
-    parser.add_argument("--threads", type=at_least(1), help="--model: CPU threads")
-    parser.add_argument("--api-key-env", metavar="NAME", help="--model: variable that holds the key clients must show")
-    parser.add_argument(
+    option("--api-key-env", metavar="NAME", help="--model: variable that holds the key clients must show")
+    option(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
         help="--model: a name by which clients reach it, where no key is set (addresses and localhost always do)",
     )
-    parser.add_argument(
-        "--export", type=Path, metavar="DIR", help="write the request log of CONFIG there as JSON Lines, and stop"
-    )
-    parser.add_argument("--check", action="store_true", help="check CONFIG, its keys and its maps, and stop")
+    option("--export", type=Path, metavar="DIR", help="write the request log of CONFIG there as JSON Lines, and stop")
+    option("--check", action="store_true", help="check CONFIG, its keys and its maps, and stop")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if (arguments.config is None) == (arguments.model is None):
         raise UsageError("name either a CONFIG of tiers or --model DIR")
-    if arguments.export is not None:
-        return _export(arguments)
-    require(*ROUTER, purpose="serve")
-    from coca_router.http_server import Server
-
-    app, shutdown, listen, guarded = _model(arguments) if arguments.model is not None else _proxy(arguments)
-    host, port = listen["host"], listen["port"]
-    if not guarded and not _only_this_machine(host):
-        key = "--api-key-env" if arguments.model is not None else "listen.api_key_env"
-        sys.stderr.write(
-            f"warning: everyone who reaches {host}:{port} may ask, since no key is set; name a variable that holds one "
-            f"by {key}, or listen on 127.0.0.1\n"
-        )
-    if arguments.check:
-        print(f"{arguments.config or arguments.model}: can be served")
-        return 0
-    Server(app, shutdown, **listen).run()
-    return 0
-
-
-def _export(arguments: argparse.Namespace) -> int:
-    from coca_router.config import read_serving_config
-    from coca_router.request_log import export_log
-
-    config = None if arguments.config is None else read_serving_config(arguments.config)
-    if config is None or config.log is None:
+    if arguments.export is not None and arguments.model is not None:
         raise UsageError("--export needs a CONFIG with the section log")
-    requests, labelled = export_log(Path(config.log.directory), arguments.export)
-    print(f"{arguments.export}: {requests:,} requests, {labelled:,} of them labelled")
-    return 0
-
-
-def _only_this_machine(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name; it may be anybody's
-        return False
-
-
-def _proxy(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], bool]:
-    """The application, its shutdown, options of the server, and whether clients must show a key."""
+    require(*ROUTER, purpose="serve")
+    if arguments.model is not None:
+        return _serve_model(arguments)
     from coca_router.config import read_serving_config
-    from coca_router.proxy import Proxy
 
     config = read_serving_config(arguments.config)
-    host = arguments.host or config.listen.host
-    port = config.listen.port if arguments.port is None else arguments.port
-    proxy = Proxy(config)
-    tiers = ", ".join(tier.name for tier in config.tiers)
-    options = {"connections": config.limits.connections, "drain_s": config.limits.drain_s, "host": host, "port": port}
-    options["announcement"] = f"{config.name}: tiers {tiers} at http://{host}:{port}/v1"
-    return proxy.app(), proxy.shutdown, options, config.listen.api_key_env is not None
+    return _serve_proxy(arguments, config) if arguments.export is None else _export(arguments.export, config)
 
 
-def _model(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], bool]:
-    import torch
+def _export(output: Path, config: "ServingConfig") -> int:
+    from coca_router.request_log import export_log
 
+    if config.log is None:
+        raise UsageError("--export needs a CONFIG with the section log")
+    requests, labelled = export_log(Path(config.log.directory), output)
+    print(f"{output}: {requests:,} requests, {labelled:,} of them labelled")
+    return 0
+
+
+def _serve_proxy(arguments: argparse.Namespace, config: "ServingConfig") -> int:
+    from coca_router.proxy import Proxy
+
+    listen, limits = config.listen, config.limits
+    where = arguments.host or listen.host, listen.port if arguments.port is None else arguments.port
+    if listen.api_key_env is None:
+        _warn_if_reachable(*where, "listen.api_key_env")
+    text = f"{config.name}: tiers {', '.join(tier.name for tier in config.tiers)}"
+    return _serve(arguments, Proxy(config), *where, text, connections=limits.connections, drain_s=limits.drain_s)
+
+
+def _serve_model(arguments: argparse.Namespace) -> int:
     from coca_mindspeed.config.schema import ModelConfig
     from coca_mindspeed.local.policy import choose_device, load_policy
     from coca_router.model_server import ModelServer
 
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
-    key = None
-    if arguments.api_key_env is not None:
-        key = os.environ.get(arguments.api_key_env)
-        if not key:
-            raise UsageError(f"--api-key-env: the environment variable {arguments.api_key_env} is not set")
+    variable = arguments.api_key_env
+    key = None if variable is None else os.environ.get(variable)
+    if variable is not None and not key:
+        raise UsageError(f"--api-key-env: the environment variable {variable} is not set")
+    where = arguments.host or "127.0.0.1", 8000 if arguments.port is None else arguments.port
+    if key is None:
+        _warn_if_reachable(*where, "--api-key-env")
     device = choose_device(arguments.device, where="--device")
     config = ModelConfig(compute_dtype=arguments.dtype, chat_template_kwargs=arguments.chat_template_kwargs or {})
     policy = load_policy(arguments.model, config, device, where="--model")
     name = arguments.name or arguments.model.resolve().name
-    host, port = arguments.host or "127.0.0.1", 8000 if arguments.port is None else arguments.port
     sizes = {"concurrent": arguments.concurrent, "max_tokens": arguments.max_tokens}
-    server = ModelServer(policy, name, **sizes, key=key, hosts=[host, *arguments.allow_host])
-    announcement = f"{name}: {arguments.model} at http://{host}:{port}/v1"
-    return server.app(), server.shutdown, {"host": host, "port": port, "announcement": announcement}, key is not None
+    server = ModelServer(policy, name, **sizes, key=key, hosts=[where[0], *arguments.allow_host])
+    return _serve(arguments, server, *where, f"{name}: {arguments.model}")
+
+
+def _serve(arguments: argparse.Namespace, served: Any, host: str, port: int, text: str, **options: Any) -> int:
+    from coca_router.http_server import Server
+
+    if arguments.check:
+        print(f"{arguments.config or arguments.model}: can be served")
+        return 0
+    announcement = f"{text} at http://{host}:{port}/v1"
+    Server(served.app(), served.shutdown, host=host, port=port, announcement=announcement, **options).run()
+    return 0
+
+
+def _warn_if_reachable(host: str, port: int, key: str) -> None:
+    """Warn if other machines may reach this address; a name may be anybody's."""
+    try:
+        if host == "localhost" or ipaddress.ip_address(host).is_loopback:
+            return
+    except ValueError:
+        pass
+    sys.stderr.write(
+        f"warning: everyone who reaches {host}:{port} may ask, since no key is set; name a variable that holds one "
+        f"by {key}, or listen on 127.0.0.1\n"
+    )

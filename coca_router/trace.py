@@ -1,10 +1,13 @@
-"""The record of one request, for its answer's fields and headers, the log and the metrics; holds no text of it."""
+"""The record of one request, for its answer's fields and headers, the log and the metrics; it holds no text."""
 
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from coca_router.decision import Decision
+
+_FIELDS = ("confidence", "stated_confidence", "action", "tier", "reason", "tokens_to_confidence", "tokens")
+_LOGGED = ("id", "domain", *_FIELDS, "basis", "prompt_tokens", "answer_tokens", "finish_reason", "steps")
 
 
 @dataclass(slots=True)
@@ -13,14 +16,14 @@ class Trace:
 
     Attributes:
         tier: the tier asked last.
-        basis: why an answer that states its confidence was given: the confidence, or a cap that allowed no escalation;
-            None for other answers, and where a limit of the client's cut it.
-        stated: confidence as the model stated it; None where it is invalid or absent.
+        basis: why an answer with a confidence was given: ``confidence``, or ``exhausted`` where a cap allowed no
+            escalation. None for other answers, and where a limit of the client cut it.
+        stated_confidence: None where it is invalid or absent.
         confidence: the confidence used for the decision, recalibrated where the tier has a map.
-        tokens_to_confidence: generated at ``tier`` until the decision.
-        tokens: generated, by tier.
+        tokens_to_confidence: tokens generated at ``tier`` until the decision.
+        tokens: tier -> tokens generated.
         prompt_tokens: at ``tier``; 0 where the engine does not count.
-        started, decided, first_text: seconds of a monotonic clock.
+        started, decided: seconds of a monotonic clock.
     """
 
     id: str
@@ -29,7 +32,7 @@ class Trace:
     action: str = ""
     reason: str = ""
     basis: Literal["confidence", "exhausted"] | None = None
-    stated: float | None = None
+    stated_confidence: float | None = None
     confidence: float | None = None
     tokens_to_confidence: int | None = None
     tokens: dict[str, int] = field(default_factory=dict)
@@ -39,7 +42,6 @@ class Trace:
     finish_reason: str | None = None
     started: float = field(default_factory=time.monotonic)
     decided: float | None = None
-    first_text: float | None = None
 
     def add_tokens(self, tier: str, tokens: int) -> None:
         self.tokens[tier] = self.tokens.get(tier, 0) + tokens
@@ -51,15 +53,8 @@ class Trace:
         self.steps.append(step)
 
     def fields(self) -> dict[str, Any]:
-        return {
-            "confidence": self.confidence,
-            "stated_confidence": self.stated,
-            "action": self.action,
-            "tier": self.tier,
-            "reason": self.reason,
-            "tokens_to_confidence": self.tokens_to_confidence,
-            "tokens": dict(self.tokens),
-        }
+        """The field ``coca`` of an answer."""
+        return {name: getattr(self, name) for name in _FIELDS}
 
     def headers(self) -> dict[str, str]:
         """The response headers, as far as they are known when the answer begins."""
@@ -72,16 +67,7 @@ class Trace:
         }
 
     def record(self, outcome: str, ended: float) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "domain": self.domain,
-            "outcome": outcome,
-            **self.fields(),
-            "basis": self.basis,
-            "prompt_tokens": self.prompt_tokens,
-            "answer_tokens": self.answer_tokens,
-            "finish_reason": self.finish_reason,
-            "steps": self.steps,
-            "seconds_to_decision": None if self.decided is None else self.decided - self.started,
-            "seconds": ended - self.started,
-        }
+        """The row of the request log."""
+        row = {name: getattr(self, name) for name in _LOGGED}
+        decision = None if self.decided is None else self.decided - self.started
+        return {**row, "outcome": outcome, "seconds_to_decision": decision, "seconds": ended - self.started}

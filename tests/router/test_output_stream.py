@@ -1,4 +1,4 @@
-"""Text in chunks: any cut of a response gives the parser's result; stop strings; the mean of confidences."""
+"""Text in chunks: any cut of a response gives the parser's result; stop strings."""
 
 import itertools
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.algorithm.parsing import ParsedResponse, ResponseParser
-from coca_router.output_stream import ConfidenceReader, StopStrings, mean_confidence
+from coca_router.output_stream import ConfidenceReader, StopStrings
 
 # Parts of which responses and nearly right responses are made.
 _PARTS = (
@@ -92,12 +92,3 @@ def test_any_cut_stops_where_the_first_stop_text_is_whole(text, stops, size, inc
     end, length = min(ends)
     assert given_ == text[: end if include else end + length]
     assert flow.stopped
-
-
-@pytest.mark.parametrize("samples", [2, 3, 5, 6, 7])
-def test_the_mean_needs_half_of_them_and_that_of_equal_ones_is_exact(samples):
-    """A float below would be in another band."""
-    for hundredths in range(101):
-        assert mean_confidence([hundredths / 100] * samples) == hundredths / 100
-    assert mean_confidence([0.2, 0.6, None, None]) == pytest.approx(0.4)
-    assert mean_confidence([0.2, None, None]) is mean_confidence([]) is None

@@ -8,11 +8,13 @@ import pytest
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.calibration_maps import fit_map
+from coca_mindspeed.utils.files import write_json
+from coca_router.calibration import Calibration, Identity, prompt_hash
 from coca_router.cli import main
 from coca_router.config import ServingConfig, tier_policies
 from coca_router.guarantee import certify
-from coca_router.maps import Identity, fit_map, prompt_hash, write_map
-from tests.router.servers_for_tests import QUESTION, SURE, UNSURE, FakeEngine, ask, logged, routed
+from tests.router.servers_for_tests import QUESTION, SURE, UNSURE, FakeEngine, ask, routed
 
 
 def calibrated(
@@ -22,11 +24,13 @@ def calibrated(
     rng = np.random.default_rng(0)
     stated = rng.random(800).round(2)
     correct = rng.random(800) < stated**power
-    identity = Identity(model=model, prompt_sha256=prompt_hash(prompt), temperature=temperature, data_sha256="x",
-                        sampling=sampling or {})  # fmt: skip
-    fitted = fit_map(stated, correct, ["d"] * 800, identity, kind="platt")
+    identity = Identity(
+        model=model, prompt_sha256=prompt_hash(prompt), temperature=temperature, sampling=sampling or {}
+    )
     certificate = certify(stated, correct, risk=risk, confidence=0.95)
-    write_map(path, fitted.model_copy(update={"certificate": certificate}))
+    curve = fit_map("platt", stated, correct)
+    content = Calibration(identity=identity, labels=800, curve=curve, certificate=certificate)
+    write_json(path, content.model_dump(mode="json"))
     return certificate
 
 
@@ -112,18 +116,6 @@ def test_it_is_decided_by_the_recalibrated_confidence(tmp_path):
     tier = {"calibration": str(tmp_path / "m.json"), "bands": bands}
     with routed(FakeEngine(*SURE), FakeEngine("LARGE"), small_tier=tier) as (url, _):
         assert ask(url).coca["tier"] == "large"  # 0.9 was worth less than 0.85
-
-
-def test_labels_of_certified_answers_move_the_watch_on_their_risk(tmp_path):
-    calibrated(tmp_path / "m.json")
-    tier = {"bands": None, "certificate": str(tmp_path / "m.json")}
-    log = {"directory": str(tmp_path / "log")}
-    drift = {"run_length": 1.01}
-    with routed(FakeEngine(*SURE), FakeEngine("L"), small_tier=tier, log=log, drift=drift) as (url, _):
-        id_ = ask(url).id
-        rung = httpx.post(f"{url}/coca/labels", json={"id": id_, "correct": False}).json()["drift"]
-    assert "risk" in rung
-    assert logged(tmp_path / "log")[0]["basis"] == "confidence"
 
 
 @pytest.mark.parametrize(

@@ -35,34 +35,38 @@ def test_a_small_file_and_its_defaults(tmp_path):
     assert config.log is None
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("\nbackends:", "\nbackend:"), "unknown key, did you mean 'backends'?"),
-        (("bands:", "band:"), "unknown key, did you mean 'bands'?"),
-        (("model: small", "model: small, dialekt: vllm"), "unknown key, did you mean 'dialect'?"),
-        (("at_least: 0.7", "at_least: 1.7"), "tiers.0.bands.0.at_least=1.7: input should be less than or equal to 1"),
-        (("at_least: 0,", "at_least: 0.1,"), "bands should fall from at most 1 to exactly 0"),
-        (("action: answer", "action: reply"), "tiers.0.bands.0.action"),
-        (("backend: a", "backend: c"), "tiers.0.backend"),
-        (("name: large", "name: small"), "names should differ"),
-        (("    bands: [{at_least: 0.7, action: answer}, {at_least: 0, action: escalate}]\n", ""), "either bands or"),
-        (("backend: a", "backend: a\n    style: stop_and_resume"), "needs a backend of dialect vllm"),
-        (("backend: a", "backend: a\n    certificate: m.json"), "either bands or"),
-        (("backend: a", "backend: a\n    calibration: m.json\n    certificate: m.json"), "certificate"),
-        (("backend: a", "backend: a\n    calibration: m.json\n    confidence: {source: mean, samples: 3}"), "'stated'"),
-        (("http://127.0.0.1:1/v1", "127.0.0.1:1"), "backends.a.url='127.0.0.1:1': string should match pattern"),
-        ((", states_confidence: false", ", bands: [{at_least: 0, action: escalate}]"), "tiers.1.bands.0.action='escal"),
-        ((", states_confidence: false", ", certificate: m, invalid: escalate"), "tiers.1.invalid='escalate': no tier"),
-        (("temperature: 1", "temperature: '1'"), "tiers.1.temperature='1': input should be a valid number"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_named_with_file_and_key(tmp_path, change, message):
+# A change of the file, and the key and code of the problem.
+MISTAKES = [
+    (("\nbackends:", "\nbackend:"), "backend", "extra_forbidden"),
+    (("bands:", "band:"), "tiers.0.band", "extra_forbidden"),
+    (("model: small", "model: small, dialekt: vllm"), "backends.a.dialekt", "extra_forbidden"),
+    (("at_least: 0.7", "at_least: 1.7"), "tiers.0.bands.0.at_least", "less_than_equal"),
+    (("at_least: 0,", "at_least: 0.1,"), "tiers.0", "value_error"),
+    (("action: answer", "action: reply"), "tiers.0.bands.0.action", "literal_error"),
+    (("backend: a", "backend: c"), "tiers.0.backend", "value_error"),
+    (("name: large", "name: small"), "tiers", "value_error"),
+    (("    bands: [{at_least: 0.7, action: answer}, {at_least: 0, action: escalate}]\n", ""), "tiers.0", "value_error"),
+    (("backend: a", "backend: a\n    style: stop_and_resume"), "tiers.0.style", "value_error"),
+    (("backend: a", "backend: a\n    certificate: m.json"), "tiers.0", "value_error"),
+    (("backend: a", "backend: a\n    calibration: m\n    certificate: m"), "tiers.0.certificate", "value_error"),
+    (("http://127.0.0.1:1/v1", "127.0.0.1:1"), "backends.a.url", "string_pattern_mismatch"),
+    (
+        (", states_confidence: false", ", bands: [{at_least: 0, action: escalate}]"),
+        "tiers.1.bands.0.action",
+        "value_error",
+    ),
+    ((", states_confidence: false", ", certificate: m, invalid: escalate"), "tiers.1.invalid", "value_error"),
+    (("temperature: 1", "temperature: '1'"), "tiers.1.temperature", "float_type"),
+]
+
+
+@pytest.mark.parametrize(("change", "key", "code"), MISTAKES)
+def test_mistakes_are_named_with_file_and_key(tmp_path, change, key, code):
     path = written(tmp_path, GOOD.replace(*change, 1))
     with pytest.raises(ConfigError) as error:
         read_serving_config(path)
-    assert str(error.value).startswith(f"{path}: ")
-    assert message in str(error.value)
+    assert (key, code) in {(problem.key, problem.code) for problem in error.value.problems}
+    assert all(line.startswith(f"{path}: ") for line in str(error.value).splitlines())
 
 
 def test_all_mistakes_are_named_and_invalid_yaml_is_refused(tmp_path):

@@ -133,7 +133,6 @@ def test_a_training_without_the_optional_packages_leaves_only_its_plots_out(tmp_
     [
         ("tensorboard", ["train", "demo", "logging.tensorboard=true", "--output", "/nowhere/run"], "coca_mindspeed"),
         ("matplotlib", ["report", "x"], "coca_mindspeed"),
-        ("matplotlib", ["route", "x", "y"], "coca_router"),
         ("starlette", ["serve", "x.yaml"], "coca_router"),
     ],
 )
