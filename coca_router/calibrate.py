@@ -32,13 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--model", help="its name at the backend (default: as the predictions say)")
     option("--system-prompt", type=Path, metavar="FILE", help="(default: the paper's)")
     option("--temperature", type=within(0, 2), default=1.0, help="of sampling (default: 1.0)")
-    option(
-        "--sampling",
-        type=json_object,
-        default={},
-        metavar="JSON",
-        help='further sampling parameters of the predictions, {"top_p": 0.9, "max_tokens": 4096} for example',
-    )
+    sampling = 'further sampling parameters of the predictions, {"top_p": 0.9, "max_tokens": 4096} for example'
+    option("--sampling", type=json_object, default={}, metavar="JSON", help=sampling)
     option("--risk", type=_share(0.999), help="certify the largest set of answers whose error is at most this")
     option("--confidence", type=_share(0.999999), default=0.95, help="of the guarantee (default: 0.95)")
 

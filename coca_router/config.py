@@ -42,9 +42,7 @@ class BackendConfig(Section):
     url: str = Field(pattern=r"^https?://", description="up to and including /v1")
     model: str = Field(min_length=1, description="its name there")
     api_key_env: str | None = Field(None, description="environment variable that holds its key")
-    dialect: Literal["openai", "vllm"] = Field(
-        "openai", description="vllm: also vLLM-Ascend and our own server; token ids are asked for"
-    )
+    dialect: Literal["openai", "vllm"] = Field("openai", description="vllm (also serve --model): names token ids")
     first_token_s: float = Field(60.0, gt=0, description="longest wait for the first token, the connection included")
     between_tokens_s: float = Field(30.0, gt=0, description="longest wait between two tokens")
 
@@ -64,18 +62,13 @@ class TierConfig(Section):
     states_confidence: bool = Field(True, description="false: a plain model, whose answers are given as they are")
     system_prompt: str | None = Field(None, description="null: the paper's; it stands before the client's own")
     bands: list[BandConfig] | None = Field(None, description="thresholds; null: the certificate's")
-    invalid: Action | None = Field(
-        None,
-        description="without a valid confidence, and below a certified threshold; null: escalate, or refuse if last",
-    )
-    style: Literal["streaming", "stop_and_resume"] = Field(
-        "streaming", description="abort an unwanted answer; or stop at the tag and resume by token ids (dialect vllm)"
-    )
+    #: Without a valid confidence, and below a certified threshold; null: escalate, or refuse if last.
+    invalid: Action | None = None
+    #: Abort an unwanted answer; or stop at the tag and resume by token ids (dialect vllm).
+    style: Literal["streaming", "stop_and_resume"] = "streaming"
     temperature: float | None = Field(None, ge=0, le=2, description="null: the client's, or the calibration's")
     calibration: RelativePath | None = Field(None, description="file of `coca-router calibrate`; pins the sampling")
-    certificate: RelativePath | None = Field(
-        None, description="file of `calibrate --risk`; pins threshold and sampling"
-    )
+    certificate: RelativePath | None = Field(None, description="of `calibrate --risk`; pins threshold and sampling")
     max_confidence_tokens: int = Field(32, ge=4, description="allowance for the confidence beyond max_tokens")
 
     @model_validator(mode="after")

@@ -38,9 +38,7 @@ class Certificate(Section):
     accepted: int = Field(ge=0, description="of them at or above the threshold")
     wrong: int = Field(ge=0, description="of the accepted")
     bound: float | None = Field(description="exact upper bound of the accepted answers' error")
-    labels_needed: int | None = Field(
-        description="where nothing is certified: how many would do if the shares stay; null: no number would"
-    )
+    labels_needed: int | None = Field(description="if nothing is certified; null: no number would do")
 
     def sentence(self) -> str:
         if self.threshold is not None:

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coca_router.openai_api import ApiError, event, read_threshold
 
+Refused = Callable[[int], None]  # called with the status of each refused request
 _HEADER_BYTES = 1 << 16
 
 
@@ -233,11 +234,7 @@ class StreamingEndpoint:
     An error in the middle of a stream becomes an event, and no ``[DONE]`` follows; ``refused`` gets its status.
     """
 
-    def __init__(
-        self,
-        answer: Callable[[Request, Reply], Awaitable[None]],
-        refused: Callable[[int], None] = lambda status: None,
-    ) -> None:
+    def __init__(self, answer: Callable[[Request, Reply], Awaitable[None]], refused: Refused = lambda _: None) -> None:
         self._answer, self._refused = answer, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -257,7 +254,7 @@ class StreamingEndpoint:
 _INTERNAL = ApiError(500, "internal error; the server's log has it", code="internal_error")
 
 
-def error_handlers(refused: Callable[[int], None] = lambda status: None) -> Mapping[Any, Any]:
+def error_handlers(refused: Refused = lambda _: None) -> Mapping[Any, Any]:
     """An application's ``exception_handlers``; ``refused`` gets the status, except for unknown paths."""
 
     async def answer(request: Request, error: Exception) -> Response:

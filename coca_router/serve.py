@@ -26,20 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--max-tokens", type=at_least(1), default=1024, help="--model: of a response (default: 1024)")
     option("--device", type=device_name, default="auto", help="--model: auto, cpu, cuda, cuda:N, npu or npu:N")
     option("--dtype", choices=("float32", "bfloat16"), default="float32", help="--model: compute")
-    option(
-        "--chat-template-kwargs",
-        type=template_variables,
-        metavar="JSON",
-        help='--model: variables of its chat template, {"enable_thinking": false} for example',
-    )
+    variables = '--model: variables of its chat template, {"enable_thinking": false} for example'
+    option("--chat-template-kwargs", type=template_variables, metavar="JSON", help=variables)
     option("--api-key-env", metavar="NAME", help="--model: variable that holds the key clients must show")
-    option(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="--model: a name by which clients reach it, where no key is set (addresses and localhost always do)",
-    )
+    name = "--model: a name by which clients reach it, where no key is set (addresses and localhost always do)"
+    option("--allow-host", action="append", default=[], metavar="NAME", help=name)
     option("--export", type=Path, metavar="DIR", help="write the request log of CONFIG there as JSON Lines, and stop")
     option("--check", action="store_true", help="check CONFIG, its keys and its maps, and stop")
 
