@@ -157,17 +157,6 @@ def test_the_command_and_its_refusals(tmp_path, capsys):
         join_tiers({"a": uncounted, "b": uncounted}, [1, 2])
 
 
-@pytest.mark.parametrize("columns", [50, 200])
-def test_tables_fit_the_terminal(columns, tmp_path, capsys, monkeypatch):
-    files = [tmp_path / "small.jsonl", tmp_path / "large.jsonl"]
-    for seed, file in enumerate(files):
-        write_predictions(file, drawn(120, seed))
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(["route", *map(str, files)]) == 0
-    assert not any(line.startswith("| ") for line in capsys.readouterr().out.splitlines())
-
-
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
 def test_the_printed_policy_sends_the_share(share, tmp_path, capsys):
     small, large = tmp_path / "small\nmodel.jsonl", tmp_path / "large.jsonl"
