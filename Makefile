@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-vllm test-opencompass test-serving
+.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-vllm test-opencompass test-router
 .PHONY: test-verl test-verl-learning test-trl test-ms-swift test-8bit test-oldest test-newest lint bench bench-trl bench-check bench-baselines clean clean-runs
 .PHONY: lock lock-oldest lock-opencompass lock-verl docs system-packages .venv
 
@@ -68,7 +68,7 @@ test: system-packages lint  ## lint and every test
 
 # Both ends of the ranges in setup.py.  Their torch brings CUDA packages: 6 GB each.
 OF_THE_RANGES := tests/algorithm tests/baselines tests/cli tests/config tests/data tests/evaluation tests/experiments \
-  tests/grading tests/local tests/scoring tests/serving tests/utils tests/verl
+  tests/grading tests/local tests/router tests/scoring tests/utils tests/verl
 
 .venv-oldest/.installed: requirements/oldest.txt requirements/tests.in setup.py
 	$(PYTHON) -m venv .venv-oldest
@@ -123,8 +123,8 @@ $(VLLM_VENV)/.installed: requirements/vllm.txt
 runs/demo/model/config.json: | $(STAMP)
 	$(MAKE) demo
 
-test-serving: $(STAMP) $(VLLM_VENV)/.installed runs/demo/model/config.json  ## the proxy before vLLM's CPU build, in an environment of its own
-	VLLM=$(VLLM_VENV)/bin/vllm VLLM_MODEL=runs/demo/model $(BIN)/python -m pytest -s tests/integration/serving
+test-router: $(STAMP) $(VLLM_VENV)/.installed runs/demo/model/config.json  ## the proxy before vLLM's CPU build, in an environment of its own
+	VLLM=$(VLLM_VENV)/bin/vllm VLLM_MODEL=runs/demo/model $(BIN)/python -m pytest -s tests/integration/router
 
 # verl needs transformers 5 and Ray.
 VERL_VENV ?= .venv-verl

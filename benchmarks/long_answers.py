@@ -32,12 +32,12 @@ from coca_mindspeed.evaluation.reports.plots import new_figure, save_figure, tid
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.setup import LocalRun
-from coca_mindspeed.serving.config import ServingConfig
-from coca_mindspeed.serving.model_server import ModelServer
-from coca_mindspeed.serving.proxy import Proxy
 from coca_mindspeed.utils.files import write_json
+from coca_router.config import ServingConfig
+from coca_router.model_server import ModelServer
+from coca_router.proxy import Proxy
 from experiments.miniature import miniature
-from tests.serving.background import served_in_background
+from tests.router.background import served_in_background
 
 Floats = npt.NDArray[np.float64]
 
@@ -81,22 +81,18 @@ def train(output: Path, method: str, seed: int, overrides: Sequence[str]) -> Pat
 
 def ask(url: str, engine: ModelServer, question: str) -> Answer:
     """Ask one question by a stream, and wait until the engine has stopped."""
-
-    def generated() -> float:
-        return engine.registry.get_sample_value("generation_tokens_total") or 0.0
-
-    before, start = generated(), time.perf_counter()
+    before, start = engine.generated, time.perf_counter()
     messages = [{"role": "system", "content": ANSWER_FIRST_PROMPT}] if engine.name == "rlcr" else []
     body = {"model": "coca", "messages": [*messages, {"role": "user", "content": question}], "stream": True}
     with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=120) as response:
         decided = time.perf_counter() - start
         lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
     ended = time.perf_counter() - start
-    while engine.registry.get_sample_value("num_requests_running"):
+    while engine.running:
         time.sleep(0.001)
     chunks = [json.loads(line) for line in lines]
     text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
-    return Answer(text, chunks[0]["coca"]["stated_confidence"], decided, ended, generated() - before)
+    return Answer(text, chunks[0]["coca"]["stated_confidence"], decided, ended, engine.generated - before)
 
 
 def served(stack: ExitStack, engine: ModelServer, url: str, tier: dict[str, Any], threshold: float | None) -> str:

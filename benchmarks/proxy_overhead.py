@@ -51,8 +51,8 @@ def proxy_process(port: int, path: str) -> None:
     """The proxy of a configuration."""
     import uvicorn
 
-    from coca_mindspeed.serving.config import read_serving_config
-    from coca_mindspeed.serving.proxy import Proxy
+    from coca_router.config import read_serving_config
+    from coca_router.proxy import Proxy
 
     uvicorn.run(Proxy(read_serving_config(Path(path))).app(), port=port, log_level="critical", access_log=False)
 

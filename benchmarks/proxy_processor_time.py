@@ -73,8 +73,8 @@ def proxy_process(port: int, path: str, profile: str | None) -> None:
     """
     import uvicorn
 
-    from coca_mindspeed.serving.config import read_serving_config
-    from coca_mindspeed.serving.proxy import Proxy
+    from coca_router.config import read_serving_config
+    from coca_router.proxy import Proxy
 
     app = Proxy(read_serving_config(Path(path))).app()
     profiler = None if profile is None else cProfile.Profile()

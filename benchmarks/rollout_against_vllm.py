@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--responses", type=int, default=160, help="of the rollout (160)")
     parser.add_argument("--repeats", type=int, default=3, help="rollouts, each with lengths of its own (3)")
     options = parser.parse_args()
-    from tests.integration.serving.vllm_engine import NAME, engine
+    from tests.integration.router.vllm_engine import NAME, engine
 
     with tempfile.TemporaryDirectory() as directory, engine(os.environ["VLLM"], options.model, Path(directory)) as vllm:
 

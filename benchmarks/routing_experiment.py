@@ -21,6 +21,7 @@ import torch
 from scipy.stats import t as student
 from transformers import Qwen2ForCausalLM
 
+from benchmarks.router_scores import oracle_curve, score_router, single_curve
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
@@ -34,12 +35,12 @@ from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.local.sft import warm_up
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
-from coca_mindspeed.serving.config import ServingConfig
-from coca_mindspeed.serving.replay import compare_routers, join_tiers, oracle_curve, single_curve, threshold_curve
 from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.utils.tokenization import TokenCounter
+from coca_router.config import ServingConfig
+from coca_router.replay import join_tiers, threshold_curve
 from experiments.miniature import SYMBOLS, digit_records
-from tests.serving.background import served_in_background
+from tests.router.background import served_in_background
 
 # Hidden size, layers: about 60,000 and 900,000 parameters; a token's price is about in proportion.
 SIZES = {"small": (48, 2), "large": (128, 4)}
@@ -145,9 +146,10 @@ def replayed(runs: dict[str, Path]) -> dict[str, float]:
         "oracle": oracle_curve(tiers),
     }
     result = {"accuracy_small": float(tiers.correct[0].mean()), "accuracy_large": float(tiers.correct[1].mean())}
-    for routed in compare_routers(tiers, curves, replicates=1):
+    for name, curve in curves.items():
+        scores = score_router(tiers, curve)
         for score in ("aiq", "calls_at_0.5", "calls_at_0.8", "cost_at_0.8"):
-            result[f"{routed.name}/{score}"] = routed.intervals[score].estimate
+            result[f"{name}/{score}"] = scores[score]
     # The fewest calls of the large model that lose at most one point of its accuracy.
     curve = curves["confidence_first"]
     enough = curve.correct.mean(axis=1) >= result["accuracy_large"] - 0.01
@@ -167,8 +169,8 @@ def served(runs: dict[str, Path], threshold: float, records: Sequence[Record]) -
     """Ask both tiers through the proxy, by an unmodified client."""
     import openai
 
-    from coca_mindspeed.serving.model_server import ModelServer
-    from coca_mindspeed.serving.proxy import Proxy
+    from coca_router.model_server import ModelServer
+    from coca_router.proxy import Proxy
 
     with ExitStack() as stack:
         urls = {}

@@ -28,12 +28,10 @@ COMMANDS: dict[str, str] = {
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
     "evaluate": "compute metrics with intervals from prediction files",
     "report": "compare runs on one HTML page, and with the paper",
-    "calibrate": "recalibrate confidences from labels, and certify an error bound",
-    "route": "replay tiers from their predictions: cost against quality, compared with other routers",
-    "serve": "answer by tiers of models behind the OpenAI API, or serve one model",
     "watch": "follow a running training in the terminal",
     "data": "prepare, inspect and export data sets",
 }
+_ROUTER = ("serve", "route", "calibrate")  # commands of coca-router
 # Commands of the source tree that are not installed, by their module.
 _EXPERIMENTS = {"reproduce": "reproduce", "import-gguf": "gguf_import", "data real-world": "real_world"}
 _TRAINING = ("demo", "train")  # commands whose memory would grow with glibc's malloc
@@ -101,6 +99,8 @@ def main(
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    if arguments and arguments[0] in _ROUTER:
+        raise UsageError(f"{arguments[0]} is a command of coca-router: coca-router {arguments[0]} ...")
     for command, name in _EXPERIMENTS.items():
         if list(arguments[: len(command.split())]) == command.split():
             raise UsageError(

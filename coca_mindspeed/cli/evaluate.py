@@ -34,7 +34,6 @@ from coca_mindspeed.evaluation.reports.scoreboard import Column, PairedDifferenc
 from coca_mindspeed.evaluation.reports.tables import risk_tables, summary_table, transfer_tables
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
-from coca_mindspeed.serving.config import as_tier_name, bands_from, tiers_yaml
 from coca_mindspeed.utils.console import one_line, print_text
 from coca_mindspeed.utils.files import write_atomically, write_json
 from coca_mindspeed.utils.markdown import markdown_table, print_markdown
@@ -240,21 +239,20 @@ def _readings(runs: Sequence[Run]) -> str:
 
 
 def _suggested(runs: Sequence[Run]) -> str:
-    """The threshold of each run that tells right from wrong answers best, as tiers of `serve`."""
-    text, tiers = "", {}
+    """The threshold of each run that tells right from wrong answers best."""
+    text = ""
     for run in runs:
         data = outcomes(run.predictions)
         if not answers_first(run.predictions) and (found := suggested_threshold(data.confidence, data.correct)):
-            tiers[as_tier_name(run.label)] = bands_from(found.threshold)
             accepted = f"{found.coverage:.1%} of the answers are accepted and {found.risk:.1%} of these are wrong"
             text += f"{one_line(run.label)}: from {found.threshold:.6g} on, {accepted}.\n"
-    if not tiers:
+    if not text:
         return ""
     heading = (
-        "Suggested thresholds: above each, right answers outnumber wrong ones by most; `calibrate --risk` certifies a "
-        "threshold. Replace `refuse` with `escalate` if a larger tier follows."
+        "Suggested thresholds: above each, right answers outnumber wrong ones by most; `coca-router calibrate --risk` "
+        "certifies a threshold."
     )
-    return f"\n{heading}\n\n{text}\n```yaml\n{tiers_yaml(tiers)}```\n"
+    return f"\n{heading}\n\n{text}"
 
 
 def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, object], str]:

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_run_report(run, _introduction(run.config))
     print(f"model: {output / 'model'} (a Hugging Face directory)\nmetrics: {output / 'metrics.jsonl'}")
     print(f"next: {shlex.join(['coca-mindspeed', 'report', str(output), '--output', str(output / 'report')])}")
-    print(f"      {shlex.join(['coca-mindspeed', 'serve', '--model', str(output / 'model')])}")
+    print(f"      {shlex.join(['coca-router', 'serve', '--model', str(output / 'model')])}")
     return 0
 
 

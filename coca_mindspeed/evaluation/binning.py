@@ -143,7 +143,7 @@ def risk_table(
     """Return coverage and error of each threshold; invalid (NaN) confidences are never accepted.
 
     Each interval holds for one threshold and treats answers as independent.  A threshold chosen by looking at the table
-    needs ``calibrate --risk``.
+    needs ``coca-router calibrate --risk``.
     """
     check_confidence(confidence)
     if confidence.shape != correct.shape:

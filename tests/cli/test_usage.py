@@ -124,11 +124,9 @@ def test_usage_is_that_of_the_subcommand(capsys, arguments, usage):
         (["report", "--paper", "--compare-paper"], "--compare-paper"),
         (["report", "x", "--compare-paper", "gpt/math"], "'gpt/math'"),
         (["watch", "x", "--interval", "nan"], "--interval: "),
-        (["calibrate", "x", "--output", "o", "--risk", "1.5"], "--risk: "),
-        (["calibrate", "x", "--output", "o", "--confidence", "1"], "--confidence: "),
-        (["calibrate", "x", "--output", "o", "--temperature", "3"], "--temperature: "),
-        (["serve", "--model", "x", "--port", "65536"], "--port: "),
-        (["serve", "--model", "x", "--device", "abacus"], "--device: "),
+        (["serve", "tiers.yaml"], "coca-router serve"),
+        (["route"], "coca-router route"),
+        (["calibrate", "x", "--output", "o"], "coca-router calibrate"),
     ],
 )
 def test_what_is_typed_wrong_ends_with_two(capsys, monkeypatch, arguments, message):

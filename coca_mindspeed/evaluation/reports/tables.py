@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.binning import THRESHOLDS, RiskRow, risk_table
-from coca_mindspeed.evaluation.calibration.maps import STATED
+from coca_mindspeed.evaluation.calibration_maps import STATED
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE,
     HEADLINE_METRICS,
@@ -144,7 +144,7 @@ def risk_tables(board: Scoreboard) -> list[Table]:
     columns = [Heading(f"≥ {threshold:g}") for threshold in THRESHOLDS]
     meaning = (
         "error rate, percent, of the answers with at least this stated confidence, the exact 95% interval of a single "
-        "threshold, and the fraction of all answers accepted; `calibrate --risk` certifies a threshold"
+        "threshold, and the fraction of all answers accepted; `coca-router calibrate --risk` certifies a threshold"
     )
     tables = []
     for dataset in board.datasets:

@@ -1,1 +1,0 @@
-"""Recalibration maps and certified error bounds, from labelled predictions."""

@@ -1,0 +1,1 @@
+"""Routing by the stated confidence: a proxy, a server of one model, replay from stored predictions, calibration."""

@@ -1,0 +1,9 @@
+"""``python -m coca_router``."""
+
+import sys
+
+from coca_mindspeed.utils.packages import name_missing_packages
+from coca_router.cli import main
+
+name_missing_packages()
+sys.exit(main())

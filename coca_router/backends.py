@@ -1,0 +1,327 @@
+"""Backends of the proxy: OpenAI-compatible servers, asked for streams only, which can be aborted at any time."""
+
+import asyncio
+import json
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import aiohttp
+import anyio
+from aiohttp.http_exceptions import HttpProcessingError
+from pydantic_core import from_json
+from yarl import URL
+
+from coca_router.config import BackendConfig
+from coca_router.openai_api import to_json
+
+_MAX_EVENT = 1 << 20  # bytes
+_MAX_MESSAGE = 500
+_MAX_RETRY_AFTER_S = 3600.0
+_KEEP_ALIVE_S = 4.0  # below the 5 s after which servers on uvicorn (vLLM) close an idle connection
+_LAST_EVENT_S = 1.0  # longest wait for the usage and the end of the message behind a whole answer
+
+
+class BackendError(Exception):
+    """A backend did not give a whole answer.
+
+    Attributes:
+        kind: ``unreachable``, ``timeout``, ``busy`` (429), ``rejected`` (an error in the request), ``failed`` (an error
+            of the engine, or a wrong key), ``garbage`` (unknown protocol) or ``cut`` (it ended before the answer).
+        retry_after: seconds, where the backend named them.
+    """
+
+    Kind = Literal["unreachable", "timeout", "busy", "rejected", "failed", "garbage", "cut"]
+
+    def __init__(self, kind: Kind, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.retry_after = kind, retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """A request to a backend: an answer to ``messages``, or the continuation of ``prompt_ids``."""
+
+    messages: Sequence[Mapping[str, Any]] = ()
+    prompt_ids: Sequence[int] | None = None
+    max_tokens: int | None = None
+    stop: str | None = None
+    log_probs: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+def http_session() -> aiohttp.ClientSession:
+    """The HTTP client of all backends; created in the event loop that uses it."""
+    # limits.concurrent bounds the requests, and ChunkStream the waits.
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(),
+        read_bufsize=_MAX_EVENT // 2,  # a line may be twice as long
+    )
+
+
+class Chunk(NamedTuple):
+    """A chunk of an answer.
+
+    Attributes:
+        tokens: number of tokens; where the engine names no ids, 1 for a chunk with text.
+        token_ids, prompt_ids: None where the engine names none; one chunk has those of the prompt.
+        token_bytes: bytes of each token, where log-probs were asked for.
+        usage: (prompt, completion) tokens, in one chunk, where the engine counts them.
+        finish_reason: in the last chunk with text; None before.
+    """
+
+    text: str
+    tokens: int
+    token_ids: tuple[int, ...] | None
+    token_bytes: tuple[bytes, ...]
+    prompt_ids: tuple[int, ...] | None
+    usage: tuple[int, int] | None
+    finish_reason: str | None
+
+    @property
+    def progresses(self) -> bool:
+        """Whether it holds more than a role or an empty text, which engines also send to keep a connection open."""
+        return self.tokens > 0 or self.finish_reason is not None or self.usage is not None
+
+    @property
+    def failed(self) -> bool:
+        return self.finish_reason in ("abort", "aborted", "error", "cancelled")
+
+
+def parse_chunk(data: bytes) -> Chunk | None:
+    """Parse an event's JSON; None for an error of the engine.
+
+    Raises KeyError, TypeError, ValueError, AttributeError or IndexError.
+    """
+    value = from_json(data)
+    if value.get("error"):
+        return None
+    choice = value["choices"][0] if value["choices"] else {}
+    delta = choice.get("delta") or {}
+    text = delta.get("content") or choice.get("text") or ""
+    thought = delta.get("reasoning_content") or delta.get("reasoning")
+    reason = choice.get("finish_reason")
+    if not isinstance(text, str) or not isinstance(reason, str | None):
+        raise TypeError("text and finish reason should be text")
+    ids = choice.get("token_ids")
+    prompt_ids = choice.get("prompt_token_ids", value.get("prompt_token_ids"))
+    log_probs = (choice.get("logprobs") or {}).get("content") or ()
+    return Chunk(
+        text=text,
+        tokens=len(ids) if ids is not None else int(bool(text or thought)),
+        token_ids=None if ids is None else tuple(map(int, ids)),
+        token_bytes=tuple(
+            bytes(entry["bytes"]) if entry.get("bytes") is not None else str(entry["token"]).encode()
+            for entry in log_probs
+        ),
+        prompt_ids=None if prompt_ids is None else tuple(map(int, prompt_ids)),
+        usage=_usage(value.get("usage")),
+        # Engines also write "" or "null" before the end of the answer.
+        finish_reason=None if reason in (None, "", "null") else reason,
+    )
+
+
+def _usage(value: Mapping[str, Any] | None) -> tuple[int, int] | None:
+    if not value:
+        return None
+    counts = value.get("prompt_tokens") or 0, value.get("completion_tokens") or 0
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise TypeError("counts of tokens should be whole numbers")
+    return counts
+
+
+class ChunkStream:
+    """Iterates over the chunks of an answer; BackendError ``cut`` if it is incomplete.
+
+    Attributes:
+        finished: whether a chunk named a finish reason, so that the answer is whole.
+    """
+
+    def __init__(self, backend: "Backend", response: aiohttp.ClientResponse, scope: anyio.CancelScope) -> None:
+        self._name, self._config, self._response, self._scope = backend.name, backend.config, response, scope
+        self._read: deque[Chunk] = deque()
+        self._ended = False
+        self.finished = False
+
+    async def prefetch(self) -> None:
+        """Read until the first chunk with a token; its deadline is already set."""
+        while not self._ended and not any(chunk.progresses for chunk in self._read):
+            await self._read_event()
+        self._scope.deadline = math.inf
+
+    def __aiter__(self) -> "ChunkStream":
+        return self
+
+    async def __anext__(self) -> Chunk:
+        while not self._read and not self._ended:
+            if self._scope.deadline == math.inf:
+                self._scope.deadline = anyio.current_time() + self._config.between_tokens_s
+            await self._read_event()
+        if not self._read:
+            self._scope.deadline = math.inf
+            raise StopAsyncIteration
+        chunk = self._read.popleft()
+        if chunk.progresses:  # comments and empty chunks do not prolong the wait
+            self._scope.deadline = math.inf
+        return chunk
+
+    async def _read_event(self) -> None:
+        """Read one event, or the end of the answer."""
+        data = b""
+        while line := await self._line():
+            line = line.strip()
+            if line.startswith(b"data:") and len(data) <= _MAX_EVENT:
+                data += line[5:]
+            elif not line and data:
+                break
+            if data.strip() == b"[DONE]":
+                break
+        if data and data.strip() != b"[DONE]":
+            self._add(data)
+        else:
+            self._ended = True
+        if self._ended and not self.finished:
+            raise BackendError("cut", f"backend {self._name} ended in the middle of an answer")
+
+    def _add(self, data: bytes) -> None:
+        try:
+            chunk = parse_chunk(data)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            message = f"backend {self._name} sent an event that is no chunk of an answer"
+            raise BackendError("garbage", message) from error
+        if chunk is None or chunk.failed:
+            raise BackendError("failed", f"backend {self._name} failed in the middle of an answer")
+        self.finished = self.finished or chunk.finish_reason is not None
+        self._ended = self.finished and chunk.usage is not None
+        self._read.append(chunk)
+
+    async def _line(self) -> bytes:
+        """The next line; empty at the end of the message."""
+        try:
+            if not self.finished:
+                return await self._response.content.readline()
+            with anyio.move_on_after(_LAST_EVENT_S):
+                return await self._response.content.readline()
+            return b""
+        except (ValueError, HttpProcessingError) as error:  # by the release of aiohttp
+            raise BackendError("garbage", f"backend {self._name} sent an event of too many bytes") from error
+        except (aiohttp.ClientError, OSError, RuntimeError) as error:  # RuntimeError: the connection is being closed
+            if self.finished:
+                return b""
+            raise BackendError("cut", f"backend {self._name} broke the connection") from error
+
+    def leave(self) -> None:
+        """Return the connection to the pool, or close it, which aborts the generation."""
+        if self.finished:
+            # It returns once the end of the message has arrived.
+            asyncio.get_running_loop().call_later(_LAST_EVENT_S, self._response.close)
+        else:
+            self._response.close()
+
+
+class Backend:
+    """An OpenAI-compatible server; ``session`` is set in the event loop that uses it."""
+
+    session: aiohttp.ClientSession
+
+    def __init__(self, name: str, config: BackendConfig, key: str | None) -> None:
+        self.name, self.config = name, config
+        base = config.url.rstrip("/")
+        self._chat, self._completions = URL(f"{base}/chat/completions"), URL(f"{base}/completions")
+        self._headers = {
+            "accept": "text/event-stream",
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+            **({} if key is None else {"authorization": f"Bearer {key}"}),
+        }
+        self._not_before = -math.inf
+
+    @asynccontextmanager
+    async def stream(self, generate: Generate) -> AsyncIterator[ChunkStream]:
+        """Stream an answer; leaving the block early aborts the generation. Raises BackendError, also on iteration."""
+        pause = self._not_before - time.monotonic()
+        if pause > 0:
+            raise BackendError("busy", f"backend {self.name} asked for a pause", pause)
+        url, body = self._chat if generate.prompt_ids is None else self._completions, to_json(self._body(generate))
+        with anyio.CancelScope() as scope:
+            try:
+                stream = await self._open(url, body, scope)
+            except BackendError as error:
+                # A kept connection may have been closed meanwhile: ask once more before the first token.
+                if error.kind not in ("unreachable", "cut"):
+                    raise
+                stream = await self._open(url, body, scope)
+            try:
+                yield stream
+            finally:
+                stream.leave()
+        if scope.cancelled_caught:
+            raise BackendError("timeout", f"backend {self.name} sent no token in time")
+
+    def _body(self, generate: Generate) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self.config.model, "stream": True, **generate.sampling}
+        body["stream_options"] = {"include_usage": True}
+        if generate.prompt_ids is None:
+            body["messages"] = list(generate.messages)
+        else:
+            body["prompt"] = list(generate.prompt_ids)
+        if generate.max_tokens is not None or generate.prompt_ids is not None:
+            body["max_tokens"] = generate.max_tokens  # null: to the end of the context; absent: 16 of a completion
+        if generate.log_probs:
+            body |= {"logprobs": True, "top_logprobs": 0}
+        if self.config.dialect == "vllm":
+            body["return_token_ids"] = True
+        if generate.stop is not None:
+            body |= {"stop": [generate.stop], "include_stop_str_in_output": True}
+        return body
+
+    async def _open(self, url: URL, body: bytes, scope: anyio.CancelScope) -> ChunkStream:
+        """A stream whose first token has arrived. Raises BackendError."""
+        scope.deadline = anyio.current_time() + self.config.first_token_s
+        try:
+            response = await self.session.post(url, data=body, headers=self._headers, allow_redirects=False)
+        except (aiohttp.ClientError, OSError) as error:
+            raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
+        try:
+            kind = response.headers.get("content-type", "")
+            if response.status != 200:
+                raise await self._refusal(response)
+            if not kind.startswith("text/event-stream"):
+                raise BackendError("garbage", f"backend {self.name}: expected an event stream, found {kind[:60]!r}")
+            stream = ChunkStream(self, response, scope)
+            await stream.prefetch()
+        except BaseException:
+            response.close()
+            raise
+        return stream
+
+    async def _refusal(self, response: aiohttp.ClientResponse) -> BackendError:
+        status = response.status
+        if status == 429:
+            pause = _retry_after(response.headers.get("retry-after"))
+            self._not_before = time.monotonic() + (pause or 0.0)
+            return BackendError("busy", f"backend {self.name} is busy", pause)
+        try:
+            error = json.loads(await response.content.read(1 << 16)).get("error", {})
+            text = str(error["message"] if isinstance(error, dict) else error)[:_MAX_MESSAGE]
+        except (aiohttp.ClientError, OSError, ValueError, KeyError, AttributeError, RecursionError):
+            text = ""
+        if status in (400, 413, 422):
+            return BackendError("rejected", f"backend {self.name} rejected the request: {text or status}")
+        hints = {401: "; check api_key_env", 403: "; check api_key_env", 404: f": {text}; check url and model"}
+        return BackendError("failed", f"backend {self.name} answered with status {status}{hints.get(status, '')}")
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds; None for anything else, also for a date."""
+    try:
+        seconds = float(value or "nan")
+    except ValueError:
+        return None
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None

@@ -1,0 +1,144 @@
+"""``coca-router calibrate``: recalibrate confidences from labelled predictions, and certify an error."""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.cli.options import json_object, number, place, within
+from coca_mindspeed.errors import ConfigError, DataError, UsageError
+from coca_mindspeed.evaluation.binning import Floats
+from coca_mindspeed.evaluation.calibration_maps import Labels, cross_fitted, fit_map, kind_for, labelled
+from coca_mindspeed.evaluation.intervals import Estimates, paired_intervals
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, show
+from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, answers_first, outcomes, read_predictions
+from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.markdown import markdown_table, print_markdown
+from coca_router.calibration import Calibration, CertificateFile, Identity, prompt_hash
+from coca_router.config import bands_from, tiers_yaml
+from coca_router.guarantee import Certificate, certify
+
+_SAMPLING = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens")
+_SHOWN = ("ece", "brier", "log_score", "auroc")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="labelled, of one model")
+    option("--output", type=place, required=True, help="the calibration (JSON)")
+    option("--model", help="its name at the backend (default: as the predictions say)")
+    option("--system-prompt", type=Path, metavar="FILE", help="(default: the paper's)")
+    option("--temperature", type=within(0, 2), default=1.0, help="of sampling (default: 1.0)")
+    sampling = 'further sampling parameters of the predictions, {"top_p": 0.9, "max_tokens": 4096} for example'
+    option("--sampling", type=json_object, default={}, metavar="JSON", help=sampling)
+    option("--risk", type=_share(0.999), help="certify the largest set of answers whose error is at most this")
+    option("--confidence", type=_share(0.999999), default=0.95, help="of the guarantee (default: 0.95)")
+
+
+def _share(highest: float) -> Callable[[str], float]:
+    return number(f"a number above 0, at most {highest:g}", lambda value: 0 < value <= highest)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    predictions = [p for path in arguments.predictions for p in read_predictions(path)]
+    identity = _identity(arguments, predictions)
+    stated, correct, _, questions = labelled(predictions)
+    if not len(stated):
+        raise DataError(f"{arguments.predictions[0]}: holds no valid confidence")
+    path = str(arguments.output.resolve())  # `serve` may run elsewhere
+
+    def tier(**keys: object) -> str:
+        """A tier of a serving configuration; empty where a proxy cannot route."""
+        return "" if answers_first(predictions) else f"\n```yaml\n{tiers_yaml({identity.model: keys})}```\n\n"
+
+    certificate = None if arguments.risk is None else _certify(arguments, predictions)
+    end = "" if certificate is None else f"{certificate.sentence()}\n"
+    if is_certified := certificate is not None and certificate.threshold is not None:
+        end += tier(certificate=path, invalid="refuse")
+    kind = kind_for(len(correct))
+    try:
+        curve = fit_map(kind, stated, correct)
+    except ValueError as error:
+        if certificate is None or not is_certified:
+            raise DataError(f"no map can be fitted: {error}") from error
+        # Labels that are all correct certify, although no map can be fitted to them.
+        content = CertificateFile(identity=identity, certificate=certificate)
+        write_json(arguments.output, content.model_dump(mode="json"))
+        print_markdown(f"no map can be fitted: {error}\n{end}{arguments.output}")
+        return 0
+    text = f"{kind} map from {len(correct):,} labels\n\n"
+    try:
+        after = cross_fitted(kind, stated, correct, questions)
+        text += _before_and_after(stated, after, correct, questions) + "\n"
+        if not is_certified:
+            end += _suggested(after, correct) + tier(calibration=path, **bands_from(0.5))
+    except ValueError:
+        text += "no cross-fitted figures: without one of the folds, all other answers are right or all are wrong\n"
+    fitted = Calibration(identity=identity, labels=len(correct), curve=curve, certificate=certificate)
+    write_json(arguments.output, fitted.model_dump(mode="json"))
+    print_markdown(f"{text}{end}{arguments.output}")
+    return 0
+
+
+def _certify(arguments: argparse.Namespace, predictions: list[Prediction]) -> Certificate:
+    """Raise DataError if a question has several predictions, which are not independent."""
+    (dataset, name), count = Counter((p.dataset, p.id) for p in predictions).most_common(1)[0]
+    if count > 1:
+        raise DataError(
+            f"--risk: question {name!r} of {dataset!r} has {count} predictions; a certificate needs one per question, "
+            "since several are not independent"
+        )
+    data = outcomes(predictions)
+    return certify(data.confidence, data.correct, risk=arguments.risk, confidence=arguments.confidence)
+
+
+def _suggested(after: Floats, correct: Labels) -> str:
+    """Accept where, by the map, an answer is more likely right than wrong."""
+    accepted = after >= 0.5
+    error = f", {1 - correct[accepted].mean():.1%} of them wrong" if accepted.any() else ""
+    share = f"{accepted.mean():.1%} of the valid labels"
+    return f"suggested: answer from recalibrated confidence 0.5 on, as {share} do{error}\n"
+
+
+def _identity(arguments: argparse.Namespace, predictions: list[Prediction]) -> Identity:
+    models = {p.model for p in predictions}
+    if len(models - {None}) > 1:
+        named = ", ".join(sorted(str(each) for each in models - {None}))
+        raise UsageError(f"PREDICTIONS: of several models ({named}), but a map is for one; keep the lines of one")
+    model = arguments.model or (next(iter(models)) if len(models) == 1 else None)
+    if model is None:
+        raise UsageError("--model NAME: is needed, because predictions lack the field model; a map is for one model")
+    for name, value in arguments.sampling.items():
+        if name not in _SAMPLING or isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"--sampling: expected numbers for {', '.join(_SAMPLING)}, found {name}: {value!r}")
+    prompt, path = CONFIDENCE_FIRST_PROMPT, arguments.system_prompt
+    try:
+        prompt = prompt if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--system-prompt {path}: cannot be read: {error}") from error
+    return Identity(
+        model=model,
+        prompt_sha256=prompt_hash(prompt),
+        temperature=arguments.temperature,
+        sampling=arguments.sampling,
+    )
+
+
+def _before_and_after(stated: Floats, after: Floats, correct: Labels, questions: list[str]) -> str:
+    unknown, of_row = np.full(len(stated), np.nan), np.array(questions)
+    both = {
+        name: Estimates(Outcomes(confidence, correct, unknown), questions=of_row, replicates=500)
+        for name, confidence in (("as stated", stated), ("recalibrated", after))
+    }
+    rows = [[name, *(show(metric, each.values[metric]) for metric in _SHOWN)] for name, each in both.items()]
+    change = paired_intervals(both["as stated"], both["recalibrated"])
+    cells = [
+        f"{show(m, change[m].estimate, signed=True)} "
+        f"({show(m, change[m].low, signed=True)} to {show(m, change[m].high, signed=True)})"
+        for m in _SHOWN
+    ]
+    rows.append(["change, 95% interval", *cells])
+    return markdown_table(["cross-fitted", *(METRIC_SPECS[m].label for m in _SHOWN)], rows)

@@ -1,0 +1,87 @@
+"""The file of a calibration: a map, a certificate or both, with the model, prompt and sampling that they hold for."""
+
+import hashlib
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError
+
+from coca_mindspeed.config.checks import validation_problems
+from coca_mindspeed.config.schema import Section
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.calibration_maps import CalibrationMap
+from coca_router.guarantee import Certificate
+
+FileT = TypeVar("FileT", bound=BaseModel)
+
+
+class Identity(Section):
+    """Model, prompt and sampling that a calibration or certificate holds for."""
+
+    model: str = Field(description="its name at the backend")
+    prompt_sha256: str = Field(description="of the system prompt")
+    temperature: float = Field(ge=0, description="of sampling")
+    sampling: dict[str, int | float] = Field(
+        default_factory=dict, description="sampling parameters besides temperature that are not neutral (top_p, ...)"
+    )
+
+    def require(self, model: str, prompt: str, temperature: float | None, *, where: str) -> None:
+        """Raise ConfigError for another model, system prompt or temperature (None: not checked).
+
+        ``where`` begins the message.
+        """
+        asked = {"model": model, "prompt_sha256": prompt_hash(prompt), "temperature": temperature}
+        for name, value in asked.items():
+            own = getattr(self, name)
+            if value is not None and own != value:
+                if name == "prompt_sha256":
+                    reason = "fitted with another system prompt; fit one by calibrate --system-prompt"
+                else:
+                    reason = f"fitted for {name} {own!r}, found {value!r}; fit one for it"
+                raise ConfigError(f"{where}: the calibration was {reason}")
+
+
+class Calibration(Section):
+    """The content of the file."""
+
+    version: int = Field(2, ge=2, le=2, description="of this file's form")
+    identity: Identity
+    labels: int = Field(ge=1, description="valid labelled confidences")
+    curve: CalibrationMap
+    certificate: Certificate | None = Field(None, description="the certified set of accepted answers, if one was asked")
+
+    def recalibrate(self, confidence: float) -> float:
+        return float(self.curve(np.array([confidence]))[0])
+
+
+def prompt_hash(prompt: str) -> str:
+    return hashlib.sha256(prompt.encode()).hexdigest()
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Read a file of ``coca-router calibrate``; raises ConfigError if it is missing or invalid."""
+    return _read(path, Calibration, "a calibration of this version of `coca-router calibrate`")
+
+
+class CertificateFile(BaseModel):
+    """A calibration with a certificate, or a certificate alone."""
+
+    identity: Identity
+    certificate: Certificate
+
+
+def read_certificate(path: Path) -> tuple[Identity, Certificate]:
+    """Read the certificate of ``calibrate --risk`` and its identity; raises ConfigError if there is none."""
+    content = _read(path, CertificateFile, "a certificate, written by `calibrate --risk`")
+    return content.identity, content.certificate
+
+
+def _read(path: Path, form: type[FileT], expected: str) -> FileT:
+    try:
+        return form.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        problems = validation_problems(error)
+        raise ConfigError(f"{path}: expected {expected}; {problems[0]}", problems) from error

@@ -1,0 +1,225 @@
+"""The configuration of ``coca-router serve``: backends, tiers, thresholds, caps and limits."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
+
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.config.checks import UNKNOWN_KEY, validation_problems
+from coca_mindspeed.config.schema import Section
+from coca_mindspeed.errors import ConfigError, nearest
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from coca_router.calibration import Identity, read_calibration, read_certificate
+from coca_router.decision import Action, Band, ThresholdRule, answer_from
+
+
+def _beside_file(path: str, info: ValidationInfo) -> str:
+    return path if info.context is None else str(info.context / path)
+
+
+RelativePath = Annotated[str, AfterValidator(_beside_file)]  # relative to the configuration file
+
+
+class ListenConfig(Section):
+    """Where the proxy listens, and who may ask."""
+
+    host: str = Field("127.0.0.1", description="0.0.0.0 for every interface; set api_key_env then")
+    port: int = Field(8080, ge=0, le=65535, description="0: any free one")
+    api_key_env: str | None = Field(None, description="environment variable with the key that clients show")
+    admin_key_env: str | None = Field(None, description="with the key for labels and metrics; null: api_key_env")
+    hosts: list[str] = Field([], description="names in Host besides IP addresses and localhost, where no key is set")
+    origins: list[str] = Field([], description="web pages (scheme://host:port) that may ask, where no key is set")
+
+
+class BackendConfig(Section):
+    """An OpenAI-compatible server."""
+
+    url: str = Field(pattern=r"^https?://", description="up to and including /v1")
+    model: str = Field(min_length=1, description="its name there")
+    api_key_env: str | None = Field(None, description="environment variable that holds its key")
+    dialect: Literal["openai", "vllm"] = Field("openai", description="vllm (also serve --model): names token ids")
+    first_token_s: float = Field(60.0, gt=0, description="longest wait for the first token, the connection included")
+    between_tokens_s: float = Field(30.0, gt=0, description="longest wait between two tokens")
+
+
+class BandConfig(Section):
+    """Confidences from ``at_least`` up to the band above."""
+
+    at_least: float = Field(ge=0, le=1, description="lowest confidence of the band")
+    action: Action = Field(description="answer, refuse or escalate")
+
+
+class TierConfig(Section):
+    """One tier; the first is the cheapest."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="in headers, logs and metrics")
+    backend: str = Field(description="a name of the section backends")
+    states_confidence: bool = Field(True, description="false: a plain model, whose answers are given as they are")
+    system_prompt: str | None = Field(None, description="null: the paper's; it stands before the client's own")
+    bands: list[BandConfig] | None = Field(None, description="thresholds; null: the certificate's")
+    #: Without a valid confidence, and below a certified threshold; null: escalate, or refuse if last.
+    invalid: Action | None = None
+    #: Abort an unwanted answer; or stop at the tag and resume by token ids (dialect vllm).
+    style: Literal["streaming", "stop_and_resume"] = "streaming"
+    temperature: float | None = Field(None, ge=0, le=2, description="null: the client's, or the calibration's")
+    calibration: RelativePath | None = Field(None, description="file of `coca-router calibrate`; pins the sampling")
+    certificate: RelativePath | None = Field(None, description="of `calibrate --risk`; pins threshold and sampling")
+    max_confidence_tokens: int = Field(32, ge=4, description="allowance for the confidence beyond max_tokens")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TierConfig":
+        if self.calibration is not None and self.certificate is not None:
+            raise ValueError("certificate: its threshold is one of stated confidences; use it without calibration")
+        if self.states_confidence and (self.bands is None) == (self.certificate is None):
+            raise ValueError("expected either bands or a certificate")
+        if self.certificate is not None and self.invalid == "answer":
+            raise ValueError("invalid: below a certified threshold expected refuse or escalate, found 'answer'")
+        if self.bands is not None:
+            self.rule("escalate")
+        return self
+
+    def rule(self, invalid: Action) -> ThresholdRule:
+        return ThresholdRule([Band(band.at_least, band.action) for band in self.bands or ()], invalid)
+
+    @property
+    def prompt(self) -> str:
+        return CONFIDENCE_FIRST_PROMPT if self.system_prompt is None else self.system_prompt
+
+
+class CapsConfig(Section):
+    """The most that one request may spend."""
+
+    escalations: int = Field(8, ge=0, description="further tiers")
+    tokens: int | None = Field(None, ge=1, description="generated over all tiers; null: no cap")
+    exhausted: Literal["answer", "refuse"] = Field("answer", description="in place of an escalation beyond the caps")
+
+
+class LogConfig(Section):
+    """The request log, an SQLite file."""
+
+    directory: RelativePath = Field(description="of requests.sqlite; created if it is missing")
+    texts: bool = Field(False, description="also questions and answers")
+    max_days: float = Field(90.0, gt=0, description="older records are deleted")
+
+
+class LimitsConfig(Section):
+    """The most that clients may ask of the proxy."""
+
+    connections: int = Field(1024, ge=1, description="open at once; further ones get 503")
+    concurrent: int = Field(256, ge=1, description="requests at once; further ones get 429")
+    request_bytes: int = Field(4_000_000, ge=1, description="a larger request gets 413")
+    body_s: float = Field(30.0, gt=0, description="longest wait for a request's body")
+    deadline_s: float = Field(600.0, gt=0, description="of a whole request")
+    drain_s: float = Field(30.0, ge=0, description="for running requests when the proxy is told to stop")
+
+
+class ServingConfig(Section):
+    """The whole file."""
+
+    name: str = Field("coca", pattern=r"^[^@]+$", description="of the model; NAME@0.2 answers from confidence 0.2 on")
+    listen: ListenConfig = ListenConfig()
+    backends: dict[str, BackendConfig] = Field(min_length=1, description="by name")
+    tiers: list[TierConfig] = Field(min_length=1, description="from the cheapest to the most expensive")
+    caps: CapsConfig = CapsConfig()
+    on_error: Literal["escalate", "fail"] = Field("escalate", description="when a tier fails and no text was sent")
+    refusal: str = Field("I am not sure enough to answer this.", min_length=1, description="the text of a refusal")
+    log: LogConfig | None = None
+    limits: LimitsConfig = LimitsConfig()
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> "ServingConfig":
+        names = [tier.name for tier in self.tiers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tiers: names should differ, found {', '.join(names)}")
+        for index, tier in enumerate(self.tiers):
+            where = f"tiers.{index}"
+            if tier.backend not in self.backends:
+                raise ValueError(f"{where}.backend: expected one of {', '.join(self.backends)}, found {tier.backend!r}")
+            if tier.style == "stop_and_resume" and self.backends[tier.backend].dialect != "vllm":
+                raise ValueError(f"{where}.style: stop_and_resume needs a backend of dialect vllm")
+        actions = {f"bands.{n}.action": band.action for n, band in enumerate(tier.bands or ())}
+        for key, action in {**actions, "invalid": tier.invalid}.items():
+            if action == "escalate":
+                raise ValueError(f"{where}.{key}: no tier follows this one; expected answer or refuse")
+        return self
+
+
+@dataclass(frozen=True)
+class TierPolicy:
+    """A tier's threshold rule (None: it states no confidence), with the content of the file that it names."""
+
+    rule: ThresholdRule | None
+    recalibrate: Callable[[float], float] = float
+    pinned: Identity | None = None  # model, prompt and sampling of the calibration or certificate
+    risk: float | None = None  # certified error of its answers
+
+
+def tier_policies(config: ServingConfig) -> list[TierPolicy]:
+    """Read the tiers' calibrations and certificates.
+
+    ConfigError if a file cannot be read, belongs to another model, prompt or temperature, or certifies nothing.
+    """
+    return [_policy(tier, config.backends[tier.backend].model, tier is config.tiers[-1]) for tier in config.tiers]
+
+
+def _policy(tier: TierConfig, model: str, last: bool) -> TierPolicy:
+    invalid = tier.invalid or ("refuse" if last else "escalate")
+    where = f"{tier.certificate or tier.calibration}: tiers: {tier.name}"
+    if not tier.states_confidence:
+        return TierPolicy(None)
+    if tier.certificate is not None:
+        identity, certificate = read_certificate(Path(tier.certificate))
+        if certificate.threshold is None:
+            raise ConfigError(f"{tier.certificate}: {certificate.sentence()}")
+        identity.require(model, tier.prompt, tier.temperature, where=where)
+        rule = answer_from(certificate.threshold, invalid, strict=True)
+        return TierPolicy(rule, pinned=identity, risk=certificate.risk)
+    if tier.calibration is None:
+        return TierPolicy(tier.rule(invalid))
+    calibration = read_calibration(Path(tier.calibration))
+    calibration.identity.require(model, tier.prompt, tier.temperature, where=where)
+    return TierPolicy(tier.rule(invalid), calibration.recalibrate, calibration.identity)
+
+
+def read_serving_config(path: Path) -> ServingConfig:
+    """Read and check the file; paths in it are relative to it.
+
+    ConfigError with every problem, a line each, with file, key and value.
+    """
+    try:
+        values = read_yaml(path)
+    except (OSError, YamlError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys, found {type(values).__name__}")
+    try:
+        return ServingConfig.model_validate(values, context=path.parent)
+    except ValidationError as error:
+        sections = [section for section in Section.__subclasses__() if section.__module__ == __name__]
+        known = {key for section in sections for key in section.model_fields}
+        problems = []
+        for problem in validation_problems(error):
+            if problem.code == UNKNOWN_KEY:
+                name = problem.key.rpartition(".")[2]
+                # A known key may stand in the wrong section, so the key itself is no suggestion.
+                problem = problem._replace(expected=f"unknown key{nearest(name, sorted(known - {name}))}")
+            problems.append(problem)
+        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems), problems) from error
+
+
+def bands_from(threshold: float, below: Action = "refuse") -> dict[str, Any]:
+    """Keys of a tier that answers from ``threshold`` on; ``below`` applies below it and without a confidence."""
+    answer = [{"at_least": threshold, "action": "answer"}] if threshold > 0 else []
+    return {"bands": [*answer, {"at_least": 0.0, "action": below if answer else "answer"}], "invalid": below}
+
+
+def tiers_yaml(tiers: Mapping[str, Mapping[str, Any]], **sections: Any) -> str:
+    """YAML of ``sections`` and of tiers, name -> keys, whose backends have the same names."""
+    names = {name: re.sub(r"[^A-Za-z0-9._-]", "-", name) for name in tiers}
+    rows = [{"name": names[name], "backend": names[name], **keys} for name, keys in tiers.items()]
+    return yaml.safe_dump({**sections, "tiers": rows}, sort_keys=False)

@@ -1,0 +1,129 @@
+"""Text in chunks: read and remove the confidence, and end the answer at the client's stop strings and token limit.
+
+The result does not depend on how the text is cut into chunks.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
+
+import regex
+
+from coca_mindspeed.algorithm.parsing import ResponseParser
+
+_GRAMMAR = regex.compile(ResponseParser().grammar)
+MAX_CHARACTERS = 512  # longest confidence segment, white space included
+
+
+class ConfidenceReader:
+    """Reads the confidence of one response by the grammar of :class:`ResponseParser`, matched partially.
+
+    Attributes:
+        state: ``reading`` while the text can still become a confidence; ``invalid`` at its first wrong character.
+        confidence: s in [0, 1] once the state is ``valid``, else None.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self.state: Literal["reading", "valid", "invalid"] = "reading"
+        self.confidence: float | None = None
+
+    def feed(self, text: str) -> str:
+        """Add a chunk and return the answer's text in it; all text of an invalid response is its answer."""
+        if self.state != "reading":
+            return text
+        self._held += text
+        match = _GRAMMAR.match(self._held, partial=True)
+        if match is not None and match.partial and len(self._held) <= MAX_CHARACTERS:
+            return ""
+        if match is None or match.partial or match.end() > MAX_CHARACTERS:
+            return self.finish()
+        self.state, self.confidence = "valid", float(match[1])
+        return self._held[match.end() :]
+
+    def finish(self) -> str:
+        """End the response; if it is still being read, it is invalid, and its text is returned."""
+        if self.state != "reading":
+            return ""
+        self.state = "invalid"
+        return self._held
+
+
+class StopStrings:
+    """Ends a text at the first of several non-empty strings; holds back text that may begin one.
+
+    ``include`` keeps the stop string in the text. Text fed after ``stopped`` is dropped.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._stops, self._include = tuple(stops), include
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        """Add text and return the part that is certainly output."""
+        if self.stopped:
+            return ""
+        if not self._stops:
+            return text
+        self._held += text
+        places = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if places:
+            # The string that is complete first ends the text, as it would token by token.
+            place, stop = min(places, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
+            self.stopped = True
+            return self._held[: place + len(stop) if self._include else place]
+        certain = len(self._held) - max(self._overlap(stop) for stop in self._stops)
+        output, self._held = self._held[:certain], self._held[certain:]
+        return output
+
+    def finish(self) -> str:
+        """End the text and return the part that was held back."""
+        held, self._held = ("" if self.stopped else self._held), ""
+        return held
+
+    def _overlap(self, stop: str) -> int:
+        longest = min(len(stop) - 1, len(self._held))
+        return next((size for size in range(longest, 0, -1) if self._held.endswith(stop[:size])), 0)
+
+
+class OutputStream:
+    """The answer's text without its confidence, ended by the client's stop strings and token limit.
+
+    The engine does not get the stop strings, since it would find them in the confidence too.
+
+    Attributes:
+        tokens: tokens of the answer.
+        finish_reason: None until the answer has ended.
+        cut: whether a limit of the client ended it, not the engine.
+    """
+
+    def __init__(self, write: Callable[[str], Awaitable[None]], stops: Sequence[str], max_tokens: int | None) -> None:
+        """``max_tokens`` None: the engine's limit."""
+        self._write, self._stops, self._max_tokens = write, StopStrings(stops), max_tokens
+        self._unsent, self.cut = "", False
+        self.tokens = 0
+        self.finish_reason: str | None = None
+
+    def has_ended(self) -> bool:
+        return self.finish_reason is not None
+
+    def feed(self, text: str, tokens: int, finish_reason: str | None = None) -> None:
+        if self.has_ended():
+            return
+        self.tokens += tokens
+        self._unsent += self._stops.feed(text)
+        if self._stops.stopped:
+            self.finish_reason, self.cut = "stop", True
+        elif finish_reason is not None:
+            self.finish_reason = finish_reason
+        elif self._max_tokens is not None and self.tokens >= self._max_tokens:
+            self.finish_reason, self.cut = "length", True
+
+    async def send(self) -> None:
+        """Send the text that is certain."""
+        text, self._unsent = self._unsent, ""
+        await self._write(text)
+
+    async def close(self) -> None:
+        self._unsent += self._stops.finish()
+        await self.send()

@@ -1,0 +1,182 @@
+"""The OpenAI-compatible proxy: chat completions, answered by the tiers of a configuration."""
+
+import os
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prometheus_client import generate_latest
+from pydantic import BaseModel, ConfigDict
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from coca_mindspeed.errors import ConfigError
+from coca_router import http_server as server
+from coca_router.answer import AnswerWriter
+from coca_router.backends import Backend, BackendError, http_session
+from coca_router.config import ServingConfig, tier_policies
+from coca_router.metrics import ServingMetrics
+from coca_router.openai_api import ApiError, ChatRequest, read_json_body, read_request, read_threshold
+from coca_router.request_log import LogError, RequestLog
+from coca_router.router import Router, Tier
+from coca_router.trace import Trace
+
+_DOMAIN = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_STATUS = {"busy": 429, "timeout": 504, "rejected": 400, "unreachable": 502, "failed": 502, "garbage": 502, "cut": 502}
+
+
+class LabelRequest(BaseModel):
+    """The body of ``/v1/coca/labels``."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    id: str
+    correct: bool
+
+
+class Proxy:
+    """The proxy of a configuration; :meth:`app` is the ASGI application."""
+
+    def __init__(self, config: ServingConfig, environment: Mapping[str, str] | None = None) -> None:
+        """Prepare; ``environment`` holds the keys (default: the process's).
+
+        ConfigError if a key is not in the environment, a calibration or certificate does not match its tier, or the
+        log cannot be opened.
+        """
+        environment = os.environ if environment is None else environment
+        listen = config.listen
+        self.config, self.metrics, self.shutdown = config, ServingMetrics(), server.Shutdown()
+
+        def key_of(section: str, variable: str | None) -> str | None:
+            if variable is not None and not environment.get(variable):
+                raise ConfigError(f"{section}: the environment variable {variable} is not set")
+            return variable and environment[variable]
+
+        keys = key_of("listen.api_key_env", listen.api_key_env), key_of("listen.admin_key_env", listen.admin_key_env)
+        self._access = server.Access(*keys, [listen.host, *listen.hosts], listen.origins)
+        self._backends = {
+            name: Backend(name, backend, key_of(f"backends.{name}.api_key_env", backend.api_key_env))
+            for name, backend in config.backends.items()
+        }
+        tiers = zip(config.tiers, tier_policies(config), strict=True)
+        self._tiers = [Tier(tier, self._backends[tier.backend], policy) for tier, policy in tiers]
+        self._log: RequestLog | None = None
+        if config.log is not None:
+            directory, failed = Path(config.log.directory), self.metrics.log_errors.inc
+            self._log = RequestLog(directory, config.name, failed, texts=config.log.texts, max_days=config.log.max_days)
+        self._running = 0
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/chat/completions", server.StreamingEndpoint(self._chat, self._refused), methods=["POST"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/models/{name}", self._models, methods=["GET"]),
+                Route("/v1/coca/labels", self._labels, methods=["POST"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
+                Route("/health", self._health, methods=["GET"]),
+            ],
+            lifespan=self._lifespan,
+            exception_handlers=server.error_handlers(self._refused),
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        async with http_session() as session:
+            for backend in self._backends.values():
+                backend.session = session
+            yield
+        if self._log is not None:
+            self._log.close()
+
+    def _refused(self, status: int) -> None:
+        self.metrics.refused.labels(str(status)).inc()
+
+    async def _health(self, request: Request) -> Response:
+        problem = None if self._log is None else self._log.problem
+        waiting = 0 if self._log is None else self._log.waiting
+        status = "ok" if problem is None else "degraded"
+        return JSONResponse({"status": status, "log": {"error": problem, "waiting": waiting}})
+
+    async def _models(self, request: Request) -> Response:
+        self._access.check(request)
+        return server.models_response(request, self.config.name, thresholds=True)
+
+    async def _metrics(self, request: Request) -> Response:
+        self._access.check(request, admin=True)
+        self.metrics.running.set(self._running)
+        self.metrics.log_waiting.set(0 if self._log is None else self._log.waiting)
+        return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4")
+
+    async def _labels(self, request: Request) -> Response:
+        self._access.check(request, admin=True)
+        if self._log is None:
+            raise ApiError(400, "labels need the section log")
+        label = read_json_body(await server.read_body(request, 10_000, self.config.limits.body_s), LabelRequest)
+        try:
+            stored = self._log.label(label.id, label.correct)
+        except LogError as error:
+            raise ApiError(503, f"the label could not be stored: {error}", code="log_error", retry_after=5) from error
+        if not stored:
+            raise ApiError(404, "no answer of this id waits for a label", param="id")
+        self.metrics.labels.labels(str(label.correct).lower()).inc()
+        return JSONResponse({"id": label.id, "correct": label.correct})
+
+    async def _chat(self, request: Request, reply: server.Reply) -> None:
+        limits = self.config.limits
+        self._access.check(request)
+        if self._running >= limits.concurrent:
+            raise ApiError(429, f"{limits.concurrent} requests are being answered already", retry_after=1)
+        self._running += 1
+        try:
+            body = await server.read_body(request, limits.request_bytes, limits.body_s)
+            chat = read_request(body, ChatRequest, self.config.name, thresholds=True)
+            for name in ("logprobs", "return_token_ids", "include_stop_str_in_output"):
+                if getattr(chat, name):
+                    raise ApiError(400, f"{name}: the confidence is removed from the answer", param=name)
+            domain = request.headers.get("x-coca-domain")
+            if domain is not None and not _DOMAIN.fullmatch(domain):
+                raise ApiError(400, "x-coca-domain: expected up to 64 letters, digits, '.', '_' or '-'")
+            threshold = read_threshold(chat.model, self.config.name)
+            for tier in self._tiers:
+                tier.check(chat, threshold)
+            await self._answer(chat, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply)
+        finally:
+            self._running -= 1
+
+    async def _answer(self, chat: ChatRequest, threshold: float | None, trace: Trace, reply: server.Reply) -> None:
+        question = chat.messages[-1].as_dict()["content"]
+        keep = self.config.log is not None and self.config.log.texts
+        writer = AnswerWriter(chat, trace.id, reply, trace.headers, lambda: {"coca": trace.fields()}, keep=keep)
+        outcome, logged = "error", False
+
+        def note(outcome: str) -> None:
+            ended = time.monotonic()
+            self.metrics.observe(trace, outcome, ended)
+            if self._log is not None:
+                self._log.write(trace, outcome, ended, question, writer.text)
+
+        async def work() -> None:
+            nonlocal logged
+            await Router(self.config, self._tiers, chat, threshold, trace, writer).answer()
+            logged = True
+            note("ok")  # before the client has the whole answer, and so can label it
+            await writer.end(trace.finish_reason or "stop", trace.prompt_tokens, trace.answer_tokens)
+
+        try:
+            if not await server.until_client_leaves(reply.receive, work, self.shutdown, self.config.limits.deadline_s):
+                outcome = "client_gone"
+        except BackendError as error:
+            outcome = error.kind
+            raise ApiError(_STATUS[error.kind], str(error), code=error.kind, retry_after=error.retry_after) from error
+        except ApiError as error:
+            outcome = error.code or outcome
+            raise
+        finally:
+            if not logged:
+                note(outcome)

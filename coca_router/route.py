@@ -1,0 +1,148 @@
+"""``coca-router route``: replay routing from the tiers' predictions."""
+
+import argparse
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coca_mindspeed.cli.options import place, within
+from coca_mindspeed.errors import UsageError
+from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.utils.console import one_line, print_text
+from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.markdown import markdown_table, print_markdown
+from coca_mindspeed.utils.tokenization import TokenCounter
+from coca_router.config import bands_from, read_serving_config, tier_policies, tiers_yaml
+from coca_router.decision import Budget
+from coca_router.replay import (
+    PolicyOutcome,
+    Setting,
+    Tiers,
+    join_tiers,
+    replay_policy,
+    setting_of_share,
+)
+
+_SHARES = [tenth / 10 for tenth in range(11)]  # of the rows of the table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="one file a tier, from the cheapest")
+    option("--prices", metavar="P,P", help="of a generated token, one a tier (default: 1, 10, 100, ...)")
+    option("--share", type=within(0, 1), metavar="S", help="print the policy that sends this share to the last tier")
+    option("--policy", type=Path, metavar="CONFIG", help="replay this file of `serve` too")
+    option("--tokenizer", type=Path, metavar="DIR", help="counts tokens where the predictions do not say")
+    option("--output", type=place, metavar="FILE", help="write the figures there too (JSON)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    files: list[Path] = arguments.predictions
+    names = [path.resolve().parent.name if path.stem == "predictions" else path.stem for path in files]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in files]
+    if len(files) < 2 or len(set(names)) < len(files):
+        raise UsageError(f"name two different files of predictions or more, found {', '.join(map(str, files))}")
+    prices = _prices(arguments.prices, len(files))
+    counter = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
+    count = None if counter is None else lambda text: counter.before(text, len(text))
+    needs = ("dataset",) if counter is None else ("dataset", "response")
+    tiers = join_tiers(
+        {name: read_predictions(path, needs) for name, path in zip(names, files, strict=True)}, prices, count
+    )
+    settings = list(dict.fromkeys(setting_of_share(tiers, share) for share in _SHARES))
+    policy = None if arguments.policy is None else _replay(arguments.policy, tiers)
+    setting = None if arguments.share is None else setting_of_share(tiers, arguments.share)
+    text = f"{_tier_table(tiers)}\n{_setting_table(settings)}"
+    if policy is not None:
+        text += f"\n{_policy_sentence(arguments.policy.name, policy)}\n"
+    if setting is not None:
+        text += f"\n{_share_sentence(setting)}\n\n```yaml\n{_policy_yaml(tiers, setting)}```\n"
+    if arguments.output is not None:
+        content = {
+            "tiers": {name: float(tiers.correct[i].mean()) for i, name in enumerate(names)},
+            "prices": prices,
+            "questions": int(tiers.question.max()) + 1,
+            "settings": [asdict(each) for each in settings],
+            "share": None if setting is None else asdict(setting),
+            "policy": None if policy is None else {k: None if v != v else v for k, v in asdict(policy).items()},
+        }
+        write_json(arguments.output, content)
+    print_markdown(text)
+    return 0
+
+
+def _prices(text: str | None, tiers: int) -> list[float]:
+    if text is None:
+        return [10.0**index for index in range(tiers)]
+    try:
+        prices = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--prices: expected numbers between commas, found {text!r}") from error
+    if len(prices) != tiers or not all(0 <= price < float("inf") for price in prices):
+        raise UsageError(f"--prices: expected {tiers} numbers of 0 or more, found {text!r}")
+    return prices
+
+
+def _replay(path: Path, tiers: Tiers) -> PolicyOutcome:
+    config = read_serving_config(path)
+    if len(config.tiers) != len(tiers.names):
+        raise UsageError(f"--policy {path}: has {len(config.tiers)} tiers, found predictions of {len(tiers.names)}")
+    rules, caps = [policy.rule for policy in tier_policies(config)], config.caps
+    ignored = {"calibration": any(tier.calibration for tier in config.tiers), "caps.tokens": caps.tokens}
+    if names := [name for name, value in ignored.items() if value]:
+        text = f"warning: --policy {path}: {', '.join(names)} ignored; the replay uses confidences as they were stated"
+        print_text(text, sys.stderr)
+    return replay_policy(tiers, rules, Budget(caps.escalations, None, caps.exhausted))
+
+
+def _tier_table(tiers: Tiers) -> str:
+    rows = [
+        [name, f"{tiers.correct[i].mean():.3f}", f"{tiers.whole[i].mean():.4g}", f"{tiers.opening[i].mean():.4g}"]
+        for i, name in enumerate(tiers.names)
+    ]
+    return markdown_table(["tier", "right", "cost of an answer", "cost of a confidence"], rows)
+
+
+def _setting_table(settings: list[Setting]) -> str:
+    header = ["answer from", "to the last tier", "right", "cost of a question", "if decided after the answer"]
+    rows = [
+        [f"{s.threshold:.6g}", f"{s.share:.1%}", f"{s.quality:.3f}", f"{s.cost:.4g}", f"{s.answer_first_cost:.4g}"]
+        for s in settings
+    ]
+    return markdown_table(header, rows)
+
+
+def _policy_sentence(name: str, outcome: PolicyOutcome) -> str:
+    error = "" if math.isnan(outcome.error) else f", of which {outcome.error:.1%} wrong"
+    ended = ", ".join(f"{tier} {share:.1%}" for tier, share in outcome.stopped_at.items())
+    return (
+        f"{name}: {outcome.answered:.1%} answered{error}; {outcome.quality:.1%} of all right at a mean cost of "
+        f"{outcome.cost:.4g}; ended at {ended}."
+    )
+
+
+def _share_sentence(setting: Setting) -> str:
+    at = f"{setting.threshold:.6g}"
+    return (
+        f"Answer from confidence {at} on: {setting.share:.1%} of the questions (95% interval {setting.low:.1%} to "
+        f"{setting.high:.1%}) reach the last tier; {setting.quality:.1%} of all right at a mean cost of "
+        f"{setting.cost:.4g}. Clients may choose this threshold by the model name coca@{at}."
+    )
+
+
+def _policy_yaml(tiers: Tiers, setting: Setting) -> str:
+    """A configuration of `serve` with the setting; addresses and names of models are placeholders."""
+    names = ["small", "large"] if len(tiers.names) == 2 else [f"tier{i + 1}" for i in range(len(tiers.names))]
+    notes = "".join(f"# {name}: {one_line(file)}\n" for name, file in zip(names, tiers.names, strict=True))
+    notes += "# replace url and model by those of the servers; dialect: vllm for vLLM and serve --model\n"
+    urls = {name: {"url": f"http://127.0.0.1:{8001 + i}/v1", "model": name} for i, name in enumerate(names)}
+    keys: dict[str, dict[str, Any]] = {name: bands_from(setting.threshold, "escalate") for name in names}
+    keys[names[-1]] = {**bands_from(0), "invalid": "answer"}
+    if np.isnan(tiers.confidence[-1]).all():
+        keys[names[-1]] = {"states_confidence": False}
+    return notes + tiers_yaml(keys, backends=urls)

@@ -1,0 +1,73 @@
+"""The record of one request, for its answer's fields and headers, the log and the metrics; it holds no text."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from coca_router.decision import Decision
+
+_FIELDS = ("confidence", "stated_confidence", "action", "tier", "reason", "tokens_to_confidence", "tokens")
+_LOGGED = ("id", "domain", *_FIELDS, "basis", "prompt_tokens", "answer_tokens", "finish_reason", "steps")
+
+
+@dataclass(slots=True)
+class Trace:
+    """Filled while the request is answered.
+
+    Attributes:
+        tier: the tier asked last.
+        basis: why an answer with a confidence was given: ``confidence``, or ``exhausted`` where a cap allowed no
+            escalation. None for other answers, and where a limit of the client cut it.
+        stated_confidence: None where it is invalid or absent.
+        confidence: the confidence used for the decision, recalibrated where the tier has a map.
+        tokens_to_confidence: tokens generated at ``tier`` until the decision.
+        tokens: tier -> tokens generated.
+        prompt_tokens: at ``tier``; 0 where the engine does not count.
+        started, decided: seconds of a monotonic clock.
+    """
+
+    id: str
+    domain: str | None = None
+    tier: str = ""
+    action: str = ""
+    reason: str = ""
+    basis: Literal["confidence", "exhausted"] | None = None
+    stated_confidence: float | None = None
+    confidence: float | None = None
+    tokens_to_confidence: int | None = None
+    tokens: dict[str, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+    started: float = field(default_factory=time.monotonic)
+    decided: float | None = None
+
+    def add_tokens(self, tier: str, tokens: int) -> None:
+        self.tokens[tier] = self.tokens.get(tier, 0) + tokens
+
+    def add_decision(self, tier: str, decision: Decision) -> None:
+        self.tier, self.action, self.reason = tier, decision.action, decision.reason
+        self.decided = time.monotonic()
+        step = {"tier": tier, "action": decision.action, "confidence": self.confidence, "reason": decision.reason}
+        self.steps.append(step)
+
+    def fields(self) -> dict[str, Any]:
+        """The field ``coca`` of an answer."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    def headers(self) -> dict[str, str]:
+        """The response headers, as far as they are known when the answer begins."""
+        return {
+            "x-request-id": self.id,
+            "x-coca-confidence": "invalid" if self.confidence is None else f"{self.confidence:.6g}",
+            "x-coca-action": self.action,
+            "x-coca-tier": self.tier,
+            "x-coca-tokens": str(sum(self.tokens.values())),
+        }
+
+    def record(self, outcome: str, ended: float) -> dict[str, Any]:
+        """The row of the request log."""
+        row = {name: getattr(self, name) for name in _LOGGED}
+        decision = None if self.decided is None else self.decided - self.started
+        return {**row, "outcome": outcome, "seconds_to_decision": decision, "seconds": ended - self.started}

@@ -1,0 +1,130 @@
+"""Maps against scikit-learn, and their transfer: useful where both data sets err alike, harmful where they do not."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from sklearn.isotonic import IsotonicRegression
+
+from coca_mindspeed.evaluation.calibration_maps import STATED, cross_fitted, fit_map, kind_for, transfer_matrix
+from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.predictions import Prediction
+
+
+def overconfident(n, seed=0):
+    rng = np.random.default_rng(seed)
+    s = rng.uniform(0.02, 0.98, n).round(3)
+    return s, rng.random(n) < s**2
+
+
+def test_isotonic_is_scikit_learns():
+    s, y = overconfident(1500)
+    oracle = IsotonicRegression(out_of_bounds="clip", y_min=0, y_max=1).fit(s, y)
+    at = np.linspace(0, 1, 301)
+    assert fit_map("isotonic", s, y)(at) == pytest.approx(oracle.predict(at))
+
+
+def logit(kind, s, weights):
+    columns = [np.log(s / (1 - s))] if kind == "platt" else [np.log(s), -np.log(1 - s)]
+    return sum(w * c for w, c in zip(weights, [*columns, 1.0], strict=True))
+
+
+@pytest.mark.parametrize(("kind", "parameters"), [("platt", 2), ("beta", 3)])
+def test_logistic_maps_have_the_largest_likelihood(kind, parameters):
+    s, y = overconfident(800)
+    curve = fit_map(kind, s, y)
+
+    def loss(weights):
+        score = logit(kind, s, weights)
+        return float(np.sum(np.logaddexp(0, score) - y * score))
+
+    options = {"maxiter": 5000, "xatol": 1e-8, "fatol": 1e-10}
+    best = minimize(loss, np.zeros(parameters), method="Nelder-Mead", options=options)
+    assert loss(curve.coefficients) == pytest.approx(best.fun, abs=1e-3)
+    found = curve(np.array([0.3, np.nan]))
+    assert found[0] == pytest.approx(1 / (1 + np.exp(-logit(kind, 0.3, best.x))), abs=1e-3)
+    assert np.isnan(found[1])
+
+
+@pytest.mark.parametrize("kind", ["platt", "beta", "isotonic"])
+def test_no_map_ever_falls(kind):
+    s, y = overconfident(300)
+    for labels in (y, ~y):
+        curve = fit_map(kind, s, labels)
+        values = curve(np.linspace(0, 1, 200))
+        assert (np.diff(values) >= -1e-12).all()
+        assert ((values >= 0) & (values <= 1)).all()
+    separable = fit_map(kind, np.array([0.1, 0.2, 0.8, 0.9]), np.array([False, False, True, True]))
+    assert np.isfinite(separable(np.array([0.0, 0.5, 1.0]))).all()
+    with pytest.raises(ValueError, match="all equal"):
+        fit_map(kind, s, np.ones(300, bool))
+
+
+def test_the_labels_choose_the_kind():
+    assert [kind_for(n) for n in (50, 500, 5000)] == ["platt", "beta", "isotonic"]
+
+
+def test_cross_fitting_never_shows_a_question_its_own_labels():
+    s, y = overconfident(400)
+    ids = [str(i // 4) for i in range(400)]
+    before = cross_fitted("isotonic", s, y, ids)
+    flipped = y.copy()
+    flipped[:4] = ~flipped[:4]  # all samples of one question
+    assert before[:4] == pytest.approx(cross_fitted("isotonic", s, flipped, ids)[:4])
+    assert calibration_metrics(before, y).values["ece"] < calibration_metrics(s, y).values["ece"] / 2
+    with pytest.raises(ValueError, match="folds"):
+        cross_fitted("platt", s[:8], y[:8], ids[:8])
+
+
+def rows(dataset, count, truth, *, seed=0, id_=None, stated=None):
+    """``count`` predictions that are right by chance ``truth(confidence)``; samples of ``id_`` if it is given."""
+    rng = np.random.default_rng(seed)
+    confidences = rng.random(count).round(3) if stated is None else np.full(count, stated)
+    return [
+        Prediction(
+            id=str(index) if id_ is None else id_,
+            dataset=dataset,
+            question="q",
+            response="r",
+            confidence=float(s),
+            correct=bool(rng.random() < truth(s)),
+            tokens_to_confidence=5,
+            sample=0 if id_ is None else index,
+        )
+        for index, s in enumerate(confidences)
+    ]
+
+
+def test_a_map_is_worth_something_where_both_err_alike():
+    data = {"over": lambda s: s / 2, "also_over": lambda s: s / 2, "honest": lambda s: s}
+    matrix = transfer_matrix([p for i, name in enumerate(data) for p in rows(name, 1500, data[name], seed=i)])
+    assert list(matrix) == [STATED, *sorted(data)]
+    assert matrix[STATED]["over"] > 0.15
+    assert matrix[STATED]["honest"] < 0.05
+    for source in ("over", "also_over"):
+        for target in ("over", "also_over"):
+            assert matrix[source][target] < 0.05
+        assert matrix[source]["honest"] > 0.15
+    assert matrix["honest"]["over"] > 0.15
+
+
+def test_no_question_is_recalibrated_by_its_own_label():
+    # A coin for each question, thrown once and written down for all ten samples: only a map that has seen a
+    # question's other samples can know it.  The stated confidence names the question.
+    rng = np.random.default_rng(0)
+    coins = rng.random(150) < 0.5
+    predictions = [
+        p for question in range(150) for p in rows("d", 10, lambda _, q=question: float(coins[q]), id_=str(question),
+                                                   stated=(question + 1) / 151)]  # fmt: skip
+    [within] = transfer_matrix(predictions)["d"].values()
+    assert within > 0.05, "as if the labels were known"
+
+
+def test_where_no_map_can_be_fitted_there_is_no_figure():
+    predictions = [*rows("all_right", 50, lambda s: 1.0), *rows("few", 3, lambda s: s, seed=3), *rows("d", 200, abs)]
+    matrix = transfer_matrix(predictions)
+    assert all(math.isnan(value) for value in matrix["all_right"].values())
+    assert math.isnan(matrix["few"]["few"])
+    assert not any(math.isnan(value) for value in [*matrix[STATED].values(), *matrix["d"].values()])
+    assert transfer_matrix([]) == {STATED: {}}

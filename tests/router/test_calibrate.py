@@ -1,0 +1,137 @@
+"""The command `calibrate`: what it fits and certifies, what it refuses, and where its file may be used."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_router.calibration import Identity, prompt_hash, read_calibration, read_certificate
+from coca_router.cli import main
+from coca_router.config import read_serving_config, tier_policies
+from coca_router.decision import Budget, decide
+
+
+def overconfident(n, seed=0):
+    rng = np.random.default_rng(seed)
+    s = rng.uniform(0.02, 0.98, n).round(3)
+    return s, rng.random(n) < s**2
+
+
+def predictions(n, seed=0, **more):
+    return [
+        Prediction(f"{seed}-{i}", "d", "q", "r", float(a), bool(b), 8, **{"model": "m", **more})
+        for i, (a, b) in enumerate(zip(*overconfident(n, seed), strict=True))
+    ]
+
+
+@pytest.fixture
+def calibrate(tmp_path, monkeypatch):
+    """Run the command in an empty directory on rows of predictions; return its exit code."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(rows, *options):
+        write_predictions(tmp_path / "a.jsonl", rows)
+        try:
+            return main(["calibrate", "a.jsonl", "--output", "map.json", *options])
+        except SystemExit as end:  # an option out of its range
+            return end.code
+
+    return run
+
+
+def test_the_map_calibrates_other_answers_and_the_labels_choose_its_kind(calibrate, tmp_path):
+    fresh, correct = overconfident(600, 1)
+    for labels, kind in ((150, "platt"), (600, "beta"), (2000, "isotonic")):
+        assert calibrate(predictions(labels), "--risk", "0.3", "--confidence", "0.9") == 0
+        calibration = read_calibration(tmp_path / "map.json")
+        assert (calibration.curve.kind, calibration.labels) == (kind, labels)
+        after = np.array([calibration.recalibrate(s) for s in fresh])
+        before, now = (calibration_metrics(c, correct).values["ece"] for c in (fresh, after))
+        assert now < before / 2
+    assert calibration.certificate.threshold is not None
+
+
+def serving_config(printed, tmp_path):
+    """The configuration of `serve` with the printed tiers."""
+    tiers = printed.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "serving.yaml").write_text(f"backends: {{m: {{url: 'http://h/v1', model: m}}}}\n{tiers}")
+    return read_serving_config(tmp_path / "serving.yaml")
+
+
+@pytest.mark.parametrize("risk", [[], ["--risk", "0.001"]])
+def test_a_tier_with_the_map_is_suggested(risk, calibrate, tmp_path, capsys):
+    """It answers where an answer is more likely right than wrong; so too where nothing is certified."""
+    s, y = overconfident(400)
+    assert calibrate(predictions(400), *risk) == 0
+    [policy] = tier_policies(serving_config(capsys.readouterr().out, tmp_path))
+    accepted = np.array([decide(policy.recalibrate(c), policy.rule, Budget(1)).action == "answer" for c in s])
+    assert y[accepted].mean() > 0.5 > y[~accepted].mean()
+
+
+@pytest.mark.parametrize("risk", [[], ["--risk", "0.5"]])
+def test_no_tier_is_suggested_where_the_answer_comes_first(risk, calibrate, tmp_path, capsys):
+    for response, suggested in (("<confidence>0.9</confidence> 4", True), ("4 <confidence>0.9</confidence>", False)):
+        assert calibrate([replace(p, response=response) for p in predictions(400)], *risk) == 0
+        printed = capsys.readouterr().out
+        assert ("```yaml" in printed) == suggested
+        assert (str(tmp_path / "map.json") in printed) == suggested  # `serve` may run elsewhere
+
+
+@pytest.mark.parametrize("wrong", [[], [7]])
+def test_labels_that_are_nearly_all_right_are_certified(wrong, calibrate, tmp_path, capsys):
+    """The easiest set to certify is the hardest to fit or to cross-fit a map to."""
+    rows = [Prediction(str(i), "d", "q", "r", 0.9 + i % 10 / 100, i not in wrong, 8, model="m/1") for i in range(300)]
+    assert calibrate(rows, "--risk", "0.05", "--sampling", '{"top_p": 0.9}') == 0
+    identity, certificate = read_certificate(tmp_path / "map.json")
+    assert (identity.model, identity.sampling, certificate.threshold) == ("m/1", {"top_p": 0.9}, 0.0)
+    printed = capsys.readouterr().out.replace("backend: m-1", "backend: m")
+    [tier] = serving_config(printed, tmp_path).tiers
+    assert (tier.name, tier.certificate) == ("m-1", str(tmp_path / "map.json"))
+    if not wrong:  # there is a certificate and no map
+        with pytest.raises(ConfigError):
+            read_calibration(tmp_path / "map.json")
+
+
+ALL_RIGHT = [replace(p, correct=True) for p in predictions(30)]
+REFUSED = {
+    "temperature": (predictions(30), ["--sampling", '{"temperature": 1}'], 2, "--sampling"),
+    "text": (predictions(30), ["--sampling", '{"top_p": "x"}'], 2, "top_p"),
+    "boolean": (predictions(30), ["--sampling", '{"top_p": true}'], 2, "top_p"),
+    "two models": (predictions(30) + predictions(30, 1, model="n"), ["--model", "m"], 2, "(m, n)"),
+    "no model": (predictions(30, model=None), [], 2, "--model"),
+    "two samples": ([*predictions(30), replace(predictions(1)[0], sample=1)], ["--risk", "0.3"], 1, "'0-0'"),
+    "all right": (ALL_RIGHT, [], 1, "map"),
+    "no confidence": ([replace(p, confidence=None) for p in ALL_RIGHT], [], 1, "a.jsonl"),
+    "prompt": (predictions(30), ["--system-prompt", "absent.txt"], 1, "absent.txt"),
+    "risk": (predictions(30), ["--risk", "1.5"], 2, "--risk"),
+    "confidence": (predictions(30), ["--confidence", "1"], 2, "--confidence"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_their_key(name, calibrate, tmp_path, capsys):
+    rows, options, code, named = REFUSED[name]
+    assert calibrate(rows, *options) == code
+    assert named in capsys.readouterr().err
+    assert not (tmp_path / "map.json").exists()
+
+
+def test_a_file_is_refused_where_it_does_not_belong(calibrate, tmp_path):
+    identity = Identity(model="m", prompt_sha256=prompt_hash("p"), temperature=1.0)
+    identity.require("m", "p", 1.0, where="x")
+    for wrong in (("n", "p", 1.0), ("m", "q", 1.0), ("m", "p", 0.7)):
+        with pytest.raises(ConfigError, match="x: "):
+            identity.require(*wrong, where="x")
+    path = tmp_path / "map.json"
+    assert calibrate(predictions(300)) == 0
+    content = json.loads(path.read_text())
+    for broken in ("{}", "no", json.dumps({**content, "version": 1})):
+        path.write_text(broken)
+        with pytest.raises(ConfigError, match=r"map\.json: "):
+            read_calibration(path)
+    with pytest.raises(ConfigError, match="absent: "):
+        read_calibration(tmp_path / "absent")

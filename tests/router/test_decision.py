@@ -1,0 +1,92 @@
+"""The decision on a confidence: a table of cases, and properties of every policy."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coca_router.decision import Band, Budget, ThresholdRule, answer_from, decide
+
+BANDS = ThresholdRule([Band(0.8, "answer"), Band(0.3, "refuse"), Band(0.0, "escalate")])
+RICH = Budget(escalations=1, tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "rule", "budget", "action", "exhausted"),
+    [
+        (1.0, BANDS, RICH, "answer", False),
+        (0.8, BANDS, RICH, "answer", False),
+        (0.79, BANDS, RICH, "refuse", False),
+        (0.0, BANDS, RICH, "escalate", False),
+        (None, BANDS, RICH, "escalate", False),
+        (None, ThresholdRule([Band(0, "answer")], invalid="refuse"), RICH, "refuse", False),
+        # The caps.
+        (0.1, BANDS, Budget(0), "answer", True),
+        (0.1, BANDS, Budget(0, exhausted="refuse"), "refuse", True),
+        (None, BANDS, Budget(0, exhausted="refuse"), "refuse", True),
+        (1.0, BANDS, Budget(1, tokens=0), "refuse", False),
+        # A certified tier answers nothing below its threshold.
+        (0.7, answer_from(0.7, strict=True), RICH, "answer", False),
+        (0.69, answer_from(0.7, strict=True), RICH, "escalate", False),
+        (0.69, answer_from(0.7, strict=True), Budget(0), "refuse", True),
+        (0.69, answer_from(0.7, "refuse"), RICH, "refuse", False),
+        (0.0, answer_from(0.0), RICH, "answer", False),
+        (None, answer_from(0.0), RICH, "escalate", False),
+    ],
+)
+def test_table(confidence, rule, budget, action, exhausted):
+    decision = decide(confidence, rule, budget)
+    assert (decision.action, decision.exhausted) == (action, exhausted)
+    assert decision.reason
+
+
+@pytest.mark.parametrize(("confidence", "bound"), [(0.85, "0.8"), (0.4, "0.3"), (0.03, "below 0.3")])
+def test_the_reason_names_the_bound_that_decided(confidence, bound):
+    assert bound in decide(confidence, BANDS, RICH).reason
+
+
+_ACTIONS = st.sampled_from(["answer", "refuse", "escalate"])
+_CONFIDENCES = st.floats(0, 1)
+
+
+@st.composite
+def threshold_rules(draw):
+    above = sorted(draw(st.sets(st.floats(0.01, 1), max_size=4)), reverse=True)
+    return ThresholdRule([Band(at_least, draw(_ACTIONS)) for at_least in [*above, 0.0]], draw(_ACTIONS))
+
+
+budgets = st.builds(
+    Budget,
+    escalations=st.integers(0, 2),
+    tokens=st.one_of(st.none(), st.integers(0, 3)),
+    exhausted=st.sampled_from(["answer", "refuse"]),
+)
+
+
+@given(threshold_rules(), _CONFIDENCES, _CONFIDENCES)
+def test_a_higher_confidence_is_never_in_a_lower_band(rule, one, other):
+    places = []
+    for confidence in sorted((one, other)):
+        chosen = next(i for i, band in enumerate(rule.bands) if confidence >= band.at_least)
+        assert decide(confidence, rule, Budget(9)).action == rule.bands[chosen].action
+        places.append(chosen)
+    assert places[1] <= places[0]
+
+
+@given(threshold_rules(), st.one_of(st.none(), _CONFIDENCES), budgets)
+def test_caps_are_respected(rule, confidence, budget):
+    decision = decide(confidence, rule, budget)
+    assert decision.action != "escalate" or budget.escalations > 0
+    assert budget.tokens != 0 or decision.action == "refuse"
+
+
+@pytest.mark.parametrize("bands", [[], [Band(0.5, "answer")], [Band(0.5, "answer"), Band(0.5, "refuse")],
+                                   [Band(1.5, "answer"), Band(0, "refuse")]])  # fmt: skip
+def test_bands_that_leave_a_confidence_out_are_refused(bands):
+    with pytest.raises(ValueError, match="band"):
+        ThresholdRule(bands)
+
+
+def test_other_numbers_are_refused():
+    for wrong in (1.01, -0.1, float("nan")):
+        with pytest.raises(ValueError, match=r"\[0, 1\]"):
+            decide(wrong, BANDS, RICH)

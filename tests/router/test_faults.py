@@ -1,0 +1,225 @@
+"""Engines and clients that misbehave: an error in OpenAI's form or the fallback that the policy names, never a half."""
+
+import concurrent.futures
+import json
+import time
+from http.client import HTTPResponse
+
+import httpx
+import openai
+import pytest
+from starlette.responses import Response
+
+from tests.router.servers_for_tests import (
+    QUESTION,
+    SURE,
+    UNSURE,
+    FakeEngine,
+    ask,
+    logged,
+    raw_post,
+    routed,
+    until,
+)
+
+pytestmark = pytest.mark.timing
+
+# What goes wrong, and the status that a client sees where there is no tier to fall back on.
+FAULTS = {
+    "killed": ({"fault": "killed"}, 502),
+    "early": ({"fault": "early"}, 502),
+    "garbage": ({"fault": "garbage"}, 502),
+    "error": ({"fault": "error"}, 502),
+    "json": ({"fault": "json"}, 502),
+    "silent": ({"fault": "silent"}, 504),
+    "busy": ({"fault": "status", "status": 429, "headers": {"retry-after": "7"}}, 429),
+    "down": ({"fault": "status", "status": 503}, 502),
+    "our_key": ({"fault": "status", "status": 401}, 502),
+    "too_long": ({"fault": "status", "status": 400}, 400),
+}
+
+
+JSON = {"content-type": "application/json"}
+
+
+def timeouts(name):
+    """A short wait where the engine is silent; nothing else may fail because this machine is busy."""
+    return {"first_token_s": 0.5, "between_tokens_s": 0.5} if name == "silent" else None
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_without_a_fallback_it_is_an_error_in_openais_form(name, tmp_path, caplog):
+    """The proxy's own log has one line of it, which names backend, error and request, and holds no text."""
+    fault, status = FAULTS[name]
+    log = {"directory": str(tmp_path)}
+    with routed(FakeEngine(*SURE, **fault), small_backend=timeouts(name), log=log) as (url, _):
+        with pytest.raises(openai.APIStatusError) as error:
+            ask(url)
+        assert error.value.status_code == status
+        assert set(error.value.response.json()["error"]) == {"message", "type", "param", "code"}
+        assert error.value.response.headers.get("retry-after") == ("7" if name == "busy" else None)
+    [row] = logged(tmp_path)
+    [line] = [record.getMessage() for record in caplog.records if record.name.startswith("coca_router")]
+    assert all(word in line for word in ("small", row["outcome"], row["id"]))
+    assert not any(text in line for text in (QUESTION[0]["content"], "too long"))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_next_tier_answers_instead(name):
+    fault, _ = FAULTS[name]
+    with routed(FakeEngine(*SURE, **fault), FakeEngine("LARGE"), small_backend=timeouts(name)) as (url, _):
+        answer = ask(url)
+        assert (answer.choices[0].message.content, answer.coca["tier"]) == ("LARGE", "large")
+
+
+@pytest.mark.parametrize("name", ["killed", "early", "garbage", "error"])
+def test_half_an_answer_in_a_stream_ends_in_an_error_and_is_not_finished(name, tmp_path):
+    fault, _ = FAULTS[name]
+    with routed(FakeEngine(*SURE, **fault), log={"directory": str(tmp_path)}) as (url, _):
+        with pytest.raises(openai.APIError):
+            list(ask(url, stream=True))
+        raw = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, "stream": True}).text
+    assert "[DONE]" not in raw
+    assert '"finish_reason": "stop"' not in raw
+    assert json.loads(raw.strip().splitlines()[-1].removeprefix("data: "))["error"]["type"] == "server_error"
+    assert {row["outcome"] for row in logged(tmp_path)} <= {"cut", "garbage", "failed"}
+
+
+def test_an_endless_answer_ends_at_the_deadline():
+    small = FakeEngine(*SURE, *["."] * 1000, delay=0.05)
+    with routed(small, limits={"deadline_s": 1.0}) as (url, _):
+        with pytest.raises(openai.APIStatusError) as error:
+            ask(url)
+        assert error.value.status_code == 504
+        until(lambda: small.running == 0)
+
+
+def test_a_pause_that_the_engine_asked_for_is_kept():
+    small = FakeEngine(*SURE, fault="status", headers={"retry-after": "60"})
+    with routed(small, FakeEngine("LARGE")) as (url, _):
+        for _ in range(3):
+            assert ask(url).coca["tier"] == "large"
+    assert len(small.requests) == 1
+
+
+def test_no_further_tier_is_asked_with_on_error_fail():
+    failing = {"small_backend": {"url": "http://127.0.0.1:9/v1"}, "on_error": "fail"}
+    with (
+        routed(FakeEngine(*SURE), FakeEngine("LARGE"), **failing) as (url, _),
+        pytest.raises(openai.APIStatusError) as error,
+    ):
+        ask(url)
+    assert (error.value.status_code, error.value.code) == (502, "unreachable")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engine_stops_when_the_client_leaves(stream, tmp_path):
+    small = FakeEngine(*SURE, *[" and so on"] * 400, delay=0.02)
+    with routed(small, log={"directory": str(tmp_path)}) as (url, proxy):
+        with raw_post(url, json.dumps({"model": "coca", "messages": QUESTION, "stream": stream}).encode()):
+            until(lambda: small.generated > 8)
+        until(lambda: small.running == 0)
+        stopped_at = small.generated
+        time.sleep(0.2)
+        assert small.generated == stopped_at < 200
+        until(lambda: proxy._running == 0)
+    [row] = logged(tmp_path)
+    assert row["outcome"] == "client_gone"
+
+
+def test_no_stream_is_left_behind_by_two_hundred_escalations():
+    small, large = FakeEngine(*UNSURE, delay=0.002), FakeEngine("LARGE")
+    with routed(small, large) as (url, proxy):
+        body = {"model": "coca", "messages": QUESTION}
+        with concurrent.futures.ThreadPoolExecutor(16) as pool, httpx.Client(timeout=30) as http:
+            answers = list(pool.map(lambda _: http.post(f"{url}/chat/completions", json=body).json(), range(200)))
+        assert {answer["choices"][0]["message"]["content"] for answer in answers} == {"LARGE"}
+        until(lambda: small.running == 0 and proxy._running == 0)
+    assert small.left == 200
+    assert small.generated < 200 * 50
+
+
+TEXT = b'"messages": [{"role": "user", "content": "x"}]'
+BAD_BODIES = {
+    "no JSON": b"{",
+    "no object": b"[1]",
+    "not UTF-8": b"\xff\xfe",
+    "deep": b"[" * 100_000,
+    "no messages": b'{"model": "coca"}',
+    "wrong role": b'{"model": "coca", "messages": [{"role": "king", "content": "x"}]}',
+    "picture": b'{"model": "coca", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+    "half a character": b'{"model": "coca", "messages": [{"role": "user", "content": "\\ud800"}]}',
+    "no model": b"{%b}" % TEXT,
+    "half a model": b'{"model": "\\ud800", %b}' % TEXT,
+    **{
+        key.decode(): b'{"model": "coca", %b, %b}' % (key, TEXT)
+        for key in (
+            b'"temperature": "hot"', b'"temperature": NaN', b'"max_tokens": 0.5', b'"seed": "x"', b'"seed": 1e30',
+            b'"seed": 1180591620717411303424', b'"seed": ' + b"1" * 5000, b'"\\ud800": 1',
+            b'"logit_bias": {"\\ud800": "a"}', b'"top_p": []', b'"presence_penalty": 3', b'"top_k": 0.5',
+            b'"logit_bias": {"1": "a"}', b'"stop": "\\ud800"',
+        )
+    },
+}  # fmt: skip
+
+
+def test_bad_requests_are_refused_and_nothing_is_asked_for_them():
+    small = FakeEngine(*SURE)
+    with routed(small, limits={"request_bytes": 1_000_000}) as (url, _), httpx.Client() as http:
+        for name, body in BAD_BODIES.items():
+            answer = http.post(f"{url}/chat/completions", content=body, headers=JSON)
+            assert answer.status_code == 400, name
+            assert answer.json()["error"]["message"], name
+        other = http.post(f"{url}/chat/completions", json={"model": "gpt", "messages": QUESTION})
+        assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+        large = b'{"model": "coca", "messages": [{"role": "user", "content": "' + b"x" * 10_000_000 + b'"}]}'
+        assert http.post(f"{url}/chat/completions", content=large, headers=JSON).status_code == 413
+
+        def in_parts():
+            for start in range(0, len(large), 65536):
+                yield large[start : start + 65536]
+
+        assert http.post(f"{url}/chat/completions", content=in_parts(), headers=JSON).status_code == 413
+        assert http.get(f"{url}/nothing").status_code == 404
+        assert http.get(f"{url}/chat/completions").status_code == 405
+    assert not small.requests
+
+
+def test_an_engines_error_with_half_a_character_is_passed_on():
+    class Complaining(FakeEngine):
+        async def chat(self, request):
+            return Response(b'{"error": {"message": "too long: \\ud800"}}', 400, media_type="application/json")
+
+    with routed(Complaining(), on_error="fail") as (url, _):
+        answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION})
+    assert answer.status_code == 400
+    assert "too long: \\ud800" in answer.json()["error"]["message"]
+
+
+def test_a_body_that_never_ends_frees_its_place():
+    small = FakeEngine(*SURE)
+    with routed(small, limits={"concurrent": 1, "body_s": 1.5}) as (url, proxy):
+        with raw_post(url, b"{", length=100) as connection:
+            until(lambda: proxy._running == 1)
+            assert httpx.post(f"{url}/chat/completions", json={}).status_code == 429
+            answer = HTTPResponse(connection)
+            answer.begin()
+            assert (answer.status, json.load(answer)["error"]["code"]) == (408, "request_timeout")
+        until(lambda: proxy._running == 0)
+        assert ask(url).coca["tier"] == "small"
+        page = httpx.get(url.replace("/v1", "/metrics")).text
+    assert all(f'coca_refused_total{{status="{status}"}} 1.0' in page for status in (408, 429))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_internal_error_has_openais_form(stream, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("a secret of the request")
+
+    with routed(FakeEngine(*SURE)) as (url, proxy):
+        monkeypatch.setattr("coca_router.router.decide", broken)
+        answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, "stream": stream})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "internal_error"
+        assert "secret" not in answer.text
+        until(lambda: proxy._running == 0)

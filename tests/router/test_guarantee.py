@@ -1,0 +1,143 @@
+"""Certified errors: exact tails, the sequence, and how often the promise is broken."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coca_router.guarantee import certify, least_labels, p_value, upper_bound
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.data())
+def test_the_tail_is_the_sum_of_exact_fractions(m, data):
+    k = data.draw(st.integers(0, m))
+    risk = Fraction(data.draw(st.integers(1, 99)), 100)
+    exact = sum(math.comb(m, j) * risk**j * (1 - risk) ** (m - j) for j in range(k + 1))
+    assert p_value(k, m, float(risk)) == pytest.approx(float(exact), rel=1e-9)
+    bound = upper_bound(k, m, 0.95)
+    assert bound == 1 if k == m else p_value(k, m, bound) == pytest.approx(0.05, rel=1e-6)
+
+
+def plainly(stated, correct, risk, level):
+    """The lowest threshold of the grid that passes: runs from two starts, each with half of the level."""
+    valid = sum(s >= 0 for s in stated)
+    least = math.ceil(math.log(1 - level) / math.log(1 - risk))
+    if valid < 2 * least:
+        starts = [(least, 1.0)]
+    else:
+        starts = [(max(2 * least, share * valid), weight) for share, weight in ((0.1, 0.5), (0.3, 0.5))]
+    found, alpha = None, 0.0
+    for hundredth in range(100, -1, -1):
+        labels = [y for s, y in zip(stated, correct, strict=True) if s >= hundredth / 100]
+        begun = [(count, weight) for count, weight in starts if len(labels) >= count]
+        starts = starts[len(begun) :]
+        alpha += (1 - level) * sum(weight for _, weight in begun)
+        wrong = len(labels) - sum(labels)
+        tail = sum(math.comb(len(labels), j) * risk**j * (1 - risk) ** (len(labels) - j) for j in range(wrong + 1))
+        if alpha > 0 and tail <= alpha:
+            found = hundredth / 100
+        else:
+            alpha = 0.0
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_sequence_against_the_plain_way(seed):
+    rng = np.random.default_rng(seed)
+    stated = rng.beta(2, 1, size=300).round(2)
+    stated[rng.random(300) < 0.1] = math.nan
+    correct = rng.random(300) < np.nan_to_num(stated) ** rng.uniform(0.05, 1)
+    found = certify(stated, correct, risk=0.2, confidence=0.9)
+    assert found.threshold == plainly(stated, correct.tolist(), 0.2, 0.9)
+    if found.threshold is not None:
+        assert (found.accepted, found.wrong) == (
+            int((stated >= found.threshold).sum()), int((~correct & (stated >= found.threshold)).sum()))  # fmt: skip
+        assert found.bound <= 0.2
+
+
+# The chance of being right at each stated confidence, whose distribution is uniform on hundredths.
+TRUTHS = {
+    "calibrated": lambda s: s,
+    "overconfident": lambda s: s**3,
+    "sure above 0.8": lambda s: np.where(s >= 0.8, 0.97, 0.3),
+    "worst at the top": lambda s: np.where(s > 0.97, 0.2, np.where(s > 0.6, 1.0, 0.5)),
+    "at the limit": lambda s: np.full_like(s, 0.9),
+    "in waves": lambda s: 0.9 + 0.1 * np.sin(40 * s),
+    "a few overconfident": lambda s: np.where(s > 0.98, 0.5, np.where(s > 0.5, 0.97, 0.4)),
+    "bad above every start": lambda s: np.where(s > 0.94, 0.8, np.where(s > 0.79, 0.85, 0.895)),
+    "steps at the starts": lambda s: np.where(s > 0.95, 1.0, np.where(s > 0.8, 0.75, np.where(s > 0.5, 1.0, 0.7))),
+}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_the_certified_error_is_exceeded_in_at_most_one_set_in_twenty(name):
+    """2,000 calibration sets whose truth is known; the error of what is accepted is computed, not sampled."""
+    grid = np.arange(101) / 100
+    right = TRUTHS[name](grid)
+    # Error of accepting from each hundredth on.
+    error = np.cumsum((1 - right)[::-1])[::-1] / np.arange(101, 0, -1)
+    rng = np.random.default_rng(7)
+    broken = certified = 0
+    for _ in range(2000):
+        place = rng.integers(0, 101, size=400)
+        correct = rng.random(400) < right[place]
+        found = certify(grid[place], correct, risk=0.1, confidence=0.95, estimate_labels=False)
+        if found.threshold is not None:
+            certified += 1
+            broken += error[round(found.threshold * 100)] > 0.1 + 1e-12
+    assert broken <= 0.05 * 2000
+    if name == "sure above 0.8":
+        assert certified > 900
+
+
+def test_when_nothing_can_be_certified_it_says_how_many_labels_would_do():
+    assert least_labels(0.05, 0.95) == 59
+    stated = np.full(40, 0.9)
+    few = certify(stated, np.ones(40, bool), risk=0.05, confidence=0.95)
+    assert (few.threshold, few.labels_needed) == (None, 59)
+    hopeless = certify(stated, np.arange(40) % 2 == 0, risk=0.05, confidence=0.95)
+    assert (hopeless.threshold, hopeless.labels_needed) == (None, None)
+    enough = certify(np.full(59, 0.9), np.ones(59, bool), risk=0.05, confidence=0.95)
+    assert (enough.threshold, enough.wrong, enough.accepted) == (0.0, 0, 59)
+    nothing = certify(np.array([math.nan] * 5), np.ones(5, bool), risk=0.05, confidence=0.95)
+    assert (nothing.threshold, nothing.labels_needed) == (None, None)
+    assert len({found.sentence() for found in (few, hopeless, enough, nothing)}) == 4
+
+
+OVERCONFIDENT_TOP = np.where(np.arange(101) > 97, 0.5, np.where(np.arange(101) > 60, 0.975, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("right", "risk"),
+    [(OVERCONFIDENT_TOP, 0.1), (OVERCONFIDENT_TOP, 0.25), (np.full(101, 0.95), 0.1), (np.full(101, 0.95), 0.25)],
+)
+def test_more_labels_certify_no_less(right, risk):
+    """A few overconfident answers at the top, which more labels make certain, do not hide the sure ones below."""
+    rng = np.random.default_rng(3)
+    shares = []
+    for labels in (300, 1000, 3000, 10_000):
+        certified = 0
+        for _ in range(200):
+            place = rng.integers(0, 101, size=labels)
+            correct = rng.random(labels) < right[place]
+            found = certify(place / 100, correct, risk=risk, confidence=0.95, estimate_labels=False)
+            certified += found.threshold is not None
+        shares.append(certified / 200)
+    assert all(more >= fewer - 0.01 for fewer, more in itertools.pairwise(shares)), shares
+    assert shares[-1] > 0.98, shares
+
+
+def test_the_labels_that_would_do_do():
+    stated, correct = np.repeat([0.99, 0.5], [20, 20]), np.arange(40) != 30
+    found = certify(stated, correct, risk=0.05, confidence=0.95)
+    assert found.threshold is None
+    assert found.labels_needed is not None
+    times = math.ceil(found.labels_needed / 40)
+    assert times > 1
+    more = certify(np.tile(stated, times), np.tile(correct, times), risk=0.05, confidence=0.95)
+    assert more.threshold is not None

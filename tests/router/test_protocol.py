@@ -1,0 +1,360 @@
+"""The protocol at both ends: streams of engines, connections, parameters and answers of clients, timeouts."""
+
+import json
+import time
+
+import httpx
+import openai
+import pytest
+
+from tests.router.servers_for_tests import (
+    HEAD,
+    PART,
+    QUESTION,
+    SURE,
+    WHOLE,
+    FakeEngine,
+    RawEngine,
+    ask,
+    before,
+    chunk,
+    client,
+    event,
+    logged,
+    routed,
+    stream,
+    until,
+)
+
+pytestmark = pytest.mark.timing
+
+
+def data(value):
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def delta(content, reason=None, **more):
+    return {"choices": [{"index": 0, "delta": {"content": content}, "finish_reason": reason}], **more}
+
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 9, "total_tokens": 16}
+END = b"data: [DONE]\n\n"
+# Streams that engines send, each of which is the answer of SURE.
+STREAMS = {
+    "finish reason ''": b"".join(data(delta(text, "")) for text in SURE) + data(delta("", "stop")) + END,
+    "finish reason 'null'": b"".join(data(delta(text, "null")) for text in SURE) + data(delta("", "stop")) + END,
+    "error null": b"".join(data(delta(text, error=None)) for text in SURE) + data(delta("", "stop")) + END,
+    "usage null": b"".join(data(delta(text, usage=None)) for text in SURE) + data(delta("", "stop")) + END,
+    "choices null": WHOLE.replace(END, data({"choices": None, "usage": USAGE})) + END,
+    "role first": data({"choices": [{"delta": {"role": "assistant", "content": None}}]}) + WHOLE,
+    "reason with the last text": b"".join(map(event, SURE[:-1])) + event(SURE[-1], "stop") + END,
+    "all in one": event("".join(SURE), "stop") + END,
+    "no [DONE]": WHOLE.removesuffix(END),
+    "CRLF": WHOLE.replace(b"\n", b"\r\n"),
+    "no blank": WHOLE.replace(b"data: ", b"data:"),
+    "several data lines": WHOLE.replace(b', "finish', b',\ndata: "finish'),
+    "fields and comments": b": hi\n" + WHOLE.replace(b"data: {", b"event: message\nid: 7\nretry: 5\ndata: {"),
+}
+
+
+@pytest.fixture(scope="module")
+def raw():
+    """An engine whose answer a test sets, and the address of a proxy before it that refuses invalid confidences."""
+    engine = RawEngine(b"", close=False)
+    with before(engine, tier={"invalid": "refuse"}, refusal="No.") as url:
+        yield engine, url
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_streams_of_engines(name, cut, raw):
+    (engine, url), sent = raw, STREAMS[name]
+    engine.answer = stream(*([sent[i : i + 7] for i in range(0, len(sent), 7)] if cut else [sent]))
+    answer = ask(url)
+    assert answer.choices[0].message.content == "\nForty-two."
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.coca["confidence"] == 0.9
+
+
+HALF = rb'data: {"choices": [{"delta": {"content": "\ud83d"}}]}' + b"\n\n"
+# Streams that hold no whole answer, and the code of the error.
+NOT_WHOLE = {
+    "ends without a reason": (PART, "cut"),
+    "only empty reasons": (b"".join(data(delta(text, "")) for text in SURE) + END, "cut"),
+    "nothing": (END, "cut"),
+    "only comments": (b": hi\n\n", "cut"),
+    "only a reason": (event("", "stop") + END, None),
+    "aborted": (PART + event("", "abort") + END, "failed"),
+    "half a character": (PART + HALF + event("", "stop") + END, "garbage"),
+    "a long line": (PART + b"data: " + b"x" * 3_000_000, "garbage"),
+    **{
+        data: (PART + b"data: " + data.encode("latin-1") + b"\n\n" + event("", "stop") + END, "garbage")
+        for data in (
+            *("{", "{}", "7", '{"choices": 7}', '{"choices": [{"delta": {"content": "\xff"}}]}'),
+            *('{"choices": [{"delta": {"content": 7}}]}', '{"choices": [{"delta": {}, "finish_reason": 7}]}'),
+            *('{"choices": [{"delta": {"content": "a"}, "token_ids": ["b"]}]}', "[" * 100_000),
+            '{"choices": [], "usage": {"prompt_tokens": "7"}}',
+        )
+    },
+    "error": (PART + data({"error": {"message": "out of memory"}}), "failed"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_WHOLE)
+def test_an_incomplete_stream_is_an_error_or_a_decision(name, raw):
+    """Never an empty answer with status 200."""
+    (engine, url), (sent, code) = raw, NOT_WHOLE[name]
+    engine.answer = stream(sent)
+    if code is None:  # an empty response has no valid confidence
+        answer = ask(url)
+        assert (answer.choices[0].message.content, answer.coca["action"]) == ("No.", "refuse")
+        return
+    with pytest.raises(openai.APIStatusError) as error:
+        ask(url)
+    assert (error.value.status_code, error.value.code) == (502, code)
+
+
+@pytest.mark.parametrize("dialect", ["openai", "vllm"])
+def test_tokens_are_the_engines_count_where_it_counts_them(dialect, tmp_path):
+    counted = event("<confidence>0.9</confidence>") + event("Forty-two of them") + event("", "stop")
+    ids = [[1, 2, 3], [4, 5, 6, 7, 8, 9], []]
+    if dialect == "vllm":
+        choices = [json.loads(line[6:])["choices"][0] for line in counted.split(b"\n\n") if line]
+        counted = b"".join(data({"choices": [{**c, "token_ids": i}]}) for c, i in zip(choices, ids, strict=True))
+    sent = counted + data({"choices": [], "usage": USAGE}) + END
+    log = {"directory": str(tmp_path)}
+    with before(RawEngine(stream(sent), close=False), backend={"dialect": dialect}, log=log) as url:
+        answer = ask(url)
+        page = httpx.get(url.replace("/v1", "/metrics")).text
+    assert answer.coca["tokens"] == {"small": 9}
+    assert answer.coca["tokens_to_confidence"] == (1 if dialect == "openai" else 3)
+    assert answer.usage.completion_tokens == (8 if dialect == "openai" else 6)
+    assert answer.usage.prompt_tokens == 7
+    assert 'coca_generated_tokens_total{tier="small"} 9.0' in page
+    assert logged(tmp_path)[0]["answer_tokens"] == answer.usage.completion_tokens
+
+
+KEEP_ALIVE = {"comments": b": ping\n\n", "roles": data({"choices": [{"delta": {"role": "assistant", "content": ""}}]})}
+
+
+@pytest.mark.parametrize("where", ["before the first token", "between two tokens"])
+@pytest.mark.parametrize("name", KEEP_ALIVE)
+def test_keep_alive_events_do_not_prolong_timeouts(name, where):
+    pings = [part for _ in range(60) for part in (KEEP_ALIVE[name], 0.05)]
+    sent = [*pings, WHOLE] if where == "before the first token" else [PART, *pings, event("", "stop")]
+    limits = {"first_token_s": 0.4, "between_tokens_s": 0.4}
+    with before(RawEngine(stream(*sent), close=False), backend=limits) as url:
+        started = time.monotonic()
+        with pytest.raises(openai.APIStatusError) as error:
+            ask(url)
+        assert (error.value.status_code, error.value.code) == (504, "timeout")
+        assert time.monotonic() - started < 2.5
+
+
+def test_tokens_that_come_in_time_may_take_long_together():
+    sent = [part for text in SURE for part in (event(text), 0.25)] + [event("", "stop") + END]
+    with before(RawEngine(stream(*sent), close=False), backend={"first_token_s": 5, "between_tokens_s": 1.0}) as url:
+        assert ask(url).choices[0].message.content == "\nForty-two."
+
+
+def test_a_connection_that_breaks_before_the_first_token_is_tried_once_more():
+    class Fickle(RawEngine):
+        async def _serve(self, reader, writer):
+            if self.requests == 0:
+                await reader.readuntil(b"\r\n\r\n")
+                self.requests += 1
+                writer.close()
+                return
+            await super()._serve(reader, writer)
+
+    engine = Fickle(stream(WHOLE), close=False)
+    with before(engine) as url:
+        assert ask(url).choices[0].message.content == "\nForty-two."
+    assert engine.requests == 2
+    broken = RawEngine([HEAD, chunk(PART)], close=True)
+    with before(broken) as url, pytest.raises(openai.APIStatusError):
+        ask(url)
+    assert broken.requests == 1  # some of the answer had come
+
+
+@pytest.mark.parametrize(("after", "least", "most"), [("7", 7, 7), ("soon", None, None)])
+def test_retry_after(after, least, most):
+    busy = FakeEngine(*SURE, fault="status", status=429, headers={"retry-after": after})
+    with routed(busy) as (url, _), pytest.raises(openai.RateLimitError) as error:
+        ask(url)
+    found = error.value.response.headers.get("retry-after")
+    assert found is None if least is None else least <= int(found) <= most
+
+
+# Parameters that ask for nothing, which clients send; and those that ask for something that is not done.
+ACCEPTED = [
+    {"response_format": {"type": "text"}},
+    {"tools": []},
+    {"tool_choice": "none"},
+    {"parallel_tool_calls": False},
+    {"n": 1, "logprobs": False, "top_logprobs": None, "stop": None, "seed": None},
+    {"stop": [], "logit_bias": {}},
+    {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": False}},
+    {"stream_options": None, "max_tokens": None, "max_completion_tokens": 50},
+    {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+    {"functions": [], "function_call": None, "audio": None, "modalities": ["text"]},
+    {"messages": [{"role": "user", "content": "x", "name": "ann"}]},
+    {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}, *QUESTION]},
+    {"messages": [*QUESTION, {"role": "assistant", "content": "y", "refusal": None, "tool_calls": []}, *QUESTION]},
+]
+REFUSED = [
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"n": 2}, "n"),
+    ({"priority": 1}, "priority"),
+    ({"logprobs": True}, "logprobs"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "user", "content": "x", "name": 7}]}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": QUESTION * 1001}, "messages"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stream": True, "stream_options": {"continuous": True}}, "stream_options.continuous"),
+    ({"temperature": True}, "temperature"),
+    ({"max_tokens": 0}, "max_tokens"),
+]
+
+
+def test_parameters_of_clients():
+    small = FakeEngine(*SURE)
+    with routed(small) as (url, _), httpx.Client() as http:
+        for more in ACCEPTED:
+            answer = http.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, **more})
+            assert answer.status_code == 200, (more, answer.text)
+        assert [m["name"] for body in small.requests for m in body["messages"] if "name" in m] == ["ann"]
+        asked = len(small.requests)
+        for more, param in REFUSED:
+            answer = http.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, **more})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), more
+        page = http.get(url.replace("/v1", "/metrics")).text
+    assert len(small.requests) == asked
+    assert f'coca_refused_total{{status="400"}} {len(REFUSED)}.0' in page
+
+
+def test_answers_have_the_fields_of_openais():
+    with routed(FakeEngine(*SURE)) as (url, _):
+        body = {"model": "coca", "messages": QUESTION}
+        [choice] = httpx.post(f"{url}/chat/completions", json=body).json()["choices"]
+        assert choice["message"] == {"role": "assistant", "content": "\nForty-two.", "refusal": None}
+        assert choice["logprobs"] is None
+        counted = {"stream": True, "stream_options": {"include_usage": True}}
+        text = httpx.post(f"{url}/chat/completions", json={**body, **counted}).text
+        *chunks, last = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        assert all(c["usage"] is None and c["choices"][0]["logprobs"] is None for c in chunks)
+        assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"], last["choices"]) == (7, 2, [])
+
+
+def test_a_threshold_by_the_models_name():
+    with routed(FakeEngine(*SURE), FakeEngine("LARGE")) as (url, _):
+        asking = client(url)
+        for model, tier in (("coca@0.2", "small"), ("coca@0.95", "large"), ("coca@1", "large")):
+            answer = asking.chat.completions.create(model=model, messages=QUESTION)
+            assert (answer.coca["tier"], answer.model) == (tier, model)
+        assert [asking.models.retrieve(name).id for name in ("coca", "coca@0.5")] == ["coca", "coca@0.5"]
+        for wrong in ("coca@", "coca@2", "coca@x", "coca@nan", "other@0.5"):
+            with pytest.raises(openai.NotFoundError):
+                asking.chat.completions.create(model=wrong, messages=QUESTION)
+        with pytest.raises(openai.NotFoundError):
+            asking.models.retrieve("gpt")
+
+
+def post(url, stream):
+    body = {"model": "coca", "messages": QUESTION, "stream": stream}
+    return httpx.post(f"{url}/chat/completions", json=body, timeout=60)
+
+
+def texts(answer):
+    """The texts of a stream's events."""
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for value in map(json.loads, events) for choice in value.get("choices", ())]
+    return [choice["delta"]["content"] for choice in choices if choice["delta"].get("content")]
+
+
+def test_text_that_arrives_together_with_garbage_is_sent():
+    with before(RawEngine(HEAD + chunk(PART + b"data: {\n\n") + chunk(b""), close=False)) as url:
+        assert "".join(texts(post(url, True))) == "\nForty-two."
+        assert post(url, False).json()["error"]["code"] == "garbage"
+
+
+# What goes wrong, and as what it counts; of what is no HTTP nothing is read, however it began.
+BROKEN = {
+    "no status": (b"what?\r\n\r\n", "unreachable"),
+    "endless header": (b"HTTP/1.1 200 OK\r\nx: " + b"x" * 100_000 + b"\r\n\r\n", "unreachable"),
+    "no answer": (b"", "unreachable"),
+    "half a head": (HEAD[:30], "unreachable"),
+    "no chunk": (HEAD + chunk(PART) + b"what?\r\n", "unreachable"),
+    "half a chunk": (HEAD + chunk(PART) + b"ff\r\ndata", "cut"),
+    "no last chunk": (HEAD + chunk(PART), "cut"),
+    "no reason": (HEAD + chunk(PART + b"data: [DONE]\n\n") + chunk(b""), "cut"),
+    "too short": (HEAD.replace(b"transfer-encoding: chunked", b"content-length: 9999") + PART, "cut"),
+    "until it is closed": (HEAD.replace(b"transfer-encoding: chunked", b"connection: close") + PART, "cut"),
+    "a redirection": (b"HTTP/1.1 307 Moved\r\nlocation: /v1/chat/completions\r\ncontent-length: 0\r\n\r\n", "failed"),
+}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["close", "abort"])
+def broken(request):
+    engine = RawEngine(b"", close=True, abort=request.param)
+    with before(engine) as url:
+        yield engine, url
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_connection_is_an_error_of_its_kind(name, broken):
+    engine, url = broken
+    engine.answer, kind = BROKEN[name]
+    asked, abort = engine.requests, engine.abort
+    found = post(url, False)
+    assert found.status_code == 502
+    # What the engine said may be lost where it breaks the connection at once.
+    assert found.json()["error"]["code"] in ({kind, "unreachable", "cut"} if abort else {kind})
+    assert "Forty" not in found.text
+    # A connection that fails before the first token is tried once more.
+    assert engine.requests - asked == (2 if kind == "unreachable" else 1) or abort
+    until(lambda: engine.open == 0)
+
+
+def test_an_answer_is_whole_without_the_end_of_its_connection():
+    engine = RawEngine(HEAD + chunk(WHOLE), close=False)
+    with before(engine) as url:
+        for _ in range(3):
+            answer = post(url, True)
+            assert "".join(texts(answer)) == "\nForty-two."
+            assert answer.text.rstrip().endswith("[DONE]")
+        # On no connection does anything else follow, so none is used again, and none is kept.
+        assert engine.requests == 3
+        until(lambda: engine.open == 0)
+
+
+def test_a_connection_is_used_again_after_a_whole_answer():
+    connections = set()
+
+    class Counting(FakeEngine):
+        async def chat(self, request):
+            connections.add(request.client)
+            return await super().chat(request)
+
+    small = Counting(*SURE)
+    with routed(small) as (url, _):
+        for _ in range(20):
+            assert post(url, False).status_code == 200
+    # The end of an answer's message may come too late for the next request, on a busy machine.
+    assert len(connections) < 15
+
+
+def test_a_request_larger_than_a_megabyte_arrives_whole():
+    small = FakeEngine(*SURE)
+    question = [{"role": "user", "content": "é" * 1_500_000}]
+    with routed(small) as (url, _):
+        answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": question}, timeout=60)
+    assert answer.status_code == 200
+    assert small.requests[0]["messages"][-1]["content"] == question[0]["content"]

@@ -1,0 +1,195 @@
+"""The proxy between an unmodified openai client and engines that behave."""
+
+import json
+
+import httpx
+import openai
+import pytest
+
+from coca_mindspeed.errors import ConfigError
+from tests.router.servers_for_tests import (
+    QUESTION,
+    SURE,
+    UNSURE,
+    FakeEngine,
+    ask,
+    client,
+    labelled,
+    logged,
+    routed,
+    until,
+)
+
+
+def test_a_sure_answer_is_the_small_models_without_its_tag():
+    small, large = FakeEngine(*SURE), FakeEngine("LARGE")
+    with routed(small, large) as (url, _):
+        answer = ask(url)
+        assert answer.choices[0].message.content == "\nForty-two."
+        assert answer.choices[0].finish_reason == "stop"
+        assert (answer.coca["confidence"], answer.coca["action"], answer.coca["tier"]) == (0.9, "answer", "small")
+        assert answer.coca["tokens_to_confidence"] == 5
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 2)
+        raw = client(url).chat.completions.with_raw_response.create(model="coca", messages=QUESTION)
+        assert raw.headers["x-coca-confidence"] == "0.9"
+        assert raw.headers["x-coca-tier"] == "small"
+    assert not large.requests
+    system, user = small.requests[0]["messages"]
+    assert "confidence level" in system["content"]
+    assert user == QUESTION[0]
+
+
+def test_the_same_in_a_stream():
+    with routed(FakeEngine(*SURE), FakeEngine("LARGE")) as (url, _):
+        pieces = list(ask(url, stream=True, stream_options={"include_usage": True}))
+    assert "".join(p.choices[0].delta.content or "" for p in pieces if p.choices) == "\nForty-two."
+    assert pieces[0].coca["confidence"] == 0.9
+    assert pieces[-2].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unsure_answer_is_aborted_and_the_large_model_asked(stream):
+    small, large = FakeEngine(*UNSURE, delay=0.005), FakeEngine("LARGE", " one")
+    with routed(small, large) as (url, _):
+        answer = ask(url, stream=stream)
+        fields = list(answer)[-1].coca if stream else answer.coca
+        assert (fields["tier"], fields["tokens"]) == ("large", {"small": 3, "large": 2})
+        until(lambda: small.left == 1 and small.running == 0)
+    assert small.generated < 100
+    assert large.requests[0]["messages"] == QUESTION
+
+
+HALF_SURE = ("<confidence>", "0.5", "</confidence>", " 4", "2", ".")
+
+
+REFUSE = {"bands": [{"at_least": 0.7, "action": "answer"}, {"at_least": 0, "action": "refuse"}]}
+INVALID = ("<confidence>", "85%", "</confidence>", " yes")
+# An engine's answer, keys of its tier and of the file; text, action and tier of the proxy's answer.
+DECISIONS = [
+    (INVALID, {"invalid": "escalate"}, {}, "LARGE", "answer", "large"),
+    (INVALID, {"invalid": "answer"}, {}, "".join(INVALID), "answer", "small"),
+    (INVALID, {"invalid": "refuse"}, {"refusal": "No."}, "No.", "refuse", "small"),
+    (UNSURE, REFUSE, {"refusal": "I do not know."}, "I do not know.", "refuse", "small"),
+    (HALF_SURE, {}, {"caps": {"escalations": 0}}, " 42.", "answer", "small"),
+    (HALF_SURE, {}, {"caps": {"escalations": 0, "exhausted": "refuse"}, "refusal": "No."}, "No.", "refuse", "small"),
+    (UNSURE, {}, {"caps": {"tokens": 3}, "refusal": "No."}, "No.", "refuse", "large"),
+]
+
+
+@pytest.mark.parametrize(("pieces", "tier", "sections", "text", "action", "name"), DECISIONS)
+def test_decisions(pieces, tier, sections, text, action, name):
+    large = FakeEngine("LARGE")
+    with routed(FakeEngine(*pieces), large, small_tier=tier, **sections) as (url, _):
+        answer = ask(url)
+        assert (answer.choices[0].message.content, answer.coca["action"], answer.coca["tier"]) == (text, action, name)
+        assert "".join(p.choices[0].delta.content or "" for p in ask(url, stream=True)) == text
+    assert bool(large.requests) == (text == "LARGE")
+
+
+def test_the_clients_stop_ends_the_answer_and_not_the_confidence():
+    small = FakeEngine(*SURE)
+    with routed(small) as (url, _):
+        answer = ask(url, stop=["-t", "0.9"])
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("\nForty", "stop")
+    assert "stop" not in small.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("sections", "model", "messages", "found"),
+    [
+        ({"name": "router"}, "router", QUESTION, "answer"),
+        ({"name": "router"}, "coca", QUESTION, "model_not_found"),
+    ],
+)
+def test_keys_of_the_file(sections, model, messages, found):
+    with routed(FakeEngine(*HALF_SURE), FakeEngine("LARGE"), **sections) as (url, _):
+        answer = httpx.post(f"{url}/chat/completions", json={"model": model, "messages": messages}).json()
+    assert (answer["error"]["code"] if "error" in answer else answer["coca"]["action"]) == found
+
+
+@pytest.mark.parametrize(("limit", "tier"), [(20, "large"), (28, "small")])
+def test_keys_of_a_tier(limit, tier):
+    small = FakeEngine(*"<confidence>0.9</confidence>Forty-two.")  # 28 tokens of confidence
+    keys = {"system_prompt": "Say how sure you are.", "temperature": 0.3, "max_confidence_tokens": limit}
+    with routed(small, FakeEngine("LARGE"), small_tier=keys) as (url, _):
+        assert ask(url, temperature=1.0, max_tokens=100).coca["tier"] == tier
+    [body] = small.requests
+    assert body["messages"][0] == {"role": "system", "content": "Say how sure you are."}
+    assert (body["temperature"], body["max_tokens"]) == (0.3, 100 + limit)
+
+
+def test_the_log_holds_no_text_and_labels_make_predictions_of_it(tmp_path):
+    with routed(FakeEngine(*SURE), FakeEngine("L"), log={"directory": str(tmp_path)}) as (url, _):
+        ids = [ask(url, extra_headers={"x-coca-domain": "sums"}).id for _ in range(2)]
+        answer = httpx.post(f"{url}/coca/labels", json={"id": ids[0], "correct": False})
+        assert answer.json() == {"id": ids[0], "correct": False}
+        assert httpx.post(f"{url}/coca/labels", json={"id": ids[0], "correct": False}).status_code == 404
+        metrics = httpx.get(url.replace("/v1", "/metrics")).text
+    for text in (json.dumps(logged(tmp_path)), metrics):
+        assert "6 times 7" not in text
+        assert "Forty" not in text
+    assert 'coca_requests_total{action="answer",outcome="ok",tier="small"} 2.0' in metrics
+    assert 'coca_labels_total{correct="false"} 1.0' in metrics
+    [prediction] = labelled(tmp_path)
+    assert (prediction.id, prediction.confidence, prediction.correct) == (ids[0], 0.9, False)
+    assert (prediction.dataset, prediction.model, prediction.tokens_to_confidence) == ("sums", "small", 5)
+    # A proxy that starts again still knows the other answer.
+    with routed(FakeEngine(*SURE), log={"directory": str(tmp_path), "texts": True}) as (url, _):
+        assert httpx.post(f"{url}/coca/labels", json={"id": ids[1], "correct": True}).status_code == 200
+        assert httpx.post(f"{url}/coca/labels", json={"id": ids[0], "correct": True}).status_code == 404
+        ask(url)
+    assert len(labelled(tmp_path)) == 2
+    last = logged(tmp_path)[-1]
+    assert (last["question"], last["response"]) == (QUESTION[0]["content"], "\nForty-two.")
+
+
+GROUNDS = {
+    # basis: engine, sections, whether the confidence goes with the label
+    "confidence": (SURE, {}, True),
+    "exhausted": (HALF_SURE, {"caps": {"escalations": 0}}, True),
+    None: (HALF_SURE, {}, False),  # the next tier answers, and states none
+}
+
+
+@pytest.mark.parametrize("basis", GROUNDS)
+def test_a_label_counts_for_the_confidence_of_an_answer_that_states_it(basis, tmp_path):
+    chunks, sections, speaks = GROUNDS[basis]
+    with routed(FakeEngine(*chunks), FakeEngine("L"), log={"directory": str(tmp_path)}, **sections) as (url, _):
+        assert httpx.post(f"{url}/coca/labels", json={"id": ask(url).id, "correct": True}).status_code == 200
+    [prediction] = labelled(tmp_path)
+    stated = None if basis is None else 0.9 if chunks is SURE else 0.5
+    assert (prediction.confidence, prediction.correct) == (stated if speaks else None, True)
+    assert (prediction.tokens_to_confidence is not None) == speaks
+    [row] = logged(tmp_path)
+    assert (row["basis"], row["stated_confidence"]) == (basis, stated)
+
+
+def test_a_label_of_a_cut_answer_does_not_count_for_its_confidence(tmp_path):
+    with routed(FakeEngine(*SURE), small_backend={"dialect": "vllm"}, log={"directory": str(tmp_path)}) as (url, _):
+        ids = [ask(url, **more).id for more in ({"max_tokens": 1}, {"stop": "-"}, {})]
+        for id_ in ids:
+            assert httpx.post(f"{url}/coca/labels", json={"id": id_, "correct": True}).status_code == 200
+    assert [row["basis"] for row in logged(tmp_path)] == [None, None, "confidence"]
+    assert [p.confidence for p in labelled(tmp_path)] == [None, None, 0.9]
+
+
+def test_keys(tmp_path):
+    environment = {"MINE": "s3cret", "THEIRS": "upstream-key"}
+    sections = {"listen": {"api_key_env": "MINE"}, "log": {"directory": str(tmp_path), "texts": True}}
+    small = FakeEngine(*SURE)
+    with routed(small, environment=environment, small_backend={"api_key_env": "THEIRS"}, **sections) as (url, _):
+        for wrong in ("none", "s3cre", "s3cret2"):
+            with pytest.raises(openai.AuthenticationError):
+                client(url, wrong).chat.completions.create(model="coca", messages=QUESTION)
+            assert httpx.get(f"{url}/models", headers={"authorization": f"Bearer {wrong}"}).status_code == 401
+        assert not small.requests
+        assert [m.id for m in client(url, "s3cret").models.list()] == ["coca"]
+        client(url, "s3cret").chat.completions.create(model="coca", messages=QUESTION)
+        assert httpx.get(url.replace("/v1", "/health")).json()["status"] == "ok"
+    assert small.authorizations == ["Bearer upstream-key"]
+    assert "upstream-key" not in json.dumps(logged(tmp_path))
+    with (
+        pytest.raises(ConfigError, match=r"backends\.small\.api_key_env: .*ABSENT is not set"),
+        routed(small, small_backend={"api_key_env": "ABSENT"}),
+    ):
+        pass

@@ -1,0 +1,94 @@
+"""The command: what it checks before it listens, and where it listens."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from coca_mindspeed.local.tiny_model import write_tiny_model
+from coca_router.cli import main
+from tests.router.test_pinned import calibrated
+
+pytestmark = pytest.mark.timing
+
+CONFIG = {
+    "backends": {"a": {"url": "http://127.0.0.1:9/v1", "model": "small"}},
+    "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0, "action": "answer"}]}],
+}
+
+
+def written(tmp_path, **sections):
+    path = tmp_path / "serving.yaml"
+    path.write_text(json.dumps({**CONFIG, **sections}))
+    return str(path)
+
+
+def test_it_checks_before_it_listens(tmp_path, capsys):
+    config = written(tmp_path, tiers=[{**CONFIG["tiers"][0], "calibration": "map.json"}])
+    assert main(["serve", config, "--check"]) == 1
+    assert "map.json: cannot be read" in capsys.readouterr().err
+    calibrated(tmp_path / "map.json")
+    assert main(["serve", config, "--check"]) == 0
+    assert "can be served" in capsys.readouterr().out
+    for arguments in ([], [config, "--model", str(tmp_path)]):
+        assert main(["serve", *arguments]) == 2
+        assert "CONFIG" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warned"),
+    [
+        ("0.0.0.0", None, True),
+        ("192.0.2.7", None, True),
+        ("model-host", None, True),
+        ("127.0.0.1", None, False),
+        ("::1", None, False),
+        ("localhost", None, False),
+        ("0.0.0.0", "PROXY_KEY", False),
+    ],
+)
+def test_without_a_key_it_warns_where_others_can_reach_it(host, key, warned, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PROXY_KEY", "secret")
+    config = written(tmp_path, listen={"host": host, "api_key_env": key})
+    assert main(["serve", config, "--check"]) == 0
+    err = capsys.readouterr().err
+    assert ("warning: " in err) == warned
+    assert "secret" not in err
+    # The command line may say otherwise than the file.
+    assert main(["serve", config, "--check", "--host", "0.0.0.0"]) == 0
+    assert ("listen.api_key_env" in capsys.readouterr().err) == (key is None)
+
+
+@pytest.mark.slow
+def test_a_model_is_served_on_this_machine_alone_until_it_is_told_to_stop(tmp_path, capsys):
+    write_tiny_model(tmp_path / "tiny", 0)
+    command = [sys.executable, "-m", "coca_router", "serve", "--model", str(tmp_path / "tiny"), "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    assert main([*command[3:], "--check"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'tiny'}: can be served\n"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+        command[-1] = str(probe.getsockname()[1])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert address in process.stdout.readline()
+            for _ in range(300):
+                try:
+                    answer = httpx.post(
+                        f"{address}/chat/completions",
+                        json={"model": "tiny", "messages": [{"role": "user", "content": "1+1"}], "max_tokens": 3},
+                    )
+                    break
+                except httpx.ConnectError:
+                    time.sleep(0.1)
+            assert answer.json()["usage"]["completion_tokens"] in (1, 2, 3)
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) in (0, 130, -signal.SIGINT)
