@@ -15,7 +15,8 @@ from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.config.checks import CHECKS, find_problems, missing_data, missing_model, refuse
+from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model
+from coca_mindspeed.errors import find_problems, refuse
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig

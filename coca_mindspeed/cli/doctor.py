@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from coca_mindspeed.cli.options import place
-from coca_mindspeed.config.checks import show_value
+from coca_mindspeed.errors import show_value
 from coca_mindspeed.mindspeed.doctor import examine_machine
 from coca_mindspeed.mindspeed.machine import STACKS, Machine
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout

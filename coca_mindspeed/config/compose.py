@@ -17,10 +17,9 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from coca_mindspeed.config.checks import UNKNOWN_KEY, Problem, validation_problems
 from coca_mindspeed.config.overrides import GROUPS, hydra_override, unknown_key
 from coca_mindspeed.config.schema import PATH_KEYS, RunConfig
-from coca_mindspeed.errors import ConfigError, UsageError, nearest
+from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, Problem, UsageError, nearest, validation_problems
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _LONGEST_SHOWN = 200  # characters of a value in a message

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.schema import DataConfig, RunConfig
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import DataError, Problem, refuse
 from coca_mindspeed.utils.text_formats import numbered_lines
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
-from coca_mindspeed.config.checks import value_of
+from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from coca_mindspeed.config.checks import Problem
+from coca_mindspeed.errors import Problem
 from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
 from coca_mindspeed.errors import ConfigError
 

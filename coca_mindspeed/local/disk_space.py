@@ -8,8 +8,8 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.schema import LoraConfig, RunConfig
+from coca_mindspeed.errors import Problem, refuse
 from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     FoundRun,

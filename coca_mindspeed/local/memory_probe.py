@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from coca_mindspeed.config.checks import Problem, refuse
+from coca_mindspeed.errors import Problem, refuse
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.local.device import choose_device, is_out_of_memory

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed import __version__
-from coca_mindspeed.config.checks import Problem, refuse, value_of
 from coca_mindspeed.config.compose import to_yaml, validate_run
 from coca_mindspeed.config.overrides import REMOVED_KEYS
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, record_to_json
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, Problem, refuse
 from coca_mindspeed.local.schedule import learning_rate
 from coca_mindspeed.utils.files import (
     MARKER,
@@ -34,7 +33,7 @@ from coca_mindspeed.utils.files import (
     write_atomically,
     write_marker,
 )
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 _KIND = "run"
 LOCK = ".lock"

@@ -9,19 +9,19 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.checks import (
-    CHECKS,
+from coca_mindspeed.config.checks import CHECKS, differing_shapes
+from coca_mindspeed.config.schema import LoraConfig, RunConfig, WarmUpConfig
+from coca_mindspeed.errors import (
     Check,
     Condition,
+    ConfigError,
     Problem,
     as_check,
-    differing_shapes,
     find_problems,
+    nearest,
     problems_of,
     show_value,
 )
-from coca_mindspeed.config.schema import LoraConfig, RunConfig, WarmUpConfig
-from coca_mindspeed.errors import ConfigError, nearest
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.key_mapping import set_twice
 from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory

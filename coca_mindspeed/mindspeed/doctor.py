@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import Problem, missing_data, missing_model, problems_of
+from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prepare.filters import PromptCounter
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import read_records
-from coca_mindspeed.errors import CocaError
+from coca_mindspeed.errors import CocaError, Problem, problems_of
 from coca_mindspeed.mindspeed.checks import layout_problems
 from coca_mindspeed.mindspeed.machine import (
     CONVERTER,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import Problem, refuse
 
 _SECTIONS = {
     "hardware": "hardware",

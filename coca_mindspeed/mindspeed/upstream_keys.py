@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.checks import Problem, value_of
-from coca_mindspeed.errors import ConfigError, nearest
+from coca_mindspeed.errors import ConfigError, Problem, nearest
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER
+from coca_mindspeed.utils.text_formats import value_of
 
 #: Section of a configuration -> the module and class of ``mindspeed_rl.config_cls`` that takes it.
 _CLASSES = {

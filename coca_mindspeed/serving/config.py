@@ -10,9 +10,8 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.config.checks import UNKNOWN_KEY, validation_problems
 from coca_mindspeed.config.schema import Section
-from coca_mindspeed.errors import ConfigError, nearest
+from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, nearest, validation_problems
 from coca_mindspeed.evaluation.calibration.maps import Identity, read_certificate, read_map
 from coca_mindspeed.serving.decision import Action, Band, ThresholdRule, answer_from
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml

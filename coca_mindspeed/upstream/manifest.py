@@ -14,8 +14,7 @@ from typing import Any, Literal
 import pydantic.dataclasses
 from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
 
-from coca_mindspeed.config.checks import validation_problems
-from coca_mindspeed.errors import CocaError
+from coca_mindspeed.errors import CocaError, validation_problems
 from coca_mindspeed.upstream.fingerprint import TargetError, fingerprint
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 

@@ -104,6 +104,18 @@ def parse_yaml(text: bytes) -> Any:
         raise YamlError(str(error)) from error
 
 
+def value_of(values: Any, key: str, default: Any = None) -> Any:
+    """The value of a dotted key in nested mappings and lists, or ``default`` if it or a section above it is absent."""
+    for part in key.split("."):
+        if isinstance(values, Mapping) and part in values:
+            values = values[part]
+        elif isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            return default
+    return values
+
+
 Difference = tuple[str, Any, Any]
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, show_value, value_of
+from coca_mindspeed.errors import Condition, Problem, as_check, find_problems, refuse, show_value
 from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.settings import NAME, VerlSettings
 
 #: verl clamps the log-ratio to 20 before it reads ``clip_ratio_c``, so that nothing is clipped from here on.

@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from coca_mindspeed.config.checks import Problem, differing_shapes, value_of
+from coca_mindspeed.config.checks import differing_shapes
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.model_size import (
     BF16,
@@ -29,8 +29,8 @@ from coca_mindspeed.config.model_size import (
     model_parameters,
 )
 from coca_mindspeed.config.schema import ArchitectureConfig
-from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from coca_mindspeed.errors import ConfigError, Problem, UsageError
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 from coca_mindspeed.verl.checks import ACTOR, MEGATRON, MINI_BATCH, ROLLOUT, TOKENS, VerlRun
 from coca_mindspeed.verl.settings import VerlSettings
 

@@ -22,10 +22,9 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
-from coca_mindspeed.config.checks import refuse
 from coca_mindspeed.data.chat_template import write_into_template
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.errors import ConfigError, TrainingError, refuse
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader

@@ -12,8 +12,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.checks import Problem
-from coca_mindspeed.errors import nearest
+from coca_mindspeed.errors import Problem, nearest
 from coca_mindspeed.verl.settings import NAME
 
 _SHIPPED = Path(__file__).with_suffix(".json")

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.parsing import ConfidencePosition
-from coca_mindspeed.config.checks import validation_problems
+from coca_mindspeed.errors import validation_problems
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.errors import ConfigError, UsageError, nearest

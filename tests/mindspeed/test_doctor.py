@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.config.checks import HF_KEYS, Problem
+from coca_mindspeed.config.checks import HF_KEYS
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed import doctor
 from coca_mindspeed.mindspeed.machine import (
     CONVERTER,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
-from coca_mindspeed.config.checks import validation_problems
+from coca_mindspeed.errors import validation_problems
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.binning import Floats

@@ -24,8 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from coca_mindspeed.config.checks import Problem, refuse
-from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
+from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, refuse
 from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_reference
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
 from coca_mindspeed.mindspeed.start.inputs import record_files, try_template, with_digests

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.errors import ConfigError, Problem, UsageError, refuse
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.start.inputs import digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
