@@ -7,7 +7,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,13 +15,12 @@ from rich.table import Table
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model
-from coca_mindspeed.errors import find_problems, refuse
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.steps import training_rows, with_steps
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import CocaError, ConfigError, UsageError
+from coca_mindspeed.errors import CocaError, ConfigError, UsageError, find_problems, refuse
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
 from coca_mindspeed.mindspeed.plan import ClusterPlan, Rates, iteration_seconds, make_plan, read_rates, run_days
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
@@ -229,9 +227,10 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
     if arguments.for_script is not None:
         _write_for_script(config, plan, output, arguments)
         return
+    iterations = plan.iterations
     if arguments.write is None and not arguments.resume:  # a plan needs no number of iterations
-        plan = replace(plan, iterations=plan.iterations or 1)
-    values = mindspeed_values(config, plan, StageFiles(output, arguments.stage), resume=arguments.resume)
+        iterations = iterations or 1
+    values = mindspeed_values(config, iterations, StageFiles(output, arguments.stage), resume=arguments.resume)
     if (file := arguments.write) is not None:
         if not file.parent.is_dir():
             raise ConfigError(f"--write {file}: {file.parent} is not a directory; create it first")
@@ -253,9 +252,9 @@ def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, argume
     hardware, cpus = config.hardware, wanted_cpus(config.mindspeed_rl["rl_config"], config.hardware.nodes)
     lines = [f"platform {hardware.platform}", f"nodes {hardware.nodes}", f"npus_per_node {hardware.npus_per_node}"]
     lines += [f"cpus_per_npu {cpus.per_npu}", f"other_cpus {cpus.others}"]
-    for stage, has_checkpoint in stages_to_do(config, plan, output, resume=arguments.resume):
+    for stage, has_checkpoint in stages_to_do(config, plan.iterations, output, resume=arguments.resume):
         lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
-        mindspeed_values(config, plan, StageFiles(output, stage), resume=has_checkpoint)
+        mindspeed_values(config, plan.iterations, StageFiles(output, stage), resume=has_checkpoint)
     write_atomically(arguments.for_script, "\n".join(lines) + "\n")
 
 

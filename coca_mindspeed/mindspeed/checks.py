@@ -4,13 +4,15 @@ Docstrings and comments name the upstream function that would refuse the run on 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from coca_mindspeed.config.checks import CHECKS, differing_shapes
-from coca_mindspeed.config.schema import LoraConfig, RunConfig, WarmUpConfig
+from coca_mindspeed.config.resume import facts_of
+from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.errors import (
     Check,
     Condition,
@@ -24,10 +26,10 @@ from coca_mindspeed.errors import (
 )
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.key_mapping import set_twice
-from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
+from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.start.driver import split_config
-from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, known_keys
+from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 
 _SHOWN = 3  # nearest values that a message names
 _SIZES = ("npus", "tp", "pp", "cp", "rollout_tp", "rollout_pp", "micro_batch", "mini_batch", "prompts", "group")
@@ -182,23 +184,6 @@ def layout_problems(resolved: ResolvedConfig) -> list[Problem]:
     return find_problems(resolved, [as_check(_sizes)], [as_check(conditions) for conditions in _LAYOUT])
 
 
-_SFT = "run this stage with the local engine first, and name its result as model.path"
-_PACKING = f"set {KEYS['update_tokens']} instead"
-_LOCAL_ONLY = {  # keys of the local engine -> the alternative on a cluster
-    "model.attention": "set mindspeed_rl.megatron_training.use_flash_attn instead",
-    "model.gradient_checkpointing": f"set {KEYS['recompute']} instead",
-    **{f"model.lora.{name}": "cluster runs have no adapters" for name in LoraConfig.model_fields},
-    **{f"warm_up.{name}": _SFT for name in WarmUpConfig.model_fields},
-    **dict.fromkeys(("data.train_size", "data.evaluate_size", "data.seed"), "cluster runs have no synthetic data"),
-    "rollout.batch_responses": "set mindspeed_rl.generate_config.max_num_seqs instead",
-    **dict.fromkeys(("trainer.microbatch_prompts", "trainer.microbatch_tokens"), _PACKING),
-    "trainer.share_prompts": "MindSpeed-RL has no prefix sharing",
-    "trainer.device": "set hardware.platform instead",
-    "trainer.threads": "set OMP_NUM_THREADS instead",
-    "evaluation.preflight": "read the samples of the first iteration instead",
-}
-
-
 def _run_conditions(run: RunConfig) -> Iterator[Condition]:
     """Values of our sections that MindSpeed-RL cannot have; it would ignore them silently."""
     model, optimizer, evaluation, updates = run.model, run.optimizer, run.evaluation, run.trainer
@@ -231,11 +216,12 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
     yield "swanlab", "logging.swanlab", run.logging.swanlab is None, logs
     fix = "on the CPU shim, set mindspeed_rl.coca.host.dtype instead"
     yield "compute-dtype", "model.compute_dtype", model.compute_dtype == "bfloat16", "must be bfloat16", fix
-    for key, instead in _LOCAL_ONLY.items():
+    for key, facts in facts_of(RunConfig).items():
         section, _, name = key.partition(".")
-        default = attrgetter(name)(RunConfig.model_fields[section].default)
-        same = attrgetter(key)(run) == default
-        yield "local-only", key, same, f"must be {show_value(default)}: only the local engine has it", instead
+        if facts.cluster and name and not isinstance(found := attrgetter(key)(run), Section):
+            default = attrgetter(name)(RunConfig.model_fields[section].default)
+            reason = f"must be {show_value(default)}: only the local engine has it"
+            yield "local-only", key, found == default, reason, facts.cluster
 
 
 def run_problems(
@@ -298,17 +284,18 @@ def other_npus(values: dict[str, Any]) -> dict[str, int]:
 
 def _memory(resolved: ResolvedConfig, memory: MemoryEstimate) -> Iterator[Problem]:
     limit = f"GiB of an NPU's {memory.limit_gib:.1f}"
+    parallel = f"raise {KEYS['tp']} or {KEYS['pp']}"
     if memory.training_gib > memory.limit_gib:
-        lowered = ("update_tokens", "micro_batch", "tp", "pp")
-        name = next((name for name in lowered if nearest_working(resolved, name)), "tp")
-        reason = f"training needs about {memory.training_gib:.1f} {limit}"
-        yield Problem("memory-training", KEYS[name], getattr(resolved, name), reason, _set_to(resolved, name))
+        name, reason = "micro_batch", f"training needs about {memory.training_gib:.1f} {limit}"
+        if resolved.dynamic_batch:
+            name = "update_tokens"
+        yield Problem("memory-training", KEYS[name], getattr(resolved, name), reason, f"lower it, or {parallel}")
     if memory.rollout_gib > memory.limit_gib:
         name, reason = "memory_utilization", f"rollout needs about {memory.rollout_gib:.1f} {limit}"
-        yield Problem("memory-rollout", KEYS[name], resolved.memory_utilization, reason, _set_to(resolved, name))
+        yield Problem("memory-rollout", KEYS[name], resolved.memory_utilization, reason, "lower it")
     if memory.longest_responses < 1:
         reason = f"the KV cache holds {memory.longest_responses:.2f} sequences of {resolved.max_model_len} tokens"
-        fix = f"raise gpu_memory_utilization, or this: {_set_to(resolved, 'rollout_tp') or 'no value works'}"
+        fix = f"raise it, or {KEYS['memory_utilization']}"
         yield Problem("memory-kv-cache", KEYS["rollout_tp"], resolved.rollout_tp, reason, fix)
 
 
@@ -326,7 +313,7 @@ def _upstream_keys(run: RunConfig) -> Iterator[Problem]:
     """Keys that MindSpeed-RL would refuse, and keys without effect, which it would not."""
     values = run.mindspeed_rl
     ignored = ignored_keys(values, reference=needs_reference(values))
-    for problem in (*known_keys().problems(values), *_unused_shapes(values), *ignored):
+    for problem in (*shipped_keys().problems(values), *_unused_shapes(values), *ignored):
         yield problem._replace(key=f"mindspeed_rl.{problem.key}")
 
 
@@ -338,54 +325,28 @@ def _unused_shapes(values: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem("unknown-key", f"model.{name}", shape, expected)
 
 
-# Candidates for the nearest value that works, by field; one value: the only one that is allowed.
-_CANDIDATES: dict[str, Any] = {
-    **dict.fromkeys(("bf16", "reset_attention_mask", "no_pad_to_seq_lengths", "remove_padding"), lambda r: (True,)),
-    **dict.fromkeys(("tp", "pp", "cp", "rollout_tp"), lambda r: range(1, r.npus + 1)),
-    **dict.fromkeys(("temperature", "top_p"), lambda r: (1.0,)),
-    "max_new": lambda r: (r.context - r.max_prompt,),
-    **dict.fromkeys(
-        ("max_model_len", "max_batched_tokens", "update_tokens", "logprob_tokens"),
-        lambda r: (r.max_model_len, r.longest),
-    ),
-    **dict.fromkeys(
-        ("advantage_dispatch", "reward_dispatch"), lambda r: range(r.group, r.responses + 1, max(1, r.group))
-    ),
-    "rollout_dtype": lambda r: ("bfloat16",),
-    "sampling_seed": lambda r: (None,),
-    "top_k": lambda r: (-1,),
-    "min_p": lambda r: (0.0,),
-    "rollout_pp": lambda r: (1,),
-    "memory_utilization": lambda r: (percent / 100 for percent in range(5, 100, 5)),
-    "recompute": lambda r: (None, "selective", "full"),
-    "recompute_method": lambda r: (None,) if r.recompute == "selective" else ("uniform", "block"),
-    "recompute_layers": lambda r: (None,) if r.recompute == "selective" else range(1, r.stage_layers + 1),
-    "attention_mask": lambda r: ("general", "causal"),
-    "verifier_weights": lambda r: (r.verifiers,),
-}
+# Sizes that divide others: a problem of one names the nearest values that do. Other problems state their limit.
+_DIVISORS = (
+    *("tp", "pp", "cp", "rollout_tp", "prompts", "mini_batch", "micro_batch"),
+    *("update_dispatch", "logprob_dispatch", "rollout_dispatch", "advantage_dispatch", "reward_dispatch"),
+)
 
 
-def nearest_working(resolved: ResolvedConfig, name: str, *, memory: bool = True) -> tuple[Any, ...]:
-    """Nearest values of a field with which its rules hold and, with ``memory``, memory suffices; others unchanged."""
-    value = getattr(resolved, name)
-    size = value if isinstance(value, int) and value > 0 else 1
-    numbers = range(1, max(2 * size, 2 * resolved.npus, resolved.group) + 1)
-    others = {problem.key for problem in layout_problems(resolved)} - {name}
-    working = []
-    for candidate in dict.fromkeys(_CANDIDATES.get(name, lambda r: numbers)(resolved)):
-        varied = resolved.vary(name, candidate)
-        problems = {problem.key for problem in layout_problems(varied)}
-        if candidate != value and not problems - others and (problems or not memory or estimate_memory(varied).fits):
-            working.append(candidate)
-    if all(type(each) in (int, float) for each in [value, *working]):
-        working = sorted(sorted(working, key=lambda candidate: abs(candidate - value))[:_SHOWN])
-    return tuple(working[:_SHOWN])
+def nearest_working(resolved: ResolvedConfig, name: str) -> tuple[int, ...]:
+    """The nearest values of a size with which its rules hold, other keys unchanged and memory aside."""
+    if name not in _DIVISORS:
+        return ()
+    value, others = getattr(resolved, name), {problem.key for problem in layout_problems(resolved)} - {name}
+    numbers = range(1, max(2 * value, 2 * resolved.npus, 2 * resolved.group) + 1)
+    nearest_first = sorted(numbers, key=lambda number: abs(number - value))
+    working = (number for number in nearest_first if _holds(resolved.vary(name, number), others))
+    return tuple(islice(working, _SHOWN))
+
+
+def _holds(resolved: ResolvedConfig, others: set[str]) -> bool:
+    return {problem.key for problem in layout_problems(resolved)} <= others
 
 
 def _set_to(resolved: ResolvedConfig, name: str) -> str:
-    found, works = nearest_working(resolved, name), "works"
-    if not found and name in {problem.key for problem in layout_problems(resolved)}:
-        found, works = nearest_working(resolved, name, memory=False), "passes this check, memory aside"
-    values = [_as_set(resolved, name, value) for value in found]
-    shown = [value if isinstance(value, str) else show_value(value) for value in values]
-    return f"nearest that {works}: {', '.join(shown)}" if shown else ""
+    values = [_as_set(resolved, name, value) for value in nearest_working(resolved, name)]
+    return f"nearest that works: {', '.join(map(str, values))}" if values else ""

@@ -69,7 +69,7 @@ def make_plan(run: RunConfig) -> ClusterPlan:
     plan = ClusterPlan(resolved, memory, rows, rows_from, iterations)
     # The number of iterations and the directory are unknown to the conditions; any do.
     files = StageFiles(Path("runs"))
-    values = partial(mindspeed_values, run, replace(plan, iterations=iterations or 1), files)
+    values = partial(mindspeed_values, run, iterations or 1, files)
     written = written_keys(run, iterations or 1, files)
     return replace(plan, problems=(*problems, *run_problems(run, resolved, memory, written, values)))
 

@@ -39,11 +39,11 @@ def test_a_missing_vllm_is_reported_before_ray_starts(release, version, monkeypa
     process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"})))
 
 
-def test_platform_host_needs_the_repository(monkeypatch):
-    monkeypatch.setattr(process, "_CPU_SHIM", "tests.support.no_such_shim")
-    with pytest.raises(MissingDependencyError, match=r"coca\.platform"):
-        process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"})))
-    process.check_cpu_shim(_process())
+def test_platform_host_needs_the_repository():
+    for shim in (None, "tests.support.no_such_shim"):
+        with pytest.raises(MissingDependencyError, match=r"coca\.platform"):
+            process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"}), cpu_shim=shim))
+    process.check_cpu_shim(_process(cpu_shim=None))
 
 
 def test_checkouts_are_looked_for_in_the_environment(tmp_path, homes):
@@ -92,6 +92,7 @@ def _process(**fields: Any) -> ProcessSettings:
         import_paths=(Path("/a"), Path("/b")),
         release=fields.pop("release", "2.3.0"),
         reference=False,
+        cpu_shim=fields.pop("cpu_shim", "tests.support.mindspeed_host"),
     )
 
 
@@ -164,8 +165,7 @@ def test_every_ray_process_gets_the_settings(tmp_path, monkeypatch):
 def driven(tmp_path, homes, monkeypatch, capsys):
     """Run the driver on one record with a grader: its message, and whether it came to the start of Ray."""
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
-    known = SimpleNamespace(problems=lambda _config: [])
-    monkeypatch.setattr(driver, "read_upstream_keys", lambda _root: known)
+    monkeypatch.setattr(driver, "shipped_keys", lambda _release: SimpleNamespace(problems=lambda _config: []))
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     write(homes["MINDSPEED_RL_HOME"] / "configs/envs/runtime_env.yaml", "env_vars: {}\n")
 

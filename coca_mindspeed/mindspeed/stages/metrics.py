@@ -16,6 +16,9 @@ from coca_mindspeed.utils.jsonl import cut_back
 
 _NUMERATOR, _DENOMINATOR = "/numerator", "/denominator"
 _SAMPLES, _OF_ITERATION = "samples", "iteration_"
+#: The current iteration of this process, from 1. Read it through the module (``metrics.iteration``): Ray pickles the
+#: classes that the hooks make by value, together with the globals they name, but modules by reference.
+iteration = 0
 
 
 def ratio(name: str, numerator: float, denominator: float) -> dict[str, float]:

@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages import trainer as under_way
+from coca_mindspeed.mindspeed.stages import columns, metrics
 from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.stages.dock import fetch, report
 from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, cut_logs, finish
@@ -16,10 +15,6 @@ from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.settings import METRICS
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.utils.console import print_text
-
-#: The current iteration of this process, from 1.  Read as ``under_way.iteration``: Ray pickles the classes made below
-#: by value, with the globals that their methods name, but modules by reference.
-iteration = 0
 
 
 def grpo_trainer(original: Any) -> Any:
@@ -63,7 +58,7 @@ def grpo_trainer(original: Any) -> Any:
                 if self._iteration % (self._process.coca.eval_interval or 1) == 0:
                     self._validate(self._iteration)
                 self._iteration += 1
-                under_way.iteration = self._iteration
+                metrics.iteration = self._iteration
                 yield batch
 
         def _validate(self, iteration: int) -> None:
@@ -104,8 +99,8 @@ def grpo_trainer(original: Any) -> Any:
 def divide_ratios(original: Any) -> Any:
     """Wrap ``metrics_post_processing``, which averages the metrics of an iteration: divide the ratios."""
 
-    def metrics_post_processing(metrics: Any) -> Any:
-        return finish(original(metrics))
+    def metrics_post_processing(values: Any) -> Any:
+        return finish(original(values))
 
     return metrics_post_processing
 
@@ -134,10 +129,10 @@ def iteration_metrics(original: Any) -> Any:
                 process = process_settings()
                 if not process.reference:
                     self.metric.pop("timing/non_overlap_reference_model", None)
-                if warning := self._health.after_step(under_way.iteration, self.metric):
+                if warning := self._health.after_step(metrics.iteration, self.metric):
                     print_text(warning, sys.stderr)
                 coca = process.coca
                 if coca.output_dir is not None and coca.metrics_file:
-                    append_line(coca.output_dir / METRICS, {"step": under_way.iteration, **self.metric})
+                    append_line(coca.output_dir / METRICS, {"step": metrics.iteration, **self.metric})
 
     return IterationMetrics

@@ -29,10 +29,10 @@ from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_ref
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
 from coca_mindspeed.mindspeed.start.inputs import record_files, try_template, with_digests
 from coca_mindspeed.mindspeed.start.process import check_cpu_shim, setup_driver
-from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
-from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, read_upstream_keys
+from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, VARIABLE, CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 from coca_mindspeed.mindspeed.weights.checkpoints import check_checkpoint, newest_iteration
-from coca_mindspeed.upstream.manifest import matching_manifest
+from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
 from coca_mindspeed.upstream.ray_start import wait_for_slow_nodes
 from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
@@ -121,6 +121,7 @@ def for_processes(settings: CocaSettings, config: DictConfig, checkouts: Mapping
         import_paths=(*others, root),
         release=matching_manifest(root).release,
         reference=needs_reference(config),
+        cpu_shim=os.environ.get(CPU_SHIM),
     )
 
 
@@ -147,9 +148,9 @@ def worker_variables(
         found["HCCL_BUFFSIZE"] = str(buffer), "rl_config.hccl_buffersize"
     sampling = generate.get("sampling_config") or {}
     top_k = int(sampling.get("top_k", 50))  # MindSpeed-RL's default
-    if process.release == "2.3.0" and top_k <= 0 and float(sampling.get("top_p", 1.0)) == 1.0:
-        # Its vLLM-Ascend would sort the whole vocabulary at every step, although nothing is cut.
-        found["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] = "0", "no top_k or top_p"
+    if top_k <= 0 and float(sampling.get("top_p", 1.0)) == 1.0:
+        uncut = manifest_of(process.release).uncut_sampling_environment
+        found |= {name: (value, "no top_k or top_p") for name, value in uncut.items()}
     required = [_WEIGHT_FORMAT] if generate.get("enforce_eager", True) else [_WEIGHT_FORMAT, _TASK_QUEUE]
     wrong = []
     for code, key, value, because in required:
@@ -261,7 +262,7 @@ def train(
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
     process = for_processes(settings, config, checkouts)
     check_cpu_shim(process)
-    refuse(read_upstream_keys(process.mindspeed_rl_home).problems(config))
+    refuse(shipped_keys(process.release).problems(config))
     for ignored in ignored_keys(config, reference=process.reference):
         print(f"coca-mindspeed: {ignored}", flush=True)
     check_weights(config, reference=process.reference)

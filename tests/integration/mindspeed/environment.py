@@ -14,9 +14,10 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.driver import HOMES
-from coca_mindspeed.mindspeed.start.settings import VARIABLE, coca_settings
+from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, VARIABLE, coca_settings
 
 REPOSITORY = Path(__file__).parents[3]
+os.environ[CPU_SHIM] = "tests.support.mindspeed_host"
 _MISSING = [name for name in HOMES if not os.environ.get(name)]
 
 #: Skips a module of tests where the checkouts or Ray are missing.
