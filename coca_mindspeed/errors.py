@@ -13,8 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from coca_mindspeed.utils.text_formats import value_of
-
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
@@ -151,6 +149,8 @@ def validation_problems(error: "ValidationError", section: str = "") -> list[Pro
 
     A validator of ours names the key below its section at the start of its message: ``key: reason``.
     """
+    from coca_mindspeed.utils.text_formats import value_of  # needs PyYAML
+
     problems = []
     for found in error.errors():
         parts = [section, *map(str, found["loc"])]

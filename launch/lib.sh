@@ -345,7 +345,7 @@ run_child() {
 start_ray() {
   local role=$1
   shift
-  local -a command=("$PYTHON" -m coca_mindspeed.upstream.ray_start "$CLUSTER_TIMEOUT" --block "$@")
+  local -a command=("$PYTHON" -m coca_mindspeed.upstream.ray_cluster start "$CLUSTER_TIMEOUT" --block "$@")
   if [[ $role == head ]]; then
     if port_is_open "$MASTER_ADDR" "$RAY_PORT" && ! "$DRY_RUN"; then
       fail "$MASTER_ADDR:$RAY_PORT is taken, by another Ray perhaps; set RAY_PORT to a free port on every node"

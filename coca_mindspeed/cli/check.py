@@ -29,9 +29,15 @@ from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_configuration, verls_directory
+from coca_mindspeed.verl.configuration import (
+    find_verl_run,
+    known_keys,
+    run_layout,
+    unknown_keys,
+    verl_configuration,
+    verls_directory,
+)
 from coca_mindspeed.verl.settings import verl_settings
-from coca_mindspeed.verl.upstream_keys import known_keys, unknown_keys
 
 if TYPE_CHECKING:
     from coca_mindspeed.data.records import Record

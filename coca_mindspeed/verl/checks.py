@@ -223,7 +223,7 @@ def _counts(run: VerlRun) -> Iterator[Problem]:
 
 
 def _batches(run: VerlRun) -> Iterator[Condition]:
-    """Conditions on batch sizes; each one is needed by those after it."""
+    """Batch-size checks, in dependency order."""
     value = run.value
     prompts, mini, group = value("data.train_batch_size"), value(MINI_BATCH), value(f"{ROLLOUT}.n")
     yield "group-size", f"{ROLLOUT}.n", group >= 2, "must be 2 or more: a success rate needs a group"

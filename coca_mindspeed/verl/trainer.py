@@ -1,6 +1,15 @@
 """verl's synchronous trainer with segment advantages, validation and dumps: ``trainer.v1.trainer_mode=coca``.
 
-The loop is verl's own.
+The loop is verl's own.  How a run differs from the paper (arXiv 2603.05881), apart from the options of docs/method.md:
+
+1. The objective is verl's ``ppo_loss``, not ``algorithm.objective``.  It has the paper's formula for the settings that
+   :mod:`~coca_mindspeed.verl.checks` requires: no second clip, no KL term, no entropy term, no critic.
+2. Invalid responses have a format advantage of their own (``coca.method.separate_format``; false: the paper's form).
+3. The ratio is taken to log-probabilities that the trainer computes before the update.  Token weights that correct for
+   the rollout engine may be added (``algorithm.rollout_correction.rollout_is=token``; null: the paper's form).
+4. A group that lacks a response because a rollout failed trains nothing (``coca.broken_groups`` allows some), and
+   neither does a group with fewer than two gradable answers.
+5. The stages of ``sequential`` share the steps and the optimizer of one run.
 """
 
 import copy

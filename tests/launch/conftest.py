@@ -13,12 +13,12 @@ def stand_in(tmp_path):
     program.write_text(
         f"""#!/usr/bin/env bash
 case "$*" in
-  *upstream.ray_start*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
+  *'ray_cluster start'*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
     echo "started $*" >> "{tmp_path}/ray"
     [[ ${{RAY_EXIT:-}} ]] && until [[ -f "{tmp_path}/go" ]]; do sleep 0.1; done && exit "$RAY_EXIT"
     while true; do sleep 0.1; done ;;
   *"coca_mindspeed.cli train"* | *convert_ckpt*) echo "$$ $*" > "{tmp_path}/training"; exec sleep 60 ;;
-  *mindspeed.start.cluster* | *verl.nodes*)
+  *mindspeed.start.cluster* | *'ray_cluster wait'*)
     until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done
     if [[ ${{CLUSTER_SLEEPS:-}} ]]; then echo "$$" > "{tmp_path}/training"; exec sleep 60; fi ;;
   *mindspeed.start.driver*) echo "a line of the training"; echo "a warning of the training" >&2

@@ -33,12 +33,12 @@ def test_several_nodes_are_rays_own_commands():
     assert head.returncode == 0, head.stderr
     assert "16 on 2 nodes" in head.stdout
     start, wait, train = commands(head.stdout)
-    assert "upstream.ray_start 600 --block --head --port=6766 --node-ip-address=10.0.0.1" in start
-    assert wait.endswith("coca_mindspeed.verl.nodes 2 --timeout 600")
+    assert "upstream.ray_cluster start 600 --block --head --port=6766 --node-ip-address=10.0.0.1" in start
+    assert wait.endswith("coca_mindspeed.upstream.ray_cluster wait 600 2")
     assert train.endswith("trainer.nnodes=2")
     other = call(SCRIPT, "coca_qwen25_7b", "--dry-run", **nodes, NODE_RANK="1")
     (join,) = commands(other.stdout)
-    assert join.endswith("ray_start 600 --block --address=10.0.0.1:6766")
+    assert join.endswith("ray_cluster start 600 --block --address=10.0.0.1:6766")
 
 
 def test_checkpoints_are_gone_on_from_only_where_that_is_asked_for(tmp_path):

@@ -16,9 +16,9 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.mindspeed.stages import advantage_stage, columns, dock, reward_worker
-from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, finish, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
+from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
 from coca_mindspeed.mindspeed.start.settings import CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.scoring.metrics import Mean
 from tests.new_method import Doubt

@@ -33,7 +33,7 @@ from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, VARIABLE, CocaSett
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 from coca_mindspeed.mindspeed.weights.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
-from coca_mindspeed.upstream.ray_start import wait_for_slow_nodes
+from coca_mindspeed.upstream.ray_cluster import wait_for_slow_nodes
 from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 

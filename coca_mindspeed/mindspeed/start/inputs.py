@@ -18,7 +18,7 @@ from coca_mindspeed.utils.files import file_sha256
 
 
 def record_files(data_path: str | None, eval_data: str | Path | None) -> list[Path]:
-    """Those of the two that are given."""
+    """The record files of training and validation, as far as they are set."""
     return [Path(path) for path in (data_path, eval_data) if path is not None]
 
 
