@@ -35,6 +35,12 @@ _SHARING = KeyFacts("memory", _ROUNDING, "MindSpeed-RL has no prefix sharing")
 _DEVICE = KeyFacts(cluster="set hardware.platform instead")
 _THREADS = KeyFacts(cluster="set OMP_NUM_THREADS instead")
 _PREFLIGHT = KeyFacts("free", cluster="read the samples of the first iteration instead")
+_MEGATRONS_ADAMW = KeyFacts(cluster="Megatron's AdamW has this value")
+_NO_ENTROPY = KeyFacts(cluster="the loss has no entropy term there")
+_VALIDATION = KeyFacts("free", cluster="a validation samples a group for each question")
+_WHOLE_FILE = KeyFacts("free", cluster="shorten data.evaluate instead")
+_EVALUATED_LATER = KeyFacts("free", cluster="convert and evaluate the weights separately (docs/evaluation.md)")
+_LOGGERS = KeyFacts("free", cluster="MindSpeed-RL 2.3.0 logs to TensorBoard and W&B")
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
 
 
@@ -154,7 +160,7 @@ class MethodConfig(Section):
         description="coca: normalise Brier scores among valid responses and add an advantage for being valid; "
         "false: the paper's form",
     )
-    entropy_bonus: float = Field(
+    entropy_bonus: Annotated[float, _NO_ENTROPY] = Field(
         0.0, ge=0, le=1, description="coca, local engine: weight of the confidence segment's entropy in its reward"
     )
     max_confidence_tokens: int = Field(
@@ -250,14 +256,14 @@ class RolloutConfig(Section):
 class OptimizerConfig(Section):
     """AdamW, its schedule and gradient clipping."""
 
-    name: Literal["adamw", "adamw_8bit"] = Field(
+    name: Annotated[Literal["adamw", "adamw_8bit"], _MEGATRONS_ADAMW] = Field(
         "adamw", description="adamw_8bit: 8-bit moments, by bitsandbytes (the extra adamw-8bit); docs/training.md"
     )
     lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), description="AdamW's beta1 and beta2"
     )
-    eps: float = Field(
+    eps: Annotated[float, _MEGATRONS_ADAMW] = Field(
         1e-8,
         ge=1e-30,  # a smaller one is 0 in float32, and 0/0 where a gradient is 0
         le=1,
@@ -322,8 +328,10 @@ class EvaluationConfig(Section):
     """Evaluation on held-out questions; on Ascend, a group of samples of each."""
 
     interval: int = Field(0, ge=0, description="steps between evaluations; 0: none while training")
-    questions: int | None = Field(None, ge=1, description="held-out questions used while training; null: all")
-    final_questions: int | None = Field(
+    questions: Annotated[int | None, _WHOLE_FILE] = Field(
+        None, ge=1, description="held-out questions used while training; null: all"
+    )
+    final_questions: Annotated[int | None, _EVALUATED_LATER] = Field(
         None, ge=0, description="the same before and after training; null: all; 0: none"
     )
     preflight: Annotated[int, _PREFLIGHT] = Field(
@@ -332,8 +340,10 @@ class EvaluationConfig(Section):
         description="train and check: responses sampled before the first step; fewer than half with a valid confidence "
         "stop the run; 0: none",
     )
-    samples: int = Field(1, ge=1, description="local engine: responses to each held-out question")
-    readings: bool = Field(
+    samples: Annotated[int, _VALIDATION] = Field(
+        1, ge=1, description="local engine: responses to each held-out question"
+    )
+    readings: Annotated[bool, _VALIDATION] = Field(
         False, description="local engine, confidence-first: also read confidences greedily and as an expectation"
     )
 
@@ -352,7 +362,7 @@ class LoggingConfig(Section):
         False, description="event files in OUTPUT/tensorboard (the extra tensorboard; Ascend: true, in ./runs)"
     )
     wandb: str | None = Field(None, description="Weights & Biases project (the extra wandb)")
-    swanlab: str | None = Field(None, description="SwanLab project (the extra swanlab)")
+    swanlab: Annotated[str | None, _LOGGERS] = Field(None, description="SwanLab project (the extra swanlab)")
     samples_interval: int = Field(10, ge=0, description="steps between sample dumps; 0: none")
     samples_prompts: int = Field(4, ge=1, description="prompts per dump, with all responses")
 

@@ -106,7 +106,6 @@ def _rollout(r: ResolvedConfig) -> Iterator[Condition]:
 
 def _batches(r: ResolvedConfig) -> Iterator[Condition]:
     """``validate_rl_args._validate_batch_ratio``, ``_validate_data_parallel``; minibatches of whole groups."""
-    yield "group-size", "group", r.group >= 2, "must be at least 2"
     yield "mini-batch", "mini_batch", r.prompts % r.mini_batch == 0, f"must divide the {r.prompts} prompts"
     grading = f"must be a multiple of the {r.nodes} nodes, each of which grades its share"
     yield "prompts-nodes", "prompts", r.prompts % r.nodes == 0, grading
@@ -173,7 +172,6 @@ def _training(r: ResolvedConfig) -> Iterator[Condition]:
     yield "bf16", "bf16", r.bf16, "must be true: MindSpeed-RL trains in bfloat16 only"
     same = r.verifiers == r.verifier_weights
     yield "verifier-weights", "verifier_weights", same, f"must be one weight for each of {r.verifiers} verifiers"
-    yield "whole-groups", "partial_rollout_splits", r.partial_rollout_splits <= 1, "must be 1: whole groups"
 
 
 _LAYOUT = (_parallelism, _recomputation, _rollout, _batches, _dispatch_sizes, _lengths, _training)
@@ -186,14 +184,12 @@ def layout_problems(resolved: ResolvedConfig) -> list[Problem]:
 
 def _run_conditions(run: RunConfig) -> Iterator[Condition]:
     """Values of our sections that MindSpeed-RL cannot have; it would ignore them silently."""
-    model, optimizer, evaluation, updates = run.model, run.optimizer, run.evaluation, run.trainer
+    model, optimizer, updates = run.model, run.optimizer, run.trainer
     yield "built-in-model", "model.path", model.path is not None, "must name a directory on a cluster"
     converted = run.hardware.platform == "host" or model.megatron_path is not None
     random = "must name Megatron weights: Megatron would start from random ones"
     yield "no-weights", "model.megatron_path", converted, random, "convert them: launch/convert_weights.sh hf2mcore"
     yield "records-only", "data.name", run.data.name == "records", "must be records on a cluster"
-    yield "optimizer", "optimizer.name", optimizer.name == "adamw", "must be adamw, Megatron's optimizer"
-    yield "optimizer-eps", "optimizer.eps", optimizer.eps == 1e-8, "must be 1e-08, Megatron's value"
     once = not optimizer.warmup_steps or updates.minibatches * updates.epochs == 1
     yield "warmup-updates", "optimizer.warmup_steps", once, "must be 0 with several updates per step"
     other, reason = optimizer.schedule != "wsd", "must not be wsd: only the local engine has it"
@@ -201,26 +197,15 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
     whole = optimizer.schedule == "constant" or updates.epochs == 1
     reason = f"must be constant: Megatron would finish the schedule after 1/{updates.epochs} of the run"
     yield "schedule-epochs", "optimizer.schedule", whole, reason
-    without = run.method.entropy_bonus == 0
-    yield "entropy-bonus", "method.entropy_bonus", without, "must be 0: only the local engine has it"
-    yield "evaluation-samples", "evaluation.samples", evaluation.samples == 1, "must be 1: each question has a group"
-    reason = "must be false: only the local engine computes them"
-    yield "evaluation-readings", "evaluation.readings", not evaluation.readings, reason
-    unlimited, fix = evaluation.questions is None, "shorten data.evaluate instead"
-    yield "evaluation-questions", "evaluation.questions", unlimited, "must be null: validation uses the whole file", fix
-    fix = "convert and evaluate the trained weights separately (docs/evaluation.md)"
-    yield "final-evaluation", "evaluation.final_questions", evaluation.final_questions is None, "must be null", fix
     saves = run.checkpoint.interval >= 1
     yield "checkpoint-interval", "checkpoint.interval", saves, "must be at least 1: MindSpeed-RL divides by it"
-    logs = "must be null: MindSpeed-RL 2.3.0 logs to TensorBoard and W&B"
-    yield "swanlab", "logging.swanlab", run.logging.swanlab is None, logs
     fix = "on the CPU shim, set mindspeed_rl.coca.host.dtype instead"
     yield "compute-dtype", "model.compute_dtype", model.compute_dtype == "bfloat16", "must be bfloat16", fix
     for key, facts in facts_of(RunConfig).items():
         section, _, name = key.partition(".")
         if facts.cluster and name and not isinstance(found := attrgetter(key)(run), Section):
             default = attrgetter(name)(RunConfig.model_fields[section].default)
-            reason = f"must be {show_value(default)}: only the local engine has it"
+            reason = f"must be {show_value(default)} on a cluster"
             yield "local-only", key, found == default, reason, facts.cluster
 
 

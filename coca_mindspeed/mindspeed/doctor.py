@@ -33,8 +33,6 @@ from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout
 from coca_mindspeed.upstream.manifest import ManifestError, SoftwareStack, load_manifests, matching_manifest, stack_of
 from coca_mindspeed.utils.limits import memory_limit, usable_cpus
 
-_UNPINNED = ("codetiming",)  # imported by MindSpeed-RL at start, without a pinned version
-_CONVERTER = ("peft", "accelerate")  # of MindSpeed-LLM's weight converter: an import, and transformers' device_map
 _DEFAULT_RELEASE = "2.3.0"
 _OPEN_FILES = 32768  # Ray opens a few hundred sockets per worker, and zmq one for each pair of ranks
 _OBJECT_STORE = 10**10  # Ray's REQUIRE_SHM_SIZE_THRESHOLD: with less in /dev/shm, its object store is put into /tmp
@@ -138,8 +136,8 @@ def examine_machine(
     sources = [checkout, *_sources(machine, stack)]
     of_run = [] if run is None else [*_run(machine, run, output or Path("runs"))]
     if run is not None and run.hardware.platform == "host":
-        return [*_cpu_packages(machine, run, stack), *sources, *of_run]
-    return [*_software(machine, stack), *_converter(machine, run), *sources, *_hardware(machine, run), *of_run]
+        return [*sources, *of_run]
+    return [*_software(machine, stack), *sources, *_hardware(machine, run), *of_run]
 
 
 def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
@@ -156,32 +154,9 @@ def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
         version = machine.package_version(name)
         fix = _GUIDE if name.startswith("vllm") else f"pip install {name}=={wanted} ({_GUIDE})"
         yield _item("package", name, version, version and is_version(version, wanted), wanted, fix)
-    for name in _UNPINNED:
-        version = machine.package_version(name)
-        yield _item("package", name, version, version, "any", "pip install -r $MINDSPEED_RL_HOME/requirements.txt")
     triton = machine.package_version("triton-ascend")
     fix = "pip uninstall triton-ascend: MindSpeed-RL forbids it beside vllm-ascend"
     yield _item("package", "triton-ascend", triton, triton is None, "absent", fix)
-
-
-def _converter(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
-    """Packages of ``launch/convert_weights.sh``; not needed once the run's weights exist."""
-    converted = run is not None and Path(str(run.mindspeed_rl.get("actor_config", {}).get("load"))).is_dir()
-    for name in _CONVERTER:
-        version = machine.package_version(name)
-        fix = f"pip install --no-deps {name}, or convert in a separate environment (docs/ascend.md)"
-        yield _item("converter", name, version, converted or version, "any, to convert weights", fix)
-
-
-def _cpu_packages(machine: Machine, run: RunConfig, stack: SoftwareStack) -> Iterator[Finding]:
-    for name in ("ray", "torch", "transformers"):
-        version, fix = machine.package_version(name), "pip install -r requirements/mindspeed-host.txt (docs/port.md)"
-        yield _item("package", name, version, version, "any, without an NPU", fix)
-    if run.mindspeed_rl.get("coca", {}).get("rollout") == "vllm":
-        version, wanted = machine.package_version("vllm"), stack.packages["vllm"]
-        fix = f"use the environment of requirements/mindspeed-vllm.sh DIRECTORY {wanted}, or omit coca.rollout"
-        same = version and is_version(version, wanted)
-        yield _item("package", "vllm", version, same, f"{wanted}, its build for CPUs", fix)
 
 
 def _mindspeed_rl(machine: Machine) -> tuple[Finding, str | None]:

@@ -96,7 +96,6 @@ class ResolvedConfig:
     verifiers: int = _key("rl.verifier_function", 1, count=True)
     verifier_weights: int = _key("rl.verifier_weight", 1, count=True)
     guarantee_order: bool = _key("rl.guarantee_order", False)
-    partial_rollout_splits: int = _key("rl.partial_rollout_max_split", 1)
     zmq: bool = _key("rl.zmq_communication", True)
     # rollout
     rollout_tp: int = _key("generate.infer_tensor_parallel_size", 8)
@@ -194,8 +193,6 @@ class ResolvedConfig:
     def vary(self, name: str, value: Any) -> "ResolvedConfig":
         """Change one field and the fields derived from it."""
         changes: dict[str, Any] = {name: value}
-        if name == "nodes":
-            changes["npus"] = self.npus // self.nodes * value
         if name == "prompts" and self.mini_batch and self.prompts % self.mini_batch == 0:
             changes["mini_batch"] = max(1, value // (self.prompts // self.mini_batch))
         return replace(self, **changes)

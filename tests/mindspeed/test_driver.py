@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from omegaconf import OmegaConf
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.mindspeed.stages import columns, verifiers
+from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.columns import training_columns
 from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, load_prompts, prompt_token_ids
 from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier, check_names
@@ -330,33 +329,6 @@ def test_penalties_of_mindspeeds_verifiers_are_wrong_answers(monkeypatch):
         scores[0] = partial
         with pytest.raises(GradingError, match=r"\['acc', 'format'\] scored an answer .*expected 1 for right"):
             verifier.grade([record] * 4, list("0123"))
-
-
-@pytest.mark.parametrize(
-    ("names", "cpus", "at_once"),
-    [(["acc", "format"], 3, 3), (["acc"], 64, 4), (["acc", "math_verify_reward"], 3, 1), (["step"], 3, 1)],
-)
-def test_several_answers_wait_for_mindspeeds_pool(monkeypatch, names, cpus, at_once):
-    """``acc`` hands one answer after the other to a process; others may need the main thread."""
-    together, asked = threading.Barrier(at_once, timeout=10), []
-
-    def verifier(answers: list[str], data: dict[str, list[str]], _config: object) -> tuple[list[float], dict[str, Any]]:
-        together.wait()  # raises where fewer ask at once
-        asked.append(threading.current_thread())
-        return [float(answer == label) for answer, label in zip(answers, data["labels"], strict=True)], {}
-
-    _mindspeeds_verifier_is(monkeypatch, verifier)
-    monkeypatch.setattr(verifiers, "usable_cpus", lambda: cpus)
-    records = [Record(id=str(n), dataset="d", category="math", question="q", answer=str(n)) for n in range(7)]
-    answers = ["0", "9", "2", "3", "9", "5", "9"]
-    mindspeeds = MindSpeedVerifier(SimpleNamespace(verifier_function=names))
-    right = [answer != "9" for answer in answers]
-    assert [verdict.correct for verdict in mindspeeds.grade(records, answers)] == right
-    assert len(asked) == at_once
-    assert (threading.main_thread() in asked) == (at_once == 1)
-    if at_once > 1:
-        few = slice(at_once)
-        assert [verdict.correct for verdict in mindspeeds.grade(records[few], answers[few])] == right[few]
 
 
 REFERENCE = {"rl_config": {"integrated_mode_config": {"ref_model_load_path": "weights"}}}
