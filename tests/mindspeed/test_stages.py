@@ -15,7 +15,7 @@ from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.mindspeed.stages import advantage_stage, columns, dock, reward_worker
+from coca_mindspeed.mindspeed.stages import columns, dock, reward_worker, trainer
 from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, finish, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
 from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
@@ -85,7 +85,7 @@ def _without_ray(monkeypatch):
 
     monkeypatch.setattr(dock, "fetch", lambda value, timeout=None: value)
     monkeypatch.setattr(dock, "unpacked", lambda batch: batch)
-    monkeypatch.setattr(advantage_stage, "put", put)
+    monkeypatch.setattr(trainer, "put", put)
     monkeypatch.setattr(reward_worker, "put", put)
 
 
