@@ -68,7 +68,7 @@ class ConfigError(CocaError):
 
 
 class UsageError(ConfigError):
-    """The command line asks for what cannot be: a contradiction, an unknown name, a value out of range."""
+    """Invalid command line: a contradiction, an unknown name, a value out of range."""
 
     exit_code = 2
 

@@ -8,7 +8,7 @@ from coca_mindspeed.utils.text_formats import numbered_lines
 
 
 def steps_of_epochs(epochs: float, rows: int, prompts: int) -> int:
-    """Whole steps of ``prompts`` questions in ``epochs`` passes over ``rows``; what is left over is not trained on.
+    """Whole steps of ``prompts`` questions in ``epochs`` passes over ``rows``; the remainder is dropped.
 
     Raises ConfigError if there is not even one.
     """

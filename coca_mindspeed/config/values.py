@@ -11,7 +11,7 @@ _RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt"
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a free-form section, of which the schema knows only that numbers have to be finite."""
+    """Check that a free-form section contains no NaN or infinity."""
     waiting: list[tuple[str, Any]] = [("", values)]
     while waiting:
         place, value = waiting.pop()

@@ -324,7 +324,7 @@ def nearest_working(resolved: ResolvedConfig, name: str) -> tuple[int, ...]:
     value, others = getattr(resolved, name), {problem.key for problem in layout_problems(resolved)} - {name}
     numbers = range(1, max(2 * value, 2 * resolved.npus, 2 * resolved.group) + 1)
     nearest_first = sorted(numbers, key=lambda number: abs(number - value))
-    working = (number for number in nearest_first if _holds(resolved.vary(name, number), others))
+    working = (number for number in nearest_first if _holds(resolved.with_value(name, number), others))
     return tuple(islice(working, _SHOWN))
 
 

@@ -24,10 +24,10 @@ from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import CocaError, Problem, problems_of
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
-from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
+from coca_mindspeed.mindspeed.stages.verifiers import check_verifier
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
-from coca_mindspeed.mindspeed.start.driver import HOMES
-from coca_mindspeed.mindspeed.start.inputs import try_template
+from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
+from coca_mindspeed.mindspeed.start.inputs import check_prompts_of_files
 from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout
 from coca_mindspeed.upstream.manifest import ManifestError, SoftwareStack, load_manifests, matching_manifest, stack_of
@@ -43,7 +43,7 @@ _GUIDE = "docs/ascend.md, 1. Software"  # vLLM and vLLM-Ascend are built from a 
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine says of itself; ``root`` is the root of its file system."""
+    """Facts of this machine; ``root`` is the root of its file system."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     root: Path = Path("/")
@@ -168,13 +168,15 @@ def _mindspeed_rl(machine: Machine) -> tuple[Finding, str | None]:
         release = matching_manifest(Path(value)).release
     except ManifestError as error:
         return _item("checkout", "MindSpeed-RL", value, False, wanted, str(error)), None
-    copies = [package for package in HOMES.values() if package != "mindspeed_rl" and (Path(value) / package).is_dir()]
+    copies = [
+        package for package in CHECKOUTS.values() if package != "mindspeed_rl" and (Path(value) / package).is_dir()
+    ]
     unused = f" (its copies of {', '.join(copies)} are not used)" if copies else ""
     return _item("checkout", "MindSpeed-RL", f"{release} at {value}{unused}", True, wanted, ""), release
 
 
 def _sources(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
-    for variable, package in HOMES.items():
+    for variable, package in CHECKOUTS.items():
         if variable == "MINDSPEED_RL_HOME":
             continue
         value = machine.environment.get(variable, "")
@@ -321,7 +323,7 @@ def _grader(run: RunConfig, files: list[Path]) -> Finding:
     names = list((run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or [])
     coca, problem = run.mindspeed_rl.get("coca") or {}, ""
     try:
-        try_verifier(names, coca.get("grader", "auto"), coca.get("grading") or {}, files)
+        check_verifier(names, coca.get("grader", "auto"), coca.get("grading") or {}, files)
     except (CocaError, ImportError) as error:
         problem = str(error)
     shown, wanted = f"{', '.join(names)} ({run.data.grader})", "can be built here and can grade every record"
@@ -331,7 +333,7 @@ def _grader(run: RunConfig, files: list[Path]) -> Finding:
 def _template(run: RunConfig, files: list[Path]) -> Finding:
     section, problem = {**(run.mindspeed_rl.get("coca") or {}), "output_dir": "runs"}, ""
     try:
-        try_template(Path(str(run.model.path)), files, coca_settings(section))
+        check_prompts_of_files(Path(str(run.model.path)), files, coca_settings(section))
     except (CocaError, ImportError, RuntimeError) as error:  # the latter two: transformers itself is broken
         problem = str(error)
     wanted = "prompts with all messages, without an open thought and without today's date"

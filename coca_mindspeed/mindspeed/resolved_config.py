@@ -190,7 +190,7 @@ class ResolvedConfig:
             tokens = self.micro_batch * self.longest
         return -(-tokens // self.cp)
 
-    def vary(self, name: str, value: Any) -> "ResolvedConfig":
+    def with_value(self, name: str, value: Any) -> "ResolvedConfig":
         """Change one field and the fields derived from it."""
         changes: dict[str, Any] = {name: value}
         if name == "prompts" and self.mini_batch and self.prompts % self.mini_batch == 0:

@@ -43,7 +43,7 @@ from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_json_lines
 from coca_mindspeed.verl.batch import ScoredStep, check_broken, score_step, validation_metrics, validation_predictions
 from coca_mindspeed.verl.checks import check_length, check_same_run, verl_problems
-from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
+from coca_mindspeed.verl.earlier_rows import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.records import check_prompts, check_rows
 from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
@@ -77,7 +77,7 @@ class SegmentTrainer(PPOTrainerSync):
             config.trainer.v1.trainer_mode = "sync"  # verl compares with this word
         super().__init__(config)
         self._last_step: ScoredStep | None = None
-        self._earlier: EarlierRows | None = None
+        self._earlier: MetricsBeforeResume | None = None
         self._health = HealthWarnings()
 
     def _init_dataloader(self) -> None:
@@ -114,7 +114,7 @@ class SegmentTrainer(PPOTrainerSync):
         check_same_run(Path(trainer.default_local_dir), self._settings, self.total_training_steps, self.global_steps)
         if "file" in trainer.logger:
             log = file_of_verls_log(trainer.project_name, trainer.experiment_name)
-            self._earlier = EarlierRows(log, self.global_steps)
+            self._earlier = MetricsBeforeResume(log, self.global_steps)
 
     def on_init_end(self) -> None:
         """Set our loss, after waiting for the reward workers: verl does not check that they could be built."""
@@ -135,7 +135,7 @@ class SegmentTrainer(PPOTrainerSync):
 
     def _log_earlier_rows(self) -> None:
         if self._earlier is not None:
-            self._earlier.log_again(lambda data, step: self.logger.log(data=data, step=step, backend=["file"]))
+            self._earlier.replay(lambda data, step: self.logger.log(data=data, step=step, backend=["file"]))
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write the advantages of whole groups to the queue, and verl's rollout correction if it has what it needs."""

@@ -19,7 +19,7 @@ import yaml
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import ready_made_runs
-from coca_mindspeed.mindspeed.start.driver import HOMES
+from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from tests.launch.scripts_for_tests import ROOT, call, commands, ended, shell, until
 from tests.mindspeed.builders import checkpoint, write
 
@@ -418,10 +418,10 @@ def converted(tmp_path):
     for file in files:
         file.chmod(0o444)
     checkpoint(output / "stage0/checkpoints", 4, iteration="10")
-    for package in HOMES.values():
+    for package in CHECKOUTS.values():
         (home / package).mkdir(parents=True)
     arguments = ["mcore2hf", "qwen25_3b_910b", "--output", str(output), f"model.path={model}"]
-    return files, write(home / "convert_ckpt.py", ""), arguments, dict.fromkeys(HOMES, str(home))
+    return files, write(home / "convert_ckpt.py", ""), arguments, dict.fromkeys(CHECKOUTS, str(home))
 
 
 def test_a_converter_that_fails_leaves_the_original_models_modes(converted):
@@ -482,8 +482,8 @@ def test_conversion_refuses_unknown_words(arguments):
 
 
 def test_conversion_names_all_missing_checkouts_and_how_to_get_them():
-    refused = call(CONVERT, "hf2mcore", "qwen25_3b_910b", **dict.fromkeys(HOMES, ""))
+    refused = call(CONVERT, "hf2mcore", "qwen25_3b_910b", **dict.fromkeys(CHECKOUTS, ""))
     assert refused.returncode == 1
-    assert all(variable in refused.stderr for variable in HOMES)
-    assert refused.stderr.count("git clone ") == len(HOMES)
+    assert all(variable in refused.stderr for variable in CHECKOUTS)
+    assert refused.stderr.count("git clone ") == len(CHECKOUTS)
     assert "docs/ascend.md" in refused.stderr

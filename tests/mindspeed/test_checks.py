@@ -262,10 +262,10 @@ def test_a_layout_that_passes_divides_everything(tp, pp, rollout_tp, prompts, no
 @pytest.mark.parametrize("field", ["tp", "pp", "rollout_tp", "prompts", "mini_batch", "micro_batch"])
 @pytest.mark.parametrize("value", [3, 5, 9])
 def test_values_that_are_said_to_work_do(field, value):
-    broken = _SEVEN.vary(field, value)
+    broken = _SEVEN.with_value(field, value)
     for candidate in nearest_working(broken, field):
-        assert not layout_problems(broken.vary(field, candidate)) or {
-            v.key for v in layout_problems(broken.vary(field, candidate))
+        assert not layout_problems(broken.with_value(field, candidate)) or {
+            v.key for v in layout_problems(broken.with_value(field, candidate))
         } <= {v.key for v in layout_problems(broken)} - {field}
 
 

@@ -54,7 +54,7 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeMachine, 
     write(root / "cann/aarch64-linux/ascend_toolkit_install.info", "package_name=Ascend-cann-toolkit\nversion=8.5.0\n")
     for name in (*range(8), "_manager"):
         write(root / "dev" / f"davinci{name}")
-    homes = {name: tmp_path / name for name in doctor.HOMES}
+    homes = {name: tmp_path / name for name in doctor.CHECKOUTS}
     write(homes["MEGATRON_HOME"] / "megatron/core/package_info.py", "MAJOR = 0\nMINOR = 12\nPATCH = 1\n")
     for package, commit in (("mindspeed", TODAY.mindspeed[0]), ("mindspeed_llm", TODAY.mindspeed_llm[0])):
         (homes[f"{package.upper()}_HOME"] / package).mkdir(parents=True)
@@ -100,7 +100,7 @@ def on_host(*more: str) -> RunConfig:
 
 def bare(machine: Machine, **more: str) -> Machine:
     """The same machine with no variables but those of the checkouts."""
-    return replace(machine, environment={name: machine.environment[name] for name in doctor.HOMES} | more)
+    return replace(machine, environment={name: machine.environment[name] for name in doctor.CHECKOUTS} | more)
 
 
 def test_good_machine(good):

@@ -47,26 +47,26 @@ def test_platform_host_needs_the_repository():
 
 def test_checkouts_are_looked_for_in_the_environment(tmp_path, homes):
     environment = {variable: str(path) for variable, path in homes.items()}
-    assert driver.homes(environment) == homes
+    assert driver.find_checkouts(environment) == homes
     with pytest.raises(MissingDependencyError, match=r"^MINDSPEED_HOME: .*\n    git clone .*\n.*ascend.md.*$"):
-        driver.homes({**environment, "MINDSPEED_HOME": ""})
+        driver.find_checkouts({**environment, "MINDSPEED_HOME": ""})
     with pytest.raises(MissingDependencyError, match=r"^MEGATRON_HOME=/.* megatron/"):
-        driver.homes({**environment, "MEGATRON_HOME": str(tmp_path)})
+        driver.find_checkouts({**environment, "MEGATRON_HOME": str(tmp_path)})
 
 
 def test_copies_of_the_others_in_mindspeed_rls_folder_do_not_win(homes, monkeypatch):
-    for variable, package in driver.HOMES.items():
+    for variable, package in driver.CHECKOUTS.items():
         for checkout in {homes[variable], homes["MINDSPEED_RL_HOME"]}:  # as MindSpeed-RL's guide has it
             write(checkout / package / "__init__.py")
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
-    settings = driver.for_processes(CocaSettings(), _config(), homes)
+    settings = driver.process_settings_of(CocaSettings(), _config(), homes)
     monkeypatch.setenv(VARIABLE, settings.model_dump_json())
     monkeypatch.setattr(process, "process_settings", lambda: settings)
     monkeypatch.setattr(process, "apply", lambda *_arguments, **_options: None)
     # Ray has put the folder in front, say because it was started there.
     monkeypatch.setattr(sys, "path", [str(homes["MINDSPEED_RL_HOME"]), *sys.path])
     process.setup_worker()
-    for variable, package in driver.HOMES.items():
+    for variable, package in driver.CHECKOUTS.items():
         spec = importlib.machinery.PathFinder.find_spec(package)
         assert spec is not None
         assert Path(str(spec.origin)).is_relative_to(homes[variable]), package

@@ -1,7 +1,7 @@
 """Metrics in a form that MindSpeed-RL can average over batches and nodes.
 
 MindSpeed-RL averages every list of values under a key.  A ratio is reported as numerator and denominator, which are
-averaged separately and divided by :func:`finish`.
+averaged separately and divided by :func:`divide_ratios`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ iteration = 0
 
 
 def ratio(name: str, numerator: float, denominator: float) -> dict[str, float]:
-    """A ratio in two entries, for :func:`finish`."""
+    """A ratio in two entries, for :func:`divide_ratios`."""
     return {name + _NUMERATOR: numerator, name + _DENOMINATOR: denominator}
 
 
-def finish(metrics: Mapping[str, float]) -> dict[str, float]:
+def divide_ratios(metrics: Mapping[str, float]) -> dict[str, float]:
     """Divide the ratios; one with denominator 0 is left out."""
     finished = {k: v for k, v in metrics.items() if not k.endswith((_NUMERATOR, _DENOMINATOR))}
     for key, numerator in metrics.items():

@@ -21,7 +21,7 @@ class NoReference:
         return self
 
 
-def worker_groups(original: Any) -> Any:
+def without_reference_workers(original: Any) -> Any:
     """Replace ``RayActorGroup`` as ``train`` uses it: without a group of reference workers.
 
     A subclass, because the trainer tells worker groups from other reward workers by this class.  It also completes

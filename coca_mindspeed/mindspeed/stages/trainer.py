@@ -23,7 +23,7 @@ from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.mindspeed.stages import columns, metrics
 from coca_mindspeed.mindspeed.stages.dataset import load_prompts
 from coca_mindspeed.mindspeed.stages.dock import batches, check_groups, fetch, merged, put, read_rows, report
-from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, as_ratios, cut_logs, finish
+from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, as_ratios, cut_logs
 from coca_mindspeed.mindspeed.stages.no_reference import NoReference
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.settings import METRICS, VALIDATION, CocaSettings
@@ -117,7 +117,7 @@ def divide_ratios(original: Any) -> Any:
     """Wrap ``metrics_post_processing``, which averages the metrics of an iteration: divide the ratios."""
 
     def metrics_post_processing(values: Any) -> Any:
-        return finish(original(values))
+        return metrics.divide_ratios(original(values))
 
     return metrics_post_processing
 

@@ -72,7 +72,7 @@ def check_names(names: Sequence[str]) -> None:
         )
 
 
-def try_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
+def check_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
     """Build this project's grader if ``rl_config.verifier_function`` names it, check every gold answer, and close it.
 
     Missing files are skipped; MindSpeed-RL's own verifiers need no check.

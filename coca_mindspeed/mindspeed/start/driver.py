@@ -26,8 +26,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, refuse
 from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_reference
-from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
-from coca_mindspeed.mindspeed.start.inputs import record_files, try_template, with_digests
+from coca_mindspeed.mindspeed.stages.verifiers import check_verifier
+from coca_mindspeed.mindspeed.start.inputs import check_prompts_of_files, record_files, with_digests
 from coca_mindspeed.mindspeed.start.process import check_cpu_shim, setup_driver
 from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
@@ -38,7 +38,7 @@ from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 #: Environment variable -> a package that its checkout must hold.
-HOMES = {
+CHECKOUTS = {
     "MINDSPEED_RL_HOME": "mindspeed_rl",
     "MEGATRON_HOME": "megatron",
     "MINDSPEED_HOME": "mindspeed",
@@ -63,14 +63,14 @@ _HOST_CPUS = 64  # MindSpeed-RL reserves tens of CPUs by number; without an NPU 
 _WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
 
 
-def homes(environment: Mapping[str, str]) -> dict[str, Path]:
+def find_checkouts(environment: Mapping[str, str]) -> dict[str, Path]:
     """The checkouts that the environment names; raises ``MissingDependencyError`` for each that is not there."""
-    paths = {variable: environment.get(variable, "") for variable in HOMES}
+    paths = {variable: environment.get(variable, "") for variable in CHECKOUTS}
     missing = [
-        f"{variable}{f'={path}' * bool(path)}: expected a checkout with a folder {HOMES[variable]}/, found none\n"
+        f"{variable}{f'={path}' * bool(path)}: expected a checkout with a folder {CHECKOUTS[variable]}/, found none\n"
         f"    git clone {_CLONES[variable]}"
         for variable, path in paths.items()
-        if not path or not (Path(path) / HOMES[variable]).is_dir()
+        if not path or not (Path(path) / CHECKOUTS[variable]).is_dir()
     ]
     if missing:
         guide = "The guide is docs/ascend.md, 1. Software."
@@ -110,7 +110,7 @@ def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
     return settings, config
 
 
-def for_processes(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
+def process_settings_of(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
     """The settings of every Ray process; raises ``ManifestError`` if the MindSpeed-RL is not a supported one."""
     root = checkouts["MINDSPEED_RL_HOME"]
     # MindSpeed-RL's guide copies the other three into its folder: it comes last, so that the checkouts win over copies.
@@ -186,10 +186,10 @@ def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
     data_path, tokenizer = training.get("data_path"), training.get("tokenizer_name_or_path")
     rated = [Path(path) for path in (data_path, settings.eval_data) if path is not None]
-    try_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, rated)
+    check_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, rated)
     files = record_files(data_path, settings.eval_data)
     if tokenizer is not None:
-        try_template(Path(tokenizer), files, settings)
+        check_prompts_of_files(Path(tokenizer), files, settings)
     return with_digests(settings, files)
 
 
@@ -258,9 +258,9 @@ def train(
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     import ray
 
-    checkouts = homes(os.environ)
+    checkouts = find_checkouts(os.environ)
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
-    process = for_processes(settings, config, checkouts)
+    process = process_settings_of(settings, config, checkouts)
     check_cpu_shim(process)
     refuse(shipped_keys(process.release).problems(config))
     for ignored in ignored_keys(config, reference=process.reference):

@@ -68,7 +68,7 @@ def prepare_template(tokenizer: Any, records: Sequence[Record], settings: CocaSe
     check_template(tokenizer, records, prompt, f"model.path={path}", TEMPLATE_KEYS, allow_open_thinking=allow)
 
 
-def try_template(path: Path, files: Sequence[Path], settings: CocaSettings) -> None:
+def check_prompts_of_files(path: Path, files: Sequence[Path], settings: CocaSettings) -> None:
     """Check the prompts of record files with the tokenizer in ``path``; files that are not on this machine are skipped.
 
     Raises ConfigError if the tokenizer does not load or has no chat template, or as :func:`prepare_template`.

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError
 from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
-from coca_mindspeed.mindspeed.start.driver import homes
+from coca_mindspeed.mindspeed.start.driver import find_checkouts
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration, select_checkpoint
@@ -76,7 +76,7 @@ def prepare(
 
     Raises CocaError if checkouts, weights or the model are missing, or the target or an earlier result exists.
     """
-    homes(os.environ)
+    find_checkouts(os.environ)
     source = Path(str(run.model.path))
     for name in ("config.json", "tokenizer.json"):
         if not (source / name).is_file():
