@@ -24,7 +24,7 @@ UNKNOWN_KEY = "extra_forbidden"  # code of pydantic
 _LONGEST_VALUE = 200  # characters of a value in a message
 
 
-def nearest(name: str, known: Iterable[str], similarity: float = 0.6) -> str:
+def did_you_mean(name: str, known: Iterable[str], similarity: float = 0.6) -> str:
     """Return ``, did you mean 'x'?`` if one of ``known`` is similar, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=similarity)
     return f", did you mean {close[0]!r}?" if close else ""
@@ -121,7 +121,7 @@ def find_problems(subject: Subject, *groups: Sequence[Check[Subject]]) -> list[P
     return list(found.values())
 
 
-def refuse(problems: Collection[Problem], title: str = "") -> None:
+def raise_problems(problems: Collection[Problem], title: str = "") -> None:
     """Raise :class:`ConfigError` with all problems, if there are any."""
     if problems:
         lines = [title] if title else []

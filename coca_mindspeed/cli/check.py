@@ -20,7 +20,7 @@ from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.steps import training_rows, with_steps
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import CocaError, ConfigError, UsageError, find_problems, refuse
+from coca_mindspeed.errors import CocaError, ConfigError, UsageError, find_problems, raise_problems
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
 from coca_mindspeed.mindspeed.plan import ClusterPlan, Rates, iteration_seconds, make_plan, read_rates, run_days
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
@@ -107,14 +107,14 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
     config = verl_configuration(file, arguments.overrides)
     settings = verl_settings(config)
     unknown = unknown_keys(config, arguments.overrides, known_keys(verls_directory()))
-    refuse([*unknown, *verl_problems(config, settings)], f"{file.name} cannot run:")
+    raise_problems([*unknown, *verl_problems(config, settings)], f"{file.name} cannot run:")
     layout = run_layout(config, settings)
     if not arguments.quiet:
         phases = (("training", layout.training), ("rollout", layout.rollout))
         memory = [Phase(name, parts, sum(p.gib for p in parts), layout.limit_gib) for name, parts in phases if parts]
         note = "estimates from shapes; verl lets training and rollout take turns on a device"
         _print(f"{file.stem} on verl", layout.rows, memory, [note])
-    refuse(layout.problems, f"{file.name} cannot run:")
+    raise_problems(layout.problems, f"{file.name} cannot run:")
 
 
 def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
@@ -123,7 +123,7 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     from coca_mindspeed.local.run_directory import FoundRun
     from coca_mindspeed.local.validation import check_questions, read_inputs
 
-    refuse(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
+    raise_problems(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
     if any(missing_data(config)):
         questions, _ = training_rows(config.data)
         _check_memory(config if questions is None else with_steps(config, questions), name, quiet)
@@ -200,7 +200,7 @@ def _sample(config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrade
     if not quiet:
         print_text(found)
     if config.warm_up.records is None:
-        refuse(found.problems())
+        raise_problems(found.problems())
     elif not quiet:
         print_text("the run samples again after its warm-up")
 
@@ -228,7 +228,7 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
         if not plan.resolved.enforce_eager:
             notes.append(_GRAPH_MODE)
         _print(composed.name, _cluster_rows(plan, config, rates), memory, notes)
-    refuse(plan.problems, f"{composed.name} cannot run:")
+    raise_problems(plan.problems, f"{composed.name} cannot run:")
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
         _write_for_script(config, plan, output, arguments)

@@ -9,7 +9,7 @@ from hydra.errors import HydraException
 from pydantic import BaseModel
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import UsageError, nearest
+from coca_mindspeed.errors import UsageError, did_you_mean
 
 GROUPS = ("model", "hardware", "parallel", "method", "data")
 _ROLLOUT_BY_VLLM = "to roll out by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
@@ -68,7 +68,7 @@ def unknown_key(section: str, name: str) -> str:
     if not section and (key := next(layout, None)) is not None:
         return f"unknown key, did you mean {key!r}?"
     known = known_keys(section)
-    return f"unknown key{nearest(name, known)}; known: {', '.join(known)}"
+    return f"unknown key{did_you_mean(name, known)}; known: {', '.join(known)}"
 
 
 def known_keys(section: str) -> list[str]:
@@ -84,4 +84,6 @@ def known_keys(section: str) -> list[str]:
 def _check_choice(override: str, group: str, choice: str, roots: Sequence[Path]) -> None:
     known = sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")})
     if choice not in known and choice != "null" and "/" not in choice:
-        raise UsageError(f"override {override!r}: no such {group}{nearest(choice, known)}; known: {', '.join(known)}")
+        raise UsageError(
+            f"override {override!r}: no such {group}{did_you_mean(choice, known)}; known: {', '.join(known)}"
+        )

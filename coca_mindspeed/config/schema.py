@@ -13,7 +13,7 @@ from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod, training_m
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.resume import KeyFacts
 from coca_mindspeed.config.values import Day, FreeForm, TemplateVariables
-from coca_mindspeed.errors import nearest
+from coca_mindspeed.errors import did_you_mean
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
 PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
@@ -180,7 +180,7 @@ class MethodConfig(Section):
     @model_validator(mode="after")
     def _known_method(self) -> "MethodConfig":
         if self.name not in METHODS:
-            near = nearest(self.name, METHODS)
+            near = did_you_mean(self.name, METHODS)
             raise ValueError(f"name: unknown training method {self.name!r}{near}; known methods: {', '.join(METHODS)}")
         if self.entropy_bonus and self.name != "coca":
             raise ValueError(f"entropy_bonus: has an effect with coca only, found name={self.name}; set it to 0")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from coca_mindspeed.config.schema import DataConfig, RunConfig
-from coca_mindspeed.errors import DataError, Problem, refuse
+from coca_mindspeed.errors import DataError, Problem, raise_problems
 from coca_mindspeed.utils.text_formats import numbered_lines
 
 
@@ -16,7 +16,7 @@ def steps_of_epochs(epochs: float, rows: int, prompts: int) -> int:
     if steps < 1:
         reason = f"{epochs:g} x {rows} questions are fewer than rollout.prompts={prompts}"
         fix = f"set it to {prompts / rows:.6g} or more"
-        refuse([Problem("no-whole-step", "data.epochs", epochs, reason, fix)])
+        raise_problems([Problem("no-whole-step", "data.epochs", epochs, reason, fix)])
     return steps
 
 

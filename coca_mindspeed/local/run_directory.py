@@ -21,7 +21,7 @@ from coca_mindspeed.config.compose import to_yaml, validate_run
 from coca_mindspeed.config.overrides import REMOVED_KEYS
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, record_to_json
-from coca_mindspeed.errors import ConfigError, Problem, refuse
+from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.local.schedule import learning_rate
 from coca_mindspeed.utils.files import (
     MARKER,
@@ -119,11 +119,11 @@ def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> Foun
             others += [entry.name for entry in path.iterdir() if entry.name != LOCK]
         if others:
             reason = f"holds {others[0]!r}, and is not the directory of a run"
-            refuse([Problem("not-a-run", "--output", path, reason, "choose a new or empty directory")])
+            raise_problems([Problem("not-a-run", "--output", path, reason, "choose a new or empty directory")])
         if resume:
             nearby = nearby_runs(path, lambda other: is_ours(other, _KIND))
             fix = f"correct --output, or leave --resume out to start a run{nearby}"
-            refuse([Problem("no-run", "--output", path, "holds no run to resume", fix)])
+            raise_problems([Problem("no-run", "--output", path, "holds no run to resume", fix)])
         return FoundRun(path)
     checkpoints = list_checkpoints(path / "checkpoints")
     metrics = path / "metrics.jsonl"

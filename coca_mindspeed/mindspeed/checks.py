@@ -19,8 +19,8 @@ from coca_mindspeed.errors import (
     ConfigError,
     Problem,
     as_check,
+    did_you_mean,
     find_problems,
-    nearest,
     problems_of,
     show_value,
 )
@@ -306,7 +306,7 @@ def _unused_shapes(values: Mapping[str, Any]) -> Iterator[Problem]:
     named = [section["model"] for section in values.values() if isinstance(section, Mapping) and "model" in section]
     for name, shape in (values.get("model") or {}).items():
         if name not in named:
-            expected = f"must be a model that is named by a section's key model{nearest(name, named)}"
+            expected = f"must be a model that is named by a section's key model{did_you_mean(name, named)}"
             yield Problem("unknown-key", f"model.{name}", shape, expected)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.errors import Problem, nearest
+from coca_mindspeed.errors import Problem, did_you_mean
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER
 from coca_mindspeed.utils.text_formats import value_of
 
@@ -62,7 +62,7 @@ class UpstreamKeys:
             for key, value in content.items():
                 name = str(key).replace("-", "_")
                 if name not in known:
-                    expected = f"must be a key of {self.origin}{nearest(name, known)}"
+                    expected = f"must be a key of {self.origin}{did_you_mean(name, known)}"
                     problems.append(Problem("unknown-key", f"{section}.{key}", value, expected))
                 elif not _has_type(value, known[name]):
                     problems.append(Problem("wrong-type", f"{section}.{key}", value, _EXPECTED[known[name]]))
@@ -75,7 +75,7 @@ class UpstreamKeys:
             for name, value in content.items() if isinstance(content, Mapping) else ():
                 key = f"{parent}.{name}".lstrip(".")
                 if name not in known:
-                    expected = f"must be one of {', '.join(known)}{nearest(str(name), known)}"
+                    expected = f"must be one of {', '.join(known)}{did_you_mean(str(name), known)}"
                     yield Problem("unknown-key", key, value, expected)
                 elif not parent and value is not None and not isinstance(value, Mapping):
                     yield Problem("wrong-type", key, value, _EXPECTED["dict"])

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, mod
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.config.schema import Section
-from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, nearest, validation_problems
+from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, did_you_mean, validation_problems
 from coca_mindspeed.evaluation.calibration.maps import Identity, read_certificate, read_map
 from coca_mindspeed.serving.decision import Action, Band, ThresholdRule, answer_from
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
@@ -246,7 +246,9 @@ def read_serving_config(path: Path) -> ServingConfig:
 
 def _nearest_key(key: str, known: Collection[str]) -> str:
     name = key.rpartition(".")[2]
-    return nearest(name, [other for other in known if other != name])  # a known name may stand in the wrong section
+    return did_you_mean(
+        name, [other for other in known if other != name]
+    )  # a known name may stand in the wrong section
 
 
 def bands_from(threshold: float, below: Action = "refuse") -> dict[str, Any]:

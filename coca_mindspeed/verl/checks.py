@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coca_mindspeed.config import resume
-from coca_mindspeed.errors import Condition, Problem, as_check, find_problems, refuse, show_value
+from coca_mindspeed.errors import Condition, Problem, as_check, find_problems, raise_problems, show_value
 from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.settings import NAME, VerlSettings
@@ -285,7 +285,7 @@ def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
     if total_steps > (reached := steps_per_epoch * epochs):
         reason = f"trainer.total_epochs={epochs} of {steps_per_epoch} steps each end after {reached}"
         fix = f"set trainer.total_epochs to {math.ceil(total_steps / steps_per_epoch)} or more"
-        refuse([Problem("length", "trainer.total_training_steps", total_steps, reason, fix)])
+        raise_problems([Problem("length", "trainer.total_training_steps", total_steps, reason, fix)])
 
 
 def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:

@@ -32,7 +32,7 @@ from coca_mindspeed.config.model_size import (
     model_parameters,
 )
 from coca_mindspeed.config.schema import ArchitectureConfig
-from coca_mindspeed.errors import ConfigError, Problem, UsageError, nearest
+from coca_mindspeed.errors import ConfigError, Problem, UsageError, did_you_mean
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 from coca_mindspeed.verl.checks import ACTOR, MEGATRON, MINI_BATCH, ROLLOUT, TOKENS, VerlRun
 from coca_mindspeed.verl.settings import NAME, VerlSettings
@@ -273,7 +273,7 @@ def _unknown(values: Mapping[str, Any], known: Mapping[str, Any], under: str, ad
             if isinstance(value, Mapping) and known[name]:
                 yield from _unknown(value, known[name], f"{key}.", added)
         elif not any(each.startswith(f"{key}.") for each in added):
-            expected = f"must be a key of verl's configuration{nearest(str(name), known)}"
+            expected = f"must be a key of verl's configuration{did_you_mean(str(name), known)}"
             yield Problem("unknown-key", key, value, expected, f"to add a key that verl reads: +{key}=...")
 
 

@@ -33,7 +33,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from coca_mindspeed.data.chat_template import write_into_template
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, TrainingError, refuse
+from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
@@ -71,7 +71,7 @@ class SegmentTrainer(PPOTrainerSync):
         """Check the configuration and verl's release before anything is loaded."""
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self._settings = verl_settings(plain)
-        refuse(verl_problems(plain, self._settings), "verl would not train by the method:")
+        raise_problems(verl_problems(plain, self._settings), "verl would not train by the method:")
         matching_manifest(Path(str(verl.__file__)).parents[1], package="verl")
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # verl compares with this word

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
-from coca_mindspeed.errors import validation_problems
 from coca_mindspeed.config.schema import Section
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import ConfigError, DataError, validation_problems
 from coca_mindspeed.evaluation.binning import Floats
 from coca_mindspeed.evaluation.calibration.guarantee import Certificate
 from coca_mindspeed.evaluation.metrics import calibration_metrics

@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, refuse
+from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, raise_problems
 from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_reference
 from coca_mindspeed.mindspeed.stages.verifiers import check_verifier
 from coca_mindspeed.mindspeed.start.inputs import check_prompts_of_files, record_files, with_digests
@@ -157,7 +157,7 @@ def worker_variables(
         found[key] = value, because
         if (given := environment.get(key, value)) != value:
             wrong.append(Problem(code, key, given, f"must be {value}: {because}", f"unset {key}; the run sets it"))
-    refuse(wrong)
+    raise_problems(wrong)
     for key, (value, source) in found.items():
         if environment.get(key, value) != value:
             found[key] = environment[key], f"exported; {value} by {source}"
@@ -262,7 +262,7 @@ def train(
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
     process = process_settings_of(settings, config, checkouts)
     check_cpu_shim(process)
-    refuse(shipped_keys(process.release).problems(config))
+    raise_problems(shipped_keys(process.release).problems(config))
     for ignored in ignored_keys(config, reference=process.reference):
         print(f"coca-mindspeed: {ignored}", flush=True)
     check_weights(config, reference=process.reference)

@@ -12,7 +12,7 @@ import yaml
 
 from coca_mindspeed.config.resume import check_same_run, fact_of, facts_of
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import ConfigError, Problem, UsageError, refuse
+from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.key_mapping import mapped_keys, our_keys
 from coca_mindspeed.mindspeed.start.inputs import digests, record_files
@@ -77,7 +77,7 @@ def stages_to_do(run: RunConfig, iterations: int | None, output: Path, *, resume
     if resume and all(iteration is None for iteration in reached):
         nearby = nearby_runs(output, lambda other: any(other.glob("stage*/checkpoints")))
         fix = f"correct --output, or leave --resume out to start a run{nearby}"
-        refuse([Problem("no-run", "--output", output, "holds no checkpoint to resume", fix)])
+        raise_problems([Problem("no-run", "--output", output, "holds no checkpoint to resume", fix)])
     return [
         (stage, iteration is not None)
         for stage, iteration in enumerate(reached)
