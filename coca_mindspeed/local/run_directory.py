@@ -224,12 +224,13 @@ def _differs(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str,
 def check_same_settings(found: FoundRun, config: RunConfig) -> None:
     """Raise ConfigError for settings, but the length, that would have changed the steps already taken."""
     if found.begun:
-        free = ", ".join(key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE and "." in key)
+        free = {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
+        named = sorted(key for key in free if key.rpartition(".")[0] not in free)
         resume.check_same_run(
             _saved(found).model_dump(mode="json"),
             config.model_dump(mode="json"),
             where=found.config_path,
-            fix=f"only {free} may change when a run is resumed",
+            fix=f"only {', '.join(named)} may change when a run is resumed",
             may_change=lambda key: resume.fact_of(_FACTS, key).resume in _MAY_CHANGE,
         )
 
