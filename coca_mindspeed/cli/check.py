@@ -14,11 +14,10 @@ from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model
+from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, training_rows, with_steps
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.config.steps import training_rows, with_steps
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError, find_problems, raise_problems
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib

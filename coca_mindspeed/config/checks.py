@@ -1,12 +1,12 @@
-"""Checks of a run that all engines share: its configuration, its files, the model's shape."""
+"""Checks of a run that all engines share: its configuration, its files, the model's shape, the number of steps."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from coca_mindspeed.config.schema import ArchitectureConfig, RunConfig
-from coca_mindspeed.errors import Check, Problem
-from coca_mindspeed.utils.text_formats import parse_json
+from coca_mindspeed.config.schema import ArchitectureConfig, DataConfig, RunConfig
+from coca_mindspeed.errors import Check, DataError, Problem, raise_problems
+from coca_mindspeed.utils.text_formats import numbered_lines, parse_json
 
 _MODEL_ID = re.compile(r"(?!models/)[\w-]+/[\w.-]+", re.ASCII)  # of a hub: ORG/NAME
 
@@ -71,3 +71,38 @@ def _download(path: str) -> str:
     """How to get the model; ``path`` itself may be the model's id."""
     name = path if _MODEL_ID.fullmatch(path) and not Path(path).parent.is_dir() else "ORG/NAME"
     return f"download the model: hf download {name} --local-dir {path} (or modelscope download --model {name})"
+
+
+def steps_of_epochs(epochs: float, rows: int, prompts: int) -> int:
+    """Whole steps of ``prompts`` questions in ``epochs`` passes over ``rows``; the remainder is dropped.
+
+    Raises ConfigError if there is not even one.
+    """
+    steps = int(epochs * rows / prompts)
+    if steps < 1:
+        reason = f"{epochs:g} x {rows} questions are fewer than rollout.prompts={prompts}"
+        fix = f"set it to {prompts / rows:.6g} or more"
+        raise_problems([Problem("no-whole-step", "data.epochs", epochs, reason, fix)])
+    return steps
+
+
+def with_steps(config: RunConfig, rows: int) -> RunConfig:
+    """The configuration with ``trainer.steps`` as ``data.epochs`` asks for; unchanged where that is null."""
+    if config.data.epochs is None:
+        return config
+    steps = steps_of_epochs(config.data.epochs, rows, config.rollout.prompts)
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"steps": steps})})
+
+
+def training_rows(config: DataConfig) -> tuple[int | None, str]:
+    """``(rows, where the number is from)``: of the embedded data, of the file, or as ``data.rows`` expects."""
+    if config.name == "arithmetic":
+        return config.train_size, "data.train_size"
+    path = Path(str(config.train))
+    if not path.exists():
+        return config.rows, "data.rows, for the file is not here" if config.rows else "unknown"
+    try:
+        with path.open("rb") as file:
+            return sum(line is None or bool(line.strip()) for _, line in numbered_lines(file)), str(path)
+    except OSError as error:
+        raise DataError(f"data.train={path}: cannot be read: {error.strerror}") from error

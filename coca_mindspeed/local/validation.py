@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model
+from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, with_steps
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
-from coca_mindspeed.config.steps import with_steps
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
 from coca_mindspeed.data.records import Record, read_records

@@ -22,6 +22,7 @@ from coca_mindspeed.data.prepare.filters import PromptCounter
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import CocaError, Problem, problems_of
+from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
 from coca_mindspeed.mindspeed.stages.verifiers import check_verifier
@@ -29,7 +30,6 @@ from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from coca_mindspeed.mindspeed.start.inputs import check_prompts_of_files
 from coca_mindspeed.mindspeed.start.settings import coca_settings
-from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout
 from coca_mindspeed.upstream.manifest import ManifestError, SoftwareStack, load_manifests, matching_manifest, stack_of
 from coca_mindspeed.utils.limits import memory_limit, usable_cpus
 

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from coca_mindspeed.config.checks import steps_of_epochs, training_rows
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.config.steps import steps_of_epochs, training_rows
 from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.config.checks import HF_KEYS
+from coca_mindspeed.config.checks import HF_KEYS, steps_of_epochs
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.model_size import GIB, model_parameters
 from coca_mindspeed.config.resume import facts_of
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.config.steps import steps_of_epochs
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed import checks, hook_checks
 from coca_mindspeed.mindspeed.checks import layout_problems, nearest_working

@@ -16,8 +16,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed import doctor
+from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_iteration
 from coca_mindspeed.mindspeed.doctor import Machine, git_commit, is_version, megatron_version
-from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration
 from coca_mindspeed.upstream.manifest import ManifestError, stack_of
 from tests.mindspeed.builders import checkpoint, write
 

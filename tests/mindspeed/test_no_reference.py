@@ -5,8 +5,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from coca_mindspeed.mindspeed.stages import no_reference as reference
-from coca_mindspeed.mindspeed.stages.no_reference import NoReference, without_reference_workers
+from coca_mindspeed.mindspeed.stages import trainer as reference
+from coca_mindspeed.mindspeed.stages.trainer import NoReference, without_reference_workers
 
 
 class _Group:

@@ -11,11 +11,11 @@ import yaml
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed import conversion
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start.driver import compose_config, split_config
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, stages_to_do, write_run_file
-from coca_mindspeed.mindspeed.weights import conversion
 from tests.mindspeed.builders import checkpoint, write
 
 RUN = "qwen25_7b_910b"

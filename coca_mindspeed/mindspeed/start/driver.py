@@ -25,13 +25,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, raise_problems
+from coca_mindspeed.mindspeed.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_reference
 from coca_mindspeed.mindspeed.stages.verifiers import check_verifier
 from coca_mindspeed.mindspeed.start.inputs import check_prompts_of_files, record_files, with_digests
 from coca_mindspeed.mindspeed.start.process import check_cpu_shim, setup_driver
 from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
-from coca_mindspeed.mindspeed.weights.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
 from coca_mindspeed.upstream.ray_cluster import wait_for_slow_nodes
 from coca_mindspeed.utils.console import print_failure

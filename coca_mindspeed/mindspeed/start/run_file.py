@@ -13,11 +13,11 @@ import yaml
 from coca_mindspeed.config.resume import check_same_run, fact_of, facts_of
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
+from coca_mindspeed.mindspeed.checkpoints import newest_iteration
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.key_mapping import mapped_keys, our_keys
 from coca_mindspeed.mindspeed.start.inputs import digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
-from coca_mindspeed.mindspeed.weights.checkpoints import newest_iteration
 from coca_mindspeed.utils.files import nearby_runs, write_atomically
 from coca_mindspeed.utils.jsonl import read_steps
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
