@@ -18,7 +18,7 @@ from coca_mindspeed.upstream.manifest import Hook, Manifest
 from coca_mindspeed.utils.console import print_failure
 
 # The host's rollout engine draws its noise by the number of the rollout.
-_NUMBERED = "coca_mindspeed.mindspeed.stages.rollout_seeding:count_rollouts"
+_NUMBERED = "coca_mindspeed.mindspeed.stages.rollout_engine:count_rollouts"
 # Ray copied the methods of MindSpeed-RL's actor before the host's hooks were in place: the same class is made into an
 # actor anew, with its reference, where ours would go without.
 _ACTOR = "coca_mindspeed.mindspeed.stages.actor_worker:integrated_worker"

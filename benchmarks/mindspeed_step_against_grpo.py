@@ -31,7 +31,7 @@ from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.local.tiny_model import EOS
 from coca_mindspeed.mindspeed.stages.dataset import prompt_token_ids
-from coca_mindspeed.mindspeed.start.driver import homes
+from coca_mindspeed.mindspeed.start.driver import find_checkouts
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.runs import DRIVER, finish, start_driver
 from tests.integration.processes import processor_seconds
@@ -78,7 +78,7 @@ def write_data(directory: Path, questions: int) -> None:
         "labels": [tokenizer.encode(record.answer) for record in records],
     }
     # The module alone: the package around it imports what exists beside an NPU.
-    source = homes(os.environ)["MINDSPEED_RL_HOME"] / "mindspeed_rl" / "datasets" / "indexed_dataset.py"
+    source = find_checkouts(os.environ)["MINDSPEED_RL_HOME"] / "mindspeed_rl" / "datasets" / "indexed_dataset.py"
     spec = importlib.util.spec_from_file_location("indexed_dataset", source)
     assert spec is not None
     assert spec.loader is not None

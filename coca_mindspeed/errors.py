@@ -1,21 +1,56 @@
-"""Errors that are meant for the user.
+"""Errors that are meant for the user, and the problems that checks report.
 
 The command line prints them without a traceback.  Every message says where (file, line or key), what was found,
 what was expected and, where it is known, what to do.
+
+A check is a function of its subject (a run, a resolved configuration) that yields problems. Simple checks are lists of
+conditions, one line each: ``code, key, whether it holds, the expected value, how to fix it``.
 """
 
 import difflib
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from coca_mindspeed.config.checks import Problem
+    from pydantic import ValidationError
+
+Subject = TypeVar("Subject")
+Check = Callable[[Subject], Iterable["Problem"]]
+#: Code, key, whether it holds, expected value, and optionally a fix: a :class:`Problem` if it does not hold.
+Condition = tuple[Any, ...]
+UNKNOWN_KEY = "extra_forbidden"  # code of pydantic
+_LONGEST_VALUE = 200  # characters of a value in a message
 
 
-def nearest(name: str, known: Iterable[str], similarity: float = 0.6) -> str:
+def did_you_mean(name: str, known: Iterable[str], similarity: float = 0.6) -> str:
     """Return ``, did you mean 'x'?`` if one of ``known`` is similar, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=similarity)
     return f", did you mean {close[0]!r}?" if close else ""
+
+
+class Problem(NamedTuple):
+    """Why a run or a machine is refused.
+
+    Attributes:
+        code: name of the check; it does not change when a message is rewritten.
+        key: dotted configuration key, or the item of a machine.
+        value: value found.
+        expected: the condition, as a phrase.
+        fix: what to do about it, if known.
+    """
+
+    code: str
+    key: str
+    value: Any
+    expected: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        value = "" if isinstance(self.value, dict) else f"={show_value(self.value)}"
+        first = f"{self.key}{value}: {self.expected} [{self.code}]"
+        return f"{first}\n    {self.fix}" if self.fix else first
 
 
 class CocaError(Exception):
@@ -27,13 +62,13 @@ class CocaError(Exception):
 class ConfigError(CocaError):
     """A configuration file or an override cannot be used; ``problems`` lists the reasons if they were collected."""
 
-    def __init__(self, message: str, problems: "Collection[Problem]" = ()) -> None:
+    def __init__(self, message: str, problems: Collection[Problem] = ()) -> None:
         super().__init__(message)
         self.problems = list(problems)
 
 
 class UsageError(ConfigError):
-    """The command line asks for what cannot be: a contradiction, an unknown name, a value out of range."""
+    """Invalid command line: a contradiction, an unknown name, a value out of range."""
 
     exit_code = 2
 
@@ -52,3 +87,80 @@ class TrainingError(CocaError):
 
 class MissingDependencyError(CocaError):
     """An optional package is not installed; the message says which and how to get it."""
+
+
+def _attribute(subject: Any, key: str) -> Any:
+    return attrgetter(key)(subject)
+
+
+def as_check(
+    conditions: Callable[[Subject], Iterable[Condition]], value: Callable[[Subject, str], Any] = _attribute
+) -> Check[Subject]:
+    """Make a check of a function that yields conditions; ``value(subject, key)`` returns the value of a key."""
+
+    def check(subject: Subject) -> Iterator[Problem]:
+        for code, key, holds, *text in conditions(subject):
+            if not holds:
+                yield Problem(code, key, value(subject, key), *text)
+
+    return check
+
+
+def find_problems(subject: Subject, *groups: Sequence[Check[Subject]]) -> list[Problem]:
+    """Run groups of checks, cheap ones first; a group runs only if the groups before it found nothing.
+
+    The first problem of a key is kept.
+    """
+    found: dict[str, Problem] = {}
+    for group in groups:
+        for check in group:
+            for problem in check(subject):
+                found.setdefault(problem.key, problem)
+        if found:
+            break
+    return list(found.values())
+
+
+def raise_problems(problems: Collection[Problem], title: str = "") -> None:
+    """Raise :class:`ConfigError` with all problems, if there are any."""
+    if problems:
+        lines = [title] if title else []
+        raise ConfigError("\n".join([*lines, *map(str, problems)]), problems=problems)
+
+
+def problems_of(error: CocaError, code: str, key: str, value: Any = None) -> list[Problem]:
+    """The problems that an error carries, or the error itself as a problem of ``key``."""
+    return list(getattr(error, "problems", ())) or [Problem(code, key, value, str(error))]
+
+
+def show_value(value: Any) -> str:
+    """A value as YAML writes it, shortened; text is quoted."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    try:
+        shown = repr(str(value)) if isinstance(value, Path) else repr(value)
+    except ValueError:
+        return "a number of more than 4300 digits"
+    return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}..."
+
+
+def validation_problems(error: "ValidationError", section: str = "") -> list[Problem]:
+    """The errors of pydantic as problems, under dotted keys below ``section``.
+
+    A validator of ours names the key below its section at the start of its message: ``key: reason``.
+    """
+    from coca_mindspeed.utils.text_formats import value_of  # needs PyYAML
+
+    problems = []
+    for found in error.errors():
+        parts = [section, *map(str, found["loc"])]
+        message = found["msg"].removeprefix("Value error, ")
+        value = None if found["type"] == "missing" else found["input"]
+        if found["type"] == "value_error":
+            inner, separator, reason = message.partition(": ")
+            if separator and inner.replace(".", "").replace("_", "").isalnum():
+                parts, message = [*parts, inner], reason
+                value = value_of(value, inner)
+        key = ".".join(part for part in parts if part)
+        problems.append(Problem(found["type"], key, value, f"{message[:1].lower()}{message[1:]}"))
+    return problems

@@ -7,9 +7,8 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.schema import Section
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, validation_problems
 from coca_mindspeed.evaluation.calibration_maps import CalibrationMap
 from coca_router.guarantee import Certificate
 

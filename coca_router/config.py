@@ -10,9 +10,8 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.config.checks import UNKNOWN_KEY, validation_problems
 from coca_mindspeed.config.schema import Section
-from coca_mindspeed.errors import ConfigError, nearest
+from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, did_you_mean, validation_problems
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 from coca_router.calibration import Identity, read_calibration, read_certificate
 from coca_router.decision import Action, Band, ThresholdRule, answer_from
@@ -207,7 +206,7 @@ def read_serving_config(path: Path) -> ServingConfig:
             if problem.code == UNKNOWN_KEY:
                 name = problem.key.rpartition(".")[2]
                 # A known key may stand in the wrong section, so the key itself is no suggestion.
-                problem = problem._replace(expected=f"unknown key{nearest(name, sorted(known - {name}))}")
+                problem = problem._replace(expected=f"unknown key{did_you_mean(name, sorted(known - {name}))}")
             problems.append(problem)
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems), problems) from error
 

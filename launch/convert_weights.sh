@@ -32,7 +32,7 @@ convert_weights() {
   local -a dry_run=()
   "$DRY_RUN" && dry_run=(--dry-run)
   what=("$direction" "$run" "${OVERRIDES[@]}" --output "$output" ${ITERATION:+--iteration "$ITERATION"})
-  arguments=$("$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion prepare "${what[@]}" "${dry_run[@]}")
+  arguments=$("$PYTHON" -m coca_mindspeed.mindspeed.conversion prepare "${what[@]}" "${dry_run[@]}")
   mapfile -t command <<<"$arguments"
   if "$DRY_RUN"; then
     echo "+ cd ${MINDSPEED_LLM_HOME:-\$MINDSPEED_LLM_HOME}"
@@ -42,13 +42,13 @@ convert_weights() {
     export PYTHONPATH=$MINDSPEED_LLM_HOME:$MINDSPEED_HOME:$MEGATRON_HOME:$PYTHONPATH
     export CUDA_DEVICE_MAX_CONNECTIONS=1 # Megatron refuses TP > 1 without it
     if [[ $direction == mcore2hf ]]; then
-      RESTORE=("$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion restore "${what[@]}")
+      RESTORE=("$PYTHON" -m coca_mindspeed.mindspeed.conversion restore "${what[@]}")
       ON_EXIT=(restore_modes)
     fi
   fi
   run_child "$PYTHON" "${command[@]}"
   cd "$REPOSITORY"
-  execute "$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion finish "${what[@]}"
+  execute "$PYTHON" -m coca_mindspeed.mindspeed.conversion finish "${what[@]}"
   ON_EXIT=()
 }
 

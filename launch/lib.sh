@@ -232,8 +232,8 @@ ascend_environment() {
   done
   # On aarch64 scikit-learn's OpenMP finds no room in the static TLS block unless it is loaded first.
   if [[ $(uname -m) == aarch64 ]]; then
-    library=$("$PYTHON" -c 'from coca_mindspeed.mindspeed.machine import Machine
-print(Machine().libgomp_of_scikit_learn() or "")')
+    library=$("$PYTHON" -c 'from coca_mindspeed.utils.malloc import find_libgomp_of_scikit_learn as find
+print(find() or "")')
     if [[ -n $library && :${LD_PRELOAD:-}: != *:"$library":* ]]; then
       export LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}
     fi
@@ -345,7 +345,7 @@ run_child() {
 start_ray() {
   local role=$1
   shift
-  local -a command=("$PYTHON" -m coca_mindspeed.upstream.ray_start "$CLUSTER_TIMEOUT" --block "$@")
+  local -a command=("$PYTHON" -m coca_mindspeed.upstream.ray_cluster start "$CLUSTER_TIMEOUT" --block "$@")
   if [[ $role == head ]]; then
     if port_is_open "$MASTER_ADDR" "$RAY_PORT" && ! "$DRY_RUN"; then
       fail "$MASTER_ADDR:$RAY_PORT is taken, by another Ray perhaps; set RAY_PORT to a free port on every node"
@@ -472,7 +472,11 @@ train_on_ascend() {
     echo "launch: every iteration of $output is done"
     return
   fi
-  [[ $platform == host ]] || ascend_environment
+  if [[ $platform == host ]]; then
+    export COCA_MINDSPEED_CPU_SHIM=tests.support.mindspeed_host # what stands in for NPUs is test support
+  else
+    ascend_environment
+  fi
   echo "+ coca-mindspeed doctor $run ${OVERRIDES[*]}"
   if ! "$DRY_RUN" && [[ -z ${SKIP_DOCTOR:-} ]] && ! coca doctor "$run" "${OVERRIDES[@]}" --output "$output" --only-problems; then
     fail "this machine is not ready for $run (above: what is missing and how to get it).

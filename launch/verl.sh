@@ -127,7 +127,7 @@ launch_on_verl() {
     start_ray head
     wait_for_head
     export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
-    run_child "$PYTHON" -m coca_mindspeed.verl.nodes "$NNODES" --timeout "$CLUSTER_TIMEOUT"
+    run_child "$PYTHON" -m coca_mindspeed.upstream.ray_cluster wait "$CLUSTER_TIMEOUT" "$NNODES"
   fi
   eager_on_npus
   main_ppo "$file" "${WHERE[@]}" trainer.resume_mode=auto "${EAGER[@]}" "${OVERRIDES[@]}"

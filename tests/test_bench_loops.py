@@ -96,7 +96,7 @@ def test_mindspeed_rls_own_grpo_is_given_the_hosts_hooks_alone(manifest):
     kept = mindspeed_own_grpo.of_the_host(manifest)
     by_us = {hook.replacement for hook in kept.hooks if ".mindspeed_host." not in str(hook.replacement)}
     assert by_us == {
-        "coca_mindspeed.mindspeed.stages.rollout_seeding:count_rollouts",
+        "coca_mindspeed.mindspeed.stages.rollout_engine:count_rollouts",
         "coca_mindspeed.mindspeed.stages.actor_worker:hooked_actor",
     }
     hosts = [hook.target for hook in manifest.hooks if hook.platform == "host" or hook.rollout == "transformers"]

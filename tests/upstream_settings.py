@@ -22,7 +22,7 @@ _PLACES = {"model", "tokenizer_name_or_path", "data_path", "load", "save"}
 def ours() -> dict[str, str]:
     """Our keys of MindSpeed-RL, ``section.key`` to value, as MindSpeed-RL is given them."""
     run = compose_run(RUN).run
-    return dict(_flat(mindspeed_values(run, make_plan(run), StageFiles(Path("runs/x")))))
+    return dict(_flat(mindspeed_values(run, make_plan(run).iterations, StageFiles(Path("runs/x")))))
 
 
 def theirs(root: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coca_mindspeed import __version__
-from coca_mindspeed.errors import CocaError, UsageError, nearest
+from coca_mindspeed.errors import CocaError, UsageError, did_you_mean
 from coca_mindspeed.utils.malloc import restart_with_jemalloc
 from coca_mindspeed.utils.packages import missing_package
 
@@ -58,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = [str(choice) for choice in action.choices or ()]
         if choices and str(value) not in choices:
-            text = f"unknown value {value!r}{nearest(str(value), choices)} (choose from {', '.join(choices)})"
+            text = f"unknown value {value!r}{did_you_mean(str(value), choices)} (choose from {', '.join(choices)})"
             raise argparse.ArgumentError(action, text)
 
 

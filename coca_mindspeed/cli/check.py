@@ -7,7 +7,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,13 +14,12 @@ from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.config.checks import CHECKS, find_problems, missing_data, missing_model, refuse
+from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, training_rows, with_steps
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.config.steps import training_rows, with_steps
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import CocaError, ConfigError, UsageError
+from coca_mindspeed.errors import CocaError, ConfigError, UsageError, find_problems, raise_problems
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
 from coca_mindspeed.mindspeed.plan import ClusterPlan, Rates, iteration_seconds, make_plan, read_rates, run_days
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
@@ -30,9 +28,15 @@ from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_configuration, verls_directory
+from coca_mindspeed.verl.configuration import (
+    find_verl_run,
+    known_keys,
+    run_layout,
+    unknown_keys,
+    verl_configuration,
+    verls_directory,
+)
 from coca_mindspeed.verl.settings import verl_settings
-from coca_mindspeed.verl.upstream_keys import known_keys, unknown_keys
 
 if TYPE_CHECKING:
     from coca_mindspeed.data.records import Record
@@ -102,14 +106,14 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
     config = verl_configuration(file, arguments.overrides)
     settings = verl_settings(config)
     unknown = unknown_keys(config, arguments.overrides, known_keys(verls_directory()))
-    refuse([*unknown, *verl_problems(config, settings)], f"{file.name} cannot run:")
+    raise_problems([*unknown, *verl_problems(config, settings)], f"{file.name} cannot run:")
     layout = run_layout(config, settings)
     if not arguments.quiet:
         phases = (("training", layout.training), ("rollout", layout.rollout))
         memory = [Phase(name, parts, sum(p.gib for p in parts), layout.limit_gib) for name, parts in phases if parts]
         note = "estimates from shapes; verl lets training and rollout take turns on a device"
         _print(f"{file.stem} on verl", layout.rows, memory, [note])
-    refuse(layout.problems, f"{file.name} cannot run:")
+    raise_problems(layout.problems, f"{file.name} cannot run:")
 
 
 def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
@@ -118,7 +122,7 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     from coca_mindspeed.local.run_directory import FoundRun
     from coca_mindspeed.local.validation import check_questions, read_inputs
 
-    refuse(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
+    raise_problems(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
     if any(missing_data(config)):
         questions, _ = training_rows(config.data)
         _check_memory(config if questions is None else with_steps(config, questions), name, quiet)
@@ -195,7 +199,7 @@ def _sample(config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrade
     if not quiet:
         print_text(found)
     if config.warm_up.records is None:
-        refuse(found.problems())
+        raise_problems(found.problems())
     elif not quiet:
         print_text("the run samples again after its warm-up")
 
@@ -223,14 +227,15 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
         if not plan.resolved.enforce_eager:
             notes.append(_GRAPH_MODE)
         _print(composed.name, _cluster_rows(plan, config, rates), memory, notes)
-    refuse(plan.problems, f"{composed.name} cannot run:")
+    raise_problems(plan.problems, f"{composed.name} cannot run:")
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
         _write_for_script(config, plan, output, arguments)
         return
+    iterations = plan.iterations
     if arguments.write is None and not arguments.resume:  # a plan needs no number of iterations
-        plan = replace(plan, iterations=plan.iterations or 1)
-    values = mindspeed_values(config, plan, StageFiles(output, arguments.stage), resume=arguments.resume)
+        iterations = iterations or 1
+    values = mindspeed_values(config, iterations, StageFiles(output, arguments.stage), resume=arguments.resume)
     if (file := arguments.write) is not None:
         if not file.parent.is_dir():
             raise ConfigError(f"--write {file}: {file.parent} is not a directory; create it first")
@@ -252,9 +257,9 @@ def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, argume
     hardware, cpus = config.hardware, wanted_cpus(config.mindspeed_rl["rl_config"], config.hardware.nodes)
     lines = [f"platform {hardware.platform}", f"nodes {hardware.nodes}", f"npus_per_node {hardware.npus_per_node}"]
     lines += [f"cpus_per_npu {cpus.per_npu}", f"other_cpus {cpus.others}"]
-    for stage, has_checkpoint in stages_to_do(config, plan, output, resume=arguments.resume):
+    for stage, has_checkpoint in stages_to_do(config, plan.iterations, output, resume=arguments.resume):
         lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
-        mindspeed_values(config, plan, StageFiles(output, stage), resume=has_checkpoint)
+        mindspeed_values(config, plan.iterations, StageFiles(output, stage), resume=has_checkpoint)
     write_atomically(arguments.for_script, "\n".join(lines) + "\n")
 
 

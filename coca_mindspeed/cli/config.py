@@ -7,7 +7,7 @@ from typing import Any
 
 from coca_mindspeed.config.compose import ready_made_runs
 from coca_mindspeed.config.reference import reference_markdown, section_table
-from coca_mindspeed.errors import UsageError, nearest
+from coca_mindspeed.errors import UsageError, did_you_mean
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.markdown import print_markdown
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _value(values: Any, key: str) -> str:
     for part in key.split("."):
         if not isinstance(values, dict) or part not in values:
-            near = nearest(part, values) if isinstance(values, dict) else ""
+            near = did_you_mean(part, values) if isinstance(values, dict) else ""
             raise UsageError(f"{key}: no such key{near}; coca-mindspeed config show prints all keys")
         values = values[part]
     return json.dumps(values) if not isinstance(values, str) else values

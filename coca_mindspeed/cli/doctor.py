@@ -5,9 +5,8 @@ import json
 from pathlib import Path
 
 from coca_mindspeed.cli.options import place
-from coca_mindspeed.config.checks import show_value
-from coca_mindspeed.mindspeed.doctor import examine_machine
-from coca_mindspeed.mindspeed.machine import STACKS, Machine
+from coca_mindspeed.errors import show_value
+from coca_mindspeed.mindspeed.doctor import Machine, examine_machine, releases
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import print_text
 
@@ -15,7 +14,7 @@ from coca_mindspeed.utils.console import print_text
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="also examine this run's weights and data")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in coca-mindspeed check")
-    parser.add_argument("--release", choices=STACKS, help="of MindSpeed-RL (default: that of MINDSPEED_RL_HOME)")
+    parser.add_argument("--release", choices=releases(), help="of MindSpeed-RL (default: that of MINDSPEED_RL_HOME)")
     parser.add_argument("--output", type=place, metavar="DIR", help="output directory of the run (default: runs/RUN)")
     parser.add_argument("--only-problems", action="store_true", help="print problems only")
     parser.add_argument("--json", action="store_true", help="print a JSON array of items")

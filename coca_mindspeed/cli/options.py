@@ -68,17 +68,17 @@ def json_object(text: str) -> dict[str, Any]:
 
 def template_variables(text: str) -> dict[str, Any]:
     """Chat template variables as a JSON object."""
-    from coca_mindspeed.config import schema  # --help needs no schema
+    from coca_mindspeed.config import values  # --help needs no schema
 
-    values: dict[str, Any] = _checked(schema.template_variables, json_object(text))
-    return values
+    variables: dict[str, Any] = _checked(values.template_variables, json_object(text))
+    return variables
 
 
 def day(text: str) -> str:
     """Date, YYYY-MM-DD."""
-    from coca_mindspeed.config import schema
+    from coca_mindspeed.config import values
 
-    _checked(schema.template_day, text)
+    _checked(values.template_day, text)
     return text
 
 

@@ -97,7 +97,7 @@ def _fingerprint(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from coca_mindspeed.mindspeed.patch_export import export_patch, patched_hooks
+    from coca_mindspeed.mindspeed.hooks import export_patch, patched_hooks
 
     root = _checkout(arguments.mindspeed_rl, "it with --mindspeed-rl")
     manifest, findings = _best_fit(root, arguments.release)

@@ -1,138 +1,14 @@
-"""Problems of a run: how every check reports one, and the checks that all engines share.
-
-A check is a function of its subject (a run, a resolved configuration) that yields problems. Simple checks are lists of
-conditions, one line each: ``code, key, whether it holds, the expected value, how to fix it``.
-"""
+"""Checks of a run that all engines share: its configuration, its files, the model's shape, the number of steps."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
 
-from pydantic import ValidationError
+from coca_mindspeed.config.schema import ArchitectureConfig, DataConfig, RunConfig
+from coca_mindspeed.errors import Check, DataError, Problem, raise_problems
+from coca_mindspeed.utils.text_formats import numbered_lines, parse_json
 
-from coca_mindspeed.config.schema import ArchitectureConfig, RunConfig
-from coca_mindspeed.errors import CocaError, ConfigError
-from coca_mindspeed.utils.text_formats import parse_json
-
-Subject = TypeVar("Subject")
-Check = Callable[[Subject], Iterable["Problem"]]
-#: Code, key, whether it holds, expected value, and optionally a fix: a :class:`Problem` if it does not hold.
-Condition = tuple[Any, ...]
-UNKNOWN_KEY = "extra_forbidden"  # code of pydantic
 _MODEL_ID = re.compile(r"(?!models/)[\w-]+/[\w.-]+", re.ASCII)  # of a hub: ORG/NAME
-_LONGEST_VALUE = 200  # characters of a value in a message
-
-
-class Problem(NamedTuple):
-    """Why a run or a machine is refused.
-
-    Attributes:
-        code: name of the check; it does not change when a message is rewritten.
-        key: dotted configuration key, or the item of a machine.
-        value: value found.
-        expected: the condition, as a phrase.
-        fix: what to do about it, if known.
-    """
-
-    code: str
-    key: str
-    value: Any
-    expected: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        value = "" if isinstance(self.value, dict) else f"={show_value(self.value)}"
-        first = f"{self.key}{value}: {self.expected} [{self.code}]"
-        return f"{first}\n    {self.fix}" if self.fix else first
-
-
-def _attribute(subject: Any, key: str) -> Any:
-    return attrgetter(key)(subject)
-
-
-def as_check(
-    conditions: Callable[[Subject], Iterable[Condition]], value: Callable[[Subject, str], Any] = _attribute
-) -> Check[Subject]:
-    """Make a check of a function that yields conditions; ``value(subject, key)`` returns the value of a key."""
-
-    def check(subject: Subject) -> Iterator[Problem]:
-        for code, key, holds, *text in conditions(subject):
-            if not holds:
-                yield Problem(code, key, value(subject, key), *text)
-
-    return check
-
-
-def find_problems(subject: Subject, *groups: Sequence[Check[Subject]]) -> list[Problem]:
-    """Run groups of checks, cheap ones first; a group runs only if the groups before it found nothing.
-
-    The first problem of a key is kept.
-    """
-    found: dict[str, Problem] = {}
-    for group in groups:
-        for check in group:
-            for problem in check(subject):
-                found.setdefault(problem.key, problem)
-        if found:
-            break
-    return list(found.values())
-
-
-def refuse(problems: Collection[Problem], title: str = "") -> None:
-    """Raise :class:`ConfigError` with all problems, if there are any."""
-    if problems:
-        lines = [title] if title else []
-        raise ConfigError("\n".join([*lines, *map(str, problems)]), problems=problems)
-
-
-def problems_of(error: CocaError, code: str, key: str, value: Any = None) -> list[Problem]:
-    """The problems that an error carries, or the error itself as a problem of ``key``."""
-    return list(getattr(error, "problems", ())) or [Problem(code, key, value, str(error))]
-
-
-def show_value(value: Any) -> str:
-    """A value as YAML writes it, shortened; text is quoted."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    try:
-        shown = repr(str(value)) if isinstance(value, Path) else repr(value)
-    except ValueError:
-        return "a number of more than 4300 digits"
-    return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}..."
-
-
-def validation_problems(error: ValidationError, section: str = "") -> list[Problem]:
-    """The errors of pydantic as problems, under dotted keys below ``section``.
-
-    A validator of ours names the key below its section at the start of its message: ``key: reason``.
-    """
-    problems = []
-    for found in error.errors():
-        parts = [section, *map(str, found["loc"])]
-        message = found["msg"].removeprefix("Value error, ")
-        value = None if found["type"] == "missing" else found["input"]
-        if found["type"] == "value_error":
-            inner, separator, reason = message.partition(": ")
-            if separator and inner.replace(".", "").replace("_", "").isalnum():
-                parts, message = [*parts, inner], reason
-                value = value_of(value, inner)
-        key = ".".join(part for part in parts if part)
-        problems.append(Problem(found["type"], key, value, f"{message[:1].lower()}{message[1:]}"))
-    return problems
-
-
-def value_of(values: Any, key: str, default: Any = None) -> Any:
-    """The value of a dotted key in nested mappings and lists, or ``default`` if it or a section above it is absent."""
-    for part in key.split("."):
-        if isinstance(values, Mapping) and part in values:
-            values = values[part]
-        elif isinstance(values, list) and part.isdecimal() and int(part) < len(values):
-            values = values[int(part)]
-        else:
-            return default
-    return values
 
 
 def _held_out_records(run: RunConfig) -> Iterator[Problem]:
@@ -195,3 +71,38 @@ def _download(path: str) -> str:
     """How to get the model; ``path`` itself may be the model's id."""
     name = path if _MODEL_ID.fullmatch(path) and not Path(path).parent.is_dir() else "ORG/NAME"
     return f"download the model: hf download {name} --local-dir {path} (or modelscope download --model {name})"
+
+
+def steps_of_epochs(epochs: float, rows: int, prompts: int) -> int:
+    """Whole steps of ``prompts`` questions in ``epochs`` passes over ``rows``; the remainder is dropped.
+
+    Raises ConfigError if there is not even one.
+    """
+    steps = int(epochs * rows / prompts)
+    if steps < 1:
+        reason = f"{epochs:g} x {rows} questions are fewer than rollout.prompts={prompts}"
+        fix = f"set it to {prompts / rows:.6g} or more"
+        raise_problems([Problem("no-whole-step", "data.epochs", epochs, reason, fix)])
+    return steps
+
+
+def with_steps(config: RunConfig, rows: int) -> RunConfig:
+    """The configuration with ``trainer.steps`` as ``data.epochs`` asks for; unchanged where that is null."""
+    if config.data.epochs is None:
+        return config
+    steps = steps_of_epochs(config.data.epochs, rows, config.rollout.prompts)
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"steps": steps})})
+
+
+def training_rows(config: DataConfig) -> tuple[int | None, str]:
+    """``(rows, where the number is from)``: of the embedded data, of the file, or as ``data.rows`` expects."""
+    if config.name == "arithmetic":
+        return config.train_size, "data.train_size"
+    path = Path(str(config.train))
+    if not path.exists():
+        return config.rows, "data.rows, for the file is not here" if config.rows else "unknown"
+    try:
+        with path.open("rb") as file:
+            return sum(line is None or bool(line.strip()) for _, line in numbered_lines(file)), str(path)
+    except OSError as error:
+        raise DataError(f"data.train={path}: cannot be read: {error.strerror}") from error

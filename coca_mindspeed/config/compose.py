@@ -17,10 +17,9 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from coca_mindspeed.config.checks import UNKNOWN_KEY, Problem, validation_problems
 from coca_mindspeed.config.overrides import GROUPS, hydra_override, unknown_key
 from coca_mindspeed.config.schema import PATH_KEYS, RunConfig
-from coca_mindspeed.errors import ConfigError, UsageError, nearest
+from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, Problem, UsageError, did_you_mean, validation_problems
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _LONGEST_SHOWN = 200  # characters of a value in a message
@@ -83,7 +82,7 @@ def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool
         raise UsageError(f"{path}: expected a file whose name ends in .yaml")
     if not is_path and name not in ready_made_runs():
         raise UsageError(
-            f"unknown run {name!r}{nearest(name, ready_made_runs())}; ready-made: {', '.join(ready_made_runs())}"
+            f"unknown run {name!r}{did_you_mean(name, ready_made_runs())}; ready-made: {', '.join(ready_made_runs())}"
         )
     directory, stem = (path.resolve().parent, path.stem) if is_path else (ours, name)
     file = directory / f"{stem}.yaml"

@@ -8,7 +8,7 @@ BF16, FP32 = 2, 4  # bytes of a number
 
 
 class ModelShape(Protocol):
-    """What :class:`~coca_mindspeed.config.schema.ArchitectureConfig` says of a model, whoever says it."""
+    """Protocol for anything with the fields of :class:`~coca_mindspeed.config.schema.ArchitectureConfig`."""
 
     @property
     def layers(self) -> int: ...

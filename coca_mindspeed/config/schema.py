@@ -4,63 +4,44 @@ The local engine and the one on MindSpeed-RL read it; the one on verl has a sect
 made of the same parts.  Keys of MindSpeed-RL itself live under ``mindspeed_rl`` and pass through untouched.
 """
 
-import datetime
-import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.errors import nearest
+from coca_mindspeed.config.resume import KeyFacts
+from coca_mindspeed.config.values import Day, FreeForm, TemplateVariables
+from coca_mindspeed.errors import did_you_mean
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
 PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
 #: What the local engine calls its devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
+# Facts of the keys below; a key without any is read by every engine, and a resumed run may not change it.
+_ROUNDING = "rounding of later steps changes"
+_FREE, _LENGTH, _CLUSTER = KeyFacts("free"), KeyFacts("length"), KeyFacts("cluster")
+_LOCAL_ATTENTION = KeyFacts(cluster="set mindspeed_rl.megatron_training.use_flash_attn instead")
+_RECOMPUTATION = KeyFacts("memory", _ROUNDING, "set mindspeed_rl.megatron_training.recompute_granularity instead")
+_ADAPTERS = KeyFacts(cluster="cluster runs have no adapters")
+_SFT = KeyFacts(cluster="run this stage with the local engine first, and name its result as model.path")
+_SYNTHETIC = KeyFacts(cluster="cluster runs have no synthetic data")
+_SAMPLED_AT_ONCE = KeyFacts(
+    "memory", "later steps and evaluations draw other samples", "set mindspeed_rl.generate_config.max_num_seqs instead"
+)
+_PACKING = KeyFacts("memory", _ROUNDING, "set mindspeed_rl.rl_config.update_max_packing_token_size instead")
+_SHARING = KeyFacts("memory", _ROUNDING, "MindSpeed-RL has no prefix sharing")
+_DEVICE = KeyFacts(cluster="set hardware.platform instead")
+_THREADS = KeyFacts(cluster="set OMP_NUM_THREADS instead")
+_PREFLIGHT = KeyFacts("free", cluster="read the samples of the first iteration instead")
+_MEGATRONS_ADAMW = KeyFacts(cluster="Megatron's AdamW has this value")
+_NO_ENTROPY = KeyFacts(cluster="the loss has no entropy term there")
+_VALIDATION = KeyFacts("free", cluster="a validation samples a group for each question")
+_WHOLE_FILE = KeyFacts("free", cluster="shorten data.evaluate instead")
+_EVALUATED_LATER = KeyFacts("free", cluster="convert and evaluate the weights separately (docs/evaluation.md)")
+_LOGGERS = KeyFacts("free", cluster="MindSpeed-RL 2.3.0 logs to TensorBoard and W&B")
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
-
-
-# transformers gives these a value in every template, so that a variable of the same name would have no effect.
-_RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception")
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a free-form section, of which the schema knows only that numbers have to be finite."""
-    waiting: list[tuple[str, Any]] = [("", values)]
-    while waiting:
-        place, value = waiting.pop()
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{place}: should be a finite number, found {value}")
-        if isinstance(value, dict):
-            waiting += [(f"{place}.{name}".lstrip("."), inner) for name, inner in value.items()]
-        elif isinstance(value, list):
-            waiting += [(f"{place}.{index}", inner) for index, inner in enumerate(value)]
-    return values
-
-
-def template_variables(values: dict[str, Any]) -> dict[str, Any]:
-    """Check variables of a chat template: names that a template can use, finite numbers."""
-    for name in values:
-        if not name.isidentifier() or name in _RESERVED_VARIABLES:
-            raise ValueError(f"{name}: expected the name of a variable of the chat template")
-    return _finite(values)
-
-
-def template_day(value: str | None) -> str | None:
-    """Check a date for a chat template."""
-    try:
-        if value is not None and datetime.date.fromisoformat(value).isoformat() != value:
-            raise ValueError
-    except ValueError:
-        raise ValueError(f"expected a date, YYYY-MM-DD, found {value!r}") from None
-    return value
-
-
-FreeForm = Annotated[dict[str, Any], AfterValidator(_finite)]
-TemplateVariables = Annotated[dict[str, Any], AfterValidator(template_variables)]
-Day = Annotated[str | None, AfterValidator(template_day)]
 
 
 class Section(BaseModel):
@@ -106,7 +87,7 @@ class ModelConfig(Section):
     path: str | None = Field(
         None, min_length=1, description="Hugging Face directory of a causal LM; null: the built-in tiny model"
     )
-    megatron_path: str | None = Field(
+    megatron_path: Annotated[str | None, _CLUSTER] = Field(
         None, min_length=1, description="Ascend: Megatron weights for the run's TP and PP (launch/convert_weights.sh)"
     )
     architecture: ArchitectureConfig | None = Field(
@@ -117,8 +98,12 @@ class ModelConfig(Section):
         description="bfloat16: autocast with float32 weights; auto (local engine): bfloat16 if the device has the "
         "instructions, else float32; a resumed run keeps its value",
     )
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
-    trust_remote_code: bool = Field(False, description="run Python code found in the model's directory")
+    attention: Annotated[Literal["sdpa", "eager", "flash_attention_2"], _LOCAL_ATTENTION] = Field(
+        "sdpa", description="attention implementation"
+    )
+    trust_remote_code: Annotated[bool, _CLUSTER] = Field(
+        False, description="run Python code found in the model's directory"
+    )
     chat_template_kwargs: TemplateVariables = Field(
         default_factory=dict,
         description="variables of the chat template, for example {enable_thinking: false}; saved with the model",
@@ -126,11 +111,13 @@ class ModelConfig(Section):
     prompt_date: Day = Field(
         None, description="YYYY-MM-DD for a chat template with today's date; null: day of the start (refused on Ascend)"
     )
-    allow_open_thinking: bool = Field(
+    allow_open_thinking: Annotated[bool, _CLUSTER] = Field(
         False, description="accept a chat template whose prompt ends inside an open <think>"
     )
-    lora: LoraConfig = LoraConfig()
-    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+    lora: Annotated[LoraConfig, _ADAPTERS] = LoraConfig()
+    gradient_checkpointing: Annotated[bool, _RECOMPUTATION] = Field(
+        False, description="recompute activations in the backward pass"
+    )
 
     @model_validator(mode="after")
     def _flash_attention_computes_in_bfloat16(self) -> "ModelConfig":
@@ -173,7 +160,7 @@ class MethodConfig(Section):
         description="coca: normalise Brier scores among valid responses and add an advantage for being valid; "
         "false: the paper's form",
     )
-    entropy_bonus: float = Field(
+    entropy_bonus: Annotated[float, _NO_ENTROPY] = Field(
         0.0, ge=0, le=1, description="coca, local engine: weight of the confidence segment's entropy in its reward"
     )
     max_confidence_tokens: int = Field(
@@ -193,7 +180,7 @@ class MethodConfig(Section):
     @model_validator(mode="after")
     def _known_method(self) -> "MethodConfig":
         if self.name not in METHODS:
-            near = nearest(self.name, METHODS)
+            near = did_you_mean(self.name, METHODS)
             raise ValueError(f"name: unknown training method {self.name!r}{near}; known methods: {', '.join(METHODS)}")
         if self.entropy_bonus and self.name != "coca":
             raise ValueError(f"entropy_bonus: has an effect with coca only, found name={self.name}; set it to 0")
@@ -215,22 +202,26 @@ class DataConfig(Section):
         "arithmetic", description="arithmetic: built-in questions; records: JSON Lines"
     )
     train: str | None = Field(None, min_length=1, description="training records (JSON Lines)")
-    evaluate: str | None = Field(None, min_length=1, description="held-out records (JSON Lines)")
-    train_size: int = Field(50_000, ge=1, description="arithmetic: number of training questions")
-    evaluate_size: int = Field(2_000, ge=1, description="arithmetic: number of held-out questions")
-    epochs: float | None = Field(
+    evaluate: Annotated[str | None, _CLUSTER] = Field(None, min_length=1, description="held-out records (JSON Lines)")
+    train_size: Annotated[int, _SYNTHETIC] = Field(50_000, ge=1, description="arithmetic: number of training questions")
+    evaluate_size: Annotated[int, _SYNTHETIC] = Field(
+        2_000, ge=1, description="arithmetic: number of held-out questions"
+    )
+    epochs: Annotated[float | None, _LENGTH] = Field(
         None,
         gt=0,
         le=1e6,
         description="passes over the training questions in each stage, may be a fraction; null: see trainer.steps",
     )
-    rows: int | None = Field(None, ge=1, description="number of training records, if the file is not on this machine")
+    rows: Annotated[int | None, _CLUSTER] = Field(
+        None, ge=1, description="number of training records, if the file is not on this machine"
+    )
     grader: str = Field("auto", description="grader; docs/grading.md")
     grader_options: FreeForm = Field(default_factory=dict, description="options of the grader; docs/grading.md")
     require_evaluated: bool = Field(
         True, description="training gives no reward to an unevaluated mathematical answer; docs/grading.md"
     )
-    seed: int = Field(0, ge=0, le=_LARGEST_SEED, description="seed of the built-in questions")
+    seed: Annotated[int, _SYNTHETIC] = Field(0, ge=0, le=_LARGEST_SEED, description="seed of the built-in questions")
 
     @model_validator(mode="after")
     def _files_for_records(self) -> "DataConfig":
@@ -257,20 +248,22 @@ class RolloutConfig(Section):
     )
     max_prompt_tokens: int = Field(2048, ge=1, description="a longer prompt is an error")
     max_new_tokens: int = Field(4096, ge=1, description="a longer response is cut off and graded")
-    batch_responses: int | None = Field(None, ge=1, description="responses sampled at once; null: all of a step")
+    batch_responses: Annotated[int | None, _SAMPLED_AT_ONCE] = Field(
+        None, ge=1, description="responses sampled at once; null: all of a step"
+    )
 
 
 class OptimizerConfig(Section):
     """AdamW, its schedule and gradient clipping."""
 
-    name: Literal["adamw", "adamw_8bit"] = Field(
+    name: Annotated[Literal["adamw", "adamw_8bit"], _MEGATRONS_ADAMW] = Field(
         "adamw", description="adamw_8bit: 8-bit moments, by bitsandbytes (the extra adamw-8bit); docs/training.md"
     )
     lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), description="AdamW's beta1 and beta2"
     )
-    eps: float = Field(
+    eps: Annotated[float, _MEGATRONS_ADAMW] = Field(
         1e-8,
         ge=1e-30,  # a smaller one is 0 in float32, and 0/0 where a gradient is 0
         le=1,
@@ -282,7 +275,7 @@ class OptimizerConfig(Section):
         "constant",
         description="decay after the warm-up, to zero; wsd: constant, linear over the last fifth (local engine)",
     )
-    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    warmup_steps: Annotated[int, _CLUSTER] = Field(0, ge=0, description="steps of linear warm-up")
 
     @model_validator(mode="before")
     @classmethod
@@ -304,16 +297,22 @@ class OptimizerConfig(Section):
 class TrainerConfig(Section):
     """The training loop of the local engine."""
 
-    steps: int = Field(300, ge=1, description="steps of each stage (two stages: sequential)")
+    steps: Annotated[int, _LENGTH] = Field(300, ge=1, description="steps of each stage (two stages: sequential)")
     minibatches: int = Field(1, ge=1, description="updates per pass; groups stay whole")
     epochs: int = Field(1, ge=1, description="passes over a step's responses")
-    microbatch_prompts: int | None = Field(None, ge=1, description="prompts in one backward pass; null: a minibatch")
-    microbatch_tokens: int | None = Field(
+    microbatch_prompts: Annotated[int | None, _PACKING] = Field(
+        None, ge=1, description="prompts in one backward pass; null: a minibatch"
+    )
+    microbatch_tokens: Annotated[int | None, _PACKING] = Field(
         None, ge=1, description="tokens in one backward pass with prompts and padding, instead of microbatch_prompts"
     )
-    share_prompts: bool = Field(True, description="compute each prompt once per group in the update")
-    device: str = Field("auto", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:N, npu or npu:N")
-    threads: int | None = Field(None, ge=1, description="CPU threads; null: PyTorch's default")
+    share_prompts: Annotated[bool, _SHARING] = Field(
+        True, description="compute each prompt once per group in the update"
+    )
+    device: Annotated[str, _DEVICE] = Field(
+        "auto", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:N, npu or npu:N"
+    )
+    threads: Annotated[int | None, _THREADS] = Field(None, ge=1, description="CPU threads; null: PyTorch's default")
 
     @model_validator(mode="after")
     def _one_kind_of_microbatch(self) -> "TrainerConfig":
@@ -329,18 +328,22 @@ class EvaluationConfig(Section):
     """Evaluation on held-out questions; on Ascend, a group of samples of each."""
 
     interval: int = Field(0, ge=0, description="steps between evaluations; 0: none while training")
-    questions: int | None = Field(None, ge=1, description="held-out questions used while training; null: all")
-    final_questions: int | None = Field(
+    questions: Annotated[int | None, _WHOLE_FILE] = Field(
+        None, ge=1, description="held-out questions used while training; null: all"
+    )
+    final_questions: Annotated[int | None, _EVALUATED_LATER] = Field(
         None, ge=0, description="the same before and after training; null: all; 0: none"
     )
-    preflight: int = Field(
+    preflight: Annotated[int, _PREFLIGHT] = Field(
         16,
         ge=0,
         description="train and check: responses sampled before the first step; fewer than half with a valid confidence "
         "stop the run; 0: none",
     )
-    samples: int = Field(1, ge=1, description="local engine: responses to each held-out question")
-    readings: bool = Field(
+    samples: Annotated[int, _VALIDATION] = Field(
+        1, ge=1, description="local engine: responses to each held-out question"
+    )
+    readings: Annotated[bool, _VALIDATION] = Field(
         False, description="local engine, confidence-first: also read confidences greedily and as an expectation"
     )
 
@@ -359,7 +362,7 @@ class LoggingConfig(Section):
         False, description="event files in OUTPUT/tensorboard (the extra tensorboard; Ascend: true, in ./runs)"
     )
     wandb: str | None = Field(None, description="Weights & Biases project (the extra wandb)")
-    swanlab: str | None = Field(None, description="SwanLab project (the extra swanlab)")
+    swanlab: Annotated[str | None, _LOGGERS] = Field(None, description="SwanLab project (the extra swanlab)")
     samples_interval: int = Field(10, ge=0, description="steps between sample dumps; 0: none")
     samples_prompts: int = Field(4, ge=1, description="prompts per dump, with all responses")
 
@@ -370,10 +373,12 @@ class HardwareConfig(Section):
     platform: Literal["local", "npu", "host"] = Field(
         "local", description="local: one CPU or GPU; npu: MindSpeed-RL; host: MindSpeed-RL on CPUs"
     )
-    nodes: int = Field(1, ge=1, description="machines")
-    npus_per_node: int = Field(1, ge=1, description="NPUs per machine; a 910C counts as two")
-    memory_gib: float = Field(64.0, gt=0, description="memory of one NPU")
-    reserved_gib: float = Field(4.0, ge=0, description="of these for CANN, HCCL buffers and fragmentation (estimate)")
+    nodes: Annotated[int, _CLUSTER] = Field(1, ge=1, description="machines")
+    npus_per_node: Annotated[int, _CLUSTER] = Field(1, ge=1, description="NPUs per machine; a 910C counts as two")
+    memory_gib: Annotated[float, _CLUSTER] = Field(64.0, gt=0, description="memory of one NPU")
+    reserved_gib: Annotated[float, _CLUSTER] = Field(
+        4.0, ge=0, description="of these for CANN, HCCL buffers and fragmentation (estimate)"
+    )
 
 
 class RunConfig(Section):
@@ -381,17 +386,19 @@ class RunConfig(Section):
 
     seed: int = Field(0, ge=0, le=_LARGEST_SEED, description="random seed")
     model: ModelConfig = ModelConfig()
-    warm_up: WarmUpConfig = WarmUpConfig()
+    warm_up: Annotated[WarmUpConfig, _SFT] = WarmUpConfig()
     method: MethodConfig = MethodConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     trainer: TrainerConfig = TrainerConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    logging: LoggingConfig = LoggingConfig()
+    evaluation: Annotated[EvaluationConfig, _FREE] = EvaluationConfig()
+    checkpoint: Annotated[CheckpointConfig, _FREE] = CheckpointConfig()
+    logging: Annotated[LoggingConfig, _FREE] = LoggingConfig()
     hardware: HardwareConfig = HardwareConfig()
-    mindspeed_rl: FreeForm = Field(default_factory=dict, description="keys of MindSpeed-RL, passed unchanged")
+    mindspeed_rl: Annotated[FreeForm, _CLUSTER] = Field(
+        default_factory=dict, description="keys of MindSpeed-RL, passed unchanged"
+    )
 
     @property
     def total_steps(self) -> int:

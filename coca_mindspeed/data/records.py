@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.errors import DataError, nearest
+from coca_mindspeed.errors import DataError, did_you_mean
 from coca_mindspeed.utils.files import read_json_lines, write_json_lines
 
 
@@ -84,7 +84,7 @@ def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: i
         raise DataError(f"{where}: field {missing[0]!r} is missing{found}; a record has {', '.join(_FIELDS)}")
     if unknown:
         known = f"a record has {', '.join(_FIELDS)}; put other values into 'metadata'"
-        raise DataError(f"{where}: unknown field {unknown[0]!r}{nearest(unknown[0], _FIELDS)}; {known}")
+        raise DataError(f"{where}: unknown field {unknown[0]!r}{did_you_mean(unknown[0], _FIELDS)}; {known}")
     category = default_category(row["answer"]) if isinstance(row["answer"], str) else "math"
     values = {"id": f"{dataset}-{number}", "dataset": dataset, "category": category, **row}
     for name, value in values.items():

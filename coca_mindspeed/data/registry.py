@@ -10,7 +10,7 @@ from coca_mindspeed.data import published
 from coca_mindspeed.data.formats import HubDataset, Row, data_files, hub_rows, read_rows
 from coca_mindspeed.data.published import RowError, Ungradable
 from coca_mindspeed.data.records import Record, read_records, record_from_json
-from coca_mindspeed.errors import DataError, nearest
+from coca_mindspeed.errors import DataError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ SOURCES = {source.name: source for source in _SOURCES}
 def source_named(name: str) -> DataSource:
     """Return the data source called ``name``; raises DataError if there is none."""
     if name not in SOURCES:
-        raise DataError(f"unknown data set {name!r}{nearest(name, SOURCES)}; expected one of {', '.join(SOURCES)}")
+        raise DataError(f"unknown data set {name!r}{did_you_mean(name, SOURCES)}; expected one of {', '.join(SOURCES)}")
     return SOURCES[name]
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
-from coca_mindspeed.config.checks import value_of
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
 from coca_mindspeed.grading.label_check import check_records, misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
 from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
 _MAX_UNGRADABLE = 0.01  # share of answers; above it the gradable ones may differ from all

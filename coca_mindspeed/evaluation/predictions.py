@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.formats import file_format, read_rows
-from coca_mindspeed.errors import DataError, nearest
+from coca_mindspeed.errors import DataError, did_you_mean
 from coca_mindspeed.utils.console import one_line, print_text
 from coca_mindspeed.utils.files import read_json_lines, write_json_lines
 
@@ -123,11 +123,11 @@ def prediction_from_json(row: Mapping[str, Any], where: str, needs: Collection[s
     """
     required = (*_REQUIRED, *needs)
     if missing := [name for name in required if name not in row]:
-        near = nearest(missing[0], [name for name in row if name not in _FIELDS])
+        near = did_you_mean(missing[0], [name for name in row if name not in _FIELDS])
         raise DataError(f"{where}: field {missing[0]!r} is missing{near}; expected {', '.join(required)}")
     absent = [name for name in _FIELDS if name not in row]
     for name in row:
-        if name not in _FIELDS and (near := nearest(name, absent, _MISSPELLED)):
+        if name not in _FIELDS and (near := did_you_mean(name, absent, _MISSPELLED)):
             raise DataError(f"{where}: unknown field {name!r}{near}; the known ones are {', '.join(_FIELDS)}")
     known = {name: value for name, value in row.items() if name in _FIELDS}
     if _is_integer(known["id"]):

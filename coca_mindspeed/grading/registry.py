@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import GradingError, nearest
+from coca_mindspeed.errors import GradingError, did_you_mean
 from coca_mindspeed.grading.verdict import MeasuredGrader, Verdict
 
 # Imported on use: the exact grader needs neither sympy nor openai.
@@ -132,4 +132,4 @@ class AutoGrader:
 def _known(name: str, names: Sequence[str], what: str) -> str:
     if name in names:
         return name
-    raise GradingError(f"unknown {what} {name!r}{nearest(name, names)}; known: {', '.join(names) or 'none'}")
+    raise GradingError(f"unknown {what} {name!r}{did_you_mean(name, names)}; known: {', '.join(names) or 'none'}")

@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 import torch
 
-from coca_mindspeed.config.checks import Problem
 from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, Problem
 
 
 def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:

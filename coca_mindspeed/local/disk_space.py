@@ -8,8 +8,8 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.schema import LoraConfig, RunConfig
+from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     FoundRun,
@@ -111,4 +111,4 @@ def check_space(config: RunConfig, found: FoundRun, model: Path | None) -> None:
         fix = "make room, or choose a directory on another disk"
         if most > 2:
             fix += "; checkpoint.keep=1 keeps fewer checkpoints"
-        refuse([Problem("disk", "--output", found.path, reason, fix)])
+        raise_problems([Problem("disk", "--output", found.path, reason, fix)])

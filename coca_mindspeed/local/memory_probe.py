@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.local.device import choose_device, is_out_of_memory
 from coca_mindspeed.local.disk_space import weight_shapes
 from coca_mindspeed.local.load import load_policy, sharing_of
@@ -48,11 +48,11 @@ def check_memory(config: RunConfig, device: torch.device, *, show_progress: bool
     if (least := need.weights + need.moments + need.gradients) > room:
         reason = f"weights, gradients and moments need {least / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free"
         fix = "set model.lora.rank or optimizer.name=adamw_8bit, or use a smaller model"
-        refuse([Problem("memory-weights", "model.path", config.model.path, reason, fix)])
+        raise_problems([Problem("memory-weights", "model.path", config.model.path, reason, fix)])
     if not shapes or need.peak <= _MEASURED_SHARE * room:
         return
     eager = config.model.attention == "eager" or sharing_of(architecture, config.model) == "none"
-    refuse(memory_problems(config, measure(config, show_progress), room, eager=eager))
+    raise_problems(memory_problems(config, measure(config, show_progress), room, eager=eager))
 
 
 def memory_problems(

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coca_mindspeed.config.checks import Problem
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.errors import Problem, TrainingError
 from coca_mindspeed.grading.label_check import misfit_warnings
 from coca_mindspeed.grading.unevaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed import __version__
-from coca_mindspeed.config.checks import Problem, refuse, value_of
+from coca_mindspeed.config import resume
 from coca_mindspeed.config.compose import to_yaml, validate_run
 from coca_mindspeed.config.overrides import REMOVED_KEYS
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, record_to_json
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.local.schedule import learning_rate
 from coca_mindspeed.utils.files import (
     MARKER,
@@ -34,7 +34,7 @@ from coca_mindspeed.utils.files import (
     write_atomically,
     write_marker,
 )
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from coca_mindspeed.utils.text_formats import Difference, YamlError, differences, read_yaml, value_of
 
 _KIND = "run"
 LOCK = ".lock"
@@ -48,18 +48,8 @@ ENTRIES = (
     *("report.md", "reliability.png", "training_curves.png"),
     *(".model.writing", ".replaced_model", ".warm_start.writing", ".replaced_warm_start"),
 )
-# Only these sections and keys may change when a run is resumed.
-_MAY_CHANGE = ("evaluation", "checkpoint", "logging")
-_LENGTH = ("trainer.steps", "data.epochs")  # if the steps taken do not depend on them
-_ROUNDING = "rounding of later steps changes"
-#: Keys that bound memory, and the effect of a change on the steps that follow.
-MEMORY_KEYS = {
-    "trainer.microbatch_tokens": _ROUNDING,
-    "trainer.microbatch_prompts": _ROUNDING,
-    "trainer.share_prompts": _ROUNDING,
-    "model.gradient_checkpointing": _ROUNDING,
-    "rollout.batch_responses": "later steps and evaluations draw other samples",
-}
+_FACTS = resume.facts_of(RunConfig)
+_MAY_CHANGE = ("free", "length", "memory")
 
 
 @dataclass(frozen=True)
@@ -129,11 +119,11 @@ def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> Foun
             others += [entry.name for entry in path.iterdir() if entry.name != LOCK]
         if others:
             reason = f"holds {others[0]!r}, and is not the directory of a run"
-            refuse([Problem("not-a-run", "--output", path, reason, "choose a new or empty directory")])
+            raise_problems([Problem("not-a-run", "--output", path, reason, "choose a new or empty directory")])
         if resume:
             nearby = nearby_runs(path, lambda other: is_ours(other, _KIND))
             fix = f"correct --output, or leave --resume out to start a run{nearby}"
-            refuse([Problem("no-run", "--output", path, "holds no run to resume", fix)])
+            raise_problems([Problem("no-run", "--output", path, "holds no run to resume", fix)])
         return FoundRun(path)
     checkpoints = list_checkpoints(path / "checkpoints")
     metrics = path / "metrics.jsonl"
@@ -227,19 +217,21 @@ def claim(
 def _differs(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
     if not found.config_path.exists() or found.marker is None:
         return True
-    return next(_changes(_saved(found), config), None) is not None or found.marker.get("data") != data
+    changed = {resume.fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)}
+    return not changed <= {"free", "memory"} or found.marker.get("data") != data
 
 
 def check_same_settings(found: FoundRun, config: RunConfig) -> None:
     """Raise ConfigError for settings, but the length, that would have changed the steps already taken."""
-    if not found.begun:
-        return
-    for key, before, now in _changes(_saved(found), config):
-        if key in _LENGTH:
-            continue
-        raise ConfigError(
-            f"{found.config_path}: the run to resume has {key}={before!r}, found {now!r}; only "
-            f"{', '.join((*_MAY_CHANGE, *_LENGTH, *MEMORY_KEYS))} may change when a run is resumed"
+    if found.begun:
+        free = {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
+        named = sorted(key for key in free if key.rpartition(".")[0] not in free)
+        resume.check_same_run(
+            _saved(found).model_dump(mode="json"),
+            config.model_dump(mode="json"),
+            where=found.config_path,
+            fix=f"only {', '.join(named)} may change when a run is resumed",
+            may_change=lambda key: resume.fact_of(_FACTS, key).resume in _MAY_CHANGE,
         )
 
 
@@ -259,13 +251,13 @@ def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mappin
 
 
 def memory_changes(found: FoundRun, config: RunConfig) -> list[str]:
-    """A line for each of :data:`MEMORY_KEYS` that differs from the run to resume."""
+    """A line for each key that bounds memory and differs from the run to resume."""
     if not found.begun:
         return []
     return [
-        f"{key}={before!r} is now {now!r}; {MEMORY_KEYS[key]}"
-        for key, before, now in _differences(_saved(found), config)
-        if key in MEMORY_KEYS
+        f"{key}={before!r} is now {now!r}; {_FACTS[key].effect}"
+        for key, before, now in _differences(found, config)
+        if resume.fact_of(_FACTS, key).resume == "memory"
     ]
 
 
@@ -336,22 +328,8 @@ def _without_removed_keys(values: Any) -> Any:
     return values
 
 
-def _changes(saved: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, old value, new value) of settings that must not differ."""
-    for key, before, now in _differences(saved, config):
-        if key.partition(".")[0] not in _MAY_CHANGE and key not in MEMORY_KEYS:
-            yield key, before, now
-
-
-def _differences(saved: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, old value, new value) of all settings that differ."""
-    before, now = saved.model_dump(mode="json"), config.model_dump(mode="json")
-    for section, values in now.items():
-        if not isinstance(values, dict):
-            values, before[section] = {"": values}, {"": before[section]}
-        for name, value in values.items():
-            if value != (old := before[section].get(name)):
-                yield f"{section}.{name}".rstrip("."), old, value
+def _differences(found: FoundRun, config: RunConfig) -> Iterator[Difference]:
+    return differences(_saved(found).model_dump(mode="json"), config.model_dump(mode="json"))
 
 
 def _describe(digest: Mapping[str, Any] | None) -> str:

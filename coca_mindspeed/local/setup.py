@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from coca_mindspeed.config.checks import refuse
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import raise_problems
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import check_saveable, export_model, remove_leftovers
@@ -198,7 +198,7 @@ class LocalRun:
         file = self.output / "samples" / "step_000000.jsonl"
         write_json_lines(file, found.rows())
         print_text(found, sys.stderr)
-        refuse(found.problems(), f"no training yet; all responses: {file}")
+        raise_problems(found.problems(), f"no training yet; all responses: {file}")
         return policy
 
     def evaluate_before(self, policy: Policy, *, log: bool = True) -> Policy:

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.checks import CHECKS, Problem, find_problems, missing_data, missing_model, refuse
+from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, with_steps
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
-from coca_mindspeed.config.steps import with_steps
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
@@ -108,7 +107,7 @@ def validate_run(
         ConfigError: settings, the output directory, or the disk.
         DataError, GradingError: as :func:`check_questions`.
     """
-    refuse(find_problems(config, CHECKS, (missing_data, *(() if resume else (missing_model,)))))
+    raise_problems(find_problems(config, CHECKS, (missing_data, *(() if resume else (missing_model,)))))
     found = find_run(output, resume=resume, overwrite=overwrite)
     check_writable(output)
     require_loggers(config.logging)
@@ -293,7 +292,7 @@ def check_token_ids(
         token_id = getattr(tokenizer, f"{name}_id")
         if token_id is not None and token_id >= rows:
             reason = f"{reason} {name} {getattr(tokenizer, name)!r} the id {token_id}"
-            refuse([Problem("token-id", where, str(path), reason, f"{resize}, or name another {name}")])
+            raise_problems([Problem("token-id", where, str(path), reason, f"{resize}, or name another {name}")])
     if all(token_id < rows for token_id in tokenizer.get_vocab().values()):
         return
     for start in range(0, len(records), _CHUNK):
@@ -305,7 +304,7 @@ def check_token_ids(
                 reason = (
                     f"{reason} {token!r} in the prompt of record {record.id!r} of {record.dataset} the id {token_id}"
                 )
-                refuse([Problem("token-id", where, str(path), reason, resize)])
+                raise_problems([Problem("token-id", where, str(path), reason, resize)])
 
 
 def ordinary_pad_token(tokenizer: Any) -> str | None:
@@ -354,7 +353,7 @@ def check_lengths(
                         f"{context.tokens} tokens of {model}: {context.reason}"
                     )
                     fix = f"set it to {context.tokens - length} or less"
-                    refuse([Problem("context", limits.response_key, limits.response, reason, fix)])
+                    raise_problems([Problem("context", limits.response_key, limits.response, reason, fix)])
             progress.show(start + len(chunk))
 
 

@@ -4,30 +4,32 @@ Docstrings and comments name the upstream function that would refuse the run on 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.checks import (
-    CHECKS,
+from coca_mindspeed.config.checks import CHECKS, differing_shapes
+from coca_mindspeed.config.resume import facts_of
+from coca_mindspeed.config.schema import RunConfig, Section
+from coca_mindspeed.errors import (
     Check,
     Condition,
+    ConfigError,
     Problem,
     as_check,
-    differing_shapes,
+    did_you_mean,
     find_problems,
     problems_of,
     show_value,
 )
-from coca_mindspeed.config.schema import LoraConfig, RunConfig, WarmUpConfig
-from coca_mindspeed.errors import ConfigError, nearest
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.key_mapping import set_twice
-from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
+from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.start.driver import split_config
-from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, known_keys
+from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 
 _SHOWN = 3  # nearest values that a message names
 _SIZES = ("npus", "tp", "pp", "cp", "rollout_tp", "rollout_pp", "micro_batch", "mini_batch", "prompts", "group")
@@ -104,7 +106,6 @@ def _rollout(r: ResolvedConfig) -> Iterator[Condition]:
 
 def _batches(r: ResolvedConfig) -> Iterator[Condition]:
     """``validate_rl_args._validate_batch_ratio``, ``_validate_data_parallel``; minibatches of whole groups."""
-    yield "group-size", "group", r.group >= 2, "must be at least 2"
     yield "mini-batch", "mini_batch", r.prompts % r.mini_batch == 0, f"must divide the {r.prompts} prompts"
     grading = f"must be a multiple of the {r.nodes} nodes, each of which grades its share"
     yield "prompts-nodes", "prompts", r.prompts % r.nodes == 0, grading
@@ -171,7 +172,6 @@ def _training(r: ResolvedConfig) -> Iterator[Condition]:
     yield "bf16", "bf16", r.bf16, "must be true: MindSpeed-RL trains in bfloat16 only"
     same = r.verifiers == r.verifier_weights
     yield "verifier-weights", "verifier_weights", same, f"must be one weight for each of {r.verifiers} verifiers"
-    yield "whole-groups", "partial_rollout_splits", r.partial_rollout_splits <= 1, "must be 1: whole groups"
 
 
 _LAYOUT = (_parallelism, _recomputation, _rollout, _batches, _dispatch_sizes, _lengths, _training)
@@ -182,33 +182,14 @@ def layout_problems(resolved: ResolvedConfig) -> list[Problem]:
     return find_problems(resolved, [as_check(_sizes)], [as_check(conditions) for conditions in _LAYOUT])
 
 
-_SFT = "run this stage with the local engine first, and name its result as model.path"
-_PACKING = f"set {KEYS['update_tokens']} instead"
-_LOCAL_ONLY = {  # keys of the local engine -> the alternative on a cluster
-    "model.attention": "set mindspeed_rl.megatron_training.use_flash_attn instead",
-    "model.gradient_checkpointing": f"set {KEYS['recompute']} instead",
-    **{f"model.lora.{name}": "cluster runs have no adapters" for name in LoraConfig.model_fields},
-    **{f"warm_up.{name}": _SFT for name in WarmUpConfig.model_fields},
-    **dict.fromkeys(("data.train_size", "data.evaluate_size", "data.seed"), "cluster runs have no synthetic data"),
-    "rollout.batch_responses": "set mindspeed_rl.generate_config.max_num_seqs instead",
-    **dict.fromkeys(("trainer.microbatch_prompts", "trainer.microbatch_tokens"), _PACKING),
-    "trainer.share_prompts": "MindSpeed-RL has no prefix sharing",
-    "trainer.device": "set hardware.platform instead",
-    "trainer.threads": "set OMP_NUM_THREADS instead",
-    "evaluation.preflight": "read the samples of the first iteration instead",
-}
-
-
 def _run_conditions(run: RunConfig) -> Iterator[Condition]:
     """Values of our sections that MindSpeed-RL cannot have; it would ignore them silently."""
-    model, optimizer, evaluation, updates = run.model, run.optimizer, run.evaluation, run.trainer
+    model, optimizer, updates = run.model, run.optimizer, run.trainer
     yield "built-in-model", "model.path", model.path is not None, "must name a directory on a cluster"
     converted = run.hardware.platform == "host" or model.megatron_path is not None
     random = "must name Megatron weights: Megatron would start from random ones"
     yield "no-weights", "model.megatron_path", converted, random, "convert them: launch/convert_weights.sh hf2mcore"
     yield "records-only", "data.name", run.data.name == "records", "must be records on a cluster"
-    yield "optimizer", "optimizer.name", optimizer.name == "adamw", "must be adamw, Megatron's optimizer"
-    yield "optimizer-eps", "optimizer.eps", optimizer.eps == 1e-8, "must be 1e-08, Megatron's value"
     once = not optimizer.warmup_steps or updates.minibatches * updates.epochs == 1
     yield "warmup-updates", "optimizer.warmup_steps", once, "must be 0 with several updates per step"
     other, reason = optimizer.schedule != "wsd", "must not be wsd: only the local engine has it"
@@ -216,26 +197,16 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
     whole = optimizer.schedule == "constant" or updates.epochs == 1
     reason = f"must be constant: Megatron would finish the schedule after 1/{updates.epochs} of the run"
     yield "schedule-epochs", "optimizer.schedule", whole, reason
-    without = run.method.entropy_bonus == 0
-    yield "entropy-bonus", "method.entropy_bonus", without, "must be 0: only the local engine has it"
-    yield "evaluation-samples", "evaluation.samples", evaluation.samples == 1, "must be 1: each question has a group"
-    reason = "must be false: only the local engine computes them"
-    yield "evaluation-readings", "evaluation.readings", not evaluation.readings, reason
-    unlimited, fix = evaluation.questions is None, "shorten data.evaluate instead"
-    yield "evaluation-questions", "evaluation.questions", unlimited, "must be null: validation uses the whole file", fix
-    fix = "convert and evaluate the trained weights separately (docs/evaluation.md)"
-    yield "final-evaluation", "evaluation.final_questions", evaluation.final_questions is None, "must be null", fix
     saves = run.checkpoint.interval >= 1
     yield "checkpoint-interval", "checkpoint.interval", saves, "must be at least 1: MindSpeed-RL divides by it"
-    logs = "must be null: MindSpeed-RL 2.3.0 logs to TensorBoard and W&B"
-    yield "swanlab", "logging.swanlab", run.logging.swanlab is None, logs
     fix = "on the CPU shim, set mindspeed_rl.coca.host.dtype instead"
     yield "compute-dtype", "model.compute_dtype", model.compute_dtype == "bfloat16", "must be bfloat16", fix
-    for key, instead in _LOCAL_ONLY.items():
+    for key, facts in facts_of(RunConfig).items():
         section, _, name = key.partition(".")
-        default = attrgetter(name)(RunConfig.model_fields[section].default)
-        same = attrgetter(key)(run) == default
-        yield "local-only", key, same, f"must be {show_value(default)}: only the local engine has it", instead
+        if facts.cluster and name and not isinstance(found := attrgetter(key)(run), Section):
+            default = attrgetter(name)(RunConfig.model_fields[section].default)
+            reason = f"must be {show_value(default)} on a cluster"
+            yield "local-only", key, found == default, reason, facts.cluster
 
 
 def run_problems(
@@ -298,17 +269,18 @@ def other_npus(values: dict[str, Any]) -> dict[str, int]:
 
 def _memory(resolved: ResolvedConfig, memory: MemoryEstimate) -> Iterator[Problem]:
     limit = f"GiB of an NPU's {memory.limit_gib:.1f}"
+    parallel = f"raise {KEYS['tp']} or {KEYS['pp']}"
     if memory.training_gib > memory.limit_gib:
-        lowered = ("update_tokens", "micro_batch", "tp", "pp")
-        name = next((name for name in lowered if nearest_working(resolved, name)), "tp")
-        reason = f"training needs about {memory.training_gib:.1f} {limit}"
-        yield Problem("memory-training", KEYS[name], getattr(resolved, name), reason, _set_to(resolved, name))
+        name, reason = "micro_batch", f"training needs about {memory.training_gib:.1f} {limit}"
+        if resolved.dynamic_batch:
+            name = "update_tokens"
+        yield Problem("memory-training", KEYS[name], getattr(resolved, name), reason, f"lower it, or {parallel}")
     if memory.rollout_gib > memory.limit_gib:
         name, reason = "memory_utilization", f"rollout needs about {memory.rollout_gib:.1f} {limit}"
-        yield Problem("memory-rollout", KEYS[name], resolved.memory_utilization, reason, _set_to(resolved, name))
+        yield Problem("memory-rollout", KEYS[name], resolved.memory_utilization, reason, "lower it")
     if memory.longest_responses < 1:
         reason = f"the KV cache holds {memory.longest_responses:.2f} sequences of {resolved.max_model_len} tokens"
-        fix = f"raise gpu_memory_utilization, or this: {_set_to(resolved, 'rollout_tp') or 'no value works'}"
+        fix = f"raise it, or {KEYS['memory_utilization']}"
         yield Problem("memory-kv-cache", KEYS["rollout_tp"], resolved.rollout_tp, reason, fix)
 
 
@@ -326,7 +298,7 @@ def _upstream_keys(run: RunConfig) -> Iterator[Problem]:
     """Keys that MindSpeed-RL would refuse, and keys without effect, which it would not."""
     values = run.mindspeed_rl
     ignored = ignored_keys(values, reference=needs_reference(values))
-    for problem in (*known_keys().problems(values), *_unused_shapes(values), *ignored):
+    for problem in (*shipped_keys().problems(values), *_unused_shapes(values), *ignored):
         yield problem._replace(key=f"mindspeed_rl.{problem.key}")
 
 
@@ -334,58 +306,32 @@ def _unused_shapes(values: Mapping[str, Any]) -> Iterator[Problem]:
     named = [section["model"] for section in values.values() if isinstance(section, Mapping) and "model" in section]
     for name, shape in (values.get("model") or {}).items():
         if name not in named:
-            expected = f"must be a model that is named by a section's key model{nearest(name, named)}"
+            expected = f"must be a model that is named by a section's key model{did_you_mean(name, named)}"
             yield Problem("unknown-key", f"model.{name}", shape, expected)
 
 
-# Candidates for the nearest value that works, by field; one value: the only one that is allowed.
-_CANDIDATES: dict[str, Any] = {
-    **dict.fromkeys(("bf16", "reset_attention_mask", "no_pad_to_seq_lengths", "remove_padding"), lambda r: (True,)),
-    **dict.fromkeys(("tp", "pp", "cp", "rollout_tp"), lambda r: range(1, r.npus + 1)),
-    **dict.fromkeys(("temperature", "top_p"), lambda r: (1.0,)),
-    "max_new": lambda r: (r.context - r.max_prompt,),
-    **dict.fromkeys(
-        ("max_model_len", "max_batched_tokens", "update_tokens", "logprob_tokens"),
-        lambda r: (r.max_model_len, r.longest),
-    ),
-    **dict.fromkeys(
-        ("advantage_dispatch", "reward_dispatch"), lambda r: range(r.group, r.responses + 1, max(1, r.group))
-    ),
-    "rollout_dtype": lambda r: ("bfloat16",),
-    "sampling_seed": lambda r: (None,),
-    "top_k": lambda r: (-1,),
-    "min_p": lambda r: (0.0,),
-    "rollout_pp": lambda r: (1,),
-    "memory_utilization": lambda r: (percent / 100 for percent in range(5, 100, 5)),
-    "recompute": lambda r: (None, "selective", "full"),
-    "recompute_method": lambda r: (None,) if r.recompute == "selective" else ("uniform", "block"),
-    "recompute_layers": lambda r: (None,) if r.recompute == "selective" else range(1, r.stage_layers + 1),
-    "attention_mask": lambda r: ("general", "causal"),
-    "verifier_weights": lambda r: (r.verifiers,),
-}
+# Sizes that divide others: a problem of one names the nearest values that do. Other problems state their limit.
+_DIVISORS = (
+    *("tp", "pp", "cp", "rollout_tp", "prompts", "mini_batch", "micro_batch"),
+    *("update_dispatch", "logprob_dispatch", "rollout_dispatch", "advantage_dispatch", "reward_dispatch"),
+)
 
 
-def nearest_working(resolved: ResolvedConfig, name: str, *, memory: bool = True) -> tuple[Any, ...]:
-    """Nearest values of a field with which its rules hold and, with ``memory``, memory suffices; others unchanged."""
-    value = getattr(resolved, name)
-    size = value if isinstance(value, int) and value > 0 else 1
-    numbers = range(1, max(2 * size, 2 * resolved.npus, resolved.group) + 1)
-    others = {problem.key for problem in layout_problems(resolved)} - {name}
-    working = []
-    for candidate in dict.fromkeys(_CANDIDATES.get(name, lambda r: numbers)(resolved)):
-        varied = resolved.vary(name, candidate)
-        problems = {problem.key for problem in layout_problems(varied)}
-        if candidate != value and not problems - others and (problems or not memory or estimate_memory(varied).fits):
-            working.append(candidate)
-    if all(type(each) in (int, float) for each in [value, *working]):
-        working = sorted(sorted(working, key=lambda candidate: abs(candidate - value))[:_SHOWN])
-    return tuple(working[:_SHOWN])
+def nearest_working(resolved: ResolvedConfig, name: str) -> tuple[int, ...]:
+    """The nearest values of a size with which its rules hold, other keys unchanged and memory aside."""
+    if name not in _DIVISORS:
+        return ()
+    value, others = getattr(resolved, name), {problem.key for problem in layout_problems(resolved)} - {name}
+    numbers = range(1, max(2 * value, 2 * resolved.npus, 2 * resolved.group) + 1)
+    nearest_first = sorted(numbers, key=lambda number: abs(number - value))
+    working = (number for number in nearest_first if _holds(resolved.with_value(name, number), others))
+    return tuple(islice(working, _SHOWN))
+
+
+def _holds(resolved: ResolvedConfig, others: set[str]) -> bool:
+    return {problem.key for problem in layout_problems(resolved)} <= others
 
 
 def _set_to(resolved: ResolvedConfig, name: str) -> str:
-    found, works = nearest_working(resolved, name), "works"
-    if not found and name in {problem.key for problem in layout_problems(resolved)}:
-        found, works = nearest_working(resolved, name, memory=False), "passes this check, memory aside"
-    values = [_as_set(resolved, name, value) for value in found]
-    shown = [value if isinstance(value, str) else show_value(value) for value in values]
-    return f"nearest that {works}: {', '.join(shown)}" if shown else ""
+    values = [_as_set(resolved, name, value) for value in nearest_working(resolved, name)]
+    return f"nearest that works: {', '.join(map(str, values))}" if values else ""

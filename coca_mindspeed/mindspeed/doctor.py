@@ -3,47 +3,104 @@
 Nothing here imports torch_npu, Ray or MindSpeed-RL, so broken installations of them are reported too.
 """
 
+import importlib.metadata
 import json
+import os
 import re
+import resource
+import shutil
+import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import Problem, missing_data, missing_model, problems_of
+from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prepare.filters import PromptCounter
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import read_records
-from coca_mindspeed.errors import CocaError
-from coca_mindspeed.mindspeed.checks import layout_problems
-from coca_mindspeed.mindspeed.machine import (
-    CONVERTER,
-    STACKS,
-    UNPINNED,
-    Machine,
-    SoftwareStack,
-    git_commit,
-    is_version,
-    megatron_version,
-)
+from coca_mindspeed.errors import CocaError, Problem, problems_of
+from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
-from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
-from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER, try_verifier
+from coca_mindspeed.mindspeed.stages.verifiers import check_verifier
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
-from coca_mindspeed.mindspeed.start.driver import HOMES
-from coca_mindspeed.mindspeed.start.inputs import try_template
+from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
+from coca_mindspeed.mindspeed.start.inputs import check_prompts_of_files
 from coca_mindspeed.mindspeed.start.settings import coca_settings
-from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout
-from coca_mindspeed.upstream.manifest import ManifestError, matching_manifest
+from coca_mindspeed.upstream.manifest import ManifestError, SoftwareStack, load_manifests, matching_manifest, stack_of
+from coca_mindspeed.utils.limits import memory_limit, usable_cpus
 
+_DEFAULT_RELEASE = "2.3.0"
 _OPEN_FILES = 32768  # Ray opens a few hundred sockets per worker, and zmq one for each pair of ranks
 _OBJECT_STORE = 10**10  # Ray's REQUIRE_SHM_SIZE_THRESHOLD: with less in /dev/shm, its object store is put into /tmp
 # A token stands for at least one byte. Chat templates add a few dozen bytes per message, some a default system prompt.
 _TEMPLATE_BYTES = 512
-_SCRIPTS = "nothing to do for the launch scripts, which"
 _GUIDE = "docs/ascend.md, 1. Software"  # vLLM and vLLM-Ascend are built from a commit there, not installed by a name
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts of this machine; ``root`` is the root of its file system."""
+
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    root: Path = Path("/")
+
+    def package_version(self, name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    def npus(self) -> int:
+        """Devices that the driver shows."""
+        return sum(1 for path in (self.root / "dev").glob("davinci*") if path.name[7:].isdecimal())
+
+    def cpus(self) -> int:
+        return usable_cpus()
+
+    def free_bytes(self, path: Path) -> int:
+        """Free bytes at ``path``, or at its nearest existing parent."""
+        path = path.absolute()
+        return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
+
+    def memory_bytes(self) -> int | None:
+        """Host memory; None if unknown."""
+        kib = _read(self.root / "proc" / "meminfo", r"^MemTotal:\s+(\d+) kB")
+        return int(kib) * 1024 if kib else None
+
+    def memory_limit(self) -> int | None:
+        """Limit of the control group (a container's); None if there is none."""
+        return memory_limit(self.root)
+
+    def shared_memory_bytes(self) -> int | None:
+        """Size of ``/dev/shm``; None if it does not exist."""
+        path = self.root / "dev" / "shm"
+        return shutil.disk_usage(path).total if path.is_dir() else None
+
+    def open_files(self) -> int:
+        """The hard limit of open files, up to which the launch scripts raise the soft one."""
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        return 2**63 - 1 if hard == resource.RLIM_INFINITY else hard
+
+    def interfaces(self) -> list[str]:
+        return [name for _, name in socket.if_nameindex()]
+
+    def driver_version(self) -> str | None:
+        return _read(self.root / "usr/local/Ascend/driver/version.info", r"^Version=(\S+)")
+
+    def cann_version(self) -> str | None:
+        """The version in CANN's folder, which its ``set_env.sh`` names."""
+        value = self.environment.get("ASCEND_TOOLKIT_HOME") or self.environment.get("ASCEND_HOME_PATH")
+        if not value:
+            return None
+        home = Path(value)
+        for path in [*sorted(home.glob("*/ascend_toolkit_install.info")), home / "ascend_toolkit_install.info"]:
+            if version := _read(path, r"^version=(\S+)"):
+                return version
+        return _read(home / "version.cfg", r"^\S*running_version=\[?(?:\d+:)?([^\]\s]+)")
 
 
 class Finding(NamedTuple):
@@ -61,6 +118,11 @@ def _skipped(code: str, key: str, needs: str) -> Finding:
     return Finding(None, Problem(code, key, None, f"needs {needs}"))
 
 
+def releases() -> list[str]:
+    """The supported releases of MindSpeed-RL."""
+    return [manifest.release for manifest in load_manifests()]
+
+
 def examine_machine(
     machine: Machine, run: RunConfig | None, release: str | None = None, output: Path | None = None
 ) -> list[Finding]:
@@ -70,86 +132,51 @@ def examine_machine(
     No item of an NPU is examined for the CPU shim.
     """
     checkout, found_release = _mindspeed_rl(machine)
-    stack = STACKS[release or found_release or "2.3.0"]
+    stack = stack_of(release or found_release or _DEFAULT_RELEASE)
     sources = [checkout, *_sources(machine, stack)]
-    of_run = [] if run is None else [*run_findings(machine, run, output or Path("runs"))]
+    of_run = [] if run is None else [*_run(machine, run, output or Path("runs"))]
     if run is not None and run.hardware.platform == "host":
-        return [*_cpu_packages(machine, run, stack), *sources, *of_run]
-    findings = [*_cann(machine, stack), *_packages(machine, stack), *sources]
-    findings += [*_limits(machine), *_network(machine, run), *_devices(machine, run)]
-    return [*findings, *_converter(machine, run), *of_run]
+        return [*sources, *of_run]
+    return [*_software(machine, stack), *sources, *_hardware(machine, run), *of_run]
 
 
-def _cann(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
+def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
     driver = machine.driver_version()
     new = driver is not None and _numbers(driver) >= _numbers(stack.driver)
     fix = "install Ascend-hdk-*-npu-driver, then the firmware"
     yield _item("driver", "NPU driver", driver, new, f"{stack.driver} or newer", fix)
-    cann = machine.cann_version()
-    scripts = ("cann/set_env.sh", "ascend-toolkit/set_env.sh") if cann is None else ()
-    fix = _sourced(machine, f"CANN {stack.cann} toolkit, kernels", *scripts)
-    yield _item("cann", "CANN", cann, cann and is_version(cann, stack.cann), stack.cann, fix)
-    atb = machine.environment.get("ATB_HOME_PATH")
-    fix = _sourced(machine, "Ascend-cann-nnal", "nnal/atb/set_env.sh")
-    yield _item("atb", "ATB (NNAL)", atb, atb, "ATB_HOME_PATH set", fix)
-
-
-def _sourced(machine: Machine, package: str, *scripts: str) -> str:
-    """How to install a package of Ascend, or that the launch scripts source its script, if one is there."""
-    if (script := machine.installed(*scripts)) is not None:
-        return f"{_SCRIPTS} source {script}"
-    return f"install {package}; source its set_env.sh (the launch scripts do)"
-
-
-def _packages(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
+    cann, atb = machine.cann_version(), machine.environment.get("ATB_HOME_PATH")
+    fix = "install {}, and source its set_env.sh (the launch scripts source it where it is installed)"
+    toolkit = fix.format(f"CANN {stack.cann} toolkit and kernels")
+    yield _item("cann", "CANN", cann, cann and is_version(cann, stack.cann), stack.cann, toolkit)
+    yield _item("atb", "ATB (NNAL)", atb, atb, "ATB_HOME_PATH set", fix.format("Ascend-cann-nnal"))
     for name, wanted in stack.packages.items():
         version = machine.package_version(name)
         fix = _GUIDE if name.startswith("vllm") else f"pip install {name}=={wanted} ({_GUIDE})"
         yield _item("package", name, version, version and is_version(version, wanted), wanted, fix)
-    for name in UNPINNED:
-        version = machine.package_version(name)
-        yield _item("package", name, version, version, "any", "pip install -r $MINDSPEED_RL_HOME/requirements.txt")
     triton = machine.package_version("triton-ascend")
     fix = "pip uninstall triton-ascend: MindSpeed-RL forbids it beside vllm-ascend"
     yield _item("package", "triton-ascend", triton, triton is None, "absent", fix)
 
 
-def _converter(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
-    """Packages of ``launch/convert_weights.sh``; not needed once the run's weights exist."""
-    converted = run is not None and Path(str(run.mindspeed_rl.get("actor_config", {}).get("load"))).is_dir()
-    for name in CONVERTER:
-        version = machine.package_version(name)
-        fix = f"pip install --no-deps {name}, or convert in a separate environment (docs/ascend.md)"
-        yield _item("converter", name, version, converted or version, "any, to convert weights", fix)
-
-
-def _cpu_packages(machine: Machine, run: RunConfig, stack: SoftwareStack) -> Iterator[Finding]:
-    for name in ("ray", "torch", "transformers"):
-        version, fix = machine.package_version(name), "pip install -r requirements/mindspeed-host.txt (docs/port.md)"
-        yield _item("package", name, version, version, "any, without an NPU", fix)
-    if run.mindspeed_rl.get("coca", {}).get("rollout") == "vllm":
-        version, wanted = machine.package_version("vllm"), stack.packages["vllm"]
-        fix = f"use the environment of requirements/mindspeed-vllm.sh DIRECTORY {wanted}, or omit coca.rollout"
-        same = version and is_version(version, wanted)
-        yield _item("package", "vllm", version, same, f"{wanted}, its build for CPUs", fix)
-
-
 def _mindspeed_rl(machine: Machine) -> tuple[Finding, str | None]:
     """MindSpeed-RL's checkout by its fingerprints, and its release if they match one."""
-    value, wanted = machine.environment.get("MINDSPEED_RL_HOME", ""), f"unedited checkout of {' or '.join(STACKS)}"
+    value, wanted = machine.environment.get("MINDSPEED_RL_HOME", ""), f"unedited checkout of {' or '.join(releases())}"
     if not value:
         return _item("checkout", "MindSpeed-RL", None, False, wanted, "set MINDSPEED_RL_HOME"), None
     try:
         release = matching_manifest(Path(value)).release
     except ManifestError as error:
         return _item("checkout", "MindSpeed-RL", value, False, wanted, str(error)), None
-    copies = [package for package in HOMES.values() if package != "mindspeed_rl" and (Path(value) / package).is_dir()]
+    copies = [
+        package for package in CHECKOUTS.values() if package != "mindspeed_rl" and (Path(value) / package).is_dir()
+    ]
     unused = f" (its copies of {', '.join(copies)} are not used)" if copies else ""
     return _item("checkout", "MindSpeed-RL", f"{release} at {value}{unused}", True, wanted, ""), release
 
 
 def _sources(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
-    for variable, package in HOMES.items():
+    for variable, package in CHECKOUTS.items():
         if variable == "MINDSPEED_RL_HOME":
             continue
         value = machine.environment.get(variable, "")
@@ -167,34 +194,20 @@ def _sources(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
             yield _item("commit", package, shown, same, " or ".join(wanted), fix)
 
 
-def _limits(machine: Machine) -> Iterator[Finding]:
+def _hardware(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
+    """Devices, and the limits of this machine that a run meets."""
     preloaded = machine.environment.get("LD_PRELOAD", "").replace(":", " ").split()
-    library, installed = next((path for path in preloaded if "jemalloc" in path), None), machine.jemalloc()
-    fix = "apt install libjemalloc2 (yum install jemalloc); the launch scripts preload it"
-    if installed is not None and library is None:
-        fix = f"{_SCRIPTS} preload {installed}"
-    yield _item("jemalloc", "jemalloc", library, library and Path(library).is_file(), "preloaded", fix)
-    soft, hard = machine.open_files()
-    fix = f"{_SCRIPTS} raise it" if hard >= _OPEN_FILES else "raise the hard limit in /etc/security/limits.conf"
-    fix = f"ulimit -n {_OPEN_FILES} (hard limit {hard}); {fix}"
-    yield _item("open-files", "open files", soft, soft >= _OPEN_FILES, f"{_OPEN_FILES} or more", fix)
-    # On aarch64 OpenMP of scikit-learn finds no static thread-local storage if it is loaded late.
-    if machine.architecture() == "aarch64" and (openmp := machine.libgomp_of_scikit_learn()) is not None:
-        fix = f"{_SCRIPTS} preload it; otherwise: export LD_PRELOAD={openmp}:$LD_PRELOAD"
-        wanted = f"{openmp} preloaded"
-        yield _item("libgomp", "libgomp of scikit-learn", None, str(openmp) in preloaded, wanted, fix)
-
-
-def _network(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
+    jemalloc = next((path for path in preloaded if "jemalloc" in path), None)
+    fix = "apt install libjemalloc2 (yum install jemalloc); the launch scripts preload it where it is installed"
+    yield _item("jemalloc", "jemalloc", jemalloc, jemalloc and Path(jemalloc).is_file(), "preloaded", fix)
+    hard, fix = machine.open_files(), "raise the hard limit in /etc/security/limits.conf"
+    yield _item("open-files", "open files", hard, hard >= _OPEN_FILES, f"a hard limit of {_OPEN_FILES} or more", fix)
     known = machine.interfaces()
     for variable in ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         name = machine.environment.get(variable)
         ok = (run is None or run.hardware.nodes == 1) if name is None else name in known
         fix = f"export {variable}=one of {', '.join(known)}, the interface that reaches the other nodes"
         yield _item("network", variable, name, ok, "an interface of this machine if the run has several nodes", fix)
-
-
-def _devices(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
     found, wanted = machine.npus(), 1 if run is None else run.hardware.npus_per_node
     ok = found >= wanted if run is None else found == wanted
     fix = "install driver and firmware; in a container pass /dev/davinci* through; or choose another hardware="
@@ -208,44 +221,80 @@ def _devices(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
         yield _item("cpus", "CPUs", machine.cpus(), machine.cpus() >= needed, shown, fix)
 
 
-def run_findings(machine: Machine, run: RunConfig, output: Path) -> Iterator[Finding]:
-    """Examine the configuration, model, data, weights and disk space of a run."""
+def _run(machine: Machine, run: RunConfig, output: Path) -> Iterator[Finding]:
+    """The problems of ``coca-mindspeed check``, then the files of the run, disk space and host memory."""
     plan: ClusterPlan | None = None
     try:
         plan = make_plan(run)
         problems = [*plan.problems]
     except CocaError as error:
         problems = problems_of(error, "plan", "configuration")
-    yield from (Finding(False, problem) for problem in problems)
+    absent = [*missing_data(run), *missing_model(run)]
+    yield from (Finding(False, problem) for problem in (*problems, *absent))
     if not problems:
         yield _item("plan", "configuration", "no problems", True, "no problems", "")
-    absent = [*missing_data(run), *missing_model(run)]
-    yield from (Finding(False, problem) for problem in absent)
-    no_model = "model.path" in {problem.key for problem in absent}
-    if run.model.path is not None and run.model.architecture is not None:
-        if no_model:
-            yield _skipped("end-of-text", "end of text", "model.path")
-        else:
-            if not any(problem.code == "shapes" for problem in problems):
-                yield _item("shapes", "model.path", run.model.path, True, "the shapes of model.architecture", "")
-            yield from _end_of_text(Path(run.model.path))
     if plan is not None:
         if run.hardware.platform == "npu" or run.mindspeed_rl["actor_config"].get("load"):
             yield _weights(run, plan)
         yield _disk(machine, run, plan, output)
         if plan.memory is not None:
-            yield from _host_memory(machine, run, plan.resolved)
+            yield from _host_memory(machine, host_gib(plan.resolved))
+    yield from _inputs(run, "model.path" in {problem.key for problem in absent})
+
+
+def _weights(run: RunConfig, plan: ClusterPlan) -> Finding:
+    wanted, path = (plan.resolved.tp, plan.resolved.pp), str(run.mindspeed_rl["actor_config"].get("load"))
+    shown, fix = f"Megatron weights for TP {wanted[0]}, PP {wanted[1]}", "bash launch/convert_weights.sh hf2mcore RUN"
+    try:
+        layout = checkpoint_layout(Path(path))
+    except CocaError as error:
+        return _item("weights", "weights", path, False, shown, f"{fix} ({error})")
+    return _item("weights", "weights", f"TP {layout.tp}, PP {layout.pp}", layout == wanted, shown, fix)
+
+
+def _disk(machine: Machine, run: RunConfig, plan: ClusterPlan, output: Path) -> Finding:
+    """Space for the checkpoints that are kept at one time, and for the one that is being written."""
+    present = sum(1 for _ in output.glob("stage*/checkpoints/iter_*"))
+    more = max(1, run.checkpoint.keep * len(run.method.training_method.stages) + 1 - present)
+    needed, free = more * checkpoint_bytes(plan.resolved), machine.free_bytes(output)
+    wanted = f"{needed / 1e9:.0f} GB or more for {more} checkpoints"
+    fix = f"free space at {output}, choose another --output, or lower checkpoint.keep ({run.checkpoint.keep})"
+    return _item("disk", "free space", f"{free / 1e9:.0f} GB", free >= needed, wanted, fix)
+
+
+def _host_memory(machine: Machine, needed: float) -> Iterator[Finding]:
+    """A node's memory, as of the machine and of its container, and the space of Ray's object store."""
+    wanted = f"{needed:.0f} GiB or more by estimate, without Ray's object store and the data"
+    raise_tp = "or raise mindspeed_rl.generate_config.infer_tensor_parallel_size"
+    for code, key, size, absent, fix in (
+        ("host-memory", "host memory", machine.memory_bytes(), "unknown", "use nodes with more memory, or more nodes"),
+        ("cgroup-memory", "cgroup memory limit", machine.memory_limit(), "none", "docker run --memory"),
+    ):
+        shown = absent if size is None else f"{size / GIB:.0f} GiB"
+        yield _item(code, key, shown, size is None or size >= needed * GIB, wanted, f"{fix}, {raise_tp}")
+    shm = machine.shared_memory_bytes()
+    shown, wanted = "unknown" if shm is None else f"{shm / 1e9:.1f} GB", f"{_OBJECT_STORE / 1e9:.0f} GB or more for Ray"
+    fix = "enlarge it (docker run --shm-size=64g, or mount -o remount,size=64G /dev/shm): Ray would use /tmp instead"
+    yield _item("shared-memory", "/dev/shm", shown, shm is None or shm >= _OBJECT_STORE, wanted, fix)
+
+
+def _inputs(run: RunConfig, no_model: bool) -> Iterator[Finding]:
+    """The grader, the chat template and every prompt; the driver refuses the first two before Ray starts."""
     named = {"data.train": run.data.train, "data.evaluate": run.data.evaluate}
     files = {key: Path(path) for key, path in named.items() if path is not None and Path(path).is_file()}
     missing = [key for key, path in named.items() if path is not None and key not in files]
     yield _skipped("grader", "grader", missing[0]) if missing else _grader(run, list(files.values()))
-    if no_model:
-        yield _skipped("template", "chat template", "model.path")
-        yield from (_skipped("prompts", f"prompts of {key}", "model.path") for key in files)
-    elif run.model.path is not None and files:
+    if no_model or run.model.path is None:
+        yield from (_skipped(code, key, "model.path") for code, key in _OF_THE_MODEL)
+        return
+    yield from _end_of_text(Path(run.model.path))
+    if files:
         yield _template(run, list(files.values()))
-        for key, path in files.items():
-            yield _prompts(run, key, path)
+    for key, path in files.items():
+        yield _prompts(run, key, path)
+
+
+_OF_THE_MODEL = (("end-of-text", "end of text"), ("template", "chat template"), ("prompts", "prompts"))
 
 
 def _end_of_text(path: Path) -> Iterator[Finding]:
@@ -270,72 +319,21 @@ def _end_of_text(path: Path) -> Iterator[Finding]:
     yield _item("end-of-text", "end of text", token, ends, "the token that ends a turn of the chat template", fix)
 
 
-def _weights(run: RunConfig, plan: ClusterPlan) -> Finding:
-    tp, pp, path = plan.resolved.tp, plan.resolved.pp, str(run.mindspeed_rl["actor_config"].get("load"))
-    wanted, fix = f"Megatron weights for TP {tp}, PP {pp}", "bash launch/convert_weights.sh hf2mcore RUN"
-    try:
-        layout = checkpoint_layout(Path(path))
-    except CocaError as error:
-        return _item("weights", "weights", path, False, wanted, f"{fix} ({error})")
-    return _item(
-        "weights", "weights", f"TP {layout.tp}, PP {layout.pp}", (layout.tp, layout.pp) == (tp, pp), wanted, fix
-    )
-
-
-def _disk(machine: Machine, run: RunConfig, plan: ClusterPlan, output: Path) -> Finding:
-    """Space for the checkpoints that are kept at one time, and for the one that is being written."""
-    present = sum(1 for _ in output.glob("stage*/checkpoints/iter_*"))
-    more = max(1, run.checkpoint.keep * len(run.method.training_method.stages) + 1 - present)
-    needed, free = more * checkpoint_bytes(plan.resolved), machine.free_bytes(output)
-    wanted = f"{needed / 1e9:.0f} GB or more for {more} checkpoints"
-    fix = f"free space at {output}, choose another --output, or lower checkpoint.keep ({run.checkpoint.keep})"
-    return _item("disk", "free space", f"{free / 1e9:.0f} GB", free >= needed, wanted, fix)
-
-
-def _host_memory(machine: Machine, run: RunConfig, resolved: ResolvedConfig) -> Iterator[Finding]:
-    """A node's memory, as of the machine and of its container, and the space of Ray's object store."""
-    needed, total, limit = host_gib(resolved), machine.memory_bytes(), machine.memory_limit()
-    wanted = f"{needed:.0f} GiB or more by estimate, without Ray's object store and the data"
-    for code, key, size, absent, fix in (
-        ("host-memory", "host memory", total, "unknown", "use nodes with more memory, or more nodes"),
-        ("cgroup-memory", "cgroup memory limit", limit, "none", "raise the limit (docker run --memory)"),
-    ):
-        ok = size is None or size >= needed * GIB
-        shown = absent if size is None else f"{size / GIB:.0f} GiB"
-        less = None if ok else _rollout_tp_within(resolved, (size or 0) / GIB, run.hardware.npus_per_node)
-        yield _item(code, key, shown, ok, wanted, fix if less is None else f"{fix}, or set {less}")
-    shm = machine.shared_memory_bytes()
-    shown, wanted = "unknown" if shm is None else f"{shm / 1e9:.1f} GB", f"{_OBJECT_STORE / 1e9:.0f} GB or more for Ray"
-    fix = "enlarge it (docker run --shm-size=64g, or mount -o remount,size=64G /dev/shm): Ray would use /tmp instead"
-    yield _item("shared-memory", "/dev/shm", shown, shm is None or shm >= _OBJECT_STORE, wanted, fix)
-
-
-def _rollout_tp_within(resolved: ResolvedConfig, gib: float, most: int) -> str | None:
-    """The override of the smallest greater rollout TP with which the run needs at most ``gib`` of host memory."""
-    for value in range(resolved.rollout_tp + 1, most + 1):
-        varied = resolved.vary("rollout_tp", value)
-        if host_gib(varied) <= gib and not layout_problems(varied):
-            return f"{KEYS['rollout_tp']}={value} ({host_gib(varied):.0f} GiB)"
-    return None
-
-
 def _grader(run: RunConfig, files: list[Path]) -> Finding:
     names = list((run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or [])
-    coca = run.mindspeed_rl.get("coca") or {}
-    grader = coca.get("grader", "auto")
-    shown, problem = f"{', '.join(names)} ({grader})" if OWN_VERIFIER in names else ", ".join(names), ""
+    coca, problem = run.mindspeed_rl.get("coca") or {}, ""
     try:
-        try_verifier(names, grader, coca.get("grading") or {}, files)
+        check_verifier(names, coca.get("grader", "auto"), coca.get("grading") or {}, files)
     except (CocaError, ImportError) as error:
         problem = str(error)
-    return _item("grader", "grader", shown, not problem, "can be built here and can grade every record", problem)
+    shown, wanted = f"{', '.join(names)} ({run.data.grader})", "can be built here and can grade every record"
+    return _item("grader", "grader", shown, not problem, wanted, problem)
 
 
 def _template(run: RunConfig, files: list[Path]) -> Finding:
-    """Whether the prompts of the chat template can be trained on; the driver checks the same."""
     section, problem = {**(run.mindspeed_rl.get("coca") or {}), "output_dir": "runs"}, ""
     try:
-        try_template(Path(str(run.model.path)), files, coca_settings(section))
+        check_prompts_of_files(Path(str(run.model.path)), files, coca_settings(section))
     except (CocaError, ImportError, RuntimeError) as error:  # the latter two: transformers itself is broken
         problem = str(error)
     wanted = "prompts with all messages, without an open thought and without today's date"
@@ -343,35 +341,66 @@ def _template(run: RunConfig, files: list[Path]) -> Finding:
 
 
 def _prompts(run: RunConfig, key: str, path: Path) -> Finding:
-    """Whether every prompt fits: a longer one would end the run after its workers started."""
+    """Whether every prompt fits: a longer one would end the run after its workers started.
+
+    The tokenizer is loaded only if a prompt has enough bytes to be too long.
+    """
     limit, system_prompt = run.rollout.max_prompt_tokens, run.method.training_method.system_prompt
-    wanted = f"at most {limit} tokens (rollout.max_prompt_tokens)"
+    wanted, counter = f"at most {limit} tokens (rollout.max_prompt_tokens)", None
+    longer = dict[str, int]()
     try:
-        longer = too_long(path, Path(str(run.model.path)), system_prompt, limit, run.model.chat_template_kwargs)
+        for record in read_records(path):
+            messages = prompt_messages(record, system_prompt)
+            if sum(len(message["content"].encode("utf-8")) for message in messages) + _TEMPLATE_BYTES > limit:
+                variables = run.model.chat_template_kwargs
+                counter = counter or PromptCounter(Path(str(run.model.path)), system_prompt, variables)
+                if (tokens := counter(record)) > limit:
+                    longer[record.id] = tokens
     except (CocaError, ImportError, RuntimeError) as error:
         return _item("prompts", f"prompts of {key}", "not counted", False, wanted, str(error))
-    record, tokens = max(longer.items(), key=lambda item: item[1], default=("", 0))
-    found = f"{len(longer)} longer, the longest {tokens} (record {record!r})" if longer else "none longer"
+    record_id, most = max(longer.items(), key=lambda item: item[1], default=("", 0))
+    found = f"{len(longer)} longer, the longest {most} (record {record_id!r})" if longer else "none longer"
     fix = f"data prepare ... --tokenizer {run.model.path} --max-tokens {limit}, or raise rollout.max_prompt_tokens"
     return _item("prompts", f"prompts of {key}", found, not longer, wanted, fix)
 
 
-def too_long(
-    path: Path, model: Path, system_prompt: str | None, limit: int, variables: Mapping[str, Any] | None = None
-) -> dict[str, int]:
-    """Ids and tokens of records whose prompt, chat template included, has more than ``limit`` tokens.
+def git_commit(checkout: Path) -> str | None:
+    """The commit of a checkout, read without running git; None if it is not a repository."""
+    git = checkout / ".git"
+    try:
+        if git.is_file():  # a worktree or submodule points to its own folder
+            git = (checkout / git.read_text(encoding="utf-8").partition("gitdir:")[2].strip()).resolve()
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return head
+        name = head.removeprefix("ref: ")
+        if (git / name).is_file():
+            return (git / name).read_text(encoding="utf-8").strip()
+        packed = (git / "packed-refs").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return next((line.split()[0] for line in packed.splitlines() if line.endswith(f" {name}")), None)
 
-    The tokenizer in ``model`` is loaded only if a prompt has enough bytes to be too long.
-    """
-    counter: PromptCounter | None = None
-    found = {}
-    for record in read_records(path):
-        messages = prompt_messages(record, system_prompt)
-        if sum(len(message["content"].encode("utf-8")) for message in messages) + _TEMPLATE_BYTES > limit:
-            counter = counter or PromptCounter(model, system_prompt, variables)
-            if (tokens := counter(record)) > limit:
-                found[record.id] = tokens
-    return found
+
+def megatron_version(checkout: Path) -> str | None:
+    """Version of Megatron-core in a checkout, without importing it."""
+    path = checkout / "megatron" / "core" / "package_info.py"
+    parts = [_read(path, rf"^{name}\s*=\s*(\d+)") for name in ("MAJOR", "MINOR", "PATCH")]
+    return ".".join(part for part in parts if part) if all(parts) else None
+
+
+def is_version(found: str, wanted: str) -> bool:
+    """Whether ``found`` is ``wanted`` or a build of it: ``2.5.1.post1`` and ``2.5.1+cpu`` are 2.5.1, 2.5.10 is not."""
+    rest = found.removeprefix(wanted)
+    return found.startswith(wanted) and not rest[:1].isdecimal()
+
+
+def _read(path: Path, pattern: str) -> str | None:
+    try:
+        found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    except OSError:
+        return None
+    return found[1] if found else None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -8,12 +8,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, show_value, value_of
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import Condition, ConfigError, Problem, as_check, find_problems, raise_problems, show_value
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.verifiers import check_names
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES
+from coca_mindspeed.utils.text_formats import value_of
 
 _NUMBERS = {  # keys of rl_config that must be finite numbers, and MindSpeed-RL's defaults
     "clip_ratio": 0.2,
@@ -158,7 +158,7 @@ def check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
     """
     subject = HookConfig(config, settings)
     checks = [as_check(conditions, HookConfig.get) for conditions in _CONDITIONS]
-    refuse(find_problems(subject, (_numbers,), (*checks, _verifiers)))
+    raise_problems(find_problems(subject, (_numbers,), (*checks, _verifiers)))
 
 
 def needs_reference(config: Mapping[str, Any]) -> bool:

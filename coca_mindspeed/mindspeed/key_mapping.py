@@ -11,10 +11,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.checks import Problem, show_value, value_of
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.utils.text_formats import read_yaml
+from coca_mindspeed.errors import Problem, show_value
+from coca_mindspeed.utils.text_formats import read_yaml, value_of
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 # Separate workers take a part of the NPUs: the check hardware-npus compares the sum.

@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from coca_mindspeed.config.checks import Problem
+from coca_mindspeed.config.checks import steps_of_epochs, training_rows
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.config.steps import steps_of_epochs, training_rows
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
 from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
@@ -70,7 +69,7 @@ def make_plan(run: RunConfig) -> ClusterPlan:
     plan = ClusterPlan(resolved, memory, rows, rows_from, iterations)
     # The number of iterations and the directory are unknown to the conditions; any do.
     files = StageFiles(Path("runs"))
-    values = partial(mindspeed_values, run, replace(plan, iterations=iterations or 1), files)
+    values = partial(mindspeed_values, run, iterations or 1, files)
     written = written_keys(run, iterations or 1, files)
     return replace(plan, problems=(*problems, *run_problems(run, resolved, memory, written, values)))
 

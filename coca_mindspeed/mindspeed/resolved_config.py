@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import Problem, raise_problems
 
 _SECTIONS = {
     "hardware": "hardware",
@@ -96,7 +96,6 @@ class ResolvedConfig:
     verifiers: int = _key("rl.verifier_function", 1, count=True)
     verifier_weights: int = _key("rl.verifier_weight", 1, count=True)
     guarantee_order: bool = _key("rl.guarantee_order", False)
-    partial_rollout_splits: int = _key("rl.partial_rollout_max_split", 1)
     zmq: bool = _key("rl.zmq_communication", True)
     # rollout
     rollout_tp: int = _key("generate.infer_tensor_parallel_size", 8)
@@ -191,11 +190,9 @@ class ResolvedConfig:
             tokens = self.micro_batch * self.longest
         return -(-tokens // self.cp)
 
-    def vary(self, name: str, value: Any) -> "ResolvedConfig":
+    def with_value(self, name: str, value: Any) -> "ResolvedConfig":
         """Change one field and the fields derived from it."""
         changes: dict[str, Any] = {name: value}
-        if name == "nodes":
-            changes["npus"] = self.npus // self.nodes * value
         if name == "prompts" and self.mini_batch and self.prompts % self.mini_batch == 0:
             changes["mini_batch"] = max(1, value // (self.prompts // self.mini_batch))
         return replace(self, **changes)
@@ -226,13 +223,15 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
     theirs, platform = run.mindspeed_rl, run.hardware.platform
     if platform == "local" or not theirs.get("actor_config"):
         fix = "choose hardware=ascend_910b or hardware=ascend_910c, and a model for it"
-        refuse([Problem("no-cluster", "hardware.platform", platform, "must be npu or host for a cluster run", fix)])
+        raise_problems(
+            [Problem("no-cluster", "hardware.platform", platform, "must be npu or host for a cluster run", fix)]
+        )
     wrong = [key for key in ("model", *_THEIRS) if not isinstance(theirs.get(key, {}), Mapping)]
-    refuse([Problem("wrong-type", f"mindspeed_rl.{key}", theirs[key], "must be a mapping") for key in wrong])
+    raise_problems([Problem("wrong-type", f"mindspeed_rl.{key}", theirs[key], "must be a mapping") for key in wrong])
     training, own = theirs.get("megatron_training") or {}, theirs["actor_config"]
     shapes = theirs.get("model", {}).get(own.get("model", training.get("model"))) or {}
     if not isinstance(shapes, Mapping):
-        refuse([Problem("wrong-type", "mindspeed_rl.model", theirs["model"], "must hold mappings")])
+        raise_problems([Problem("wrong-type", "mindspeed_rl.model", theirs["model"], "must hold mappings")])
     actor = {**_underscored(shapes), **_underscored(training), **_underscored(own)}  # BaseConfig.update: later wins
     rl, generate = _underscored(theirs.get("rl_config")), _underscored(theirs.get("generate_config"))
     coca = theirs.get("coca") or {}
@@ -244,7 +243,7 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
     if (experts := actor.get("num_experts")) is not None:
         reason = "must be absent: neither the layout nor the memory of a mixture of experts is planned"
         fix = "untried: the driver takes the YAML without a plan (docs/port.md, How a run starts)"
-        refuse([Problem("mixture-of-experts", "mindspeed_rl.model.actor.num_experts", experts, reason, fix)])
+        raise_problems([Problem("mixture-of-experts", "mindspeed_rl.model.actor.num_experts", experts, reason, fix)])
     packing, values, problems = rl.get("max_packing_token_size", 4096), dict[str, Any](), list[Problem]()
     for each in fields(ResolvedConfig):
         section, _, name = each.metadata["name"].partition(".")
@@ -256,7 +255,7 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
         if not holds(value):
             problems.append(Problem("wrong-type", _full_key(each.metadata["name"]), value, expected))
         values[each.name] = float(value) if each.type is float and holds(value) else value
-    refuse(problems)
+    raise_problems(problems)
     return ResolvedConfig(**values)
 
 

@@ -1,25 +1,20 @@
-"""Keys of MindSpeed-RL and their types, read from the sources of its config classes without importing them.
+"""Keys of MindSpeed-RL and their types, to refuse the others; MindSpeed-RL refuses them only inside Ray.
 
-MindSpeed-RL refuses unknown keys only inside Ray, when the cluster is already up. ``upstream_keys.json`` lists names
-and types for both releases; ``python -m coca_mindspeed.mindspeed.upstream_keys 2.3.0=CHECKOUT master=CHECKOUT`` writes
-it.
+``upstream_keys.json`` lists the keys of each release; ``tests/support/mindspeed_keys.py`` writes it from the sources.
 """
 
-import ast
 import json
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.checks import Problem, value_of
-from coca_mindspeed.errors import ConfigError, nearest
+from coca_mindspeed.errors import Problem, did_you_mean
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER
+from coca_mindspeed.utils.text_formats import value_of
 
 #: Section of a configuration -> the module and class of ``mindspeed_rl.config_cls`` that takes it.
-_CLASSES = {
+CLASSES = {
     "megatron_training": ("megatron_config", "MegatronConfig"),
     "actor_config": ("megatron_config", "MegatronConfig"),
     "ref_config": ("megatron_config", "MegatronConfig"),
@@ -30,7 +25,7 @@ _CLASSES = {
     "msprobe_config": ("mindstudio_config", "MsprobeConfig"),
 }
 #: Keys whose values are mappings that MindSpeed-RL checks too, against its own default.
-_NESTED = ("rl_config.actor_resource", "generate_config.sampling_config")
+NESTED = ("rl_config.actor_resource", "generate_config.sampling_config")
 #: Mappings without a default in those classes -> the names that MindSpeed-RL reads in them.
 _NAMES_BELOW = {
     "profiler_config": ("integrated",),
@@ -38,9 +33,8 @@ _NAMES_BELOW = {
     "rl_config.reward_resource": ("num_npus",),
     "rl_config.integrated_mode_config": ("ref_model_load_path",),
 }
-_SHIPPED = Path(__file__).with_suffix(".json")
-_LENIENT = ("profile_ranks", "num_cpus_for_local_task")  # "all" or a list; Ray takes a part of a CPU
-_ANY = "any"
+SHIPPED = Path(__file__).with_suffix(".json")
+ANY = "any"
 _EXPECTED = {
     "bool": "must be true or false",
     "int": "must be a whole number",
@@ -68,7 +62,7 @@ class UpstreamKeys:
             for key, value in content.items():
                 name = str(key).replace("-", "_")
                 if name not in known:
-                    expected = f"must be a key of {self.origin}{nearest(name, known)}"
+                    expected = f"must be a key of {self.origin}{did_you_mean(name, known)}"
                     problems.append(Problem("unknown-key", f"{section}.{key}", value, expected))
                 elif not _has_type(value, known[name]):
                     problems.append(Problem("wrong-type", f"{section}.{key}", value, _EXPECTED[known[name]]))
@@ -81,7 +75,7 @@ class UpstreamKeys:
             for name, value in content.items() if isinstance(content, Mapping) else ():
                 key = f"{parent}.{name}".lstrip(".")
                 if name not in known:
-                    expected = f"must be one of {', '.join(known)}{nearest(str(name), known)}"
+                    expected = f"must be one of {', '.join(known)}{did_you_mean(str(name), known)}"
                     yield Problem("unknown-key", key, value, expected)
                 elif not parent and value is not None and not isinstance(value, Mapping):
                     yield Problem("wrong-type", key, value, _EXPECTED["dict"])
@@ -92,7 +86,7 @@ class UpstreamKeys:
             content = value_of(values, section)
             if isinstance(content, Mapping):
                 yield section, content, known
-                if _CLASSES.get(section, ("",))[0] == "megatron_config" and "model" in content:
+                if CLASSES.get(section, ("",))[0] == "megatron_config" and "model" in content:
                     models.add(str(content["model"]))
         shapes = values.get("model")
         for name in sorted(models):  # of the shapes that a configuration may hold, only those that are named are read
@@ -100,52 +94,26 @@ class UpstreamKeys:
                 yield f"model.{name}", shapes[name], self.sections["megatron_training"]
 
 
-def read_upstream_keys(root: Path) -> UpstreamKeys:
-    """The keys of the MindSpeed-RL below ``root``; raises ``ConfigError`` if it lacks a config class."""
+def shipped_keys(release: str | None = None) -> UpstreamKeys:
+    """The keys of a release; by default those of all, where a key whose type differs between them has any type."""
+    known: dict[str, dict[str, dict[str, str]]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    releases = known if release is None else {release: known[release]}
     sections: dict[str, dict[str, str]] = {}
-    for section, (module, name) in _CLASSES.items():
-        path = root / "mindspeed_rl" / "config_cls" / f"{module}.py"
-        defaults = _defaults(path, name)
-        known = {key: _ANY if key in _LENIENT else _type(value, defaults) for key, value in defaults.items()}
-        sections[section] = {**known, "model": _ANY} if module == "megatron_config" else known
-        for nested in _NESTED:
-            if nested.startswith(f"{section}."):
-                sections[nested] = _literal_types(defaults.get(nested.removeprefix(f"{section}.")), path, nested)
-    return UpstreamKeys(f"the MindSpeed-RL at {root}", sections)
-
-
-def known_keys(environment: Mapping[str, str] = os.environ) -> UpstreamKeys:
-    """The keys of the MindSpeed-RL named by ``MINDSPEED_RL_HOME``; if it is not set, those of both releases."""
-    value = environment.get("MINDSPEED_RL_HOME", "")
-    return read_upstream_keys(Path(value)) if value else shipped_keys()
-
-
-def shipped_keys() -> UpstreamKeys:
-    """The shipped keys of both releases together; a key whose releases differ in its type has any type."""
-    releases: dict[str, dict[str, dict[str, str]]] = json.loads(_SHIPPED.read_text(encoding="utf-8"))
-    sections: dict[str, dict[str, str]] = {}
-    for release in releases.values():
-        for section in (*_CLASSES, *_NESTED):
+    for keys in releases.values():
+        for section in (*CLASSES, *NESTED):
             merged = sections.setdefault(section, {})
-            for key, kind in release[_list_of(section)].items():
-                merged[key] = kind if merged.get(key, kind) == kind else _ANY
+            for key, kind in keys[list_of(section)].items():
+                merged[key] = kind if merged.get(key, kind) == kind else ANY
     return UpstreamKeys(f"MindSpeed-RL {' or '.join(releases)}", sections)
 
 
-def shipped_text(checkouts: Mapping[str, Path]) -> str:
-    """The text of the shipped list, from a checkout of each release."""
-    keys = {release: read_upstream_keys(root).sections for release, root in checkouts.items()}
-    lists = {release: {_list_of(name): sections[name] for name in sections} for release, sections in keys.items()}
-    return json.dumps(lists, indent=1, sort_keys=True) + "\n"
-
-
-def _list_of(section: str) -> str:
+def list_of(section: str) -> str:
     """The class of a section, whose keys are listed once, or the name of a nested section."""
-    return _CLASSES[section][1] if section in _CLASSES else section
+    return CLASSES[section][1] if section in CLASSES else section
 
 
 def _has_type(value: Any, kind: str) -> bool:
-    if value is None or kind == _ANY:
+    if value is None or kind == ANY:
         return True
     if kind == "bool" or isinstance(value, bool):
         return kind == "bool" and isinstance(value, bool)
@@ -154,62 +122,6 @@ def _has_type(value: Any, kind: str) -> bool:
     if kind == "list":
         return isinstance(value, Sequence) and not isinstance(value, str)
     return isinstance(value, str if kind == "str" else Mapping)
-
-
-def _type(value: ast.expr | None, defaults: Mapping[str, ast.expr | None]) -> str:
-    """The type of a default; a reference to another attribute has that one's."""
-    match value:
-        case ast.Attribute(attr=name) if name in defaults:
-            return _type(defaults[name], {})
-        case ast.Call(func=ast.Attribute(attr="get"), args=[_, default]):  # config_dict.get(KEY, DEFAULT)
-            return _type(default, {})
-        case ast.BinOp(left=left):
-            return _type(left, {})
-        case ast.Dict():
-            return "dict"
-        case ast.List():
-            return "list"
-        case ast.Constant(value=bool() | int() | float() | str() as constant):
-            return type(constant).__name__
-        case _:
-            return _ANY
-
-
-def _defaults(path: Path, name: str) -> dict[str, ast.expr | None]:
-    """Attributes that ``__init__`` sets on ``self`` before it reads the configuration: their names are the keys."""
-    try:
-        module = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise ConfigError(f"MINDSPEED_RL_HOME: expected MindSpeed-RL's class {name} in {path}: {error}") from error
-    for statement in ast.walk(module):
-        if isinstance(statement, ast.ClassDef) and statement.name == name:
-            for method in statement.body:
-                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-                    return dict(_assigned(method))
-    raise ConfigError(f"MINDSPEED_RL_HOME: expected MindSpeed-RL's class {name} with an __init__ in {path}, found none")
-
-
-def _assigned(method: ast.FunctionDef) -> Iterator[tuple[str, ast.expr | None]]:
-    for statement in method.body:
-        if isinstance(statement, ast.Expr) and _is_update(statement.value):
-            return
-        for node in ast.walk(statement):
-            if not isinstance(node, ast.Assign | ast.AnnAssign):
-                continue
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
-                    yield target.attr, node.value
-
-
-def _is_update(call: ast.expr) -> bool:
-    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "update"
-
-
-def _literal_types(value: ast.expr | None, path: Path, name: str) -> dict[str, str]:
-    if not isinstance(value, ast.Dict):
-        raise ConfigError(f"MINDSPEED_RL_HOME: expected {name}'s default in {path} to be a mapping, found none")
-    items = zip(value.keys, value.values, strict=True)
-    return {str(key.value): _type(default, {}) for key, default in items if isinstance(key, ast.Constant)}
 
 
 _ADVANTAGES = "advantages are CoCA's, of both segments"
@@ -243,8 +155,3 @@ def ignored_keys(config: Mapping[str, Any], *, reference: bool) -> Iterator[Prob
     for key, reason in reasons.items():
         if key in rl:
             yield Problem("ignored-key", f"rl_config.{key}", rl[key], f"has no effect: {reason}")
-
-
-if __name__ == "__main__":
-    named = (argument.partition("=") for argument in sys.argv[1:])
-    _SHIPPED.write_text(shipped_text({release: Path(root) for release, _, root in named}), encoding="utf-8")

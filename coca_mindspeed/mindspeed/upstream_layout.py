@@ -14,18 +14,17 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.checks import show_value, value_of
 from coca_mindspeed.config.compose import ComposedConfig, compose_run, config_directory
 from coca_mindspeed.config.overrides import hydra_override
 from coca_mindspeed.config.schema import OptimizerConfig
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, show_value
 from coca_mindspeed.mindspeed.checks import other_npus
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.key_mapping import mapped_keys, our_keys, places, underscored
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.start.driver import compose_config
 from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES, ignored_keys
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 _MARKS = ("megatron_training", "actor_config", "rl_config", "generate_config")
 _SECTIONS = (*_MARKS, "ref_config", "reward_config", "profiler_config", "msprobe_config", "coca")

@@ -5,9 +5,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.schema import MethodConfig
-from coca_mindspeed.errors import ConfigError, GradingError
+from coca_mindspeed.errors import ConfigError, GradingError, validation_problems
 from coca_mindspeed.grading.registry import known_grader
 
 

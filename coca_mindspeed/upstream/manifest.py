@@ -6,16 +6,15 @@ sources that differ from a manifest.
 
 import importlib.resources
 import importlib.util
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
 
-from coca_mindspeed.config.checks import validation_problems
-from coca_mindspeed.errors import CocaError
+from coca_mindspeed.errors import CocaError, validation_problems
 from coca_mindspeed.upstream.fingerprint import TargetError, fingerprint
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
@@ -27,6 +26,8 @@ class ManifestError(CocaError):
     """A manifest cannot be used, or an installation matches none."""
 
 
+_OPTIONAL = {"package", "stack", "uncut_sampling_environment"}
+Entry = TypeVar("Entry")
 _FIELDS = ConfigDict(extra="forbid", str_strip_whitespace=True, coerce_numbers_to_str=True)
 
 
@@ -70,15 +71,43 @@ class Hook:
         return self.kind != "use"
 
 
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, config=_FIELDS)
+class SoftwareStack:
+    """Versions that belong together.
+
+    Attributes:
+        driver: oldest NPU driver.
+        cann: CANN; like every version below, ``2.5.1`` includes its builds.
+        megatron: tag of Megatron-LM.
+        mindspeed: accepted commits of MindSpeed, the recommended one first.
+        mindspeed_llm: the same of MindSpeed-LLM.
+        packages: Python packages by name.
+    """
+
+    driver: str
+    cann: str
+    megatron: str
+    mindspeed: tuple[str, ...]
+    mindspeed_llm: tuple[str, ...]
+    packages: dict[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The hooks of one release."""
+    """The hooks of one release, and the facts in which releases differ.
+
+    Attributes:
+        stack: the versions that belong to a release of MindSpeed-RL, from its guide and requirements.
+        uncut_sampling_environment: variables of Ray's workers where neither top_k nor top_p cuts the distribution.
+    """
 
     path: Path
     release: str
     commit: str
     hooks: tuple[Hook, ...]
     package: str = "mindspeed_rl"
+    stack: SoftwareStack | None = None
+    uncut_sampling_environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +135,25 @@ def load_manifest(path: Path) -> Manifest:
         content = read_yaml(path)
     except (OSError, YamlError) as error:
         raise ManifestError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(content, dict) or set(content) - {"package"} != {"release", "commit", "hooks"}:
-        raise ManifestError(
-            f"{path}: expected the keys release, commit and hooks, and package where it is not MindSpeed-RL"
-        )
+    if not isinstance(content, dict) or set(content) - _OPTIONAL != {"release", "commit", "hooks"}:
+        raise ManifestError(f"{path}: expected release, commit, hooks, and perhaps {', '.join(sorted(_OPTIONAL))}")
     package = str(content.get("package", "mindspeed_rl"))
     if package not in PROGRAMS:
         raise ManifestError(f"{path}: package should be one of {', '.join(PROGRAMS)}, found {package!r}")
-    hooks = tuple(_hook(entry, f"{path}: hooks[{index}]") for index, entry in enumerate(content["hooks"]))
-    return Manifest(path, str(content["release"]), str(content["commit"]), hooks, package)
+    return Manifest(
+        path,
+        str(content["release"]),
+        str(content["commit"]),
+        tuple(_read(Hook, entry, f"{path}: hooks[{index}]") for index, entry in enumerate(content["hooks"])),
+        package,
+        stack=_read(SoftwareStack, content["stack"], f"{path}: stack") if "stack" in content else None,
+        uncut_sampling_environment=content.get("uncut_sampling_environment") or {},
+    )
 
 
-def _hook(entry: Any, where: str) -> Hook:
+def _read(kind: type[Entry], entry: Any, where: str) -> Entry:
     try:
-        return TypeAdapter(Hook).validate_python(entry)
+        return TypeAdapter(kind).validate_python(entry)
     except ValidationError as error:
         raise ManifestError("\n".join(f"{where}: {problem}" for problem in validation_problems(error))) from error
 
@@ -129,6 +163,22 @@ def load_manifests(directory: Path | None = None, package: str = "mindspeed_rl")
     directory = manifest_directory() if directory is None else directory
     manifests = [load_manifest(path) for path in sorted(directory.glob("*.yaml"))]
     return [manifest for manifest in manifests if manifest.package == package]
+
+
+def manifest_of(release: str, package: str = "mindspeed_rl") -> Manifest:
+    """The packaged manifest of a release; raises ``ManifestError`` if there is none."""
+    known = {manifest.release: manifest for manifest in load_manifests(package=package)}
+    if release not in known:
+        raise ManifestError(f"no manifest for release {release!r} in {manifest_directory()}; known: {', '.join(known)}")
+    return known[release]
+
+
+def stack_of(release: str) -> SoftwareStack:
+    """The versions that belong to a release of MindSpeed-RL; raises ``ManifestError`` if its manifest has none."""
+    manifest = manifest_of(release)
+    if manifest.stack is None:
+        raise ManifestError(f"{manifest.path}: has no stack")
+    return manifest.stack
 
 
 def examine(manifest: Manifest, root: Path) -> list[HookCheck]:
@@ -188,5 +238,7 @@ def skeleton(manifest: Manifest, root: Path, release: str, commit: str) -> dict[
             if (value := getattr(hook, name)) is not None:
                 entry[name] = value
         hooks.append({**entry, "sha256": finding.found})
-    package = {} if manifest.package == "mindspeed_rl" else {"package": manifest.package}
-    return {**package, "release": release, "commit": commit, "hooks": hooks}
+    facts: dict[str, Any] = {} if manifest.package == "mindspeed_rl" else {"package": manifest.package}
+    if manifest.stack is not None:  # to be edited by hand
+        facts["stack"] = asdict(manifest.stack)
+    return {**facts, "release": release, "commit": commit, "hooks": hooks}

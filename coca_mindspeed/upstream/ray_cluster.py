@@ -1,10 +1,24 @@
-"""Waiting for a complete Ray cluster; the caller passes the ``ray`` module."""
+"""Start a node of a Ray cluster on a slow machine, and wait for a complete cluster.
 
+``python -m coca_mindspeed.upstream.ray_cluster start SECONDS OPTION ...`` is ``ray start`` with a longer limit: Ray
+gives a node half a minute to start, and a cold file system or a busy machine needs more.
+``python -m coca_mindspeed.upstream.ray_cluster wait SECONDS NODES`` waits until the cluster has that many nodes.
+"""
+
+import functools
+import importlib
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.utils.packages import name_missing_packages
+
+if __name__ == "__main__":
+    name_missing_packages()
+
+from coca_mindspeed.errors import CocaError, TrainingError
+from coca_mindspeed.utils.console import print_failure
 
 _POLL = 2.0
 _REPORT = 30.0  # seconds between two lines on a wait
@@ -47,3 +61,57 @@ def _has_joined(ray: Any) -> bool:
         except ConnectionError:  # not up yet
             return False
     return True
+
+
+def wait_for_slow_nodes(seconds: float) -> None:
+    """Let Ray wait ``seconds`` for a node that this process starts.
+
+    Ray's limits are the default of a parameter (2.42) and a loop around ``get_node``, which fails after half a minute
+    (newer ones). ``RAY_raylet_start_wait_time_s`` would extend it too, but signals are not handled in such a wait.
+    """
+    services: Any = importlib.import_module("ray._private.services")
+    get_node = services.get_node
+
+    def get_node_for_longer(*arguments: Any) -> Any:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise
+                print(f"Ray's node has not started yet; waiting for up to {left:.0f} seconds more", flush=True)
+                time.sleep(1)
+
+    services.get_node = get_node_for_longer
+    services.wait_for_node = functools.partial(services.wait_for_node, timeout=seconds)
+
+
+def wait_and_report(wait: Callable[[], object], complete: str) -> int:
+    """Wait, and print that the cluster is complete or why not; returns the exit code."""
+    try:
+        wait()
+    except CocaError as error:
+        return print_failure(error, error.exit_code)
+    print(f"the Ray cluster has {complete}")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    action, seconds, *others = arguments
+    if action == "start":
+        wait_for_slow_nodes(float(seconds))
+        importlib.import_module("ray.scripts.scripts").cli(["start", *others])
+        return 0
+    ray: Any = importlib.import_module("ray")
+    nodes = int(others[0])
+
+    def alive() -> int:
+        return sum(bool(node["Alive"]) for node in ray.nodes())
+
+    return wait_and_report(lambda: wait_for_cluster(ray, nodes, "nodes", alive, float(seconds)), f"{nodes} nodes")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import sys
+import sysconfig
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def find_jemalloc(root: Path = Path("/")) -> Path | None:
     folders = (f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib64", "usr/local/lib")
     paths = (root / folder / "libjemalloc.so.2" for folder in folders)
     return next((path for path in paths if path.is_file()), None)
+
+
+def find_libgomp_of_scikit_learn() -> Path | None:
+    """The OpenMP library in the wheel of scikit-learn; on aarch64 it has to be loaded before other libraries."""
+    folders = (Path(sysconfig.get_path(name)) / "scikit_learn.libs" for name in ("platlib", "purelib"))
+    return next((path for folder in folders for path in sorted(folder.glob("libgomp-*.so*"))), None)
 
 
 def restart_with_jemalloc() -> None:

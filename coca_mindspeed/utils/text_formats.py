@@ -104,19 +104,34 @@ def parse_yaml(text: bytes) -> Any:
         raise YamlError(str(error)) from error
 
 
+def value_of(values: Any, key: str, default: Any = None) -> Any:
+    """The value of a dotted key in nested mappings and lists, or ``default`` if it or a section above it is absent."""
+    for part in key.split("."):
+        if isinstance(values, Mapping) and part in values:
+            values = values[part]
+        elif isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            return default
+    return values
+
+
 Difference = tuple[str, Any, Any]
 
 
-def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], *, under: str = "") -> Difference | None:
-    """Return dotted key, old and new value of the first key that differs between two nested mappings.
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, under: str = "") -> Iterator[Difference]:
+    """Yield dotted key, old and new value of each key that differs between two nested mappings.
 
     A missing key counts as None; ``under`` prefixes the keys.
     """
     for name in sorted({*before, *now}):
         one, other, key = before.get(name), now.get(name), f"{under}{name}"
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            if (found := first_difference(one, other, under=f"{key}.")) is not None:
-                return found
+            yield from differences(one, other, under=f"{key}.")
         elif one != other:
-            return key, one, other
-    return None
+            yield key, one, other
+
+
+def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], *, under: str = "") -> Difference | None:
+    """The first of the :func:`differences`; None if there is none."""
+    return next(differences(before, now, under=under), None)

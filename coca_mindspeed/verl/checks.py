@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, show_value, value_of
+from coca_mindspeed.config import resume
+from coca_mindspeed.errors import Condition, Problem, as_check, find_problems, raise_problems, show_value
 from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.settings import NAME, VerlSettings
 
 #: verl clamps the log-ratio to 20 before it reads ``clip_ratio_c``, so that nothing is clipped from here on.
@@ -221,7 +223,7 @@ def _counts(run: VerlRun) -> Iterator[Problem]:
 
 
 def _batches(run: VerlRun) -> Iterator[Condition]:
-    """Conditions on batch sizes; each one is needed by those after it."""
+    """Batch-size checks, in dependency order."""
     value = run.value
     prompts, mini, group = value("data.train_batch_size"), value(MINI_BATCH), value(f"{ROLLOUT}.n")
     yield "group-size", f"{ROLLOUT}.n", group >= 2, "must be 2 or more: a success rate needs a group"
@@ -283,11 +285,11 @@ def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
     if total_steps > (reached := steps_per_epoch * epochs):
         reason = f"trainer.total_epochs={epochs} of {steps_per_epoch} steps each end after {reached}"
         fix = f"set trainer.total_epochs to {math.ceil(total_steps / steps_per_epoch)} or more"
-        refuse([Problem("length", "trainer.total_training_steps", total_steps, reason, fix)])
+        raise_problems([Problem("length", "trainer.total_training_steps", total_steps, reason, fix)])
 
 
 def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
-    """Compare with what is written beside the checkpoints, and write it for the next time.
+    """Raise ConfigError if the method differs from that of the checkpoints; then store it beside them.
 
     ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
     is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.  Raises
@@ -299,10 +301,7 @@ def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, re
     path = directory / FILE
     if path.is_file() and (resumed_step or (directory / VERLS_NEWEST).is_file()):
         theirs = {"advantage_scale": "group", **json.loads(path.read_text(encoding="utf-8"))}  # new in 0.3.0
-        if changed := sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)):
-            was = ", ".join(f"{key} {theirs.get(key)!r} -> {ours.get(key)!r}" for key in changed)
-            fix = "change trainer.default_local_dir, or remove the directory"
-            reason = f"its checkpoints were trained otherwise: {was}"
-            refuse([Problem("another-run", "trainer.default_local_dir", str(directory), reason, fix)])
+        fix = "change trainer.default_local_dir, or remove the directory"
+        resume.check_same_run(theirs, ours, where=path, fix=fix)
     directory.mkdir(parents=True, exist_ok=True)
     write_json(path, ours)

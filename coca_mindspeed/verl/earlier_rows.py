@@ -21,7 +21,7 @@ def file_of_verls_log(project: str, experiment: str, environment: Mapping[str, s
     return Path(environment.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser() / project / f"{experiment}.jsonl"
 
 
-class EarlierRows:
+class MetricsBeforeResume:
     """The rows of ``log`` up to ``step``, the step of the checkpoint; none for step 0, a new run."""
 
     def __init__(self, log: Path, step: int) -> None:
@@ -35,7 +35,7 @@ class EarlierRows:
             cut_back(log, step)
             write_atomically(self._aside, log.read_bytes())
 
-    def log_again(self, log: Callable[[Mapping[str, Any], int], None]) -> None:
+    def replay(self, log: Callable[[Mapping[str, Any], int], None]) -> None:
         """Pass each row's metrics and step to ``log``, once."""
         if self._aside.exists():
             for row in read_steps(self._aside):

@@ -1,4 +1,7 @@
-"""verl's loss, with clip fractions and KL of each segment among its metrics."""
+"""verl's own loss, with clip fractions and KL of each segment among its metrics.
+
+Value and gradient are verl's; ``algorithm.objective`` only gives the metrics.
+"""
 
 from collections.abc import MutableMapping
 from typing import Any

@@ -1,6 +1,15 @@
 """verl's synchronous trainer with segment advantages, validation and dumps: ``trainer.v1.trainer_mode=coca``.
 
-The loop is verl's own.
+The loop is verl's own.  How a run differs from the paper (arXiv 2603.05881), apart from the options of docs/method.md:
+
+1. The objective is verl's ``ppo_loss``, not ``algorithm.objective``.  It has the paper's formula for the settings that
+   :mod:`~coca_mindspeed.verl.checks` requires: no second clip, no KL term, no entropy term, no critic.
+2. Invalid responses have a format advantage of their own (``coca.method.separate_format``; false: the paper's form).
+3. The ratio is taken to log-probabilities that the trainer computes before the update.  Token weights that correct for
+   the rollout engine may be added (``algorithm.rollout_correction.rollout_is=token``; null: the paper's form).
+4. A group that lacks a response because a rollout failed trains nothing (``coca.broken_groups`` allows some), and
+   neither does a group with fewer than two gradable answers.
+5. The stages of ``sequential`` share the steps and the optimizer of one run.
 """
 
 import copy
@@ -22,10 +31,9 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
-from coca_mindspeed.config.checks import refuse
 from coca_mindspeed.data.chat_template import write_into_template
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
@@ -35,7 +43,7 @@ from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_json_lines
 from coca_mindspeed.verl.batch import ScoredStep, check_broken, score_step, validation_metrics, validation_predictions
 from coca_mindspeed.verl.checks import check_length, check_same_run, verl_problems
-from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
+from coca_mindspeed.verl.earlier_rows import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.records import check_prompts, check_rows
 from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
@@ -63,13 +71,13 @@ class SegmentTrainer(PPOTrainerSync):
         """Check the configuration and verl's release before anything is loaded."""
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self._settings = verl_settings(plain)
-        refuse(verl_problems(plain, self._settings), "verl would not train by the method:")
+        raise_problems(verl_problems(plain, self._settings), "verl would not train by the method:")
         matching_manifest(Path(str(verl.__file__)).parents[1], package="verl")
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # verl compares with this word
         super().__init__(config)
         self._last_step: ScoredStep | None = None
-        self._earlier: EarlierRows | None = None
+        self._earlier: MetricsBeforeResume | None = None
         self._health = HealthWarnings()
 
     def _init_dataloader(self) -> None:
@@ -106,7 +114,7 @@ class SegmentTrainer(PPOTrainerSync):
         check_same_run(Path(trainer.default_local_dir), self._settings, self.total_training_steps, self.global_steps)
         if "file" in trainer.logger:
             log = file_of_verls_log(trainer.project_name, trainer.experiment_name)
-            self._earlier = EarlierRows(log, self.global_steps)
+            self._earlier = MetricsBeforeResume(log, self.global_steps)
 
     def on_init_end(self) -> None:
         """Set our loss, after waiting for the reward workers: verl does not check that they could be built."""
@@ -127,7 +135,7 @@ class SegmentTrainer(PPOTrainerSync):
 
     def _log_earlier_rows(self) -> None:
         if self._earlier is not None:
-            self._earlier.log_again(lambda data, step: self.logger.log(data=data, step=step, backend=["file"]))
+            self._earlier.replay(lambda data, step: self.logger.log(data=data, step=step, backend=["file"]))
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write the advantages of whole groups to the queue, and verl's rollout correction if it has what it needs."""

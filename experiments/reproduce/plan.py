@@ -11,10 +11,9 @@ from pydantic import Field, ValidationError, field_validator
 
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.parsing import ConfidencePosition
-from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig, Section
-from coca_mindspeed.errors import ConfigError, UsageError, nearest
+from coca_mindspeed.errors import ConfigError, UsageError, did_you_mean, validation_problems
 from coca_mindspeed.evaluation.paper import check_setting
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
@@ -174,7 +173,7 @@ def plan_path(name: str) -> Path:
         return Path(name)
     ours = {path.stem: path for path in sorted(PLANS.glob("*.yaml"))}
     if name not in ours:
-        raise UsageError(f"--plan: unknown plan {name!r}{nearest(name, ours)}; built-in plans: {', '.join(ours)}")
+        raise UsageError(f"--plan: unknown plan {name!r}{did_you_mean(name, ours)}; built-in plans: {', '.join(ours)}")
     return ours[name]
 
 

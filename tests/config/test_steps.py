@@ -2,8 +2,8 @@
 
 import pytest
 
+from coca_mindspeed.config.checks import training_rows, with_steps
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.steps import training_rows, with_steps
 from coca_mindspeed.errors import ConfigError
 
 

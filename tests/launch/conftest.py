@@ -1,4 +1,4 @@
-"""Programs that stand in for Ray, the training and what waits for a cluster."""
+"""A program that stands in for Python: the scripts are tested, and no Python has to start."""
 
 import socket
 import sys
@@ -8,17 +8,32 @@ import pytest
 
 @pytest.fixture
 def stand_in(tmp_path):
-    """A PYTHON whose Ray, cluster and driver are a few lines of shell; everything else is the real one."""
+    """A PYTHON whose check, Ray, cluster and driver are a few lines of shell; everything else is the real one.
+
+    ``STAGES`` are the stages that ``check`` finds; with ``REAL_CHECK`` it is the real one.
+    """
     program = tmp_path / "python"
     program.write_text(
         f"""#!/usr/bin/env bash
+[[ ${{REAL_CHECK:-}} ]] || case "$*" in
+  *"coca_mindspeed.cli check"*)
+    while (($#)); do
+      case $1 in
+        --for-script) printf '%s\n' "platform npu" "nodes 1" "npus_per_node 8" "cpus_per_npu 8" "other_cpus 13" > "$2"
+          printf '%s' "${{STAGES-stage 0 fresh}}" >> "$2" ;;
+        --write) touch "$2" ;;
+      esac
+      shift
+    done
+    exit ;;
+esac
 case "$*" in
-  *upstream.ray_start*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
+  *'ray_cluster start'*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
     echo "started $*" >> "{tmp_path}/ray"
     [[ ${{RAY_EXIT:-}} ]] && until [[ -f "{tmp_path}/go" ]]; do sleep 0.1; done && exit "$RAY_EXIT"
     while true; do sleep 0.1; done ;;
   *"coca_mindspeed.cli train"* | *convert_ckpt*) echo "$$ $*" > "{tmp_path}/training"; exec sleep 60 ;;
-  *mindspeed.start.cluster* | *verl.nodes*)
+  *mindspeed.start.cluster* | *'ray_cluster wait'*)
     until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done
     if [[ ${{CLUSTER_SLEEPS:-}} ]]; then echo "$$" > "{tmp_path}/training"; exec sleep 60; fi ;;
   *mindspeed.start.driver*) echo "a line of the training"; echo "a warning of the training" >&2

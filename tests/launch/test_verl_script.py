@@ -14,8 +14,8 @@ from tests.launch.scripts_for_tests import call, commands, ended, until
 SCRIPT = Path(__file__).parents[2] / "launch" / "verl.sh"
 
 
-@pytest.mark.parametrize("run", ["coca_qwen25_7b", "coca_qwen25_7b_megatron"])
-def test_dry_run_shows_the_plan_and_verls_own_command(run):
+def test_dry_run_shows_the_plan_and_verls_own_command():
+    run = "coca_qwen25_7b_megatron"
     shown = call(SCRIPT, run, "--dry-run", "--output", "/nowhere/run", "trainer.n_gpus_per_node=16")
     assert shown.returncode == 0, shown.stderr
     assert f"plan of {run} on verl" in shown.stdout
@@ -33,32 +33,29 @@ def test_several_nodes_are_rays_own_commands():
     assert head.returncode == 0, head.stderr
     assert "16 on 2 nodes" in head.stdout
     start, wait, train = commands(head.stdout)
-    assert "upstream.ray_start 600 --block --head --port=6766 --node-ip-address=10.0.0.1" in start
-    assert wait.endswith("coca_mindspeed.verl.nodes 2 --timeout 600")
+    assert "upstream.ray_cluster start 600 --block --head --port=6766 --node-ip-address=10.0.0.1" in start
+    assert wait.endswith("coca_mindspeed.upstream.ray_cluster wait 600 2")
     assert train.endswith("trainer.nnodes=2")
     other = call(SCRIPT, "coca_qwen25_7b", "--dry-run", **nodes, NODE_RANK="1")
     (join,) = commands(other.stdout)
-    assert join.endswith("ray_start 600 --block --address=10.0.0.1:6766")
+    assert join.endswith("ray_cluster start 600 --block --address=10.0.0.1:6766")
 
 
-def test_checkpoints_are_gone_on_from_only_where_that_is_asked_for(tmp_path):
+def test_a_run_continues_from_checkpoints_only_with_resume(stand_in):
+    tmp_path, environment = stand_in
     arguments = ("coca_qwen25_7b", "--dry-run", "--output", str(tmp_path))
-    refused = call(SCRIPT, *arguments, "--resume")
-    assert refused.returncode == 1
-    assert "no checkpoint to resume from" in refused.stderr
-    other_node = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+    assert call(SCRIPT, *arguments, "--resume", **environment).returncode == 1
+    other_node = {**environment, "NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
     assert call(SCRIPT, *arguments, "--resume", **other_node).returncode == 0
     tracker = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
     tracker.parent.mkdir()
     tracker.write_text("50")
-    refused = call(SCRIPT, *arguments)
-    assert refused.returncode == 1
-    assert "go on from them with --resume" in refused.stderr
-    resumed = call(SCRIPT, *arguments, "--resume")
+    assert call(SCRIPT, *arguments, **environment).returncode == 1
+    resumed = call(SCRIPT, *arguments, "--resume", **environment)
     assert resumed.returncode == 0
     assert "trainer.resume_mode=auto" in resumed.stdout
     for typed in (tmp_path.parent, tmp_path.with_name("typo")):
-        assert str(tmp_path) in call(SCRIPT, *arguments[:-1], str(typed), "--resume").stderr
+        assert str(tmp_path) in call(SCRIPT, *arguments[:-1], str(typed), "--resume", **environment).stderr
 
 
 def test_smoke_is_the_same_method_on_the_tiny_model_and_a_cpu(tmp_path):

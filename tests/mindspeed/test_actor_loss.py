@@ -16,7 +16,7 @@ from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import SegmentStatistics, segment_objective
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.metrics import finish
+from coca_mindspeed.mindspeed.stages.metrics import divide_ratios
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
 ROWS, WIDTH = 8, 6
@@ -121,7 +121,7 @@ def test_the_gradient_does_not_depend_on_the_cut(actor_loss, monkeypatch, batch,
 def test_statistics_of_microbatches_average_to_those_of_the_batch(actor_loss, monkeypatch, batch):
     def averaged(cut):
         _, rows = _as_megatron(actor_loss, _loss(actor_loss, monkeypatch), batch, CUTS[cut])
-        return finish({name: sum(row[name] for row in rows) / len(rows) for name in rows[0]})
+        return divide_ratios({name: sum(row[name] for row in rows) / len(rows) for name in rows[0]})
 
     whole, parts = averaged("one plain batch"), averaged("microbatches")
     assert parts == pytest.approx(whole, rel=1e-4)

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from omegaconf import OmegaConf
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.mindspeed.stages import columns, verifiers
+from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.columns import training_columns
 from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, load_prompts, prompt_token_ids
 from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier, check_names
@@ -39,35 +38,35 @@ def test_a_missing_vllm_is_reported_before_ray_starts(release, version, monkeypa
     process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"})))
 
 
-def test_platform_host_needs_the_repository(monkeypatch):
-    monkeypatch.setattr(process, "_CPU_SHIM", "tests.support.no_such_shim")
-    with pytest.raises(MissingDependencyError, match=r"coca\.platform"):
-        process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"})))
-    process.check_cpu_shim(_process())
+def test_platform_host_needs_the_repository():
+    for shim in (None, "tests.support.no_such_shim"):
+        with pytest.raises(MissingDependencyError, match=r"coca\.platform"):
+            process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"}), cpu_shim=shim))
+    process.check_cpu_shim(_process(cpu_shim=None))
 
 
 def test_checkouts_are_looked_for_in_the_environment(tmp_path, homes):
     environment = {variable: str(path) for variable, path in homes.items()}
-    assert driver.homes(environment) == homes
+    assert driver.find_checkouts(environment) == homes
     with pytest.raises(MissingDependencyError, match=r"^MINDSPEED_HOME: .*\n    git clone .*\n.*ascend.md.*$"):
-        driver.homes({**environment, "MINDSPEED_HOME": ""})
+        driver.find_checkouts({**environment, "MINDSPEED_HOME": ""})
     with pytest.raises(MissingDependencyError, match=r"^MEGATRON_HOME=/.* megatron/"):
-        driver.homes({**environment, "MEGATRON_HOME": str(tmp_path)})
+        driver.find_checkouts({**environment, "MEGATRON_HOME": str(tmp_path)})
 
 
 def test_copies_of_the_others_in_mindspeed_rls_folder_do_not_win(homes, monkeypatch):
-    for variable, package in driver.HOMES.items():
+    for variable, package in driver.CHECKOUTS.items():
         for checkout in {homes[variable], homes["MINDSPEED_RL_HOME"]}:  # as MindSpeed-RL's guide has it
             write(checkout / package / "__init__.py")
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
-    settings = driver.for_processes(CocaSettings(), _config(), homes)
+    settings = driver.process_settings_of(CocaSettings(), _config(), homes)
     monkeypatch.setenv(VARIABLE, settings.model_dump_json())
     monkeypatch.setattr(process, "process_settings", lambda: settings)
     monkeypatch.setattr(process, "apply", lambda *_arguments, **_options: None)
     # Ray has put the folder in front, say because it was started there.
     monkeypatch.setattr(sys, "path", [str(homes["MINDSPEED_RL_HOME"]), *sys.path])
     process.setup_worker()
-    for variable, package in driver.HOMES.items():
+    for variable, package in driver.CHECKOUTS.items():
         spec = importlib.machinery.PathFinder.find_spec(package)
         assert spec is not None
         assert Path(str(spec.origin)).is_relative_to(homes[variable]), package
@@ -92,6 +91,7 @@ def _process(**fields: Any) -> ProcessSettings:
         import_paths=(Path("/a"), Path("/b")),
         release=fields.pop("release", "2.3.0"),
         reference=False,
+        cpu_shim=fields.pop("cpu_shim", "tests.support.mindspeed_host"),
     )
 
 
@@ -164,8 +164,7 @@ def test_every_ray_process_gets_the_settings(tmp_path, monkeypatch):
 def driven(tmp_path, homes, monkeypatch, capsys):
     """Run the driver on one record with a grader: its message, and whether it came to the start of Ray."""
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
-    known = SimpleNamespace(problems=lambda _config: [])
-    monkeypatch.setattr(driver, "read_upstream_keys", lambda _root: known)
+    monkeypatch.setattr(driver, "shipped_keys", lambda _release: SimpleNamespace(problems=lambda _config: []))
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     write(homes["MINDSPEED_RL_HOME"] / "configs/envs/runtime_env.yaml", "env_vars: {}\n")
 
@@ -330,33 +329,6 @@ def test_penalties_of_mindspeeds_verifiers_are_wrong_answers(monkeypatch):
         scores[0] = partial
         with pytest.raises(GradingError, match=r"\['acc', 'format'\] scored an answer .*expected 1 for right"):
             verifier.grade([record] * 4, list("0123"))
-
-
-@pytest.mark.parametrize(
-    ("names", "cpus", "at_once"),
-    [(["acc", "format"], 3, 3), (["acc"], 64, 4), (["acc", "math_verify_reward"], 3, 1), (["step"], 3, 1)],
-)
-def test_several_answers_wait_for_mindspeeds_pool(monkeypatch, names, cpus, at_once):
-    """``acc`` hands one answer after the other to a process; others may need the main thread."""
-    together, asked = threading.Barrier(at_once, timeout=10), []
-
-    def verifier(answers: list[str], data: dict[str, list[str]], _config: object) -> tuple[list[float], dict[str, Any]]:
-        together.wait()  # raises where fewer ask at once
-        asked.append(threading.current_thread())
-        return [float(answer == label) for answer, label in zip(answers, data["labels"], strict=True)], {}
-
-    _mindspeeds_verifier_is(monkeypatch, verifier)
-    monkeypatch.setattr(verifiers, "usable_cpus", lambda: cpus)
-    records = [Record(id=str(n), dataset="d", category="math", question="q", answer=str(n)) for n in range(7)]
-    answers = ["0", "9", "2", "3", "9", "5", "9"]
-    mindspeeds = MindSpeedVerifier(SimpleNamespace(verifier_function=names))
-    right = [answer != "9" for answer in answers]
-    assert [verdict.correct for verdict in mindspeeds.grade(records, answers)] == right
-    assert len(asked) == at_once
-    assert (threading.main_thread() in asked) == (at_once == 1)
-    if at_once > 1:
-        few = slice(at_once)
-        assert [verdict.correct for verdict in mindspeeds.grade(records[few], answers[few])] == right[few]
 
 
 REFERENCE = {"rl_config": {"integrated_mode_config": {"ref_model_load_path": "weights"}}}

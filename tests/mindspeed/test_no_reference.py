@@ -5,8 +5,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from coca_mindspeed.mindspeed.stages import no_reference as reference
-from coca_mindspeed.mindspeed.stages.no_reference import NoReference, worker_groups
+from coca_mindspeed.mindspeed.stages import trainer as reference
+from coca_mindspeed.mindspeed.stages.trainer import NoReference, without_reference_workers
 
 
 class _Group:
@@ -39,7 +39,7 @@ def _mindstudio(monkeypatch):
 
 
 def test_only_the_reference_group_is_left_out(with_reference):
-    groups = worker_groups(_Group)
+    groups = without_reference_workers(_Group)
     actor = groups(worker=_worker("ActorHybridWorker"), megatron_config=1)
     assert isinstance(actor, _Group)
     assert actor.megatron_config == 1
@@ -54,7 +54,7 @@ def test_only_the_reference_group_is_left_out(with_reference):
 
 
 def test_actors_that_are_given_no_profiler_get_one_that_is_off():
-    groups = worker_groups(_Group)
+    groups = without_reference_workers(_Group)
     assert groups(worker=_worker("ActorHybridWorker"), megatron_config=1).tools == (
         ("ProfilerConfig", {}, "integrated"),
         ("MsprobeConfig", {}, "integrated"),

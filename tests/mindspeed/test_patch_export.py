@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.mindspeed.patch_export import export_patch, is_patchable, patched_hooks
+from coca_mindspeed.mindspeed.hooks import export_patch, is_patchable, patched_hooks
 from coca_mindspeed.upstream.fingerprint import fingerprint
 from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, examine, load_manifests, manifest_directory
 

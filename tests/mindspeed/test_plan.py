@@ -6,12 +6,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.mindspeed.memory_estimate import host_gib
-from coca_mindspeed.mindspeed.plan import (
-    Rates,
-    iteration_seconds,
-    read_rates,
-    run_days,
-)
+from coca_mindspeed.mindspeed.plan import Rates, iteration_seconds, read_rates, run_days
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 
 

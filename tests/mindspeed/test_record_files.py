@@ -59,7 +59,7 @@ def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path):
     files = StageFiles(tmp_path / "run")
 
     def values(**options):
-        return mindspeed_values(run, make_plan(run), files, **options)
+        return mindspeed_values(run, make_plan(run).iterations, files, **options)
 
     begun = values()
     assert begun["coca"]["data_sha256"] == {str(path): file_sha256(path) for path in (train, held_out)}

@@ -10,10 +10,10 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from coca_mindspeed.mindspeed.stages import metrics as logs
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
-from coca_mindspeed.mindspeed.stages import trainer as under_way
 from coca_mindspeed.mindspeed.stages.metrics import append_line
-from coca_mindspeed.mindspeed.stages.validation import Validation
+from coca_mindspeed.mindspeed.stages.trainer import Validation
 from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.utils.files import read_json_lines
 
@@ -146,7 +146,7 @@ def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path, monkeypatch):
     kind = stages_trainer.iteration_metrics(UpstreamMetric)
     metrics = kind()
     for iteration in (1, 2):
-        monkeypatch.setattr(under_way, "iteration", iteration)
+        monkeypatch.setattr(logs, "iteration", iteration)
         assert cloudpickle.loads(cloudpickle.dumps(kind)) is kind
         metrics.update(value={"grad_norm": 0.5})
         metrics.update("vllm_tps", 7.0)
@@ -172,7 +172,7 @@ def test_an_iteration_whose_answers_cannot_be_graded_is_warned_about(monkeypatch
     metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
     warnings = []
     for iteration in range(1, 12):
-        monkeypatch.setattr(under_way, "iteration", iteration)
+        monkeypatch.setattr(logs, "iteration", iteration)
         metrics.update(value={"grading/ungradable_share": 1.0 if iteration > 6 else 0.0})
         metrics.update("vllm_tps", 7.0)
         warnings.append("warning: " in capsys.readouterr().err)

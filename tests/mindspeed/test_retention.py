@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from coca_mindspeed.mindspeed.weights import checkpoints
-from coca_mindspeed.mindspeed.weights.checkpoints import prune_after_save, prune_checkpoints
+from coca_mindspeed.mindspeed import checkpoints
+from coca_mindspeed.mindspeed.checkpoints import prune_after_save, prune_checkpoints
 
 
 def _save(directory, *iterations):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.mindspeed.stages.rollout_seeding import count_rollouts, rollout_seed, seed_rollout
+from coca_mindspeed.mindspeed.stages.rollout_engine import count_rollouts, rollout_seed, seed_rollout
 
 
 class _Engine:

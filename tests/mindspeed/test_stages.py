@@ -15,10 +15,10 @@ from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.mindspeed.stages import advantage_stage, columns, dock, reward_worker
-from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
-from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, finish, ratio
+from coca_mindspeed.mindspeed.stages import columns, dock, reward_worker, trainer
+from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, divide_ratios, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
+from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
 from coca_mindspeed.mindspeed.start.settings import CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.scoring.metrics import Mean
 from tests.new_method import Doubt
@@ -85,7 +85,7 @@ def _without_ray(monkeypatch):
 
     monkeypatch.setattr(dock, "fetch", lambda value, timeout=None: value)
     monkeypatch.setattr(dock, "unpacked", lambda batch: batch)
-    monkeypatch.setattr(advantage_stage, "put", put)
+    monkeypatch.setattr(trainer, "put", put)
     monkeypatch.setattr(reward_worker, "put", put)
 
 
@@ -130,7 +130,7 @@ def test_the_advantage_stage_does_not_depend_on_the_dispatch(guarantee_order, co
     assert len(filled.metrics["seconds/advantage"]) == 1
     means = {name: sum(values) / len(values) for name, values in filled.metrics.items()}
     # Brier against GESR .5 and 1: (.2^2, .5^2) and (.1^2, invalid)
-    assert finish(means)["reward/confidence"] == pytest.approx(-(0.04 + 0.25 + 0.01 + 1) / 4)
+    assert divide_ratios(means)["reward/confidence"] == pytest.approx(-(0.04 + 0.25 + 0.01 + 1) / 4)
 
 
 @pytest.mark.parametrize("method", ["coca", "joint"])
@@ -165,7 +165,7 @@ def test_an_ungradable_answer_earns_no_advantage_and_its_group_of_two_is_dropped
     )
     assert [filled.data["advantages"][index].any().item() for index in range(4)] == [False, False, True, True]
     assert [(s["correct"], s["gesr"], s["answer_advantage"]) for s in samples] == [(True, None, 0.0), (None, None, 0.0)]
-    metrics = finish({name: sum(values) / len(values) for name, values in filled.metrics.items()})
+    metrics = divide_ratios({name: sum(values) / len(values) for name, values in filled.metrics.items()})
     assert metrics["group/dropped_share"] == 0.5
     assert metrics["grading/ungradable_share"] == 0.25
     assert metrics["rollout/accuracy"] == pytest.approx(1.0)
@@ -183,12 +183,12 @@ def test_ratios_are_divided_after_averaging():
     # Two microbatches, 1 of 2 tokens and 1 of 8 clipped: 2 / 10, not the mean of 1/2 and 1/8.
     parts = [ratio("clip", 1, 2), ratio("clip", 1, 8)]
     averaged = {name: sum(part[name] for part in parts) / 2 for name in parts[0]}
-    assert finish({**averaged, "other": 3.0}) == {"clip": pytest.approx(0.2), "other": 3.0}
-    assert finish(ratio("undefined", 0.0, 0.0)) == {}
+    assert divide_ratios({**averaged, "other": 3.0}) == {"clip": pytest.approx(0.2), "other": 3.0}
+    assert divide_ratios(ratio("undefined", 0.0, 0.0)) == {}
     # Means of batches are averaged over their entries; an undefined one has no weight.
     parts = [as_ratios({"ece": Mean(0.5, 1)}), as_ratios({"ece": Mean(0.1, 3)}), as_ratios({"ece": Mean(NAN, 0)})]
     averaged = {name: sum(part[name] for part in parts) / 3 for name in parts[0]}
-    assert finish(averaged) == {"ece": pytest.approx(0.2)}
+    assert divide_ratios(averaged) == {"ece": pytest.approx(0.2)}
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan])

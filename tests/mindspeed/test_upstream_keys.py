@@ -1,4 +1,4 @@
-"""Keys of a MindSpeed-RL, read from made-up config classes that have the real ones' form; and the shipped list."""
+"""Keys of MindSpeed-RL: the shipped list, and how it is read from the config classes."""
 
 import os
 from pathlib import Path
@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed import upstream_keys
-from coca_mindspeed.mindspeed.plan import make_plan
-from coca_mindspeed.mindspeed.upstream_keys import known_keys, read_upstream_keys, shipped_keys, shipped_text
+from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, shipped_keys
 from tests.mindspeed.builders import write
 from tests.mindspeed.test_patch_export import CHECKOUTS
+from tests.support.mindspeed_keys import read_upstream_keys, shipped_text
 
 _FORM = """raise SystemExit("is never imported")
 class BaseConfig: ...
@@ -81,19 +79,12 @@ def test_what_is_not_is_named_with_the_nearest(tmp_path):
     assert "'use_dynamic_bsz'" in found[3].expected
 
 
-def test_check_reports_them_with_everything_else(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINDSPEED_RL_HOME", str(checkout(tmp_path)))
-    overrides = ["rollout.prompts=127", "mindspeed_rl.rl_config.use_dynamic_bs=true"]
-    keys = {problem.key for problem in make_plan(compose_run("qwen25_7b_910b", overrides).run).problems}
-    assert {"rollout.prompts", "mindspeed_rl.rl_config.use_dynamic_bs"} <= keys
-
-
-def test_a_folder_that_is_no_mindspeed_rl(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"MINDSPEED_RL_HOME: expected .* MegatronConfig in .*megatron_config.py"):
-        known_keys({"MINDSPEED_RL_HOME": str(tmp_path)})
-    write(checkout(tmp_path) / "mindspeed_rl/config_cls/rl_config.py", "class RLConfig:\n    x = 1\n")
-    with pytest.raises(ConfigError, match=r"class RLConfig with an __init__ in .*rl_config.py, found none"):
-        read_upstream_keys(tmp_path)
+def test_a_folder_that_is_no_mindspeed_rl(tmp_path):
+    for place in ("nowhere", "mindspeed_rl/config_cls/rl_config.py"):
+        write(checkout(tmp_path) / place, "class RLConfig:\n    x = 1\n")
+    for root in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ConfigError, match="MINDSPEED_RL_HOME"):
+            read_upstream_keys(root)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +112,7 @@ def test_a_folder_that_is_no_mindspeed_rl(tmp_path: Path) -> None:
         ("profiler_config.integrated.profile_ranks=all", None),
     ],
 )
-def test_keys_are_checked_without_a_checkout(setting, code):
+def test_shipped_keys(setting, code):
     found = [(problem.code, problem.key) for problem in shipped_keys().problems(OmegaConf.from_dotlist([setting]))]
     assert [each for each, _ in found] == ([] if code is None else [code])
     assert all(setting.startswith(key) for _, key in found)
@@ -131,5 +122,10 @@ def test_the_shipped_list_is_that_of_the_sources() -> None:
     homes = {release: os.environ.get(variable) for release, variable in CHECKOUTS.items()}
     if not all(homes.values()):
         pytest.skip(f"needs checkouts: {' and '.join(CHECKOUTS.values())} (docs/port.md)")
-    shipped = Path(upstream_keys.__file__).with_suffix(".json").read_text()
-    assert shipped_text({release: Path(str(home)) for release, home in homes.items()}) == shipped
+    assert shipped_text({release: Path(str(home)) for release, home in homes.items()}) == SHIPPED.read_text()
+
+
+def test_each_release_has_keys_of_its_own():
+    for release, key in (("2.3.0", "lora_r"), ("master", "variable_seq_length")):
+        values = OmegaConf.from_dotlist([f"actor_config.{key}=4"])
+        assert [problem.key for problem in shipped_keys(release).problems(values)] == [f"actor_config.{key}"]

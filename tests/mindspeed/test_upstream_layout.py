@@ -79,7 +79,7 @@ def file(tmp_path, monkeypatch):
 
 
 def written(composed, output):
-    return mindspeed_values(composed.run, make_plan(composed.run), StageFiles(output))
+    return mindspeed_values(composed.run, make_plan(composed.run).iterations, StageFiles(output))
 
 
 def test_values_move_to_our_keys(file, tmp_path):
@@ -190,7 +190,7 @@ def test_errors_name_the_file(file, tmp_path):
 @pytest.mark.parametrize("name", [name for name in ready_made_runs() if "_910" in name])
 def test_the_file_that_check_writes_is_such_a_file(name, tmp_path):
     """Read again, it means the same."""
-    first = mindspeed_values((run := compose_run(name).run), make_plan(run), StageFiles(tmp_path))
+    first = mindspeed_values((run := compose_run(name).run), make_plan(run).iterations, StageFiles(tmp_path))
     write_run_file(tmp_path / "run.yaml", first, name)
     assert written(compose_any_layout(str(tmp_path / "run.yaml")), tmp_path) == first
 

@@ -1,15 +1,15 @@
-"""Waiting for a Ray cluster, on a stand-in for Ray and for the clock."""
+"""Starting a node of a Ray cluster and waiting for the others, on a stand-in for Ray and for the clock."""
 
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.mindspeed.start import cluster
+from coca_mindspeed.upstream import ray_cluster
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
-from coca_mindspeed.verl import nodes
 
 
 class Ray:
@@ -77,7 +77,7 @@ def test_a_long_wait_is_reported_twice_a_minute(capsys):
 
 
 COMMANDS = [
-    (nodes.main, ["2", "--timeout", "0"], "nodes"),
+    (ray_cluster.main, ["wait", "0", "2"], "nodes"),
     (cluster.main, ["--npus", "16", "--cpus-per-npu", "8", "--other-cpus", "13", "--timeout", "0"], "NPUs"),
 ]
 
@@ -86,9 +86,52 @@ COMMANDS = [
 def test_both_engines_commands_end_alike(main, arguments, what, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", Ray(0, [2]))
     assert main(arguments) == 0
-    count = arguments[0] if what == "nodes" else 16
+    count = 2 if what == "nodes" else 16
     assert capsys.readouterr().out.splitlines()[-1] == f"the Ray cluster has {count} {what}"
     for ray in (Ray(0, [1]), Ray(1, [1])):
         monkeypatch.setitem(sys.modules, "ray", ray)
         assert main(arguments) == TrainingError.exit_code
         assert f"{what} after 0 seconds; look at the other nodes' output" in capsys.readouterr().err
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """Ray's modules that are used, whose node is there at the third question; ``calls`` are those of the others."""
+    calls: list[Any] = []
+    modules = {name: ModuleType(name) for name in ("ray", "ray._private.services", "ray.scripts.scripts")}
+    services: Any = modules["ray._private.services"]
+    asked = iter([RuntimeError("not found"), RuntimeError("not found"), {"NodeID": "n"}])
+
+    def get_node(_address: str, _name: str) -> Any:
+        if isinstance(found := next(asked), RuntimeError):
+            raise found
+        return found
+
+    services.get_node = get_node
+    services.wait_for_node = lambda _address, _socket, timeout=30: calls.append(timeout)
+    modules["ray.scripts.scripts"].cli = calls.append  # type: ignore[attr-defined]
+    monkeypatch.setattr(ray_cluster.time, "sleep", lambda _seconds: None)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return services, calls
+
+
+def test_both_waits_take_longer_and_are_reported(ray, capsys):
+    services, calls = ray
+    ray_cluster.wait_for_slow_nodes(600)
+    services.wait_for_node("gcs", "socket")
+    assert calls == [600]
+    assert services.get_node("gcs", "n") == {"NodeID": "n"}
+    assert capsys.readouterr().out.count("up to 600 seconds") == 2
+
+
+def test_the_wait_for_a_node_has_a_limit(ray):
+    services, _ = ray
+    ray_cluster.wait_for_slow_nodes(0)
+    with pytest.raises(RuntimeError, match="not found"):
+        services.get_node("gcs", "n")
+
+
+def test_the_arguments_reach_ray_start(ray):
+    ray_cluster.main(["start", "600", "--block", "--head"])
+    assert ray[1] == [["start", "--block", "--head"]]

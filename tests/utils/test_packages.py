@@ -73,10 +73,10 @@ def test_an_optional_package_is_named_with_its_extra(names, extra):
     assert command == f"pip install '.[{extra}]'"
 
 
-OURS = ("cli", "cli.verl_smoke", "mindspeed.start.driver", "mindspeed.start.cluster", "mindspeed.weights.conversion")
+OURS = ("cli", "cli.verl_smoke", "mindspeed.start.driver", "mindspeed.start.cluster", "mindspeed.conversion")
 EXPERIMENTS = ("expected_confidence", "gguf_import", "real_world", "reproduce")
 MODULES = [
-    *(f"coca_mindspeed.{name}" for name in (*OURS, "verl.nodes")),
+    *(f"coca_mindspeed.{name}" for name in (*OURS, "upstream.ray_cluster")),
     "coca_router",
     *(f"experiments.{name}" for name in EXPERIMENTS),
     "benchmarks",
@@ -95,11 +95,13 @@ def test_without_any_package_each_command_line_ends_with_one_line(module):
 
 @pytest.mark.parametrize(
     ("module", "argument"),
-    [("coca_mindspeed.mindspeed.start.driver", "x.yaml"), ("coca_mindspeed.upstream.ray_start", "600")],
+    [("coca_mindspeed.mindspeed.start.driver", "x.yaml"), ("coca_mindspeed.upstream.ray_cluster", "start")],
 )
 def test_a_start_without_ray(module, argument):
     code = f"import runpy, sys; sys.modules['ray'] = None; runpy.run_module('{module}', run_name='__main__')"
-    ran = subprocess.run([sys.executable, "-c", code, argument], cwd=ROOT, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, argument, "600"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 1
     assert named(ran.stderr)[0] == ["ray"]
     assert len(ran.stderr.splitlines()) == 1

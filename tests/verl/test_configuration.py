@@ -10,13 +10,14 @@ from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.configuration import (
     find_verl_run,
+    known_keys,
     model_shape,
     ready_made_verl_runs,
     run_layout,
+    unknown_keys,
     verl_configuration,
 )
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
-from coca_mindspeed.verl.upstream_keys import known_keys, unknown_keys
 
 NAMES = ["coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b", "coca_qwen25_7b_megatron"]
 

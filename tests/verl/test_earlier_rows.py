@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
+from coca_mindspeed.verl.earlier_rows import MetricsBeforeResume, file_of_verls_log
 
 
 class Killed(BaseException):
@@ -16,7 +16,7 @@ class Killed(BaseException):
 def start(log, step, until, killed=""):
     """One start of a run: in verl's order, from the checkpoint of ``step`` to the row of step ``until``."""
     log.parent.mkdir(exist_ok=True)
-    earlier = EarlierRows(log, step)
+    earlier = MetricsBeforeResume(log, step)
     if killed == "before verl opens its log":
         raise Killed
     with log.open("wb", buffering=0) as file:
@@ -29,8 +29,8 @@ def start(log, step, until, killed=""):
                 raise Killed
             file.write(json.dumps({"step": number, "data": data}).encode() + b"\n")
 
-        earlier.log_again(write)
-        earlier.log_again(write)  # at the next validation
+        earlier.replay(write)
+        earlier.replay(write)  # at the next validation
         killed = ""
         for number in range(step + 1, until + 1):
             write({"reward/confidence": -0.1 * number, "eval/ece": None}, number)
@@ -77,7 +77,7 @@ def test_a_damaged_log_is_named_and_kept(tmp_path):
     log.write_text('{"step": 1, "data": {}}\nnot verl\'s\n{"step": 2, "data": {}}\n')
     before = log.read_bytes()
     with pytest.raises(DataError, match=r"/metrics\.jsonl:2: expected one JSON object"):
-        EarlierRows(log, 2)
+        MetricsBeforeResume(log, 2)
     assert log.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "other"]
 

@@ -1,6 +1,6 @@
 """Reading and writing MindSpeed-RL's transfer dock, whole columns at a time.
 
-MindSpeed-RL pads and cuts row by row, which for rows of one number takes longer than the stages themselves.
+MindSpeed-RL pads and cuts row by row; for columns of one number that takes longer than the stage itself.
 """
 
 import time

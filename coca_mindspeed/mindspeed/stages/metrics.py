@@ -1,7 +1,7 @@
 """Metrics in a form that MindSpeed-RL can average over batches and nodes.
 
 MindSpeed-RL averages every list of values under a key.  A ratio is reported as numerator and denominator, which are
-averaged separately and divided by :func:`finish`.
+averaged separately and divided by :func:`divide_ratios`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,17 @@ from coca_mindspeed.utils.jsonl import cut_back
 
 _NUMERATOR, _DENOMINATOR = "/numerator", "/denominator"
 _SAMPLES, _OF_ITERATION = "samples", "iteration_"
+#: The current iteration of this process, from 1. Read it through the module (``metrics.iteration``): Ray pickles the
+#: classes that the hooks make by value, together with the globals they name, but modules by reference.
+iteration = 0
 
 
 def ratio(name: str, numerator: float, denominator: float) -> dict[str, float]:
-    """A ratio in two entries, for :func:`finish`."""
+    """A ratio in two entries, for :func:`divide_ratios`."""
     return {name + _NUMERATOR: numerator, name + _DENOMINATOR: denominator}
 
 
-def finish(metrics: Mapping[str, float]) -> dict[str, float]:
+def divide_ratios(metrics: Mapping[str, float]) -> dict[str, float]:
     """Divide the ratios; one with denominator 0 is left out."""
     finished = {k: v for k, v in metrics.items() if not k.endswith((_NUMERATOR, _DENOMINATOR))}
     for key, numerator in metrics.items():

@@ -101,15 +101,15 @@ class RewardWorker:
                 },
             )
 
-    def score_rows(self, columns_: dict[str, list[Tensor]], indexes: list[int], eval_data: str) -> dict[str, Any]:
+    def score_rows(self, dock_columns: dict[str, list[Tensor]], indexes: list[int], eval_data: str) -> dict[str, Any]:
         """Score the rows of a validation on the held-out records in ``eval_data``.
 
-        ``columns_`` are ``responses``, ``response_length`` and the data set's columns.  Returns ``correct``,
+        ``dock_columns`` are ``responses``, ``response_length`` and the data set's columns.  Returns ``correct``,
         ``stated`` and ``confidence_lengths`` of :class:`Rollout`, ``[rows]`` each.
         """
         self._check_initialised()
         records = read_run_records(Path(eval_data), self._settings.data_sha256)
-        scored = self._score(Rows(columns_, indexes), self._responses, records)
+        scored = self._score(Rows(dock_columns, indexes), self._responses, records)
         return {name: getattr(scored, name).flatten() for name in ("correct", "stated", "confidence_lengths")}
 
     def _check_initialised(self) -> None:

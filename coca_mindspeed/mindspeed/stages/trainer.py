@@ -1,25 +1,36 @@
-"""The hooked trainer of MindSpeed-RL and its metrics."""
+"""MindSpeed-RL's trainer with segment advantages: its advantage stage, validation and metrics.
+
+The loop is MindSpeed-RL's own ``fit``: rollout, rewards, old log-probabilities, advantages and update, each through the
+transfer dock.  How a run differs from the paper (arXiv 2603.05881), apart from the options of docs/method.md:
+
+1. Invalid responses have a format advantage of their own (``method.separate_format``; false: the paper's form).
+2. The ratio is taken to log-probabilities that the training engine computes before the update, not to vLLM's.
+3. A KL term against a reference model can be added (``rl_config.init_kl_coef``; 0: the paper's form).
+4. The loss of a mini-batch is normalised over all ranks (:mod:`~coca_mindspeed.mindspeed.stages.actor_loss`), so that
+   the gradient does not depend on microbatches, packing or ranks; weights and activations are bfloat16.
+5. Ungradable answers take no part in GESR and advantages; a group with fewer than two gradable answers trains nothing.
+6. A prompt longer than ``rollout.max_prompt_tokens`` is an error; a response cut off at ``max_new_tokens`` is graded.
+"""
 
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages import trainer as under_way
-from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
-from coca_mindspeed.mindspeed.stages.dock import fetch, report
-from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, cut_logs, finish
-from coca_mindspeed.mindspeed.stages.no_reference import NoReference
-from coca_mindspeed.mindspeed.stages.validation import Validation
-from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.mindspeed.start.settings import METRICS
-from coca_mindspeed.scoring.metrics import HealthWarnings
-from coca_mindspeed.utils.console import print_text
+import torch
 
-#: The current iteration of this process, from 1.  Read as ``under_way.iteration``: Ray pickles the classes made below
-#: by value, with the globals that their methods name, but modules by reference.
-iteration = 0
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.mindspeed.stages import columns, metrics
+from coca_mindspeed.mindspeed.stages.dataset import load_prompts
+from coca_mindspeed.mindspeed.stages.dock import batches, check_groups, fetch, merged, put, read_rows, report
+from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, as_ratios, cut_logs
+from coca_mindspeed.mindspeed.start.process import process_settings
+from coca_mindspeed.mindspeed.start.settings import METRICS, VALIDATION, CocaSettings
+from coca_mindspeed.scoring.metrics import HealthWarnings, rollout_metrics
+from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
+from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.jsonl import read_steps
 
 
 def grpo_trainer(original: Any) -> Any:
@@ -63,7 +74,7 @@ def grpo_trainer(original: Any) -> Any:
                 if self._iteration % (self._process.coca.eval_interval or 1) == 0:
                     self._validate(self._iteration)
                 self._iteration += 1
-                under_way.iteration = self._iteration
+                metrics.iteration = self._iteration
                 yield batch
 
         def _validate(self, iteration: int) -> None:
@@ -104,8 +115,8 @@ def grpo_trainer(original: Any) -> Any:
 def divide_ratios(original: Any) -> Any:
     """Wrap ``metrics_post_processing``, which averages the metrics of an iteration: divide the ratios."""
 
-    def metrics_post_processing(metrics: Any) -> Any:
-        return finish(original(metrics))
+    def metrics_post_processing(values: Any) -> Any:
+        return metrics.divide_ratios(original(values))
 
     return metrics_post_processing
 
@@ -134,10 +145,176 @@ def iteration_metrics(original: Any) -> Any:
                 process = process_settings()
                 if not process.reference:
                     self.metric.pop("timing/non_overlap_reference_model", None)
-                if warning := self._health.after_step(under_way.iteration, self.metric):
+                if warning := self._health.after_step(metrics.iteration, self.metric):
                     print_text(warning, sys.stderr)
                 coca = process.coca
                 if coca.output_dir is not None and coca.metrics_file:
-                    append_line(coca.output_dir / METRICS, {"step": under_way.iteration, **self.metric})
+                    append_line(coca.output_dir / METRICS, {"step": metrics.iteration, **self.metric})
 
     return IterationMetrics
+
+
+class Validation:
+    """Runs validations for one trainer."""
+
+    def __init__(self, settings: CocaSettings, trainer: Any) -> None:
+        assert settings.eval_data is not None
+        assert settings.output_dir is not None
+        self._settings, self._trainer = settings, trainer
+        self._file, self._log = settings.eval_data, settings.output_dir / VALIDATION
+        rl_config = trainer.actor_worker.rl_config
+        _, self._prompts = load_prompts(self._file, trainer.tokenizer.tokenizer, settings, rl_config.max_prompt_length)
+        self._graders = [reward for reward in trainer.reward_list if hasattr(reward, "score_rows")]
+
+    def is_done(self, iteration: int) -> bool:
+        """Whether the log has the validation after an iteration."""
+        return self._log.exists() and any(row["step"] == iteration for row in read_steps(self._log))
+
+    def run(self, iteration: int) -> dict[str, float]:
+        """Evaluate the current weights; log Acc, AUROC, ECE, Brier, SR and TTC under ``eval/``."""
+        trainer, start = self._trainer, time.perf_counter()
+        questions, size = list(range(len(self._prompts))), trainer.global_batch_size
+        scored = [self._roll_out(questions[first : first + size]) for first in range(0, len(questions), size)]
+        names = ("correct", "stated", "confidence_lengths")
+        metrics = held_out_metrics(*(torch.cat([chunk[name] for chunk in scored]) for name in names))
+        named = {f"eval/{name}": value for name, value in metrics.items()}
+        append_line(self._log, {"step": iteration, **named})
+        if trainer.tensorboard is not None:
+            for name, value in named.items():
+                trainer.tensorboard.add_scalar(name, value, iteration)
+        for logger in (trainer.wandb, getattr(trainer, "swanlab", None)):
+            if logger is not None:
+                logger.log_metrics(named, iteration)
+        # MindSpeed-RL's timing/all of the following iteration includes it.
+        report(trainer.transfer_dock, {"seconds/evaluation": [time.perf_counter() - start]})
+        print(f"validation at iteration {iteration}: {named}", flush=True)
+        return named
+
+    def _roll_out(self, questions: list[int]) -> dict[str, Any]:
+        from mindspeed_rl.trainer.utils.transfer_dock import put_prompts_experience
+
+        trainer = self._trainer
+        dock, samples = trainer.transfer_dock, trainer.n_samples_per_prompt
+        # The dock takes whole iterations: fill up with the last question, and drop the repetitions afterwards.
+        full = questions + [questions[-1]] * (trainer.global_batch_size - len(questions))
+        batch = {
+            "prompts": [torch.from_numpy(self._prompts[index]).long() for index in full],
+            columns.RECORD: [torch.tensor([index]) for index in full],
+        }
+        rows, indexes = put_prompts_experience(batch, samples, [columns.RECORD])
+        fetch(dock.put_experience.remote(data_dict=rows, indexes=indexes, is_prompt=True))
+        trainer.actor_worker.generate_sequences(blocking=True)
+        trainer.actor_worker.wait_all_ref_objs_run_over()
+        # Wait for every column of every row: a column written after the dock is cleared would enter the next iteration.
+        scored_by = ["responses", "response_length", columns.RECORD]
+        others = ["input_ids", *([columns.ROLLOUT_LOG_PROBS] if self._settings.rollout_log_probs else [])]
+        everything = read_rows(
+            dock, [*scored_by, *others], list(range(len(full) * samples)), stall_timeout=self._settings.stall_timeout
+        )
+        wanted = list(range(len(questions) * samples))
+        responses = {name: everything[name][: len(wanted)] for name in scored_by}
+        scored: dict[str, Any] = fetch(self._graders[0].score_rows.remote(responses, wanted, str(self._file)))
+        fetch(dock.clear.remote())
+        return scored
+
+
+_COLUMNS = ("response_length", *columns.REWARD_COLUMNS)
+
+
+def compute_advantages(
+    dock: Any,
+    settings: CocaSettings,
+    *,
+    count: int,
+    group_size: int,
+    rows: int,
+    guarantee_order: bool,
+    sample_prompts: int,
+) -> list[dict[str, Any]]:
+    """Take all scored rows of the iteration out of the dock and write ``advantages``, ``returns``, segment lengths.
+
+    ``count`` rows are taken and written at a time, of ``rows`` in the iteration, in order with ``guarantee_order``.
+
+    Returns:
+        ``index`` and :meth:`Rollout.rows` of the responses to the first ``sample_prompts`` prompts.
+    """
+    if count % group_size:
+        raise TrainingError(
+            f"rl_config.adv_dispatch_size {count} does not hold whole groups of n_samples_per_prompt {group_size}"
+        )
+    assigned = [list(range(i, min(i + count, rows))) for i in range(0, rows, count)] if guarantee_order else None
+    portions = batches(
+        dock, "compute_advantage", _COLUMNS, count, assigned=assigned, stall_timeout=settings.stall_timeout
+    )
+    batch = merged(list(portions))  # method.advantage_scale=batch needs the whole step
+    start = time.perf_counter()
+    check_groups(batch.indexes, group_size)
+    if len(batch.indexes) != rows:
+        raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
+    lengths = batch.scalars("response_length").long()
+    rollout = Rollout(group_size=group_size, lengths=lengths, width=int(lengths.max()))
+    rollout.stated = batch.scalars(columns.STATED).view(-1, group_size)
+    rollout.confidence_lengths = batch.scalars(columns.CONFIDENCE_LENGTH).long()
+    rollout.correct = batch.scalars(columns.CORRECT).view(-1, group_size)
+    rollout.give_credit(credit_rule(settings.method, settings.stage))
+    shipped = rollout.training_columns()
+    tokens = [row[:length] for row, length in zip(shipped["advantages"], lengths.tolist(), strict=True)]
+    segment = shipped["segment_length"].unsqueeze(1)
+    for first in range(0, rows, count):
+        part = slice(first, first + count)
+        own, lengths_of = tokens[part], segment[part]
+        put(dock, {"advantages": own, "returns": own, columns.SEGMENT_LENGTH: lengths_of}, batch.indexes[part])
+    metrics = {**as_ratios(rollout_metrics(rollout)), "seconds/advantage": time.perf_counter() - start}
+    report(dock, {name: [value] for name, value in metrics.items()})
+    shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]
+    return [{"index": batch.indexes[i], **row} for i, row in zip(shown, rollout.rows(shown), strict=True)]
+
+
+class NoReference:
+    """The methods that MindSpeed-RL's trainer calls on its reference worker group; they do nothing."""
+
+    def __init__(self, megatron_config: Any) -> None:
+        self.megatron_config = megatron_config
+
+    def sync_init_transfer_dock(self, *_docks: Any) -> None: ...
+
+    def compute_ref_log_prob(self, blocking: bool = False) -> None: ...
+
+    def wait_all_ref_objs_run_over(self) -> None: ...
+
+    def initialize(self) -> "NoReference":
+        return self
+
+
+def without_reference_workers(original: Any) -> Any:
+    """Replace ``RayActorGroup`` as ``train`` uses it: without a group of reference workers.
+
+    A subclass, because the trainer tells worker groups from other reward workers by this class.  It also completes
+    separate-worker mode, whose actors read profiler and msprobe settings that ``train`` does not pass.
+    """
+
+    class WorkerGroup(original):
+        def __new__(cls, worker: Any = None, *_args: Any, megatron_config: Any = None, **_kwargs: Any) -> Any:
+            name = getattr(getattr(worker, "__ray_actor_class__", None), "__name__", "")
+            if name == "ReferenceWorker" and not process_settings().reference:
+                return NoReference(megatron_config)
+            return super().__new__(cls)
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**_switched_off(), **kwargs})
+
+        def get_consumed_train_samples(self) -> int:
+            """Prompts of the finished iterations, where a resumed run continues.
+
+            MindSpeed-RL's workers count a whole iteration for every dispatch of an update.
+            """
+            return int(self.get_iteration() * self.megatron_config.global_batch_size)
+
+    return WorkerGroup
+
+
+def _switched_off() -> dict[str, Any]:
+    from mindspeed_rl.config_cls.mindstudio_config import MsprobeConfig, ProfilerConfig
+
+    role = "integrated"  # as in train itself
+    return {"profiler_config": ProfilerConfig({}, role=role), "msprobe_config": MsprobeConfig({}, role=role)}

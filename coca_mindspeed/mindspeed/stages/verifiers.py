@@ -1,9 +1,7 @@
 """The grader for ``rl_config.verifier_function``; unknown names are refused."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from coca_mindspeed.errors import ConfigError, GradingError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
-from coca_mindspeed.utils.limits import usable_cpus
 
 #: This project's grader, which ``coca.grader`` names.
 OWN_VERIFIER = "coca"
@@ -30,18 +27,11 @@ MINDSPEED_VERIFIERS = (
     "math_verify_reward",
 )
 
-# The thread-safe ones.  ``acc`` and ``strict_format`` send one answer after the other to a pool of processes; others
-# may time out by a signal, which needs the main thread.
-_THREAD_SAFE = frozenset({"acc", "format", "step", "strict_format"})
-# A quarter of that pool: an answer that timed out keeps its process busy, and the next must find another in time.
-_MAX_THREADS = 4
-
 
 class MindSpeedVerifier:
     """MindSpeed-RL's verifiers as a grader: a weighted score of 1 is right, 0 or a penalty is wrong.
 
-    ``acc`` subtracts 0.5 for a wrong answer and 1 for one without a box, ``acc_for_dapo`` 1 for either.  ``acc`` has a
-    time limit of one second an answer, so it runs in no more threads than there are CPUs.
+    ``acc`` subtracts 0.5 for a wrong answer and 1 for one without a box, ``acc_for_dapo`` 1 for either.
     """
 
     def __init__(self, rl_config: Any) -> None:
@@ -60,18 +50,8 @@ class MindSpeedVerifier:
     def _scores(self, labels: list[str], answers: list[str]) -> list[float]:
         from mindspeed_rl.models import rule_verifier
 
-        def score(chunk: slice) -> list[float]:
-            scores: list[float] = rule_verifier.verifier(answers[chunk], {"labels": labels[chunk]}, self._config)[0]
-            return scores
-
-        names = set(self._config.verifier_function)
-        threads = min(usable_cpus(), _MAX_THREADS, len(answers)) if "acc" in names and names <= _THREAD_SAFE else 1
-        if threads <= 1:
-            return score(slice(None))
-        size = -(-len(answers) // threads)
-        chunks = [slice(start, start + size) for start in range(0, len(answers), size)]
-        with ThreadPoolExecutor(len(chunks)) as pool:
-            return list(chain.from_iterable(pool.map(score, chunks)))
+        scores: list[float] = rule_verifier.verifier(answers, {"labels": labels}, self._config)[0]
+        return scores
 
     def close(self) -> None:
         """Nothing to release."""
@@ -92,7 +72,7 @@ def check_names(names: Sequence[str]) -> None:
         )
 
 
-def try_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
+def check_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
     """Build this project's grader if ``rl_config.verifier_function`` names it, check every gold answer, and close it.
 
     Missing files are skipped; MindSpeed-RL's own verifiers need no check.

@@ -14,9 +14,8 @@ from coca_mindspeed.utils.packages import name_missing_packages
 if __name__ == "__main__":
     name_missing_packages()
 
-from coca_mindspeed.errors import CocaError, TrainingError
-from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
-from coca_mindspeed.utils.console import print_failure
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.upstream.ray_cluster import wait_and_report, wait_for_cluster
 
 _DOCK_CPUS = 10  # reserved by GRPOTransferDock on one node
 
@@ -78,14 +77,12 @@ def main(arguments: Sequence[str]) -> int:
     def npus() -> int:
         return int(ray.cluster_resources().get("NPU", 0))
 
-    try:
+    def wait() -> None:
         wait_for_cluster(ray, parsed.npus, "NPUs", npus, parsed.timeout)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         check_cpus(nodes, WantedCpus(parsed.cpus_per_npu, parsed.other_cpus))
-    except CocaError as error:
-        return print_failure(error, error.exit_code)
-    print(f"the Ray cluster has {parsed.npus} NPUs")
-    return 0
+
+    return wait_and_report(wait, f"{parsed.npus} NPUs")
 
 
 if __name__ == "__main__":

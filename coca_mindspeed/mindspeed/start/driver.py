@@ -24,22 +24,21 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from coca_mindspeed.config.checks import Problem, refuse
-from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
+from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, raise_problems
+from coca_mindspeed.mindspeed.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_reference
-from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
-from coca_mindspeed.mindspeed.start.inputs import record_files, try_template, with_digests
+from coca_mindspeed.mindspeed.stages.verifiers import check_verifier
+from coca_mindspeed.mindspeed.start.inputs import check_prompts_of_files, record_files, with_digests
 from coca_mindspeed.mindspeed.start.process import check_cpu_shim, setup_driver
-from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
-from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, read_upstream_keys
-from coca_mindspeed.mindspeed.weights.checkpoints import check_checkpoint, newest_iteration
-from coca_mindspeed.upstream.manifest import matching_manifest
-from coca_mindspeed.upstream.ray_start import wait_for_slow_nodes
+from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, VARIABLE, CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
+from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
+from coca_mindspeed.upstream.ray_cluster import wait_for_slow_nodes
 from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 #: Environment variable -> a package that its checkout must hold.
-HOMES = {
+CHECKOUTS = {
     "MINDSPEED_RL_HOME": "mindspeed_rl",
     "MEGATRON_HOME": "megatron",
     "MINDSPEED_HOME": "mindspeed",
@@ -64,14 +63,14 @@ _HOST_CPUS = 64  # MindSpeed-RL reserves tens of CPUs by number; without an NPU 
 _WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
 
 
-def homes(environment: Mapping[str, str]) -> dict[str, Path]:
+def find_checkouts(environment: Mapping[str, str]) -> dict[str, Path]:
     """The checkouts that the environment names; raises ``MissingDependencyError`` for each that is not there."""
-    paths = {variable: environment.get(variable, "") for variable in HOMES}
+    paths = {variable: environment.get(variable, "") for variable in CHECKOUTS}
     missing = [
-        f"{variable}{f'={path}' * bool(path)}: expected a checkout with a folder {HOMES[variable]}/, found none\n"
+        f"{variable}{f'={path}' * bool(path)}: expected a checkout with a folder {CHECKOUTS[variable]}/, found none\n"
         f"    git clone {_CLONES[variable]}"
         for variable, path in paths.items()
-        if not path or not (Path(path) / HOMES[variable]).is_dir()
+        if not path or not (Path(path) / CHECKOUTS[variable]).is_dir()
     ]
     if missing:
         guide = "The guide is docs/ascend.md, 1. Software."
@@ -111,7 +110,7 @@ def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
     return settings, config
 
 
-def for_processes(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
+def process_settings_of(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
     """The settings of every Ray process; raises ``ManifestError`` if the MindSpeed-RL is not a supported one."""
     root = checkouts["MINDSPEED_RL_HOME"]
     # MindSpeed-RL's guide copies the other three into its folder: it comes last, so that the checkouts win over copies.
@@ -122,6 +121,7 @@ def for_processes(settings: CocaSettings, config: DictConfig, checkouts: Mapping
         import_paths=(*others, root),
         release=matching_manifest(root).release,
         reference=needs_reference(config),
+        cpu_shim=os.environ.get(CPU_SHIM),
     )
 
 
@@ -148,16 +148,16 @@ def worker_variables(
         found["HCCL_BUFFSIZE"] = str(buffer), "rl_config.hccl_buffersize"
     sampling = generate.get("sampling_config") or {}
     top_k = int(sampling.get("top_k", 50))  # MindSpeed-RL's default
-    if process.release == "2.3.0" and top_k <= 0 and float(sampling.get("top_p", 1.0)) == 1.0:
-        # Its vLLM-Ascend would sort the whole vocabulary at every step, although nothing is cut.
-        found["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] = "0", "no top_k or top_p"
+    if top_k <= 0 and float(sampling.get("top_p", 1.0)) == 1.0:
+        uncut = manifest_of(process.release).uncut_sampling_environment
+        found |= {name: (value, "no top_k or top_p") for name, value in uncut.items()}
     required = [_WEIGHT_FORMAT] if generate.get("enforce_eager", True) else [_WEIGHT_FORMAT, _TASK_QUEUE]
     wrong = []
     for code, key, value, because in required:
         found[key] = value, because
         if (given := environment.get(key, value)) != value:
             wrong.append(Problem(code, key, given, f"must be {value}: {because}", f"unset {key}; the run sets it"))
-    refuse(wrong)
+    raise_problems(wrong)
     for key, (value, source) in found.items():
         if environment.get(key, value) != value:
             found[key] = environment[key], f"exported; {value} by {source}"
@@ -186,10 +186,10 @@ def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
     data_path, tokenizer = training.get("data_path"), training.get("tokenizer_name_or_path")
     rated = [Path(path) for path in (data_path, settings.eval_data) if path is not None]
-    try_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, rated)
+    check_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, rated)
     files = record_files(data_path, settings.eval_data)
     if tokenizer is not None:
-        try_template(Path(tokenizer), files, settings)
+        check_prompts_of_files(Path(tokenizer), files, settings)
     return with_digests(settings, files)
 
 
@@ -258,11 +258,11 @@ def train(
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     import ray
 
-    checkouts = homes(os.environ)
+    checkouts = find_checkouts(os.environ)
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
-    process = for_processes(settings, config, checkouts)
+    process = process_settings_of(settings, config, checkouts)
     check_cpu_shim(process)
-    refuse(read_upstream_keys(process.mindspeed_rl_home).problems(config))
+    raise_problems(shipped_keys(process.release).problems(config))
     for ignored in ignored_keys(config, reference=process.reference):
         print(f"coca-mindspeed: {ignored}", flush=True)
     check_weights(config, reference=process.reference)

@@ -18,7 +18,7 @@ from coca_mindspeed.utils.files import file_sha256
 
 
 def record_files(data_path: str | None, eval_data: str | Path | None) -> list[Path]:
-    """Those of the two that are given."""
+    """The record files of training and validation, as far as they are set."""
     return [Path(path) for path in (data_path, eval_data) if path is not None]
 
 
@@ -68,7 +68,7 @@ def prepare_template(tokenizer: Any, records: Sequence[Record], settings: CocaSe
     check_template(tokenizer, records, prompt, f"model.path={path}", TEMPLATE_KEYS, allow_open_thinking=allow)
 
 
-def try_template(path: Path, files: Sequence[Path], settings: CocaSettings) -> None:
+def check_prompts_of_files(path: Path, files: Sequence[Path], settings: CocaSettings) -> None:
     """Check the prompts of record files with the tokenizer in ``path``; files that are not on this machine are skipped.
 
     Raises ConfigError if the tokenizer does not load or has no chat template, or as :func:`prepare_template`.

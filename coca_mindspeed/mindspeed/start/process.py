@@ -11,13 +11,11 @@ from typing import Any
 
 from coca_mindspeed.errors import MissingDependencyError
 from coca_mindspeed.mindspeed.hooks import apply
-from coca_mindspeed.mindspeed.start.settings import ProcessSettings
-from coca_mindspeed.upstream.manifest import Manifest, ManifestError, load_manifests
+from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, ProcessSettings
+from coca_mindspeed.upstream.manifest import Manifest, manifest_of
 
 #: Hooks by process: Ray's workers, and the process that runs MindSpeed-RL's ``train``.
 WORKER_HOOKS, DRIVER_HOOKS = ("worker", "both"), ("driver", "worker", "both")
-# MindSpeed-RL without an NPU is test support: it is in the repository, not in the installed package.
-_CPU_SHIM = "tests.support.mindspeed_host"
 
 
 @lru_cache(maxsize=1)
@@ -29,21 +27,24 @@ def process_settings() -> ProcessSettings:
 def check_cpu_shim(settings: ProcessSettings) -> None:
     """Check before Ray starts that ``platform: host`` finds the CPU shim, and its vLLM if it needs one."""
     if settings.coca.platform == "host":
-        shim = _cpu_shim()
+        shim = _cpu_shim(settings)
         if settings.coca.rollout_engine == "vllm":
             shim.vllm_cpu.known_vllm(settings.release)
 
 
-def _cpu_shim() -> Any:
+def _cpu_shim(settings: ProcessSettings) -> Any:
+    """The module that runs MindSpeed-RL without an NPU; it belongs to the tests, which are not installed."""
+    name = settings.cpu_shim or ""
     try:
-        return importlib.import_module(_CPU_SHIM)
+        if name:
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or not _CPU_SHIM.startswith(error.name):
+        if error.name is None or not name.startswith(error.name):
             raise
-        raise MissingDependencyError(
-            f"coca.platform: host needs {_CPU_SHIM}, which is in the repository and not in the installed package; "
-            "start the run from a clone, by its launch scripts or with its root in PYTHONPATH"
-        ) from error
+    raise MissingDependencyError(
+        f"coca.platform: host needs the repository's CPU shim, which {CPU_SHIM} names, found {name or 'none'}; start "
+        "the run by the launch scripts of a clone (docs/port.md, Without an NPU)"
+    )
 
 
 def setup_worker() -> None:
@@ -60,25 +61,16 @@ def set_up(processes: tuple[str, ...], choose: Callable[[Manifest], Manifest] = 
     """Prepare this process and apply the hooks of ``processes`` in ``choose(manifest of the release)``."""
     settings = process_settings()
     # Imported before the path changes: the checkouts have a package ``tests`` of their own.
-    shim = _cpu_shim() if settings.coca.platform == "host" else None
+    shim = _cpu_shim(settings) if settings.coca.platform == "host" else None
     # In this order, even where Ray has put some of them on the path already: MindSpeed-RL's folder may hold copies.
     first = [str(path) for path in settings.import_paths]
     sys.path[:] = [*first, *(path for path in sys.path if path not in first)]
     if shim is not None:
         shim.install(settings.coca.rollout_engine, settings.release)
     apply(
-        choose(_manifest(settings.release)),
+        choose(manifest_of(settings.release)),
         settings.mindspeed_rl_home,
         processes=processes,
         platform=settings.coca.platform,
         rollout=settings.coca.rollout_engine,
-    )
-
-
-def _manifest(release: str) -> Manifest:
-    for manifest in load_manifests():
-        if manifest.release == release:
-            return manifest
-    raise ManifestError(
-        f"no manifest for release {release!r} in this process; is another coca_mindspeed installed here?"
     )

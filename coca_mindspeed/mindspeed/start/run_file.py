@@ -6,35 +6,30 @@ The file is kept beside the checkpoints.
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-from coca_mindspeed.config.checks import Problem, refuse
+from coca_mindspeed.config.resume import check_same_run, fact_of, facts_of
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
+from coca_mindspeed.mindspeed.checkpoints import newest_iteration
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
+from coca_mindspeed.mindspeed.key_mapping import mapped_keys, our_keys
 from coca_mindspeed.mindspeed.start.inputs import digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
-from coca_mindspeed.mindspeed.weights.checkpoints import newest_iteration
 from coca_mindspeed.utils.files import nearby_runs, write_atomically
 from coca_mindspeed.utils.jsonl import read_steps
-from coca_mindspeed.utils.text_formats import YamlError, first_difference, read_yaml
-
-if TYPE_CHECKING:
-    from coca_mindspeed.mindspeed.plan import ClusterPlan
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 RUN_FILE = "mindspeed_rl.yaml"
-# Keys that must not change on a resume (None: the whole section); layout, memory, logging and retention may.
-_IDENTITY: dict[str, tuple[str, ...] | None] = {
+# Keys of MindSpeed-RL that no key of ours sets and that must not change on a resume (None: the whole section); layout,
+# memory, logging and retention may.
+_IDENTITY_OF_UPSTREAM: dict[str, tuple[str, ...] | None] = {
     "model": None,
-    "coca": ("method", "grader", "grading", "require_evaluated", "platform", "chat_template_kwargs", "prompt_date"),
-    "megatron_training": ("seed", "data_path", "tokenizer_name_or_path", "global_batch_size", "split", "no_shuffle"),
-    "actor_config": ("lr", "lr_decay_style", "min_lr", "weight_decay", "clip_grad", "adam_beta1", "adam_beta2"),
-    "rl_config": (
-        *("init_kl_coef", "clip_ratio", "epochs", "mini_batch_size", "shuffle_mini_batch", "n_samples_per_prompt"),
-        *("max_prompt_length", "verifier_function", "verifier_weight"),
-    ),
+    "megatron_training": ("split", "no_shuffle"),
+    "actor_config": ("min_lr",),
+    "rl_config": ("init_kl_coef", "shuffle_mini_batch", "verifier_function", "verifier_weight"),
     "generate_config": ("sampling_config",),
 }
 
@@ -68,8 +63,10 @@ class StageFiles:
         return self.results / VALIDATION
 
 
-def stages_to_do(run: RunConfig, plan: "ClusterPlan", output: Path, *, resume: bool) -> list[tuple[int, bool]]:
+def stages_to_do(run: RunConfig, iterations: int | None, output: Path, *, resume: bool) -> list[tuple[int, bool]]:
     """``(stage, whether it has a checkpoint to resume from)`` of the unfinished stages, in order.
+
+    ``iterations`` is the length of a stage; None if it is unknown.
 
     Raises ConfigError if ``output`` holds a run and ``resume`` is not set, or none and ``resume`` is set.
     """
@@ -80,13 +77,13 @@ def stages_to_do(run: RunConfig, plan: "ClusterPlan", output: Path, *, resume: b
     if resume and all(iteration is None for iteration in reached):
         nearby = nearby_runs(output, lambda other: any(other.glob("stage*/checkpoints")))
         fix = f"correct --output, or leave --resume out to start a run{nearby}"
-        refuse([Problem("no-run", "--output", output, "holds no checkpoint to resume", fix)])
+        raise_problems([Problem("no-run", "--output", output, "holds no checkpoint to resume", fix)])
     return [
         (stage, iteration is not None)
         for stage, iteration in enumerate(reached)
-        if plan.iterations is None
-        or (iteration or 0) < plan.iterations
-        or (iteration == plan.iterations and not _is_validated(run, files[stage], iteration))
+        if iterations is None
+        or (iteration or 0) < iterations
+        or (iteration == iterations and not _is_validated(run, files[stage], iteration))
     ]
 
 
@@ -98,7 +95,9 @@ def _is_validated(run: RunConfig, files: StageFiles, iteration: int) -> bool:
     return path.exists() and any(row["step"] == iteration for row in read_steps(path, torn_end=True))
 
 
-def mindspeed_values(run: RunConfig, plan: "ClusterPlan", files: StageFiles, *, resume: bool = False) -> dict[str, Any]:
+def mindspeed_values(
+    run: RunConfig, iterations: int | None, files: StageFiles, *, resume: bool = False
+) -> dict[str, Any]:
     """MindSpeed-RL's sections for one stage of a run without problems.
 
     ``resume`` loads the newest checkpoint of the stage with its optimizer, instead of the initial weights.
@@ -111,7 +110,7 @@ def mindspeed_values(run: RunConfig, plan: "ClusterPlan", files: StageFiles, *, 
     stages = run.method.training_method.stages
     if files.stage >= len(stages):
         raise UsageError(f"--stage {files.stage}: method {run.method.name} has stages 0 to {len(stages) - 1}")
-    if plan.iterations is None:
+    if iterations is None:
         raise ConfigError(
             f"data.epochs={run.data.epochs}: the number of questions is not known; prepare {run.data.train}, or set "
             "data.rows, or data.epochs=null and trainer.steps"
@@ -120,7 +119,7 @@ def mindspeed_values(run: RunConfig, plan: "ClusterPlan", files: StageFiles, *, 
     for section, key in _PATHS:  # Ray's workers have working directories of their own
         if isinstance(path := values.get(section, {}).get(key), str):
             values[section][key] = str(Path(path).absolute())
-    for name, (value, _) in written_keys(run, plan.iterations, files).items():
+    for name, (value, _) in written_keys(run, iterations, files).items():
         section, _, key = name.partition(".")
         if value is not None:
             values.setdefault(section, {})[key] = value
@@ -166,12 +165,8 @@ def _check_same_run(written: Path, values: dict[str, Any]) -> None:
         raise ConfigError(f"{written}: the run to resume cannot be read: {error}") from error
     if not isinstance(before, dict):
         raise ConfigError(f"{written}: the run to resume should be a mapping, found {type(before).__name__}")
-    if (found := first_difference(_identity(before), _identity(values))) is not None:
-        key, then, now = found
-        raise ConfigError(
-            f"{written}: the run to resume has {key}={then!r}, found {now!r}; resume it with the same settings, or "
-            "choose another --output"
-        )
+    fix = "resume it with the same settings, or choose another --output"
+    check_same_run(_identity(before), _identity(values), where=written, fix=fix)
     path = values["megatron_training"].get("data_path")
     then, now = (((each.get("coca") or {}).get("data_sha256") or {}).get(path) for each in (before, values))
     if then is not None and now is not None and then != now:
@@ -181,10 +176,24 @@ def _check_same_run(written: Path, values: dict[str, Any]) -> None:
         )
 
 
+def identity_keys() -> dict[str, tuple[str, ...] | None]:
+    """Keys of MindSpeed-RL by section (None: the whole section) that a resumed run must not change.
+
+    They are the keys set by those of ours that are part of a run's identity, and :data:`_IDENTITY_OF_UPSTREAM`.
+    """
+    known, found = facts_of(RunConfig), dict(_IDENTITY_OF_UPSTREAM)
+    for name, interpolation in mapped_keys().items():
+        section, _, key = name.partition(".")
+        same = all(fact_of(known, ours).resume == "same" for ours in our_keys(interpolation))
+        if same and (others := found.get(section, ())) is not None and key.partition(".")[0] not in others:
+            found[section] = (*others, key)
+    return found
+
+
 def _identity(values: dict[str, Any]) -> dict[str, Any]:
     return {
         section: content if keys is None else {key: content[key] for key in keys if key in content}
-        for section, keys in _IDENTITY.items()
+        for section, keys in identity_keys().items()
         if isinstance(content := values.get(section) or {}, dict)
     }
 

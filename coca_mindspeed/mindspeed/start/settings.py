@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from coca_mindspeed.config.schema import Day, TemplateVariables
+from coca_mindspeed.config.values import Day, TemplateVariables
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.scoring.settings import EngineSection, ScoringSettings, checked_section
 
 #: The environment variable that carries :class:`ProcessSettings`.
 VARIABLE = "COCA_MINDSPEED_PROCESS"
+#: The environment variable that names the module of the CPU shim, for ``platform: host``.
+CPU_SHIM = "COCA_MINDSPEED_CPU_SHIM"
 #: Logs in ``output_dir``, one row per iteration.
 METRICS, VALIDATION = "metrics.jsonl", "validation.jsonl"
 
@@ -83,6 +85,7 @@ class ProcessSettings(EngineSection):
     import_paths: tuple[Path, ...]
     release: str
     reference: bool = Field(description="whether a KL term, and so a reference model, is asked for")
+    cpu_shim: str | None = Field(None, description="module that stands in for NPUs")
 
     @classmethod
     def from_environment(cls) -> "ProcessSettings":

@@ -128,7 +128,7 @@ def gradient_of(worker: Any, engine: Any, batch: dict[str, torch.Tensor]) -> tup
 
 def rollout_and_log_probs(worker: Any, engine: Any, prompts: list[list[int]]) -> dict[str, torch.Tensor]:
     """Sample from the current weights, and compute the samples' log-probabilities by the training engine."""
-    from coca_mindspeed.mindspeed.stages.rollout_seeding import RolloutCount
+    from coca_mindspeed.mindspeed.stages.rollout_engine import RolloutCount
 
     worker.inference_model.coca_rollouts = RolloutCount(run_seed=1, iteration=0)  # as the hooked worker would tell it
     worker.sharding_manager.enter_infer_mode()

@@ -13,11 +13,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from coca_mindspeed.mindspeed.start import driver
-from coca_mindspeed.mindspeed.start.driver import HOMES
-from coca_mindspeed.mindspeed.start.settings import VARIABLE, coca_settings
+from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
+from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, VARIABLE, coca_settings
 
 REPOSITORY = Path(__file__).parents[3]
-_MISSING = [name for name in HOMES if not os.environ.get(name)]
+os.environ[CPU_SHIM] = "tests.support.mindspeed_host"
+_MISSING = [name for name in CHECKOUTS if not os.environ.get(name)]
 
 #: Skips a module of tests where the checkouts or Ray are missing.
 needs_mindspeed = [
@@ -30,7 +31,7 @@ needs_mindspeed = [
 
 def environment(**changes: str) -> dict[str, str]:
     """For a child process: one thread, bytecode beside the read-only checkouts, and our package found first."""
-    paths = [str(REPOSITORY), *(os.environ[name] for name in HOMES)]
+    paths = [str(REPOSITORY), *(os.environ[name] for name in CHECKOUTS)]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
@@ -51,7 +52,9 @@ def free_port() -> int:
 
 def printed_by(module: str) -> dict[str, Any]:
     """What ``python -m module`` prints on the host platform as lines of a name in capitals and JSON."""
-    settings = driver.for_processes(coca_settings({"platform": "host"}), OmegaConf.create({}), driver.homes(os.environ))
+    settings = driver.process_settings_of(
+        coca_settings({"platform": "host"}), OmegaConf.create({}), driver.find_checkouts(os.environ)
+    )
     process = subprocess.run(
         [sys.executable, "-m", module],
         cwd=REPOSITORY,

@@ -11,8 +11,12 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from coca_mindspeed.mindspeed.stages.rollout_engine import onload_training_weights, prompts_as_token_ids
-from coca_mindspeed.mindspeed.stages.rollout_seeding import RolloutCount, seed_rollout
+from coca_mindspeed.mindspeed.stages.rollout_engine import (
+    RolloutCount,
+    onload_training_weights,
+    prompts_as_token_ids,
+    seed_rollout,
+)
 from tests.support import mindspeed_host
 
 

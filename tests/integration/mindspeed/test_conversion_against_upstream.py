@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.mindspeed import conversion
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
-from coca_mindspeed.mindspeed.weights import conversion
 
 HOME = os.environ.get("MINDSPEED_LLM_HOME")
 pytestmark = pytest.mark.skipif(HOME is None, reason="MINDSPEED_LLM_HOME is not set")

@@ -196,7 +196,9 @@ def _engine(case: Case, name: str, ranks: int, aggregation: str, changes: dict[s
     config["rl_config"]["actor_resource"] = {"num_npus": ranks}
     coca = config.pop("coca")
     coca["method"] = coca["method"] | {"loss_aggregation": aggregation}
-    settings = driver.for_processes(coca_settings(coca), OmegaConf.create(config), driver.homes(os.environ))
+    settings = driver.process_settings_of(
+        coca_settings(coca), OmegaConf.create(config), driver.find_checkouts(os.environ)
+    )
     batches = {}
     for segment in SEGMENTS:
         batches[segment] = str(directory / f"{segment}.safetensors")

@@ -12,14 +12,14 @@ from tests.support.torch_npu_signatures import bind, calls, signatures
 
 pytestmark = needs_mindspeed
 
-HOMES = {"2.3.0": "MINDSPEED_RL_HOME", "master": "MINDSPEED_RL_MASTER_HOME"}
+CHECKOUTS = {"2.3.0": "MINDSPEED_RL_HOME", "master": "MINDSPEED_RL_MASTER_HOME"}
 
 
-@pytest.mark.parametrize("release", HOMES)
+@pytest.mark.parametrize("release", CHECKOUTS)
 def test_what_upstream_does_and_what_it_does_hooked(release: str) -> None:
-    home = os.environ.get(HOMES[release])
+    home = os.environ.get(CHECKOUTS[release])
     if home is None:
-        pytest.skip(f"needs a checkout of {release}: {HOMES[release]} not set")
+        pytest.skip(f"needs a checkout of {release}: {CHECKOUTS[release]} not set")
     paths = os.pathsep.join([home, environment()["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, "-m", "tests.integration.mindspeed.npu_only", release],
@@ -33,7 +33,7 @@ def test_what_upstream_does_and_what_it_does_hooked(release: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("home", ["MINDSPEED_HOME", "MINDSPEED_LLM_HOME", *HOMES.values()])
+@pytest.mark.parametrize("home", ["MINDSPEED_HOME", "MINDSPEED_LLM_HOME", *CHECKOUTS.values()])
 def test_operator_calls_have_arguments_that_torch_npu_accepts(home: str) -> None:
     """Operators of later releases are left out, and calls with ``out``, which the registered schemas do not show."""
     if home not in os.environ:

@@ -10,7 +10,7 @@ pytestmark = [*needs_mindspeed, pytest.mark.slow]
 def test_everything_but_the_hosts_rollout_is_mindspeed_rls() -> None:
     facts = printed_by("tests.integration.mindspeed.own_grpo_facts")["FACTS"]
     numbering = facts["used"].pop("rollout")
-    assert numbering[0] == "coca_mindspeed.mindspeed.stages.rollout_seeding"
+    assert numbering[0] == "coca_mindspeed.mindspeed.stages.rollout_engine"
     for name, (module, qualified) in facts["used"].items():
         assert module.startswith(("mindspeed_rl.", "cli.")), f"{name}: {module}.{qualified}"
     assert facts["used"]["loss"] == ["mindspeed_rl.models.loss.grpo_actor_loss_func", "GRPOActorLossFunc"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.mindspeed.patch_export import patched_hooks
+from coca_mindspeed.mindspeed.hooks import patched_hooks
 from coca_mindspeed.upstream.manifest import manifest_directory, matching_manifest
 from tests.integration.mindspeed.environment import needs_mindspeed
 from tests.integration.mindspeed.runs import run_and_check

@@ -22,7 +22,7 @@ from coca_mindspeed.mindspeed.checks import layout_problems
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
-from coca_mindspeed.mindspeed.upstream_keys import read_upstream_keys
+from tests.support.mindspeed_keys import read_upstream_keys
 from tests.upstream_settings import NOT_SET, ours, rows, theirs
 
 HOME = os.environ.get("MINDSPEED_RL_HOME")
@@ -75,7 +75,7 @@ def upstream(monkeypatch: pytest.MonkeyPatch) -> Upstream:
 
 
 def _values(run: RunConfig) -> dict[str, Any]:
-    return mindspeed_values(run, make_plan(run), StageFiles(Path("runs/x")))
+    return mindspeed_values(run, make_plan(run).iterations, StageFiles(Path("runs/x")))
 
 
 @pytest.mark.parametrize("name", ON_ASCEND)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from coca_mindspeed.mindspeed.machine import STACKS
+from coca_mindspeed.upstream.manifest import stack_of
 from tests.integration.mindspeed.environment import needs_mindspeed
 
 
@@ -20,7 +20,7 @@ class Installed:
 
     @property
     def pin(self) -> str:
-        return STACKS[self.release].packages["vllm"]
+        return stack_of(self.release).packages["vllm"]
 
     @property
     def home(self) -> dict[str, str]:

@@ -98,7 +98,7 @@ class Rollouts:
 
     def _generate(self, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Responses ``[prompts * n, tokens]``, and their log-probabilities."""
-        from coca_mindspeed.mindspeed.stages.rollout_seeding import RolloutCount
+        from coca_mindspeed.mindspeed.stages.rollout_engine import RolloutCount
 
         self.engine.coca_rollouts = RolloutCount(run_seed=1, iteration=self._iteration)
         self._iteration += 1

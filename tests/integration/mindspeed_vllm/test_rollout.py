@@ -78,7 +78,7 @@ def found(request: pytest.FixtureRequest, folder_of: Folders, tmp_path_factory: 
         coca={"rollout": "vllm"},
     )
     settings, config = driver.split_config(OmegaConf.create(config))
-    process = driver.for_processes(settings, config, driver.homes({**os.environ, **INSTALLED.home}))
+    process = driver.process_settings_of(settings, config, driver.find_checkouts({**os.environ, **INSTALLED.home}))
     tokenizer = tiny.tiny_tokenizer(tiny.VOCABULARY_OF_64)
     prompts = [tokenizer.encode(f"{record.question}=") for record in arithmetic_records(8, "evaluate", 0)]
     job = directory / "job.json"

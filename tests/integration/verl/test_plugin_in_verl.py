@@ -22,12 +22,12 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.tracking import Tracking
 
-from coca_mindspeed.config.checks import value_of
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
+from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.checks import requirements, verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
-from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
+from coca_mindspeed.verl.earlier_rows import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.records import verl_row
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 from coca_mindspeed.verl.trainer import SegmentTrainer
@@ -64,7 +64,7 @@ def test_verls_own_file_logger_keeps_the_steps_before_a_checkpoint(tmp_path: Pat
 
     def start(step: int, until: int) -> None:
         trainer = SegmentTrainer.__new__(SegmentTrainer)
-        trainer._earlier = EarlierRows(file_of_verls_log("coca", "run"), step)
+        trainer._earlier = MetricsBeforeResume(file_of_verls_log("coca", "run"), step)
         trainer.logger = Tracking("coca", "run", ["console", "file"])
         trainer.on_validate_begin()
         trainer.on_train_begin()

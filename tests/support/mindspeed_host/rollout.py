@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.stages.rollout_seeding import next_seed
+from coca_mindspeed.mindspeed.stages.rollout_engine import next_seed
 from tests.support.mindspeed_host import rollout_groups
 from tests.support.mindspeed_host.weights import Layout, local_shard
 

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from coca_mindspeed.errors import MissingDependencyError
-from coca_mindspeed.mindspeed.machine import STACKS
 from coca_mindspeed.upstream.after_import import after_import
-from coca_mindspeed.upstream.manifest import Hook, Manifest, load_manifests, matching_manifest
+from coca_mindspeed.upstream.manifest import Hook, Manifest, load_manifests, matching_manifest, stack_of
 
 _VARIABLES = {
     "VLLM_USE_V1": "1",
@@ -31,7 +30,7 @@ _installed = False
 
 def known_vllm(release: str) -> Manifest:
     """The manifest of the installed vLLM, found without importing it; ``release`` is MindSpeed-RL's."""
-    pin = STACKS[release].packages["vllm"]
+    pin = stack_of(release).packages["vllm"]
     manifests = [manifest for manifest in load_manifests(package="vllm") if manifest.release == pin]
     if not manifests:
         raise MissingDependencyError(

@@ -20,11 +20,11 @@ if __name__ == "__main__":
 
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError
+from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_iteration, select_checkpoint
 from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
-from coca_mindspeed.mindspeed.start.driver import homes
+from coca_mindspeed.mindspeed.start.driver import find_checkouts
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
-from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration, select_checkpoint
 from coca_mindspeed.utils.console import print_failure
 
 # MindSpeed-LLM's name for decoders with RMSNorm, rotary embeddings and a gated MLP, also in its examples for Qwen2.5.
@@ -76,7 +76,7 @@ def prepare(
 
     Raises CocaError if checkouts, weights or the model are missing, or the target or an earlier result exists.
     """
-    homes(os.environ)
+    find_checkouts(os.environ)
     source = Path(str(run.model.path))
     for name in ("config.json", "tokenizer.json"):
         if not (source / name).is_file():
@@ -95,7 +95,7 @@ def prepare(
         if _holds_weights(frame / NEW_WEIGHTS):
             raise ConfigError(
                 f"{frame / NEW_WEIGHTS}: holds weights of an earlier conversion; if it was complete, run "
-                f"`python -m coca_mindspeed.mindspeed.weights.conversion finish mcore2hf RUN --output {output}"
+                f"`python -m coca_mindspeed.mindspeed.conversion finish mcore2hf RUN --output {output}"
                 f"{f' --iteration {iteration}' * (iteration is not None)}`, "
                 f"otherwise remove {frame}"
             )
@@ -174,7 +174,7 @@ def _selection(output: Path, iteration: int | None) -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.weights.conversion", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.conversion", description=__doc__)
     parser.add_argument("phase", choices=("prepare", "finish", "restore"))
     parser.add_argument("direction", choices=("hf2mcore", "mcore2hf"))
     parser.add_argument("run_name", metavar="RUN")

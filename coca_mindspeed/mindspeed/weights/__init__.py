@@ -1,1 +1,0 @@
-"""Weights: conversion between Hugging Face and Megatron, checkpoint layouts, retention."""

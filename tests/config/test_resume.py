@@ -1,0 +1,71 @@
+"""Facts of the keys: which are refused on a cluster, and which a resumed run may change, on each engine."""
+
+import pytest
+
+from coca_mindspeed.config.resume import check_same_run, fact_of, facts_of
+from coca_mindspeed.config.schema import LoraConfig, RunConfig, WarmUpConfig
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.start.run_file import identity_keys
+
+FACTS = facts_of(RunConfig)
+SECTIONS = {name for name in FACTS if any(key.startswith(f"{name}.") for key in FACTS)} - {"model.architecture"}
+KEYS = set(FACTS) - SECTIONS
+
+
+def keys(kind):
+    return {key for key in KEYS if FACTS[key].resume == kind and not key.startswith("model.architecture.")}
+
+
+def test_what_a_resumed_run_may_change_on_the_local_engine():
+    free = {key for key in KEYS if key.partition(".")[0] in ("evaluation", "checkpoint", "logging")}
+    assert keys("free") == free
+    assert keys("length") == {"trainer.steps", "data.epochs"}
+    memory = {f"trainer.{name}" for name in ("microbatch_tokens", "microbatch_prompts", "share_prompts")}
+    assert keys("memory") == memory | {"model.gradient_checkpointing", "rollout.batch_responses"}
+    assert all(FACTS[key].effect for key in keys("memory"))
+
+
+def test_what_a_resumed_run_must_not_change_on_mindspeed_rl():
+    """``seq_length`` follows from two others."""
+    assert {section: names and set(names) for section, names in identity_keys().items()} == {
+        "model": None,
+        "coca": {
+            *("method", "grader", "grading", "require_evaluated", "platform", "chat_template_kwargs", "prompt_date"),
+        },
+        "megatron_training": {
+            *("seed", "data_path", "tokenizer_name_or_path", "global_batch_size", "split", "no_shuffle", "seq_length"),
+        },
+        "actor_config": {
+            *("lr", "lr_decay_style", "min_lr", "weight_decay", "clip_grad", "adam_beta1", "adam_beta2"),
+        },
+        "rl_config": {
+            *("init_kl_coef", "clip_ratio", "epochs", "mini_batch_size", "shuffle_mini_batch", "n_samples_per_prompt"),
+            *("max_prompt_length", "verifier_function", "verifier_weight"),
+        },
+        "generate_config": {"sampling_config"},
+    }
+
+
+def test_what_is_refused_on_a_cluster():
+    assert {key for key in KEYS if FACTS[key].cluster} == {
+        *(f"model.lora.{name}" for name in LoraConfig.model_fields),
+        *(f"warm_up.{name}" for name in WarmUpConfig.model_fields),
+        *("model.attention", "model.gradient_checkpointing", "rollout.batch_responses", "method.entropy_bonus"),
+        *(f"data.{name}" for name in ("train_size", "evaluate_size", "seed")),
+        *(f"trainer.{name}" for name in ("microbatch_prompts", "microbatch_tokens", "share_prompts", "device")),
+        *("trainer.threads", "optimizer.name", "optimizer.eps", "logging.swanlab"),
+        *(f"evaluation.{name}" for name in ("preflight", "samples", "readings", "questions", "final_questions")),
+    }
+
+
+def test_a_key_below_a_free_form_section_has_the_facts_of_the_section():
+    assert fact_of(FACTS, "mindspeed_rl.actor_config.lr") is FACTS["mindspeed_rl"]
+    assert fact_of(FACTS, "optimizer.betas.0") is FACTS["optimizer.betas"]
+
+
+def test_every_difference_is_named():
+    before, now = {"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 5, "c": 2}, "e": 4}
+    with pytest.raises(ConfigError) as caught:
+        check_same_run(before, now, where="run.yaml", fix="", may_change=lambda key: key == "e")
+    assert [problem[:3] for problem in caught.value.problems] == [("another-run", "a.b", 5), ("another-run", "d", None)]
+    check_same_run(before, before, where="run.yaml", fix="")
