@@ -1,7 +1,7 @@
 r"""Parse an answer in one spelling (:mod:`.normalise`): lists, intervals, sets, matrices, relations, expressions.
 
-A recursive descent in one pass, without backtracking. Two symbols are equal only if their letter, case, alphabet,
-index, accent and primes are. Runs in worker processes only: sympy evaluates ``9^{9^{9^9}}`` while it is built.
+A recursive descent. Two symbols are equal only if their letter, case, alphabet, index, accent and primes are. Runs in
+worker processes only: sympy evaluates ``9^{9^{9^9}}`` while it is built.
 """
 
 import itertools
@@ -32,6 +32,10 @@ class Relation(NamedTuple):
     name: str
 
 
+class LargePower(sympy.Function):  # type: ignore[misc]
+    """A power of numbers that is not written out."""
+
+
 class Decimal(NamedTuple):
     """A decimal that is a whole element and may be rounded."""
 
@@ -45,7 +49,6 @@ _TOKEN = re.compile(
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _OPENING, _CLOSING = {*_BRACKETS, r"\{"}, {*_BRACKETS.values(), r"\}"}
 _WORD = re.compile(r"\\text\{\s*,?\s*(and|or)\s*\}|(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])")
-_OR, _AND = r"\text{or}", r"\text{and}"
 SET_OPERATIONS = (r"\cup", r"\cap", r"\setminus")
 _RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv")
 _NAME = re.compile(
@@ -75,7 +78,7 @@ def _split(tokens: Sequence[str], signs: Sequence[str]) -> tuple[list[list[str]]
 def _structure(tokens: list[str]) -> Any:
     if not tokens:
         raise NotMathematicsError("an element is missing")
-    for word, operation in ((_OR, r"\cup"), (_AND, r"\cap")):
+    for word, operation in ((r"\text{or}", r"\cup"), (r"\text{and}", r"\cap")):
         parts, found = _split(tokens, (word,))
         if found:
             items = tuple(_structure(part[:-1] if part[-1:] == [","] else part) for part in parts)
@@ -226,7 +229,7 @@ class _Parser:
                 exponent = self._argument()
                 large = isinstance(exponent, sympy.Integer) and value.is_Rational
                 large = large and abs(exponent) * max(abs(value.p), value.q).bit_length() > _MAX_BITS
-                value = sympy.Pow(value, exponent, evaluate=not large)
+                value = (LargePower if large else sympy.Pow)(value, exponent)
             else:
                 return value
 
