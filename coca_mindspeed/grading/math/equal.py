@@ -296,7 +296,8 @@ _SAME_NAMES = "sin cos tan cot sec csc asin acos atan acot asec acsc sinh cosh t
 _FUNCTIONS: dict[Any, Any] = {getattr(sympy, name): getattr(mpmath, name) for name in _SAME_NAMES.split()}
 _FUNCTIONS |= {
     sympy.Add: lambda *terms: mpmath.fsum(terms), sympy.Mul: lambda *factors: mpmath.fprod(factors),
-    sympy.Pow: mpmath.power, LargePower: mpmath.power, sympy.Abs: abs, sympy.factorial2: mpmath.fac2, sympy.Max: max, sympy.Min: min,
+    sympy.Pow: mpmath.power, LargePower: mpmath.power,
+    sympy.Abs: abs, sympy.factorial2: mpmath.fac2, sympy.Max: max, sympy.Min: min,
 }  # fmt: skip
 
 
