@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.math.extract import final_answer, formulas
-from coca_mindspeed.grading.math.normalise import Answer, is_reducible, one_spelling, read_answer
+from coca_mindspeed.grading.math.normalise import Answer, fraction_terms, one_spelling, read_answer
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
 # Unevaluated unless the gold answer has one too.
@@ -86,7 +86,11 @@ def _plain_form(answer: Answer) -> tuple[object, ...] | None:
 def _is_undone(element: str, as_fraction: bool) -> bool:
     if not _is_number(element):
         return bool(_ARITHMETIC.search(element) or _ONLY_DIGITS.fullmatch(element))
-    return not as_fraction and is_reducible(element)
+    terms = fraction_terms(read_answer(element).body.lstrip("-+ "))
+    if as_fraction or terms is None:
+        return False
+    lowest = terms[1] / terms[2]
+    return abs(terms[1]) != abs(lowest.numerator) or terms[2] != lowest.denominator
 
 
 def _elements(body: str) -> list[str]:

@@ -41,6 +41,7 @@ def grader() -> Iterator[AutoGrader]:
         record(""),
         record(r"\frac{1"),
         record(r"\frac{5}{0}"),
+        record(r"\sin^2 x+\cos^2 x=1"),
         record("(10^{10})!"),
         record("2+2=<<2+2=4>>4\n#### 4"),
         record("It is 42"),
@@ -86,7 +87,7 @@ def test_each_distinct_gold_answer_is_parsed_once(monkeypatch: pytest.MonkeyPatc
     golds = ["x+1", "7", "x+1", "x+2", r"\text{yes}"]
     grader.check([record(gold, id=str(i)) for i, gold in enumerate(golds)])
     grader.close()
-    assert sorted(parsed) == ["x+1", "x+2"]
+    assert sorted(parsed) == [("x+1", "x+1"), ("x+2", "x+2")]
 
 
 def test_the_raw_answers_of_gsm8k_are_refused_and_their_final_answers_are_not() -> None:

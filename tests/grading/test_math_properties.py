@@ -111,7 +111,7 @@ def test_intervals_in_any_spelling(low: int, width: int, left: str, right: str, 
         f"{'[' if left == '[' else ']'}{low},{high}{']' if right == ']' else '['}",
         f"{'[' if left == '[' else ']'}{low};{high}{']' if right == ']' else '['}",
         rf"\{{{x}\mid {chain}\}}",
-        rf"\lbrace {x}\in\mathbb{{R}}: {chain}\rbrace",
+        rf"\{{{x}\in\mathbb{{R}}: {chain}\}}",
         rf"{x} {turned} {low} \text{{ and }} {x} {below} {high}",
     ]
     assert [text for text in spellings if outcome(gold, text) is not Outcome.RIGHT] == []

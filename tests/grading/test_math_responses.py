@@ -54,10 +54,10 @@ def test_solutions_of_gsm8k_are_right_and_wrong_for_the_next_question(grader: Ma
     assert right(grader, following, solutions) == same
     # Without its last line a solution ends in a sentence that was written for people.
     unmarked = [solution.rpartition("####")[0] for solution in solutions]
-    assert sum(right(grader, records, unmarked)) >= 0.9 * len(rows)
+    assert sum(right(grader, records, unmarked)) >= 0.93 * len(rows)
     sentences = [re.sub(r"<<.*?>>", "", solution.rstrip().rpartition("\n")[2]) for solution in unmarked]
     stated = [f"Final Answer: {sentence}" for sentence in sentences]
-    assert sum(right(grader, records, stated)) >= 0.89 * len(rows)
+    assert sum(right(grader, records, stated)) >= 0.92 * len(rows)
     assert right(grader, [Record("0", "test", "math", "?", "987654321")] * len(rows), stated) == [False] * len(rows)
 
 

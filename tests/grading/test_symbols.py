@@ -103,9 +103,7 @@ def test_the_same_symbol_is_the_same(symbol: str, expression: tuple[str, str]) -
     assert outcome(gold, answer) is Outcome.RIGHT
 
 
-@pytest.mark.parametrize(
-    "gold", ["x=x", "0=0", "5=5", "2+3=5", "x+1=1+x", "x<x+1", "1<2", "x=x+1", r"\sin^2 x+\cos^2 x=1", r"\{x=x, y=2\}"]
-)
+@pytest.mark.parametrize("gold", ["x=x", "0=0", "5=5", "2+3=5", "x+1=1+x", "x<x+1", "1<2", "x=x+1", r"\{x=x, y=2\}"])
 def test_a_gold_answer_that_says_nothing_is_refused(gold: str) -> None:
     assert "cannot be used" in equal.compare((gold, gold))[1]
     assert equal.compare((gold, "y=y"))[0] is Outcome.UNGRADABLE

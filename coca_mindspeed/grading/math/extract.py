@@ -7,6 +7,7 @@ plainly: not where it denies, bounds, doubts or offers a choice.
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from coca_mindspeed.grading.math.normalise import plain_characters, read_answer
 from coca_mindspeed.grading.math.plain import is_words
@@ -16,26 +17,23 @@ from coca_mindspeed.grading.math.units import changes_value
 _BRACES = re.compile(r"\\+(?:boxed|fbox)\s*(?:\{|(?P<token>[^\s{\\]|\\[a-zA-Z]+))|\\.|[{}]", re.DOTALL)
 # Other rules look only here: an answer that is not at the end is not a final answer.
 _TAIL_CHARACTERS = 2_000
-_MAX_SENTENCE, _MAX_BOXED_SENTENCE = 400, 160
+_MAX_SENTENCE, _MAX_BOXED_SENTENCE, _MAX_WORDS = 400, 160, 200
 
 
-def _boxes(text: str) -> tuple[list[tuple[int, int]], int | None]:
-    """Start and end of the content of each complete box, by their ends, and the start of the last unclosed one."""
-    boxes: list[tuple[int, int]] = []
+def _boxes(text: str) -> tuple[str | None, str | None]:
+    """Content of the last complete box (of nested ones, the outermost), and of an unclosed one behind it."""
+    last: tuple[int, int] | None = None
     opened: list[int | None] = []  # per open brace: where its box's content starts, or None for a plain group
     for match in _BRACES.finditer(text) if "box" in text else ():
-        token = match[0]
         if match["token"]:
-            boxes.append(match.span("token"))
-        elif token == "{":
-            opened.append(None)
-        elif token == "}":
+            last = match.span("token")
+        elif match[0] == "}":
             start = opened.pop() if opened else None
-            if start is not None:
-                boxes.append((start, match.start()))
-        elif token.endswith("{") and len(token) > 2:
-            opened.append(match.end())
-    return boxes, next((start for start in reversed(opened) if start is not None), None)
+            last = last if start is None else (start, match.start())
+        elif match[0].endswith("{") and match[0] != r"\{":
+            opened.append(None if match[0] == "{" else match.end())
+    unclosed = next((start for start in reversed(opened) if start is not None and (not last or start > last[1])), None)
+    return last and text[slice(*last)], None if unclosed is None else text[unclosed:]
 
 
 def last_boxed(text: str) -> str | None:
@@ -43,27 +41,19 @@ def last_boxed(text: str) -> str | None:
 
     An unclosed box after it means that the response was cut off: None, unless that box repeats the last one so far.
     """
-    boxes, unclosed = _boxes(text)
-    if not boxes:
-        return None
-    last = text[slice(*boxes[-1])]
-    cut_off = unclosed is not None and unclosed > boxes[-1][1]
-    return None if cut_off and not last.strip().startswith(text[unclosed:].strip()) else last
+    last, unclosed = _boxes(text)
+    return None if last is None or (unclosed is not None and not last.strip().startswith(unclosed.strip())) else last
 
 
 def is_cut_off(response: str) -> bool:
-    boxes, unclosed = _boxes(response)
-    return unclosed is not None and (not boxes or last_boxed(response) is None)
+    return last_boxed(response) is None and _boxes(response)[1] is not None
 
 
 def without_boxes(text: str) -> str:
-    """Content of the innermost last box; the text if there is none."""
-    start, end = 0, len(text)
-    # By falling ends: the first box that lies within the one before is the last one in it.
-    for inner_start, inner_end in reversed(_boxes(text)[0]):
-        if start <= inner_start and inner_end <= end:
-            start, end = inner_start, inner_end
-    return text[start:end]
+    """Content of the last box in the last box, three deep at most; the text if there is none."""
+    for _ in range(3):
+        text = text if (inner := _boxes(text)[0]) is None else inner
+    return text
 
 
 def last_tagged(response: str) -> str | None:
@@ -83,9 +73,7 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
         return _content(without_boxes(boxed).strip(), _IN_BOX)
     if boxed_only or is_cut_off(text):
         return None
-    if tagged is not None:
-        return _content(tagged.strip(), _IN_TAG)
-    return _stated(plain_characters(text[-_TAIL_CHARACTERS:]))
+    return _stated(plain_characters(text[-_TAIL_CHARACTERS:])) if tagged is None else _content(text.strip(), _IN_TAG)
 
 
 # Pandoc's rule for dollars: no blank inside, no digit after the closing one, so that "$20 and $30" is money.
@@ -105,12 +93,15 @@ _NUMBER = rf"""(?<![A-Za-z_^\\.\d])(?<!\d[,/])
     (?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:\ \d+/\d+|/\d+(?:\.\d+)?|(?:\ :\ \d+|:\d+)+|e[-+]?\d+)?
     (?:\ ?\\?%|\ ?\^\{{?\s*\\circ\s*\}}?|[A-Za-z]+)?(?:\^\{{?-?\w+\}}?)?(?:\ ?\\?\$(?!\ ?\d))?"""
 _VALUE = re.compile(rf"{_MASK}+|{_NUMBER}", re.VERBOSE)
+# 60 inches + $5 * 12 = 7
 _OPERATION = re.compile(
-    rf"\s*(?:[-+*/×÷^]|\\(?:times|cdot|div)(?![a-zA-Z])|x(?=\s*\d))\s*(?:{_MASK}+|{_NUMBER})", re.VERBOSE
+    rf"""(?:[\ /][a-zA-Z]+){{0,3}}\)*\s*(?:(?P<equals>=\s*)
+        | (?:[-+*/×÷^–]|\\(?:times|cdot|div)(?![a-zA-Z])|x(?=\s*[\d$]))\s*\(*)(?P<value>{_MASK}+|{_NUMBER})\)*""",
+    re.VERBOSE,
 )
-_LETTERS = r"[^\W\d_]"
+_VARIABLE = re.compile(r"(?<![a-zA-Z])(?!(?<= )x )[a-zA-Z](?![a-zA-Z])")
 _PROSE = re.compile(
-    rf"(?<![\\A-Za-z])(?!(?:and|or|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|mod|inf|infinity|base)\b){_LETTERS}{{2,}}"
+    r"(?<![\\A-Za-z])(?!(?:and|or|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|mod|inf|infinity|base)\b)[^\W\d_]{2,}"
 )
 _MARKUPS = [
     (re.compile(pattern, re.IGNORECASE), new)
@@ -125,7 +116,7 @@ _MARKUPS = [
 ]
 _MARKUP = " \t\n:*_#`\"'“”"
 _SENTENCE_END = re.compile(
-    r"(?<!\bRs)(?<!\bsq)(?<!\bcu)(?<!\bapprox)(?<!\bMr)(?<!\bMrs)(?<!\bDr)(?<!\.[A-Za-z])(?<!\\)[.!?](?=[\s*_\"'”)\]<]|$)|\n"
+    r"(?<!\bRs)(?<!\bsq)(?<!\bcu)(?<!\bMr)(?<!\bMrs)(?<!\bDr)(?<!\.[A-Za-z])(?<!\\)[.!?](?=[\s*_\"'”)\]<]|$)|\n"
 )
 _OPENING = re.compile(
     r"""(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!\w)(?:answer|ans)\b[*_]*
@@ -141,9 +132,9 @@ _OPTION_B = re.compile(r"^[ \t*(]*B[*]*[:.)]", re.MULTILINE)
 # A sentence with one of these states no answer plainly.
 _DOUBT = re.compile(
     r"""\b(?:not|never|cannot|neither|nor|or|either|maybe|perhaps|possibly|alternatively|unless|otherwise|false|wrong
-        |incorrect|guess|between|among|candidates|another|but|anything|except|rather|instead|above|below|beyond|satisf\w+
-        |(?:might|may|could)\s+(?:also\s+)?be|at\s+(?:least|most)|up\s+to|as\s+well\s+as|one\s+of
-        |(?:less|more|greater|fewer|larger|smaller)\s+than(?=\W*\d)|(?:question|step|part|problem)\s+\#?\d
+        |incorrect|guess|among|candidates|another|but|anything|except|rather|instead\s+of|satisf\w+
+        |(?:above|below|beyond|between|(?:less|more|greater|fewer|larger|smaller)\s+than)(?=\W*[\d\ue000])
+        |(?:might|may|could)\s+(?:also\s+)?be|at\s+(?:least|most)|up\s+to|as\s+well\s+as|one\s+of|(?:question|step)\s+\#?\d
         |(?:twice|double|half(?:\s+of)?|(?:root|square|cube)\s+of)(?=\s+\W*\d))\b
       | \S\s+if\b | n['’]t\b | (?<!\\)%\s+of\s+\d | \d\s*or\s+more | \? | [\d\ue000]\s+to\s+[\d\ue000]""",
     re.VERBOSE | re.IGNORECASE,
@@ -161,9 +152,13 @@ _STATED = re.compile(
 _COPULA = re.compile(r"\b(?:is|are|equals)\b")
 _IN_BOX, _IN_TAG = _COPULA, re.compile(r"\b(?:is|are|equals|has|have|with)\b")
 _REASON = re.compile(
-    r"(?:[\s,;(](?:because|since|as|when|while|given|where|which|after|before|every|per|for|in|on|at|of|from|with|by|to)\b|\((?=[^()]*[^\W\d_]{3}))|=\s*$",
+    r"(?:[\s,;(](?:because|since|as|when|while|given|where|which|after|before|every|per|for|in|on|at|of|from|with|by|to)\b"
+    r"|\((?=[^()]*[^\W\d_]{3}))|=\s*$",
     re.IGNORECASE,
 )
+_BECAUSE = re.compile(r"(?<=\S)\s+because\b.*", re.DOTALL | re.IGNORECASE)
+# Since x = 4 and y = 7, ...
+_CLAUSE = re.compile(r"\s*(?:since|given|if|as|after|because|when|while)\b[^,]*,\s", re.IGNORECASE)
 _CONCLUDES = re.compile(
     r"(?:^|[\s,;])(?:so|therefore|thus|hence|then|which\s+(?:means|gives|makes|leaves)|leaving|giving|making)\b", re.I
 )
@@ -181,8 +176,7 @@ _UNIT_WORD = re.compile(r"[\s-]+([ap]\.m\b\.?|[A-Za-z]+(?:/[A-Za-z]+)?\.?(?:\s*\
 
 def _content(text: str, verbs: re.Pattern[str]) -> str | None:
     """The content of a box or tag; of a sentence in it, the value that it states."""
-    plain = plain_characters(text)
-    spoken = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", plain).strip(" .")
+    spoken = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", plain_characters(text)).strip(" .")
     if verbs.search(_masked(spoken)) and (verbs is _IN_TAG or len(spoken) <= _MAX_BOXED_SENTENCE):
         return _value(spoken) or text
     return text or None
@@ -197,7 +191,6 @@ def _stated(text: str) -> str | None:
     for markup, new in _MARKUPS:
         text = markup.sub(new, text)
     masked = _masked(text)
-    ends = [0, *(match.end() for match in _SENTENCE_END.finditer(masked)), len(masked)]
     options = _OPTION_B.search(masked)
     found = [match.end() for match in _OPENING.finditer(masked) if not (match["option"] and options)]
     after = 0
@@ -211,13 +204,18 @@ def _stated(text: str) -> str | None:
         if sentence := text[start : min(end, start + _MAX_SENTENCE)].strip(_MARKUP):
             return _value(sentence, explicit=True)
     whole = text.strip()
-    if not found and len(whole) <= 200 and is_words(whole) and not (_COPULA.search(whole) or _VALUE.search(whole)):
+    if (
+        not found
+        and len(whole) <= _MAX_WORDS
+        and is_words(whole)
+        and not (_COPULA.search(whole) or _VALUE.search(whole))
+    ):
         return whole
+    ends = [0, *(match.end() for match in _SENTENCE_END.finditer(masked)), len(masked)]
     for begin, end in zip(ends[-2::-1], ends[:0:-1], strict=True):
         sentence = text[max(begin, end - _MAX_SENTENCE) : end].strip(" .!\n")
-        if end > after and (
-            _VALUE.search(_masked(sentence)) or (sentence == whole.strip(" .!\n") and re.search(r"\w", sentence))
-        ):
+        alone = sentence == whole.strip(" .!\n") and re.search(r"\w", sentence)
+        if end > after and (alone or _VALUE.search(_masked(sentence))):
             previous = text[:begin].rstrip("\n").rpartition("\n")[2]
             if (_BARE.fullmatch(sentence) and _BARE.fullmatch(previous)) or _RETRACTED.search(masked[end:]):
                 return None  # one value a line is a list
@@ -230,35 +228,51 @@ def _value(sentence: str, explicit: bool = False) -> str | None:
     sentence = re.sub(r"^<([^<>]+)>$", r"\1", sentence.strip(_MARKUP))
     masked = _masked(sentence)
     if not _PROSE.search(masked):
-        return _inside(sentence)
-    if _DOUBT.search(masked):
+        return _inside(re.split(r"[=-]>", sentence)[-1])
+    begin = clause.end() if (clause := _CLAUSE.match(masked)) else 0
+    conclusion = max((match.end() for match in _CONCLUDES.finditer(masked, begin)), default=begin)
+    begin = conclusion if _VALUE.search(masked, conclusion) else begin
+    if _DOUBT.search(masked, begin):
         return None
-    conclusion = max((match.end() for match in _CONCLUDES.finditer(masked)), default=0)
-    if _VALUE.search(masked, conclusion):
-        sentence, masked = sentence[conclusion:], masked[conclusion:]
-    *_, verb = [0, *(match.end() for match in _COPULA.finditer(masked))]
-    if verb and masked[verb:].strip() and not _PROSE.search(masked, verb) and len(_COPULA.findall(masked)) == 1:
-        return _with_unit(sentence, masked, verb, len(masked))
-    values = []
-    position = 0
-    while match := _VALUE.search(masked, position):
-        start, position = match.span()
-        while operation := _OPERATION.match(masked, position):
-            position = operation.end()
-        values.append((start, position, bool(_STATED.search(masked[max(0, start - 60) : start]))))
+    masked = _BECAUSE.sub("", masked[begin:])
+    sentence = sentence[begin : begin + len(masked)]
+    values = list(_values(masked))
+    verbs = [match.end() for match in _COPULA.finditer(masked)]
+    calculated = any(value.start > value.first for value in values)
+    if len(verbs) == 1 and masked[verbs[0] :].strip() and not _PROSE.search(masked, verbs[0]) and not calculated:
+        return _with_unit(sentence, masked, verbs[0], len(masked))
     if not values:
         words = re.split(r"\s(?:is|are)\s+", sentence)[-1] if explicit else ""
         return re.sub(r"^option\s+", "", words) if words and len(words.split()) <= 6 else None
-    stated = [value for value in values if value[2]]
-    start, end, _ = (stated or values)[-1 if stated else 0]
-    others = [value for value in values if value[0] >= end or (value[2] and _COPULA.search(masked[value[1] : start]))]
-    for other in others:
-        between = masked[end : other[0]]
-        if other[0] < end or not _REASON.search(between) or re.search(r"\b(?:and|but)\b", between):
+    chosen = [value for value in values if value.stated][-1:] or values[:1]
+    first, start, end, _ = chosen[0]
+    for other in values:
+        between = masked[end : other.first]
+        if other.first >= end and (not _REASON.search(between) or re.search(r"\b(?:and|but)\b", between)):
             return None
-    if _CONTINUES.match(masked, end):
-        return None
-    return _with_unit(sentence, masked, start, end)
+        if other.end <= first and other.stated and _COPULA.search(masked[other.end : first]):
+            return None
+    return None if _CONTINUES.match(masked, end) else _with_unit(sentence, masked, start, end)
+
+
+class _Value(NamedTuple):
+    """A number, formula or calculation: where it starts, where its last value is, whether it is stated."""
+
+    first: int
+    start: int
+    end: int
+    stated: bool
+
+
+def _values(masked: str) -> Iterator[_Value]:
+    end = 0
+    while match := _VALUE.search(masked, end):
+        first = start = match.start()
+        end = match.end()
+        while operation := _OPERATION.match(masked, end):
+            equals = operation["equals"] and not _VARIABLE.search(masked, first, end)
+            start, end = (operation.start("value") if equals else start), operation.end()
+        yield _Value(first, start, end, start > first or bool(_STATED.search(masked[max(0, first - 60) : first])))
 
 
 def formulas(text: str) -> Iterator[str]:
@@ -270,9 +284,7 @@ def formulas(text: str) -> Iterator[str]:
 def _inside(text: str) -> str:
     text = text.strip(_MARKUP)
     formula = _FORMULA.fullmatch(text)
-    if formula is None:
-        return text
-    inner = next(group for group in formula.groups() if group is not None)
+    inner = text if formula is None else next(formulas(text))
     return re.sub(r"^\s*\\text\s*\{[^{}]*\}[^={}]*=(?:.*=)?", "", inner).strip()
 
 
@@ -282,16 +294,14 @@ def _with_unit(sentence: str, masked: str, start: int, end: int) -> str:
     if scale := _SCALED.match(masked, end):
         return text + scale[0]
     words: list[str] = []
-    position = end
-    while len(words) < 4 and (word := _UNIT_WORD.match(masked, position)):
+    while len(words) < 4 and (word := _UNIT_WORD.match(masked, end)):
         words.append(word[1])
-        position = word.end()
-    with_words = [f"{text} {' '.join(words[:count])}" for count in range(len(words), 0, -1)]
+        end = word.end()
+    if words and changes_value(words[0]):
+        return f"{text} {' '.join(words)}"
     body = read_answer(text).body
-    if words:
-        if changes_value(words[0]):
-            return f"{text} {sentence[end:]}"
-        text = next((each for each in with_words if read_answer(each).body == body), text)
+    with_words = (f"{text} {' '.join(words[:count])}" for count in range(len(words), 0, -1))
+    text = next((each for each in with_words if read_answer(each).body == body), text)
     subject = _SUBJECT.fullmatch(masked[:start])
     variable = _inside(sentence[slice(*subject.span(1))]) if subject else ""
     return f"{variable}={text}" if re.fullmatch(r"[a-zA-Z](?:_\{?\w\}?)?", variable) else text

@@ -5,7 +5,7 @@ The rules are in docs/grading.md, and by example in tests/grading/math_pairs.tsv
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.grading.math.extract import final_answer, is_cut_off, without_boxes
@@ -28,8 +28,12 @@ _INPUT_FAILURES = frozenset((Failure.TIMEOUT, Failure.DIED, Failure.RAISED))
 _SHOWN_PROBLEMS = 3
 _GOLDS_PER_PROGRESS_UPDATE = 2_000
 
+_NEVER_RIGHT = "no response can be right: its own text in a box is graded wrong"
 _WORKED_SOLUTION = re.compile(r"^\s*####", re.MULTILINE)  # as GSM8K's solutions end
 _BRACKETS = re.compile(r"[{}()\[\]]")
+
+
+_Pair = tuple[str, str | None]  # gold answer and final answer
 
 
 def _compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
@@ -37,11 +41,6 @@ def _compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
     from coca_mindspeed.grading.math.equal import compare
 
     return compare(pair)
-
-
-def _gold_problem(text: str) -> str:
-    outcome, reason = _compare((text, text))
-    return reason if outcome is Outcome.UNGRADABLE else ""
 
 
 def _warm_up() -> None:
@@ -94,26 +93,23 @@ class MathGrader(TalliedGrader):
         return [verdict.correct for verdict in self._verdicts([(min(pair), max(pair)) for pair in pairs])]
 
     def gold_problems(self, golds: Sequence[str]) -> list[str]:
-        """For each gold answer, why it cannot be used, or ``""``."""
+        """For each gold answer, why it cannot be used, or ``""``: in a box it has to be right."""
         problems: dict[str, str] = {}
-        bodies: dict[str, str] = {}
+        parsed: dict[_Pair, tuple[str, str]] = {}
         for gold in dict.fromkeys(golds):
-            problem = _plain_gold_problem(gold)
-            if problem is None:
-                bodies[gold] = _read(gold).body
-            else:
-                problems[gold] = problem
-        unique = list(dict.fromkeys(bodies.values()))
-        parsed = {
-            body: f"it cannot be parsed and compared: {result.detail}" if result.value is None else result.value
-            for body, result in zip(unique, self._workers.map(_gold_problem, unique), strict=True)
-        }
-        problems.update({gold: parsed[body] for gold, body in bodies.items()})
-        usable = [gold for gold, problem in problems.items() if not problem]
-        boxed = self._verdicts([(gold, final_answer(rf"\boxed{{{gold}}}")) for gold in usable])
-        for gold, verdict in zip(usable, boxed, strict=True):
-            if verdict.outcome is Outcome.WRONG:
-                problems[gold] = "no response can be right: its own text in a box is graded wrong"
+            problems[gold] = _unreadable(gold) or ("it is a worked solution" if _WORKED_SOLUTION.search(gold) else "")
+            final = None if problems[gold] else final_answer(rf"\boxed{{{gold}}}")
+            if final is None:
+                problems[gold] = problems[gold] or "it is empty"
+                continue
+            wanted, given = _read(gold), _read(final)
+            verdict = plain_verdict(wanted, given)
+            if verdict is not None and not verdict.correct:
+                problems[gold] = verdict.reason or _NEVER_RIGHT
+            elif wanted.value is None and not is_words(text := plain_text(wanted.body)) and not CHOICE.fullmatch(text):
+                parsed[gold, final] = _named_body(wanted), _named_body(given)
+        for (gold, _), verdict in self._symbolic_verdicts(parsed):
+            problems[gold] = "" if verdict.correct else verdict.reason or _NEVER_RIGHT
         return [problems[gold] for gold in golds]
 
     def metrics(self) -> dict[str, float]:
@@ -124,11 +120,10 @@ class MathGrader(TalliedGrader):
     def close(self) -> None:
         self._workers.close()
 
-    def _verdicts(self, pairs: Sequence[tuple[str, str | None]]) -> list[Verdict]:
+    def _verdicts(self, pairs: Sequence[_Pair]) -> list[Verdict]:
         # Samples of a group often agree: each distinct pair is compared once.
-        decided: dict[tuple[str, str | None], Verdict] = {}
-        symbolic: dict[tuple[str, str | None], tuple[str, str]] = {}
-        golds = {gold: _read(gold[:MAX_ANSWER_CHARACTERS]) for gold, _ in pairs}
+        decided: dict[_Pair, Verdict] = {}
+        symbolic: dict[_Pair, tuple[str, str]] = {}
         for pair in dict.fromkeys(pairs):
             gold, final = pair
             if final is None:
@@ -140,30 +135,24 @@ class MathGrader(TalliedGrader):
             elif len(final) > max(_MAX_READ_CHARACTERS, 4 * len(gold)):
                 decided[pair] = Verdict(Outcome.WRONG, "it is far longer than the gold answer")
             else:
-                answer = _read(final)
-                verdict = plain_verdict(golds[gold], answer)
-                if verdict is None:
-                    symbolic[pair] = (_named_body(golds[gold]), _named_body(answer))
-                else:
+                wanted, answer = _read(gold), _read(final)
+                if verdict := plain_verdict(wanted, answer):
                     decided[pair] = verdict
+                else:
+                    symbolic[pair] = _named_body(wanted), _named_body(answer)
         decided.update(self._symbolic_verdicts(symbolic))
         return [decided[pair] for pair in pairs]
 
-    def _symbolic_verdicts(
-        self, bodies: Mapping[tuple[str, str | None], tuple[str, str]]
-    ) -> Iterable[tuple[tuple[str, str | None], Verdict]]:
+    def _symbolic_verdicts(self, bodies: Mapping[_Pair, tuple[str, str]]) -> list[tuple[_Pair, Verdict]]:
         unique = list(dict.fromkeys(bodies.values()))
         results = dict(zip(unique, self._workers.map(_compare, unique), strict=True))
-        self._try_golds({gold for (gold, _), result in results.items() if result.failure in _INPUT_FAILURES})
-        verdicts = {body: self._verdict(body[0], result) for body, result in results.items()}
-        return [(pair, verdicts[body]) for pair, body in bodies.items()]
-
-    def _try_golds(self, golds: Iterable[str]) -> None:
-        """Compare new gold answers with themselves, to know whether they fail without any other answer."""
-        untried = [gold for gold in golds if gold not in self._gold_fails]
+        # Gold answers of failed comparisons are compared with themselves: do they fail without any other answer?
+        failed = {gold for (gold, _), result in results.items() if result.failure in _INPUT_FAILURES}
+        untried = [gold for gold in failed if gold not in self._gold_fails]
         for gold, result in zip(untried, self._workers.map(_compare, [(gold, gold) for gold in untried]), strict=True):
             if result.failure is None or result.failure in _INPUT_FAILURES:
                 self._gold_fails[gold] = result.failure is not None
+        return [(pair, self._verdict(body[0], results[body])) for pair, body in bodies.items()]
 
     def _verdict(self, gold: str, result: TaskResult[tuple[Outcome, str]]) -> Verdict:
         """The verdict of a comparison; a failure is the answer's fault unless the gold answer alone fails too."""
@@ -210,16 +199,3 @@ def _unreadable(text: str) -> str:
         if depth > MAX_DEPTH:
             return f"its brackets are more than {MAX_DEPTH} deep"
     return ""
-
-
-def _plain_gold_problem(gold: str) -> str | None:
-    """Why a gold answer is bad; ``""`` if the exact path can use it; None if it has to be parsed."""
-    if problem := _unreadable(gold):
-        return problem
-    if _WORKED_SOLUTION.search(gold):
-        return "it is a worked solution"
-    answer = _read(gold)
-    if not answer.body:
-        return "it is empty"
-    text = plain_text(answer.body)
-    return "" if answer.value is not None or is_words(text) or CHOICE.fullmatch(text) else None

@@ -11,41 +11,23 @@ from fractions import Fraction
 
 from coca_mindspeed.grading.math import units
 
-_INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u034f\u061c\u180e\u2060\ufeff")) | dict.fromkeys(
-    code for first, last in ((0x200B, 0x2010), (0x202A, 0x202F), (0x2061, 0x2070)) for code in range(first, last)
-)
 _COMMANDS = """× times; · cdot; ⋅ cdot; ÷ div; π pi; ∞ infty; ≤ le; ≥ ge; ≈ approx; ¬ neg; ≠ ne; ∪ cup; ∩ cap
 ∅ emptyset; ∈ in; ± pm; ℓ ell; ℏ hbar; ϖ varpi; ϑ vartheta; ϱ varrho; ℝ R; ℤ Z; √ sqrt
 α alpha; β beta; γ gamma; δ delta; ε epsilon; θ theta; λ lambda; μ mu; ρ rho; σ sigma; τ tau; φ phi; ω omega; Ω Omega
 Δ Delta; Π Pi; Σ Sigma; Φ Phi; Γ Gamma"""
-_SIGNS = {
-    "−": "-",
-    "–": "-",
-    "—": "-",
-    "°": r"^\circ ",
-    "℃": r"^\circ C",
-    "℉": r"^\circ F",
-    "。": ".",
-    "′": "'",
-    "″": "''",
-    "‴": "'''",
-}
-_SIGNS |= {sign: rf"\{name} " for sign, name in (entry.split() for entry in _COMMANDS.replace("\n", ";").split(";"))}
+_SIGNS = {sign: rf"\{name} " for sign, name in (entry.split() for entry in _COMMANDS.replace("\n", ";").split(";"))}
+_SIGNS |= {"−": "-", "–": "-", "—": "-", "。": ".", "′": "'", "″": "''", "‴": "'''"}
+_SIGNS |= {"°": r"^\circ ", "℃": r"^\circ C", "℉": r"^\circ F"}
 _SIGN = re.compile("[" + "".join(_SIGNS) + "]")
-
-
-def _decomposed(kind: str) -> tuple[re.Pattern[str], dict[int, str]]:
-    """The characters that Unicode derives from others by ``<super>`` or ``<sub>``, and what they stand for."""
-    table = {}
-    for code in (n for n in range(0xB2, 0x2C7E) if n != 0xBA):
-        form, *plain = unicodedata.decomposition(chr(code)).split() or [""]
-        if form == f"<{kind}>":
-            table[code] = "".join(chr(int(each, 16)) for each in plain).replace("−", "-")
-    return re.compile("[" + "".join(map(chr, table)) + "]+"), table
-
-
-_RAISED, _LOWERED = _decomposed("super"), _decomposed("sub")
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n")
+_SCRIPT = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+|[₀₁₂₃₄₅₆₇₈₉ₙ]+")
 _VULGAR_FRACTION = re.compile(r"[¼½¾⅐-⅞]")
+
+
+def _script(match: re.Match[str]) -> str:
+    raised = match[0].translate(_RAISED)
+    return f"^{{{raised}}}" if raised != match[0] else f"_{{{match[0].translate(_LOWERED)}}}"
 
 
 def _fraction(match: re.Match[str]) -> str:
@@ -57,11 +39,16 @@ def plain_characters(text: str) -> str:
     """Drop invisible characters; superscripts, ``½`` and signs become LaTeX, and the rest its NFKC form."""
     if text.isascii():
         return text
-    text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text.translate(_INVISIBLE))
-    for (pattern, table), sign in ((_RAISED, "^"), (_LOWERED, "_")):
-        text = pattern.sub(lambda m, t=table, s=sign: f"{s}{{{m[0].translate(t)}}}", text)  # type: ignore[misc]
+    text = "".join(each for each in text if unicodedata.category(each) != "Cf")
+    text = _SCRIPT.sub(_script, re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text))
     text = _SIGN.sub(lambda m: _SIGNS[m[0]], _VULGAR_FRACTION.sub(_fraction, text))
-    return unicodedata.normalize("NFKC", text)
+    return unicodedata.normalize("NFC", "".join(map(_compatible, text)))
+
+
+def _compatible(character: str) -> str:
+    """The NFKC form, but of other superscripts and subscripts, which are no letters beside the base."""
+    raised = unicodedata.decomposition(character).startswith(("<super>", "<sub>"))
+    return character if raised else unicodedata.normalize("NFKC", character)
 
 
 TEXT = (
@@ -76,11 +63,8 @@ def _rules(*rules: tuple[str, str]) -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile(pattern), new) for pattern, new in rules]
 
 
-_NAMED_SIGNS = {"lbrace": r"\\{", "rbrace": r"\\}", "lbrack": "[", "rbrack": "]", "langle": "(", "rangle": ")"}
-_NAMED_SIGNS |= {"lt": "<", "gt": ">", "uppi": r"\\pi ", "ast": r"\\cdot "}
 # Looks only: spacing, sizes, dollars, other names of one sign.
 _LOOKS = _rules(
-    (r"(\\\\)\s*\[[\d. -]{0,9}(?:pt|em|ex|mm|cm)\]", r"\1"),
     (r"(?<=\d)(?:(?<!\\)\\[,;:! ]|\{,\}|,\\!)\s*(?=\d{3}(?!\d))", ""),  # thousands as LaTeX writes them
     (r"(\\\\)|\\[,;:! ]|\\(?:q?quad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;", r"\1 "),
     (r"\s+", " "),
@@ -89,23 +73,18 @@ _LOOKS = _rules(
     (r"(?<!\\)\\[(\[]\s*([-+]?[\d.,/ ]+)\\[)\]]", r" \1 "),
     (r"(?<!\\)\\[(\[]((?:\\[^()\[\]]|[^\\])*)\\[)\]]", r"(\1)"),
     (r"\\[dtc]frac|\\[ns](?:ice)?frac", r"\\frac"),
-    (r"\\[dt]binom", r"\\binom"),
-    *((rf"\\{name}(?![a-zA-Z])", new) for name, new in _NAMED_SIGNS.items()),
     (r"\\(?:[lr]vert|vert|mid)(?![a-zA-Z])", "|"),
-    (r"\\(?:varnothing|O)(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
     (r"\\(?:leq|leqslant|leqq)(?![a-zA-Z])|<=", r"\\le "),
     (r"\\(?:geq|geqslant|geqq)(?![a-zA-Z])|>=", r"\\ge "),
     (r"\\neq(?![a-zA-Z])|!=", r"\\ne "),
     (r"\\R(?![a-zA-Z])|\\mathbb\s*\{?\s*R\s*\}?", r"\\Reals "),
     (r"\\mathbb\s*\{?\s*Z\s*\}?", r"\\Z "),
-    (r"(?<![{}])\{\s*\}", ""),
     (r"\^\s*\{?\s*\\prime(?![a-zA-Z])\s*\}?", "'"),
-    (r"\{\s*(?::|\\colon)\s*\}|\\colon(?![a-zA-Z])", ":"),
     (r"\{?(\^)?\s*\{?\s*\\(?:circ|degree)(?![a-zA-Z])\s*([CF])?\s*\}?\}?", r"^\\circ \2"),
-    (r"\{\s*\\(?:rm|bf)(?![a-zA-Z])\s*([^{}]*)\}", r"\\text{\1}"),
 )
 # Spellings of plain text and of programs.
 _PLAIN = _rules(
+    (r"^\\text\{\s*((?i:\\?\$|[€£¥₹]|USD|EUR|GBP|Rs\.?))\s*\}", r"\1 "),
     (r"(?<=[\w)}\]])\s*\*\*\s*(?=[\w({\\-])", "^"),
     (rf"{_NOT_IN_A_NAME}sqrt\s*(\d+)", r"\\sqrt{\1}"),
     (rf"{_NOT_IN_A_NAME}sqrt(?![a-zA-Z])", r"\\sqrt "),
@@ -115,38 +94,37 @@ _PLAIN = _rules(
     (rf"{_NOT_IN_A_NAME}(?:infinity|inf|oo)(?![a-zA-Z])|\\inf(?![a-zA-Z])", r"\\infty "),
     (rf"{TEXT}\s*\{{\s*(e|i|\\pi)\s*\}}", r"\1 "),
     (rf"{TEXT}\s*\{{\s*([\d.,]+)\s*\}}", r"\1"),
-    (r"\\lg(?![a-zA-Z])", r"\\log_{10} "),
     (r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![a-zA-Z]))", r"\\ln "),
-    (r"\\log\s*_\s*10(?!\d)", r"\\log_{10} "),
     (r"(\d(?:\.\d+)?|\.\d+)[eE]([-+]?\d{1,3})(?![\w.])", r"\1\\times 10^{\2}"),
     (r"(?:\\text\s*\{\s*)?\\?(?:\(\s*)?\\?[bp]?mod(?![a-z])\s*\}?\s*\{?\s*(\d+|[a-z])\s*\}?\)?$", r"\\mod \1"),
-    (r"_\s*\{\s*\\text\{\s*(\w+)\s*\}\s*\}", r"_{\1}"),
-    (r"\(\s*([0-9A-Fa-f.]+)\s*\)\s*_", r"\1_"),
     (r"(?<=[0-9A-F])\s*(?:\(\s*)?(?:in\s+)?base[\s-]+(\w+)\s*\)?$", r"_{\1}"),
     (r"_\s*\{\s*\(?(?:base\s+)?(\w+)\)?\s*\}", r"_{\1}"),
 )
-_DOLLARS = re.compile(r"(?<!\\)\$")
-_MONEY = re.compile(r"^[-+]?\s*(?:\\?\$|[€£¥₹]|(?:USD|EUR|GBP|Rs)(?![a-zA-Z])\.?)\s*(?=[-+.\d])", re.IGNORECASE)
+_SIGN_OF_MONEY = r"(?:\\?\$|[€£¥₹]|(?:USD|EUR|GBP|Rs)(?![a-zA-Z])\.?)"
+_MONEY = re.compile(rf"^[-+]?\s*{_SIGN_OF_MONEY}\s*(?=[-+.\d])", re.IGNORECASE)
 _TEXT_COMMAND = re.compile(rf"{TEXT}\s*(?:\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*)\}}|([a-zA-Z\d]))")
-_MONEY_IN_TEXT = re.compile(r"^\\text\{\s*(\\?\$|[€£¥₹]|USD|EUR|GBP|Rs\.?)\s*\}\s*", re.IGNORECASE)
-_ALL_TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_BASE_WORDS = "two three four five six seven eight nine ten"
-_BASES = {word: str(n) for n, word in enumerate(_BASE_WORDS.split(), start=2)}
 _LEAD_WORDS = "about|approximately|approx\\.?|roughly|around|nearly|exactly|equals|therefore|thus|hence|so|is"
-_LEAD = re.compile(
-    rf"^(?:=|\\text\{{\s*(?:{_LEAD_WORDS})\s*,?\s*\}}|\\(?:approx|simeq|therefore|implies|Rightarrow)(?![a-zA-Z])|(?:{_LEAD_WORDS})\s*,?(?=\s+[-+\d.$\\]))\s*",
-    re.IGNORECASE,
+_LEAD = (
+    rf"^(?i:=|\\text\{{\s*(?:{_LEAD_WORDS})\s*,?\s*\}}|\\(?:approx|simeq|therefore|implies|Rightarrow)(?![a-zA-Z])"
+    rf"|(?:{_LEAD_WORDS})\s*,?(?=\s+[-+\d.$\\]))\s*"
 )
-_SOLUTIONS_SET = re.compile(
-    r"\\\{\s*([a-zA-Z])\s*(?:\\in\s*\\Reals\s*)?(?:[|:]|such that)(.*(?:<|>|\\[lgn]e(?![a-z])).*)\\\}"
-)
-_ELEMENT = re.compile(r"^\\?[a-zA-Z]+\s*\\in(?![a-zA-Z])\s*(?=[(\[\]\\])")
-_BRACKETS_OF_INTERVALS = _rules(
+# What is around the value: leading words, the name of a set's element, brackets of intervals.
+_AROUND = _rules(
+    (r"^\\text\{([^{}]*)\}$", r"\1"),
+    (r"(?<!\.)(?<!\.m)\.$", ""),
+    (_LEAD, ""),
+    (_LEAD, ""),  # "so about 7", and no more
+    (
+        r"^\\\{\s*([a-zA-Z])\s*(?:\\in\s*\\Reals\s*)?(?:[|:]|such that)(.*(?:<|>|\\[lgn]e(?![a-z])).*)\\\}$",
+        r"\2",
+    ),
+    (r"^\\?[a-zA-Z]+\s*\\in(?![a-zA-Z])\s*(?=[(\[\]\\])", ""),
     (r"(^|\\cup)\s*\](?=[^\[\]()]*[\[\])])", r"\1("),
     (r"\[\s*(?=$|\\cup)", ")"),
     (r"^([(\[]|\\\{)([^,;]*);([^,]*)([)\]]|\\\})$", r"\1\2,\3\4"),
 )
 _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
+_LIST = re.compile(r"[(\[]|\\\{|,(?!\d{3}(?!\d))")  # where a comma separates elements
 
 
 def one_spelling(text: str) -> str:
@@ -154,32 +132,20 @@ def one_spelling(text: str) -> str:
     text = " ".join(plain_characters(text).strip(" `\n").split())
     if re.fullmatch(r"[-+]?\d+(?:\.\d+)?", text):
         return text
-    if re.fullmatch(r"\*\*.*\*\*", text, re.DOTALL):
-        text = text.strip("*").strip()
-    for pattern, new in _LOOKS:
-        text = pattern.sub(new, text)
-    if not _MONEY.match(text.strip()) or text.rstrip().endswith("$"):
-        text = _DOLLARS.sub("", text)
-    text = " ".join(text.split())
-    text = text.removesuffix(".").strip() if not text.endswith("..") else text
+    text = _applied(_LOOKS, re.sub(r"^\*\*(.*)\*\*$", r"\1", text))
+    if not _MONEY.match(text) or text.endswith("$"):
+        text = re.sub(r"(?<!\\)\$", "", text)
+    text = re.sub(r"(?<!\.)\.$", "", text.strip())
     text = _TEXT_COMMAND.sub(_as_text, text).replace(r"\text{}", "")
     if "base" in text or "mod" in text:
         text = " ".join(_TEXT_COMMAND.sub(r" \1 ", text).split())
-    text = _MONEY_IN_TEXT.sub(r"\1 ", text)
-    for pattern, new in _PLAIN:
-        text = pattern.sub(new, text)
-    if whole := _ALL_TEXT.fullmatch(text):
-        text = whole[1]
-    text = " ".join(text.split())
-    text = text.removesuffix(".").strip() if not text.endswith((".m.", "..")) else text
-    for _ in range(2):  # "so about 7", and no more
-        text = _LEAD.sub("", text)
-    text = _in_digits(_without_thousands(text))
-    if match := _SOLUTIONS_SET.fullmatch(text):
-        text = match[2].strip()
-    text = _ELEMENT.sub("", text)
-    for pattern, new in _BRACKETS_OF_INTERVALS:
-        text = pattern.sub(new, text)
+    text = _applied(_AROUND, _applied(_PLAIN, text))
+    return text if _LIST.search(text) else _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
+
+
+def _applied(rules: list[tuple[re.Pattern[str], str]], text: str) -> str:
+    for pattern, new in rules:
+        text = pattern.sub(new, text).strip()
     return " ".join(text.split())
 
 
@@ -188,31 +154,16 @@ def _as_text(match: re.Match[str]) -> str:
     return rf"\text{{{re.sub('[{}]', '', match[1] or match[2] or '')}}}"
 
 
-def _without_thousands(text: str) -> str:
-    """``1,234`` as 1234 outside of tuples, lists and sets, where a comma separates elements."""
-    if "," not in text or re.search(r"[(\[]|\\\{", text):
-        return text
-    return (
-        _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
-        if not re.search(r",(?!\d{3}(?!\d))", text)
-        else text
-    )
-
-
-def _in_digits(text: str) -> str:
-    return re.sub(r"_\{(\w+)\}", lambda match: f"_{{{_BASES.get(match[1], match[1])}}}", text)
-
-
 # Longer numbers go to the workers: int() takes quadratic time, and 1e999999999 fills the memory.
 _MAX_DIGITS, _MAX_EXPONENT = 200, 200
 _DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _ARGUMENT = rf"(?:\{{\s*([-+]?\s*{_DECIMAL})\s*\}}|(\d))"
-_SIGNED = re.compile(r"(?:\\text\{\s*)?([-+]?)\s*")
-_SIMPLE = re.compile(rf"({_DECIMAL})(?:\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{{\s*([-+]?\d+)\s*\}}|([-+]?\d)))?")
-_POWER_OF_TEN = re.compile(r"10\s*\^\s*(?:\{\s*([-+]?\d+)\s*\}|([-+]?\d))")
-_PERIODIC = re.compile(r"(\d*\.\d*)\s*\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d))")
-_FRACTION = re.compile(rf"(?:(\d+)\s*)?\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}")
-_QUOTIENT = re.compile(rf"(?:(\d+) )?({_DECIMAL}) ?/ ?({_DECIMAL})|()\( ?([-+]?{_DECIMAL}) ?/ ?({_DECIMAL}) ?\)")
+_SIMPLE = re.compile(rf"({_DECIMAL})(?:\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{{?\s*([-+]?\d+)\s*\}}?)?")
+_PERIODIC = re.compile(r"(\d*\.\d*)\s*\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")
+_FRACTION = re.compile(
+    rf"(?:(\d+)\s*)?\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}|(?:(\d+) )?({_DECIMAL}) ?/ ?({_DECIMAL})"
+    rf"|\( ?([-+]?{_DECIMAL}) ?/ ?({_DECIMAL}) ?\)"
+)
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALED = re.compile(rf"(.*\d)\s*(?:\\text\{{\s*)?({'|'.join(_SCALES)})(?![a-z])\s*\}}?(.*)")
 _PERCENT = re.compile(
@@ -220,6 +171,7 @@ _PERCENT = re.compile(
 )
 _ASSIGNED = re.compile(r"(\\?[a-zA-Z]+(?:_\{?\w+\}?)?)\s*=\s*(?!.*[=<>])(.+)")
 _RESIDUE = re.compile(r"(.*?)\s*\\mod (\w+)")
+_IN_BASE = re.compile(r"([1-9]\d*) ?_ ?\{?(\d{1,2})\}?")
 _IN_BRACKETS = re.compile(r" \(([a-z][a-z /-]{0,40})\)$")  # 14 (books)
 _OPERATOR_AT_END = re.compile(r"[,=<>+\-*^_(]\s*$")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
@@ -257,12 +209,14 @@ def read_answer(text: str) -> Answer:
         number = _ASSIGNED.sub(r"\2", body)
         if number.isdigit() and residue[2].isdigit() and int(number[:20]) >= int(residue[2][:20]):
             return Answer(whole, whole)  # 18 mod 11 is an operation
+    elif (based := _IN_BASE.fullmatch(body)) and max(map(int, based[1])) < int(based[2]):
+        unit, body = f"base {based[2]}", based[1]
     elif money := _MONEY.match(body):
         unit = units.currency(re.sub(r"[\s+-]", "", money[0]))
         body = re.sub(r"[^+-]", "", money[0]) + body[money.end() :]
     if sign := _PERCENT.search(body):
         percent, body = True, body[: sign.start()]
-    elif unit is None or not unit.startswith("mod"):
+    elif unit is None or not unit.startswith(("mod", "base")):
         body, found = _split_unit(body)
     if found is not None:
         if unit is not None and found not in (units.COUNTED, units.UNNAMED) and not found.endswith("^-1"):
@@ -302,48 +256,32 @@ def exact_number(body: str) -> Fraction | None:
     if scaled := _SCALED.fullmatch(body):
         value = None if scaled[3].strip() else exact_number(scaled[1].strip())
         return None if value is None else value * _SCALES[scaled[2]]
-    body = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", body) if re.fullmatch(r"[-+]?[1-9]\d{0,2}(?: \d{3})+", body) else body
-    lead = _SIGNED.match(body)
-    assert lead is not None
-    sign, rest = (-1 if lead[1] == "-" else 1), body[lead.end() :]
+    if re.fullmatch(r"[-+]?[1-9]\d{0,2}(?: \d{3})+", body):
+        body = body.replace(" ", "")
+    sign, rest = (-1 if body[:1] == "-" else 1), re.sub(r"^[-+]? *", "", body)
     if match := _SIMPLE.fullmatch(rest):
-        exponent = int(match[2] or match[3] or 0)
+        exponent = int(match[2] or 0)
         return None if abs(exponent) > _MAX_EXPONENT else sign * Fraction(match[1]) * Fraction(10) ** exponent
-    if match := _POWER_OF_TEN.fullmatch(rest):
-        exponent = int(match[1] or match[2])
-        return None if abs(exponent) > _MAX_EXPONENT else sign * Fraction(10) ** exponent
     if match := _PERIODIC.fullmatch(rest):
-        period, places = match[2] or match[3], len(match[1].partition(".")[2])
-        fixed = Fraction(f"0{match[1]}0")
-        return sign * (fixed + Fraction(int(period), 10**places * (10 ** len(period) - 1)))
-    terms = _fraction_terms(rest)
+        places = len(match[1].partition(".")[2])
+        period = Fraction(int(match[2]), 10**places * (10 ** len(match[2]) - 1))
+        return sign * (Fraction(f"0{match[1]}0") + period)
+    terms = fraction_terms(rest)
     return None if terms is None else sign * (terms[0] + terms[1] / terms[2])
 
 
-def _fraction_terms(text: str) -> tuple[Fraction, Fraction, Fraction] | None:
+def fraction_terms(text: str) -> tuple[Fraction, Fraction, Fraction] | None:
     """Whole part, numerator and denominator as written: 3, 2 and 4 of ``3 2/4``."""
-    match = _FRACTION.fullmatch(text) or _QUOTIENT.fullmatch(text)
+    match = _FRACTION.fullmatch(text)
     if match is None:
         return None
-    whole, numerator, denominator = [
-        Fraction(term.replace(" ", "")) for term in (match.groups()[0] or "0", *filter(None, match.groups()[1:]))
-    ]
-    if denominator == 0 or (whole and not 0 <= numerator < denominator):
-        return None
-    return whole, numerator, denominator
-
-
-def is_reducible(text: str) -> bool:
-    """Whether a final answer is a fraction or mixed number that is not in lowest terms."""
-    terms = _fraction_terms(read_answer(text).body.lstrip("-+ "))
-    if terms is None:
-        return False
-    lowest = terms[1] / terms[2]
-    return abs(terms[1]) != abs(lowest.numerator) or terms[2] != lowest.denominator
+    terms = [Fraction(term.replace(" ", "")) for term in match.groups() if term]
+    whole, numerator, denominator = terms if len(terms) == 3 else (Fraction(0), *terms)
+    return None if denominator == 0 or (whole and not 0 <= numerator < denominator) else (whole, numerator, denominator)
 
 
 def _decimals(body: str) -> int:
     match = _SIMPLE.fullmatch(body.lstrip("-+ "))
-    if match is None or ("." not in match[1].rstrip(".") and "-" not in (match[2] or match[3] or "")):
+    if match is None or ("." not in match[1].rstrip(".") and "-" not in (match[2] or "")):
         return 0
     return len(match[1].replace(".", "").lstrip("0")) or 1

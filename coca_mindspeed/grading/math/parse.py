@@ -1,13 +1,12 @@
 r"""Parse an answer in one spelling (:mod:`.normalise`): lists, intervals, sets, matrices, relations, expressions.
 
-A recursive descent in one pass, without backtracking. Two symbols are equal only if their letter, case, alphabet,
-index, accent and primes are. Sums over an index, integrals and limits are not read: they are no final answers. Runs in
+A recursive descent. Two symbols are equal only if their letter, case, alphabet, index, accent and primes are. Runs in
 worker processes only: sympy evaluates ``9^{9^{9^9}}`` while it is built.
 """
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import sympy
@@ -18,31 +17,23 @@ class NotMathematicsError(ValueError):
 
 
 class Group(NamedTuple):
-    r"""Elements between brackets: ``(a, b)``, ``[a, b)``, ``\{a, b\}``; without brackets a list."""
+    """A collection between brackets, a list, or, by ``opened``, a ratio, ``matrix``, ``row`` or set operation."""
 
     opened: str
     items: tuple[Any, ...]
-    closed: str
-
-
-class SetOperation(NamedTuple):
-    r"""Sets joined by one sign: ``\cup`` (also ``or`` between conditions), ``\cap`` (``and``) or ``\setminus``."""
-
-    sign: str
-    parts: tuple[Any, ...]
-
-
-class Matrix(NamedTuple):
-    rows: tuple[tuple[Any, ...], ...]
+    closed: str = ""
 
 
 class Relation(NamedTuple):
-    """A chain: ``sides[0] signs[0] sides[1] ...``; ``named`` if its left side, ``name``, is a symbol or ``f(x)``."""
+    """A chain: ``sides[0] signs[0] sides[1] ...``; its left side is not parsed if that is a name: ``x`` or ``f(x)``."""
 
     signs: tuple[str, ...]
     sides: tuple[Any, ...]
     name: str
-    named: bool
+
+
+class LargePower(sympy.Function):  # type: ignore[misc]
+    """A power of numbers that is not written out."""
 
 
 class Decimal(NamedTuple):
@@ -57,29 +48,25 @@ _TOKEN = re.compile(
 )
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _OPENING, _CLOSING = {*_BRACKETS, r"\{"}, {*_BRACKETS.values(), r"\}"}
-_RELATIONS = frozenset(("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv"))
-_OR, _AND = (r"\text{or}", r"\lor", r"\vee", "or"), (r"\text{and}", r"\land", r"\wedge", "and")
-_SET_SIGNS = (r"\cup", r"\cap", r"\setminus")
-_SETS = {r"\emptyset": sympy.S.EmptySet, r"\Reals": sympy.S.Reals}
-_NAME = re.compile(r"(?:\\?[a-zA-Z]+|\\text\{[^{}]*\})'*(?:_(?:\w|\{\w+\}))?'*(?:\([^()]*\))?")
-_INEQUALITIES = frozenset(("<", ">", r"\le", r"\ge", r"\ne"))
+_WORD = re.compile(r"\\text\{\s*,?\s*(and|or)\s*\}|(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])")
+SET_OPERATIONS = (r"\cup", r"\cap", r"\setminus")
+_RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv")
+_NAME = re.compile(
+    r"(?!\\(?:sin|cos|tan|ln|log)\()(?:\\?[a-zA-Z]+|\\text\{[^{}]*\})'*(?:_(?:\w|\{\w+\}))?'*(?:\([^()]*\))?"
+)
 
 
 def parse(text: str) -> Any:
-    """A sympy expression or set, a :class:`Decimal`, or one of the classes above; ``NotMathematicsError``."""
-    text = re.sub(r"\\text\{\s*,?\s*(and|or)\s*\}|(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])", r"\\text{\1\2}", text)
-    return _structure(_TOKEN.findall(text))
+    """A sympy expression, a :class:`Decimal`, :class:`Group` or :class:`Relation`; ``NotMathematicsError``."""
+    return _structure(_TOKEN.findall(_WORD.sub(r"\\text{\1\2}", text)))
 
 
-def _split(tokens: Sequence[str], signs: Sequence[str] | frozenset[str]) -> tuple[list[list[str]], list[str]]:
+def _split(tokens: Sequence[str], signs: Sequence[str]) -> tuple[list[list[str]], list[str]]:
     """The parts between signs that are outside of brackets, and these signs."""
     parts: list[list[str]] = [[]]
     found, depth = [], 0
     for token in tokens:
-        if token in _OPENING or token.startswith(r"\begin"):
-            depth += 1
-        elif token in _CLOSING or token.startswith(r"\end"):
-            depth -= 1
+        depth += (token in _OPENING or token.startswith(r"\begin")) - (token in _CLOSING or token.startswith(r"\end"))
         if depth == 0 and token in signs:
             found.append(token)
             parts.append([])
@@ -91,55 +78,54 @@ def _split(tokens: Sequence[str], signs: Sequence[str] | frozenset[str]) -> tupl
 def _structure(tokens: list[str]) -> Any:
     if not tokens:
         raise NotMathematicsError("an element is missing")
-    for signs, joined in ((_OR, r"\cup"), (_AND, r"\cap")):
-        parts, found = _split(tokens, signs)
+    for word, operation in ((r"\text{or}", r"\cup"), (r"\text{and}", r"\cap")):
+        parts, found = _split(tokens, (word,))
         if found:
             items = tuple(_structure(part[:-1] if part[-1:] == [","] else part) for part in parts)
-            if all(isinstance(item, Relation) and _INEQUALITIES.issuperset(item.signs) for item in items):
-                return SetOperation(joined, items)
-            return Group("", tuple(_flat(items)), "")
+            conditions = all(isinstance(item, Relation) and "=" not in item.signs for item in items)
+            return Group(operation, items) if conditions else _list(items)
     parts, found = _split(tokens, (",", ";"))
     if found:
-        return Group("", tuple(_flat(map(_structure, parts))), "")
+        return _list(map(_structure, parts))
     parts, found = _split(tokens, _RELATIONS)
     if found == [r"\in"]:
         return _structure(parts[1])
     if found:
         name = "".join(parts[0])
-        named = _NAME.fullmatch(name) is not None and name.partition("(")[0] not in _UNARY
-        sides = sympy.S.Zero if named else _structure(parts[0]), *map(_structure, parts[1:])
-        return Relation(tuple({r"\approx": "=", r"\equiv": "="}.get(sign, sign) for sign in found), sides, name, named)
+        name = name if _NAME.fullmatch(name) else ""
+        sides = sympy.S.Zero if name else _structure(parts[0]), *map(_structure, parts[1:])
+        return Relation(tuple({r"\approx": "=", r"\equiv": "="}.get(sign, sign) for sign in found), sides, name)
     parts, found = _split(tokens, (":",))
     if found:
-        return Group(":", tuple(map(_structure, parts)), ":")
-    parts, found = _split(tokens, _SET_SIGNS)
-    if found:
-        if len(set(found)) > 1:
-            raise NotMathematicsError("two set operations")
-        return SetOperation(found[0], tuple(map(_structure, parts)))
-    return _element(tokens)
+        return Group(":", tuple(map(_structure, parts)))
+    parts, found = _split(tokens, SET_OPERATIONS)
+    if len(set(found)) > 1:
+        raise NotMathematicsError("two set operations")
+    return Group(found[0], tuple(map(_structure, parts))) if found else _element(tokens)
 
 
-def _flat(items: Any) -> list[Any]:
-    r"""Lists within a list as one: the two values of ``1 \pm x``, or ``1, 2`` before ``or 3``."""
-    return [one for item in items for one in (item.items if isinstance(item, Group) and not item.opened else (item,))]
+def _list(items: Iterable[Any], opened: str = "", closed: str = "") -> Group:
+    r"""A collection; a list in it becomes its elements: the two values of ``1 \pm x``, or ``1, 2`` before ``or 3``."""
+    flat = (one for item in items for one in (item.items if isinstance(item, Group) and not item.opened else (item,)))
+    return Group(opened, tuple(flat), closed)
 
 
 def _element(tokens: list[str]) -> Any:
-    if len(tokens) == 1 and tokens[0] in _SETS:
-        return _SETS[tokens[0]]
     first, last, inner = tokens[0], tokens[-1], tokens[1:-1]
     if first.startswith(r"\begin") and last == r"\end" + first[6:].partition("}")[0] + "}":
-        return _matrix(inner)
+        lines = (line for line in _split(inner, (r"\\",))[0] if line and line != [r"\hline"])
+        return Group("matrix", tuple(Group("row", tuple(map(_structure, _split(line, ("&",))[0]))) for line in lines))
     if first in ("(", "[", r"\{") and last in (")", "]", r"\}") and _encloses(tokens):
         if inner and inner[0].startswith(r"\begin") and inner[-1].startswith(r"\end"):
             return _element(inner)
         parts, found = _split(inner, (",", ";"))
         if found or first == r"\{" or last != {"(": ")", "[": "]"}[first]:
-            return Group(first, tuple(_flat(map(_structure, parts))), last)
+            return _list(map(_structure, parts), first, last)
+    if len(tokens) == 1 and first in _SETS:
+        return _SETS[first]
     if r"\pm" in tokens or r"\mp" in tokens:
         turned = [[{r"\pm": plus, r"\mp": minus}.get(t, t) for t in tokens] for plus, minus in ("+-", "-+")]
-        return Group("", tuple(map(_scalar, turned)), "")
+        return Group("", tuple(map(_scalar, turned)))
     return _scalar(tokens)
 
 
@@ -147,16 +133,6 @@ def _encloses(tokens: list[str]) -> bool:
     """Whether the first bracket is closed by the last one."""
     depths = itertools.accumulate((token in _OPENING) - (token in _CLOSING) for token in tokens)
     return all(list(depths)[:-1])
-
-
-def _matrix(tokens: list[str]) -> Matrix:
-    lines, _ = _split(tokens, (r"\\",))
-    rows = [
-        tuple(_structure(cell) for cell in _split(line, ("&",))[0]) for line in lines if line and line != [r"\hline"]
-    ]
-    if not rows or len({len(row) for row in rows}) > 1:
-        raise NotMathematicsError("a matrix whose rows differ in length")
-    return Matrix(tuple(rows))
 
 
 def _scalar(tokens: list[str]) -> Any:
@@ -170,22 +146,24 @@ def _scalar(tokens: list[str]) -> Any:
     return value
 
 
-_GREEK = r"""
-\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta \vartheta \iota \kappa \lambda \mu \nu
-\xi \varpi \rho \varrho \sigma \tau \upsilon \phi \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda
-\Xi \Pi \Sigma \Upsilon \Phi \Psi \Omega \ell \hbar
-"""
-_DRESSES = "bar vec hat tilde dot ddot mathbb mathcal mathfrak triangle angle"
-_ACCENTS = {rf"\{name}": name for name in _DRESSES.split()}
-_ACCENTS |= {r"\overline": "bar", r"\overrightarrow": "vec", r"\widehat": "hat", r"\widetilde": "tilde"}
+_SETS = {r"\emptyset": Group(r"\{", (), r"\}"), r"\Reals": Group("(", (-sympy.oo, sympy.oo), ")")}
+_LETTERS = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi varpi rho varrho "
+    "sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar"
+)
+_GREEK = frozenset(rf"\{name}" for name in _LETTERS.split())
+_ACCENT_NAMES = "bar vec hat tilde dot ddot mathbb mathcal mathfrak triangle angle overline"
+_ACCENTS = frozenset(rf"\{name}" for name in _ACCENT_NAMES.split())
 _SAME_NAMES = "sin cos tan cot sec csc sinh cosh tanh exp"
 _UNARY: dict[str, Any] = {rf"\{name}": getattr(sympy, name) for name in _SAME_NAMES.split()}
 _UNARY |= {r"\arcsin": sympy.asin, r"\arccos": sympy.acos, r"\arctan": sympy.atan, r"\ln": sympy.log}
 _UNARY |= {r"\log": lambda x: sympy.log(x, 10)}
-_MAX_BITS = 4_000_000  # of a power that sympy writes out
+_SEVERAL = {r"\max": sympy.Max, r"\min": sympy.Min}
+_OVER_INDEX = {r"\sum": sympy.Add, r"\prod": sympy.Mul}
 _CONSTANTS = {r"\pi": sympy.pi, r"\infty": sympy.oo}
-_INVERSES = {r"\sin": sympy.asin, r"\cos": sympy.acos, r"\tan": sympy.atan}
-_ENDS = _CLOSING | {"+", "-", "*", "/", r"\cdot", r"\times", r"\div", ",", "^", "_", "!"}
+_TIMES = ("*", "/", r"\cdot", r"\times", r"\div")
+_ENDS = _CLOSING | {"+", "-", ",", "^", "_", "!", *_TIMES}
+_MAX_BITS, _MAX_TERMS = 4_000_000, 1_000  # of a power that sympy writes out; of a sum
 
 
 class _Parser:
@@ -193,22 +171,21 @@ class _Parser:
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens, self.place = tokens, 0
-        self._bars = 0  # open absolute values
-        self._angles = 0  # open trigonometric functions, in which degrees are turned into radians
+        self._bars = self._angles = 0  # open absolute values; functions in which degrees are turned into radians
 
     def _next(self, ahead: int = 0) -> str:
         place = self.place + ahead
         return self._tokens[place] if 0 <= place < len(self._tokens) else ""
 
     def _take(self, *expected: str) -> bool:
-        if self._next() in expected:
-            self.place += 1
-            return True
-        return False
+        found = self._next() in expected
+        self.place += found
+        return found
 
-    def _expect(self, token: str) -> None:
-        if not self._take(token):
-            raise NotMathematicsError(f"{token} is missing")
+    def _expect(self, *tokens: str) -> None:
+        for token in tokens:
+            if not self._take(token):
+                raise NotMathematicsError(f"{token} is missing")
 
     def sum(self) -> Any:
         terms = [self._signed()]
@@ -223,11 +200,10 @@ class _Parser:
 
     def _product(self) -> Any:
         value = self._juxtaposed()
-        while self._next() in ("*", "/", r"\cdot", r"\times", r"\div"):
-            operator = self._next()
-            self.place += 1
+        while self._take(*_TIMES):
+            divided = self._next(-1) in ("/", r"\div")
             factor = -self._juxtaposed() if self._take("-") else self._juxtaposed()
-            value = value / factor if operator in ("/", r"\div") else value * factor
+            value = value / factor if divided else value * factor
         return value
 
     def _juxtaposed(self, in_function: bool = False) -> Any:
@@ -244,36 +220,28 @@ class _Parser:
         value = self._atom()
         while True:
             if self._take("!"):
-                if self._next() == "!" and self._tokens[self.place - 2] == ")":
-                    raise NotMathematicsError("a double factorial of brackets")
-                value = sympy.factorial2(value) if self._take("!") else sympy.factorial(value)
+                double = self._next(-2) != ")" and self._take("!")  # (n)!! may be meant as (n!)!
+                value = sympy.factorial2(value) if double else sympy.factorial(value)
             elif self._next() == "^" and self._next(1) == r"\circ":
                 self.place += 2
                 value = value * sympy.pi / 180 if self._angles else value
             elif self._take("^"):
-                value = self._raised(value, self._argument())
+                exponent = self._argument()
+                large = isinstance(exponent, sympy.Integer) and value.is_Rational
+                large = large and abs(exponent) * max(abs(value.p), value.q).bit_length() > _MAX_BITS
+                value = (LargePower if large else sympy.Pow)(value, exponent)
             else:
                 return value
 
-    def _raised(self, base: Any, exponent: Any) -> Any:
-        if base.is_Rational and exponent.is_Integer and abs(exponent) * max(base.p, base.q).bit_length() > _MAX_BITS:
-            raise NotMathematicsError("a number with too many digits")
-        return sympy.Pow(base, exponent)
-
-    def _argument(self) -> Any:
-        """A group in braces or one token with its own arguments, as in TeX; round brackets too: 2^(n+1)."""
+    def _argument(self, digits: bool = False) -> Any:
+        r"""A group in braces or one token with its own arguments, as in TeX; ``digits``: of ``\frac12`` one digit."""
         token = self._next()
-        if token[:1].isdigit():  # 2^10 is meant as it looks; \frac12 is split
-            self.place += 1
-            return sympy.Rational(token)
-        sign = -1 if self._take("-") else 1
-        return sign * self._atom()
-
-    def _digit_or_argument(self) -> Any:
-        token = self._next()
-        if token.isdigit() and len(token) > 1:
+        if digits and token.isdigit() and len(token) > 1:
             self._tokens = [*self._tokens[: self.place], *token, *self._tokens[self.place + 1 :]]
-        return self._argument()
+        if token[:1].isdigit():
+            self.place += 1
+            return sympy.Rational(self._next(-1))
+        return -self._atom() if self._take("-") else self._atom()
 
     def _group(self, opened: str) -> Any:
         self._expect(opened)
@@ -293,36 +261,36 @@ class _Parser:
             self._expect("|")
             return value
         if token[:1].isdigit() or (token[:1] == "." and len(token) > 1):
-            return self._number(token)
+            if self._next() == "_":
+                return self._symbol(token)  # digits in a base
+            if self._next() != r"\frac" or not token.isdigit():
+                return sympy.Rational(token)
+            self.place += 1
+            top, bottom = self._argument(digits=True), self._argument(digits=True)
+            mixed = top.is_Integer and bottom.is_Integer and 0 <= top < bottom
+            return int(token) + top / bottom if mixed else int(token) * top / bottom
         if token == r"\frac":
-            return self._digit_or_argument() / self._digit_or_argument()
+            return self._argument(digits=True) / self._argument(digits=True)
         if token == r"\binom":
-            return sympy.binomial(self._digit_or_argument(), self._digit_or_argument())
+            return sympy.binomial(self._argument(digits=True), self._argument(digits=True))
         if token == r"\sqrt":
             index = self._group("[") if self._next() == "[" else 2
-            return sympy.Pow(self._digit_or_argument(), sympy.S.One / index)
-        if token in _CONSTANTS:
-            return _CONSTANTS[token]
+            return sympy.Pow(self._argument(digits=True), sympy.S.One / index)
         if token in _UNARY:
             return self._function(token)
+        if token in _SEVERAL:
+            return _SEVERAL[token](*self._arguments())
+        if token in _OVER_INDEX:
+            return self._over_index(_OVER_INDEX[token])
+        if token in _CONSTANTS:
+            return _CONSTANTS[token]
         if token in _ACCENTS:
-            return self._symbol(f"{_ACCENTS[token]}({self._raw()})")
+            return self._symbol(f"{token}({self._raw()})")
         if token.startswith(r"\text{"):
             return self._symbol(token[6:-1].strip())
-        if (token.startswith("\\") and token in _GREEK.split()) or (len(token) == 1 and token.isalpha()):
-            return self._symbol(token)
-        raise NotMathematicsError(f"unexpected {token or 'end'}")
-
-    def _number(self, token: str) -> Any:
-        value = sympy.Rational(token)
-        if self._next() == "_":
-            return self._symbol(token)  # digits in another base, which have no value here
-        if self._next() == r"\frac" and value.is_Integer:
-            self.place += 1
-            top, bottom = self._digit_or_argument(), self._digit_or_argument()
-            mixed = top.is_Integer and bottom.is_Integer and 0 <= top < bottom
-            return value + top / bottom if mixed else value * top / bottom
-        return value
+        if token not in _GREEK and (len(token) != 1 or not token.isalpha()):
+            raise NotMathematicsError(f"unexpected {token or 'end'}")
+        return self._symbol(token)
 
     def _function(self, name: str) -> Any:
         function, power = _UNARY[name], None
@@ -331,12 +299,33 @@ class _Parser:
             function = lambda x: sympy.log(x, base)  # noqa: E731
         if self._take("^"):
             power = self._argument()
-            if power == -1 and name in _INVERSES:
-                function, power = _INVERSES[name], None
+            if power == -1 and (inverse := _UNARY.get(rf"\arc{name[1:]}")):
+                function, power = inverse, None
         self._angles += 1
         argument = self._group("(") if self._next() == "(" else self._juxtaposed(in_function=True)
         self._angles -= 1
         return function(argument) if power is None else sympy.Pow(function(argument), power)
+
+    def _arguments(self) -> list[Any]:
+        self._expect("(")
+        values = [self.sum()]
+        while self._take(","):
+            values.append(self.sum())
+        self._expect(")")
+        return values
+
+    def _over_index(self, joined: Any) -> Any:
+        r"""``\sum_{k=1}^{10} k^2``, between numbers, term by term."""
+        self._expect("_", "{")
+        index = self._atom()
+        self._expect("=")
+        first = self.sum()
+        self._expect("}", "^")
+        last = self._argument()
+        if not (index.is_Symbol and first.is_Integer and last.is_Integer and last - first < _MAX_TERMS):
+            raise NotMathematicsError("a sum over other than a few numbers")
+        term = self._juxtaposed()
+        return joined(*(term.xreplace({index: sympy.Integer(n)}) for n in range(int(first), int(last) + 1)))
 
     def _raw(self) -> str:
         """The text of an argument, without blanks and braces."""
@@ -351,17 +340,14 @@ class _Parser:
 
     def _symbol(self, name: str) -> Any:
         """A letter with its index and primes: e, i, a symbol, or the value of an unknown function."""
-        index, primes = "", 0
-        while True:
+        index, primes = "", ""
+        while self._next() in ("_", "'"):
             if self._take("_"):
                 index += self._raw()
-            elif self._take("'"):
-                primes += 1
-            else:
-                break
+            primes += "'" * self._take("'")
         if not index and not primes and name in ("e", "i"):
             return sympy.E if name == "e" else sympy.I
-        name = f"{name}_{index}{primes * chr(39)}" if index or primes else name
+        name = f"{name}_{index}{primes}" if index or primes else name
         if name.rstrip("'") in {*"fgh"} and self._next() == "(":
-            return sympy.Function(name)(self._group("("))
+            return sympy.Function(name)(*self._arguments())
         return sympy.Symbol(name, real=True)

@@ -1,4 +1,4 @@
-r"""Compare two answers without algebra: numbers, ratios, digits in a base, spellings, choices and words.
+r"""Compare two answers without algebra: numbers, spellings, choices and words.
 
 Everything is exact and linear in the text, so that it can run in the caller's process.
 """
@@ -11,26 +11,17 @@ from coca_mindspeed.grading.math.normalise import FUNCTION_NAMES, Answer
 from coca_mindspeed.grading.math.units import same_unit
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 
-_RIGHT, _WRONG = Verdict(Outcome.RIGHT), Verdict(Outcome.WRONG)
+ROUNDED = Fraction(1, 10**6)  # relative error of a gold answer that is a rounded decimal
+DOUBLE_DIGITS = 15  # significant digits of a program's output, which is as good as the exact value
 
 _LETTER = r"[^\W\d_]"
-_BETWEEN = r"[ ,.'’-]+"
 _WORD = rf"(?:{_LETTER}+|\d+(?:st|nd|rd|th)?)"
-_WORDS = re.compile(rf"{_LETTER}{{2,}}\.?|{_WORD}(?:{_BETWEEN}{_WORD})+\.?")
+_WORDS = re.compile(rf"{_LETTER}{{2,}}\.?|{_WORD}(?:[ ,.'’-]+{_WORD})+\.?")
+_LONG_WORD = re.compile(rf"(?<!{_LETTER}){_LETTER}{{3,}}|^{_LETTER}{{2}}\.?$")
 _MATH_WORDS = re.compile(rf"\b(?:{FUNCTION_NAMES}|sqrt|pi|infinity|gcd|lcm|max|min|mod|and|or)\b", re.IGNORECASE)
-
-
-def plain_text(body: str) -> str:
-    r"""The text without ``\text{}``, with single blanks, in NFC."""
-    return " ".join(unicodedata.normalize("NFC", re.sub(r"\\text\{([^{}]*)\}", r"\1", body)).split())
-
-
-def is_words(text: str) -> bool:
-    """Whether an answer consists of words and whole numbers, such as ``Athens`` or ``May 12``."""
-    long_word = re.search(rf"(?<!{_LETTER}){_LETTER}{{3,}}|^{_LETTER}{{2}}\.?$", text)
-    return _WORDS.fullmatch(text) is not None and long_word is not None and not _MATH_WORDS.search(text)
-
-
+# Other letters in a row may name points, genes or factors, where the case counts.
+_SHORT = "no yes on odd red day not one two six ten all any top low am pm mon tue wed thu fri sat sun"
+_SHORT_WORDS = frozenset(_SHORT.split())
 CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
 _CHOICE_WITH_TEXT = re.compile(r"(?:\(\s*([A-H])\s*\)|([A-H])[).:])\s*(.+)")
 # The option's text must not name another choice.
@@ -39,52 +30,42 @@ _OTHER_CHOICE = re.compile(
     r"|^[A-Za-z](?:[ ,;/]+[A-Za-z])+$|^(?:or|and|maybe|perhaps|not [A-H])\b"
     r"|\b(?:is|isn't) (?:wrong|incorrect|not)\b|^wrong$"
 )
-_TERM = r"\d+(?:\.\d+)?"
-_RATIO = re.compile(rf"{_TERM}(?: ?: ?{_TERM}){{1,7}}")
-_AS_FRACTION = re.compile(rf"\\frac ?\{{ ?({_TERM}) ?\}} ?\{{ ?({_TERM}) ?\}}|({_TERM}) ?/ ?({_TERM})")
-_DIGITS = re.compile(r"([0-9A-Fa-f.]+)(?:\s*_\s*\{?\s*(\d{1,2})\s*\}?)?")
-_PRODUCT = re.compile(r"-?[a-zA-Z](?:(?: *(?:\\cdot|\\times|\*) *| )[a-zA-Z]){1,5}")
-_LETTERS = re.compile(r"-?[a-zA-Z]{2,6}")
-ROUNDED = Fraction(1, 10**6)  # relative error of a gold answer that is a rounded decimal
-DOUBLE_DIGITS = 15  # significant digits of a program's output, which is as good as the exact value
 
 
 def plain_verdict(gold: Answer, answer: Answer) -> Verdict | None:
     """The verdict on two answers without algebra, or None if it takes some."""
-    if not answer.body or not gold.body:
-        return Verdict(Outcome.UNGRADABLE, "the gold answer is empty") if not gold.body else _WRONG
+    if not gold.body:
+        return Verdict(Outcome.UNGRADABLE, "the gold answer is empty")
     if not same_unit(gold.unit, answer.unit):
         return Verdict(Outcome.WRONG, f"the unit is {answer.unit}, not {gold.unit}")
-    found = None
     if gold.value is not None and answer.value is not None:
-        found = (not gold.name or not answer.name or gold.name == answer.name) and same_number(gold, answer)
-    for compare in (_same_ratio, _same_digits, _same_letters, _same_spelling, _same_choice, _same_words):
-        found = compare(gold, answer) if found is None else found
-    return None if found is None else _RIGHT if found else _WRONG
+        found: bool | None = same_number(gold, answer) and (gold.name == answer.name or "" in (gold.name, answer.name))
+    elif _same_spelling(gold, answer):
+        found = True
+    elif wanted := CHOICE.fullmatch(plain_text(gold.body)):
+        found = _chosen(plain_text(answer.body), wanted[1])
+    else:
+        found = _same_words(plain_text(gold.body), plain_text(answer.body), gold.value is not None)
+    return None if found is None and answer.body else Verdict(Outcome.RIGHT if found else Outcome.WRONG)
 
 
 def same_number(gold: Answer, answer: Answer) -> bool:
     """Compare two numbers by the rules of docs/grading.md for decimals and percent signs."""
-    assert gold.value is not None
-    assert answer.value is not None
+    a, b = gold.value, answer.value
+    assert a is not None and b is not None  # noqa: PT018
     if gold.percent == answer.percent:
-        return _close(gold, answer, gold.value, answer.value)
-    if _asked_in_percent(answer if gold.percent else gold) and _close(gold, answer, gold.value, answer.value):
-        return True
-    return _close(
-        gold, answer, gold.value / (100 if gold.percent else 1), answer.value / (100 if answer.percent else 1)
-    )
-
-
-def _asked_in_percent(plain: Answer) -> bool:
-    """Whether a number without the sign may be meant in percent: 50 or 62.5, but not .125 and not 1/8."""
-    return plain.value is not None and abs(plain.value) >= 1 and re.fullmatch(r"[-+]?\s*[\d.]+", plain.body) is not None
+        return _close(gold, answer, a, b)
+    plain, value = (answer, b) if gold.percent else (gold, a)
+    # The question may ask for percent: 50 or 62.5, but not .125 and not 1/8.
+    asked = abs(value) >= 1 and re.fullmatch(r"[-+]?\s*[\d.]+", plain.body) is not None
+    as_percent = (a / 100, b) if gold.percent else (a, b / 100)
+    return (asked and _close(gold, answer, a, b)) or _close(gold, answer, *as_percent)
 
 
 def _close(gold: Answer, answer: Answer, a: Fraction, b: Fraction) -> bool:
+    """Whether two values are the same; only one without a finite decimal form may be rounded."""
     if a == b:
         return True
-    # Only a value without a finite decimal form may be rounded.
     if gold.decimals and not answer.decimals and not terminates(b):
         return abs(a - b) <= ROUNDED * abs(a)
     return answer.decimals >= DOUBLE_DIGITS and not terminates(a) and abs(a - b) <= abs(a) / 10 ** (DOUBLE_DIGITS - 1)
@@ -94,96 +75,45 @@ def terminates(value: Fraction) -> bool:
     return bool(10 ** value.denominator.bit_length() % value.denominator == 0)
 
 
-def _same_ratio(gold: Answer, answer: Answer) -> bool | None:
-    """``3:4`` or ``12:30``: the same terms, or one fraction of them; None if neither side is a ratio of numbers."""
-    if ":" not in gold.body and ":" not in answer.body:
-        return None
-    wanted, given = _ratio_terms(gold.body), _ratio_terms(answer.body)
-    if (wanted is None and ":" in gold.body) or (given is None and ":" in answer.body):
-        return True if gold.body.replace(" ", "") == answer.body.replace(" ", "") else None
-    return wanted is not None and wanted == given
+def plain_text(body: str) -> str:
+    r"""The text without ``\text{}``, with single blanks, in NFC."""
+    return " ".join(unicodedata.normalize("NFC", re.sub(r"\\text\{([^{}]*)\}", r"\1", body)).split())
 
 
-def _ratio_terms(body: str) -> list[Fraction] | None:
-    if _RATIO.fullmatch(body):
-        return [Fraction(term) for term in body.split(":")]
-    match = _AS_FRACTION.fullmatch(body)
-    return [Fraction(term) for term in match.groups() if term] if match else None
+def is_words(text: str) -> bool:
+    """Whether an answer consists of words and whole numbers, such as ``Athens`` or ``May 12``."""
+    return bool(_WORDS.fullmatch(text) and _LONG_WORD.search(text) and not _MATH_WORDS.search(text))
 
 
-def _same_digits(gold: Answer, answer: Answer) -> bool | None:
-    """``1011_2``: the same digits and base; a missing base is the other side's. None if neither side has a base."""
-    wanted, given = (_DIGITS.fullmatch(plain_text(side.body)) for side in (gold, answer))
-    if wanted is None or given is None or (wanted[2] is None and given[2] is None):
-        return None
-    for match in (wanted, given):
-        digits = re.sub(r"\.", "", match[1])
-        base = int(match[2] or 0)
-        if (digits.isalpha() and (not base or len(digits) == 1)) or (
-            base and any(int(digit, 16) >= base for digit in digits)
-        ):
-            return None  # a_1, a_16
-    return wanted[1].lower() == given[1].lower() and (None in (wanted[2], given[2]) or wanted[2] == given[2])
-
-
-def _same_letters(gold: Answer, answer: Answer) -> bool | None:
-    r"""``xy`` and ``x\cdot y``: the same letters; capital letters (matrices, points) also in the same order."""
-    texts = [plain_text(side.body) for side in (gold, answer)]
-    joined = [_LETTERS.fullmatch(text) is not None for text in texts]
-    if joined[0] == joined[1] or not _PRODUCT.fullmatch(texts[joined[0]]):
-        return None
-    letters = [re.sub(r"\\cdot|\\times|[* ]", "", text) for text in texts]
-    if letters[joined[1]].casefold() in _NO_PRODUCTS:
-        return False
-    if all(each.lstrip("-").islower() for each in letters):
-        return sorted(letters[0]) == sorted(letters[1])
-    return letters[0] == letters[1] and r"\times" not in texts[joined[0]]
-
-
-_NO_PRODUCT_WORDS = "no yes on odd even true false none all any one two six ten zero five four nine may am pm"
-_NO_PRODUCTS = frozenset(_NO_PRODUCT_WORDS.split())
-
-
-def _same_spelling(gold: Answer, answer: Answer) -> bool | None:
-    if (
-        gold.percent == answer.percent
-        and _squeezed(gold.body) == _squeezed(answer.body)
-        and gold.name in ("", answer.name)
-    ):
-        return True
-    return True if _squeezed(gold.whole) == _squeezed(answer.whole) else None
+def _same_spelling(gold: Answer, answer: Answer) -> bool:
+    if gold.percent == answer.percent and _squeezed(gold.body) == _squeezed(answer.body):
+        return gold.name in ("", answer.name)
+    return _squeezed(gold.whole) == _squeezed(answer.whole)
 
 
 def _squeezed(text: str) -> str:
-    # Digits or letters separated by a blank stay apart: "1 2" is not 12, and "no on" is not "noon".
+    """Without blanks, but for those between digits or letters: "1 2" is not 12, and "no on" is not "noon"."""
     return re.sub(
         r"(?<!\d) (?=\d)|(?<=\d) (?!\d)|(?<![a-zA-Z]) (?=[a-zA-Z])|(?<=[a-zA-Z]) (?![a-zA-Z])|(?<!\w) (?!\w)", "", text
     )
 
 
-def _same_choice(gold: Answer, answer: Answer) -> bool | None:
+def _chosen(given: str, wanted: str) -> bool | None:
     """``(C) 12``, ``C.`` and ``C`` choose C; two choices are none."""
-    wanted = CHOICE.fullmatch(plain_text(gold.body))
-    if wanted is None:
-        return None
-    given = plain_text(answer.body)
     if alone := CHOICE.fullmatch(given):
-        return alone[1] == wanted[1]
+        return alone[1] == wanted
     match = _CHOICE_WITH_TEXT.fullmatch(given)
-    if match is None:
-        return None
-    return _OTHER_CHOICE.search(match[3].strip()) is None and (match[1] or match[2]) == wanted[1]
+    return None if match is None else not _OTHER_CHOICE.search(match[3].strip()) and wanted in (match[1], match[2])
 
 
-def _same_words(gold: Answer, answer: Answer) -> bool | None:
-    wanted, given = plain_text(gold.body), plain_text(answer.body)
-    if is_words(wanted):
-        same_case = all(map(_may_be_symbols, _tokens(wanted)))
-        return is_words(given) and (
-            _tokens(wanted) == _tokens(given)
-            or (not same_case and _tokens(wanted.casefold()) == _tokens(given.casefold()))
-        )
-    return False if is_words(given) and gold.value is not None else None
+def _same_words(wanted: str, given: str, is_number: bool) -> bool | None:
+    if not is_words(wanted):
+        return False if is_number and is_words(given) else None
+    tokens = _tokens(wanted)
+    same_case = all(map(_may_be_symbols, tokens))
+    return is_words(given) and (
+        tokens == _tokens(given) or (not same_case and _tokens(wanted.casefold()) == _tokens(given.casefold()))
+    )
 
 
 def _tokens(text: str) -> list[str]:
@@ -193,8 +123,7 @@ def _tokens(text: str) -> list[str]:
 def _may_be_symbols(token: str) -> bool:
     """Whether letters may name points, genes or factors: short ones, ``ABCD``, ``mMkK``."""
     letters = token.casefold()
-    if letters in _NO_PRODUCTS | {"red", "day", "mon", "tue", "wed", "thu", "fri", "sat", "sun", "not", "top", "low"}:
+    if letters in _SHORT_WORDS:
         return False
-    in_a_row = letters in "abcdefghijklmnopqrstuvwxyz"
-    mixed = token not in (letters, token.upper(), letters.capitalize())
-    return len(token) <= 3 or in_a_row or not re.search("[aeiouy]", letters) or (mixed and len(token) <= 5)
+    mixed = token not in (letters, token.upper(), letters.capitalize()) and len(token) <= 5
+    return len(token) <= 3 or letters in "abcdefghijklmnopqrstuvwxyz" or not re.search("[aeiouy]", letters) or mixed
