@@ -55,7 +55,7 @@ def _says_nothing(gold: Any) -> bool:
     if isinstance(gold, Group):
         return any(map(_says_nothing, gold.items))
     if isinstance(gold, sympy.Expr):
-        return gold.has(sympy.zoo, sympy.nan)
+        return bool(gold.has(sympy.zoo, sympy.nan))
     sides = _sides(gold) if isinstance(gold, Relation) else ()
     return (
         len(sides) == 2 and all(isinstance(side, sympy.Expr) for side in sides) and not _symbols([sides[0] - sides[1]])

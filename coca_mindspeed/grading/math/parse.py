@@ -32,7 +32,7 @@ class Relation(NamedTuple):
     name: str
 
 
-class LargePower(sympy.Function):  # type: ignore[misc]
+class LargePower(sympy.Function):
     """A power of numbers that is not written out."""
 
 
