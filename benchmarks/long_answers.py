@@ -74,7 +74,7 @@ def train(output: Path, method: str, seed: int, overrides: Sequence[str]) -> Pat
         data = [f"data.{part}={output / part}.jsonl" for part in ("train", "evaluate")]
         composed = compose_run("demo", [*TRAINING, *data, f"seed={seed}", f"method={method}", *overrides])
         resume = (run / "config.yaml").exists()
-        with LocalRun(composed, run, resume=resume, show_progress=False) as training:
+        with LocalRun.open(composed, run, resume=resume, show_progress=False) as training:
             training.execute(training.train)
     return run / "model"
 

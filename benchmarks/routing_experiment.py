@@ -123,7 +123,7 @@ def train_part(output: Path, part: str, seed: int, lessons: int, overrides: Sequ
         export_model(policy, warm)
     directory = run / "run"
     resume = (directory / "config.yaml").exists()
-    with LocalRun(composed, directory, resume=resume, show_progress=False) as local:
+    with LocalRun.open(composed, directory, resume=resume, show_progress=False) as local:
         held_out = local.held_out(local.execute(*(() if (directory / "model").exists() else (local.train,))))
         predictions = held_out.evaluate(held_out.records, "after")
     counter = TokenCounter(directory / "model")

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
     from coca_mindspeed.local.setup import LocalRun
 
-    with LocalRun(composed, arguments.output, **flags, validated=validated) as local:
+    with LocalRun.open(composed, arguments.output, **flags, validated=validated) as local:
         local.execute(functools.partial(local.evaluate_before, log=False), local.train, local.evaluate)
     write_run_report(local, _INTRODUCTION, _NOTES)
     return 0

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
     from coca_mindspeed.local.setup import LocalRun
 
-    with LocalRun(composed, output, **flags, validated=validated) as run:
+    with LocalRun.open(composed, output, **flags, validated=validated) as run:
         run.execute(run.preflight, run.evaluate_before, run.train, run.evaluate)
     # print instead of rich: a wrapped path cannot be copied.
     if run.predictions:

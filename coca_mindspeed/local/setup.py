@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -63,15 +64,44 @@ _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 Stage = Callable[[Policy], Policy]
 
 
+@dataclass
 class LocalRun:
-    """One run, and its stages as methods; a context manager that closes the grader and unlocks the directory.
+    """A checked run, and its stages as methods; a context manager that closes the grader and unlocks the directory.
 
-    ``before`` and ``predictions`` are the answers to the held-out questions, once :meth:`evaluate_before` and
-    :meth:`evaluate` have run.
+    Attributes:
+        config: with the device's data type in place of ``auto``.
+        output: the run's directory.
+        inputs: its records and what is known of the run to resume.
+        grader: of its answers.
+        found: the run that the directory holds.
+        device: that it trains on.
+        prompt_sha256: of the first training question's prompt.
+        resume, overwrite, show_progress: as in :meth:`open`.
+        before, predictions: answers to the held-out questions, once :meth:`evaluate_before` and :meth:`evaluate` have
+            run.
+        run_id: of the run's marker, which :meth:`load` writes.
     """
 
-    def __init__(
-        self,
+    config: RunConfig
+    output: Path
+    inputs: RunInputs
+    grader: MeasuredGrader
+    found: FoundRun
+    device: torch.device
+    prompt_sha256: str
+    resume: bool
+    overwrite: bool
+    show_progress: bool
+    _resources: ExitStack
+    _started: float
+    before: list[Prediction] = field(default_factory=list)
+    predictions: list[Prediction] = field(default_factory=list)
+    run_id: str = ""
+    _baseline: Sequence[Prediction] = ()
+
+    @classmethod
+    def open(
+        cls,
         composed: ComposedConfig,
         output: Path,
         *,
@@ -79,29 +109,62 @@ class LocalRun:
         overwrite: bool = False,
         show_progress: bool = True,
         validated: tuple[RunInputs, MeasuredGrader] | None = None,
-    ) -> None:
-        """Nothing is read or written before :meth:`execute`.
+    ) -> "LocalRun":
+        """Check everything that is known before the weights are read; write nothing, and lock the directory.
 
         ``resume`` continues from the newest checkpoint of the run in ``output``; ``overwrite`` removes that run.
-        ``validated`` is the result of :func:`.validation.validate_run` of the same run, which :meth:`check` calls
-        without it.
+        ``validated`` is the result of :func:`.validation.validate_run` of the same run, which is called without it.
+
+        Raises ConfigError, DataError (a record that cannot be asked or graded) and GradingError (no grader).
         """
-        self.config, self.output = composed.run, output
-        self.before: list[Prediction] = []
-        self.predictions: list[Prediction] = []
-        self._flags = {"resume": resume, "overwrite": overwrite}
-        self._show_progress = show_progress
+        started = time.perf_counter()
         if not show_progress:
             disable_progress_bar()  # transformers 5 shows bars for the weights of any model
-        self._open = ExitStack()
-        self._baseline: Sequence[Prediction] = ()
-        self._validated = validated
-        # Set by check().
-        self._found = FoundRun(output)
-        self._device = torch.device("cpu")
-        self._inputs: RunInputs
-        self._prompt_sha256 = ""
-        self._grader: MeasuredGrader
+        inputs, grader = validated or validate_run(
+            composed.run, output, resume=resume, overwrite=overwrite, show_progress=show_progress
+        )
+        with ExitStack() as resources:
+            resources.callback(grader.close)
+            config, found = inputs.config, inputs.found
+            require_peft(config.model.lora)
+            if config.trainer.threads is not None:
+                torch.set_num_threads(config.trainer.threads)
+            device = choose_device(config.trainer.device)
+            if device.type == "cpu" and show_progress and uses_jemalloc():
+                print_text(f"memory allocator: jemalloc; {SWITCH}=0 keeps the system's", sys.stderr)
+            require_optimizer(config.optimizer, device)
+            config = with_model(config, compute_dtype=resolve_dtype(config.model, device))
+            if slow := emulated_dtype(config.model, device):
+                print_text(f"warning: {slow}", sys.stderr)
+            for change in memory_changes(found, config):
+                print_text(f"--resume: {change}", sys.stderr)
+            prompt_sha256 = _check_prompts(config, found, inputs.records, show_progress)
+            check_same_prompt(found, prompt_sha256)
+            if config.model.path is not None:
+                capped = _cap_evaluation_questions(config, len(inputs.evaluate))
+                check_memory(capped, device, show_progress=show_progress)
+
+            resources.enter_context(lock_run(output))
+            if found.marker is not None:
+                remove_leftovers(output)
+            # Another process may have run in between, and a checkpoint may have been restored.
+            found = find_run(output, resume=resume, overwrite=overwrite)
+            check_same_run(found, config, inputs.digests)
+            kept = resources.pop_all()
+        return cls(
+            config,
+            output,
+            inputs,
+            grader,
+            found,
+            device,
+            prompt_sha256,
+            resume,
+            overwrite,
+            show_progress,
+            kept,
+            started,
+        )
 
     def __enter__(self) -> "LocalRun":
         return self
@@ -110,67 +173,29 @@ class LocalRun:
         self.close()
 
     def close(self) -> None:
-        self._open.close()
+        self._resources.close()
 
     @property
     def resume_from(self) -> Checkpoint | None:
-        """The checkpoint to continue from, known after :meth:`check`."""
-        return self._found.newest
+        """The checkpoint to continue from."""
+        return self.found.newest
 
     def execute(self, *stages: Stage) -> Policy:
-        """Check, load, run the SFT warm-up, and then ``stages``.
-
-        Raises ConfigError, DataError (a record that cannot be asked or graded) and GradingError (no grader).
-        """
-        started = time.perf_counter()
-        self.check()
+        """Load, run the SFT warm-up, and then ``stages``."""
         policy = self.sft_warm_up(self.load())
-        self._add_seconds("warm_up", started)
+        self._add_seconds("warm_up", self._started)
         for stage in stages:
             policy = stage(policy)
         return policy
 
-    def check(self) -> None:
-        """Check everything that is known before the weights are read; write nothing, and lock the directory."""
-        output = self.output
-        self._inputs, self._grader = self._validated or validate_run(
-            self.config, output, **self._flags, show_progress=self._show_progress
-        )
-        self._open.callback(self._grader.close)
-        config, found = self._inputs.config, self._inputs.found
-        require_peft(config.model.lora)
-        if config.trainer.threads is not None:
-            torch.set_num_threads(config.trainer.threads)
-        self._device = choose_device(config.trainer.device)
-        if self._device.type == "cpu" and self._show_progress and uses_jemalloc():
-            print_text(f"memory allocator: jemalloc; {SWITCH}=0 keeps the system's", sys.stderr)
-        require_optimizer(config.optimizer, self._device)
-        config = self.config = with_model(config, compute_dtype=resolve_dtype(config.model, self._device))
-        if slow := emulated_dtype(config.model, self._device):
-            print_text(f"warning: {slow}", sys.stderr)
-        for change in memory_changes(found, config):
-            print_text(f"--resume: {change}", sys.stderr)
-        self._prompt_sha256 = _check_prompts(config, found, self._inputs.records, self._show_progress)
-        check_same_prompt(found, self._prompt_sha256)
-        if config.model.path is not None:
-            questions = len(self._inputs.evaluate)
-            check_memory(_cap_evaluation_questions(config, questions), self._device, show_progress=self._show_progress)
-
-        self._open.enter_context(lock_run(output))
-        if found.marker is not None:
-            remove_leftovers(output)
-        # Another process may have run in between, and a checkpoint may have been restored.
-        self._found = find_run(output, **self._flags)
-        check_same_run(self._found, config, self._inputs.digests)
-
     def load(self) -> Policy:
         """Load the checkpoint, the model of ``model.path`` or the warmed-up tiny model; write the run's marker."""
         config = self.config
-        path, where = model_directory(config, self._found)
+        path, where = model_directory(config, self.found)
         if path is None:
             self._claim()
             with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
-                warmed_up = warm_start(config, self.output, self._inputs.train, self._device, self._show_progress)
+                warmed_up = warm_start(config, self.output, self.inputs.train, self.device, self.show_progress)
             return self._load_policy(warmed_up, "warm start")
         policy = self._load_policy(path, where)
         check_saveable(policy, f"{where}={path}")
@@ -179,22 +204,22 @@ class LocalRun:
 
     def sft_warm_up(self, policy: Policy) -> Policy:
         """Teach the format by ``warm_up.records``; nothing without them, or when a checkpoint is resumed."""
-        if self.resume_from is not None or self.config.model.path is None or not self._inputs.warm_up:
+        if self.resume_from is not None or self.config.model.path is None or not self.inputs.warm_up:
             return policy
         policy = run_sft_warm_up(
-            policy, self._inputs.warm_up, self.config, self.output, show_progress=self._show_progress
+            policy, self.inputs.warm_up, self.config, self.output, show_progress=self.show_progress
         )
         return self._with_adapters(policy)
 
     def preflight(self, policy: Policy) -> Policy:
         """Refuse a policy that hardly states a confidence; its samples are those of step 0.  Not for a resumed run."""
         count = self.config.evaluation.preflight
-        if self._found.begun or not count:
+        if self.found.begun or not count:
             return policy
-        if self._show_progress:
+        if self.show_progress:
             print_text(f"sampling {count} responses before the first step", sys.stderr)
         with interruptible("stopped before the first step"):
-            found = run_preflight(policy, self._inputs.train, self._grader, self.config)
+            found = run_preflight(policy, self.inputs.train, self.grader, self.config)
         file = self.output / "samples" / "step_000000.jsonl"
         write_json_lines(file, found.rows())
         print_text(found, sys.stderr)
@@ -208,7 +233,7 @@ class LocalRun:
         """
         with self._timed("evaluate"):
             trained = self.resume_from is not None
-            self.before = self.held_out(policy).before(trained=trained, keep=self._flags["resume"])
+            self.before = self.held_out(policy).before(trained=trained, keep=self.resume)
             self._baseline = self.before if log else ()
         return policy
 
@@ -257,24 +282,22 @@ class LocalRun:
 
     def trainer(self, policy: Policy) -> Trainer:
         """The trainer of the loaded policy."""
-        records, held_out = self._inputs.train, self.held_out(policy)
+        records, held_out = self.inputs.train, self.held_out(policy)
         return Trainer(
-            self.config, policy, self._grader, records, held_out, self.output, self._run_id, self._show_progress
+            self.config, policy, self.grader, records, held_out, self.output, self.run_id, self.show_progress
         )
 
     def held_out(self, policy: Policy) -> HeldOut:
         """The held-out questions, and how the policy answers them."""
-        return HeldOut(self.config, policy, self._grader, self._inputs.evaluate, self.output, self._show_progress)
+        return HeldOut(self.config, policy, self.grader, self.inputs.evaluate, self.output, self.show_progress)
 
     def _claim(self) -> None:
-        marker = claim(
-            self._found, self.config, self._inputs.digests, self._prompt_sha256, overwrite=self._flags["overwrite"]
-        )
-        self._run_id = str(marker["id"])
+        marker = claim(self.found, self.config, self.inputs.digests, self.prompt_sha256, overwrite=self.overwrite)
+        self.run_id = str(marker["id"])
 
     def _load_policy(self, path: Path, where: str) -> Policy:
         dtype = dtype_of_weights(self.config.model.lora)
-        return self._with_adapters(load_policy(path, self.config.model, self._device, dtype=dtype, where=where))
+        return self._with_adapters(load_policy(path, self.config.model, self.device, dtype=dtype, where=where))
 
     def _with_adapters(self, policy: Policy) -> Policy:
         if policy.adapters is None:

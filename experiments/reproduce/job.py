@@ -125,7 +125,7 @@ def _train(place: Workplace, job: Job) -> list[Prediction]:
     composed = ComposedConfig(config, place.plan.settings[job.setting].run)
     directory = job.directory(place.output) / "run"
     resume = is_ours(directory, "run")
-    with LocalRun(composed, directory, resume=resume, show_progress=place.show_progress) as local:
+    with LocalRun.open(composed, directory, resume=resume, show_progress=place.show_progress) as local:
         before = [local.evaluate_before] if config.evaluation.samples > 1 else []  # the curve's step 0
         held_out = local.held_out(local.execute(*before, local.train))
         predictions = held_out.evaluate(held_out.records, "after")

@@ -41,7 +41,7 @@ class Session(NamedTuple):
 
 
 def open_session(composed, output: Path, *, resume: bool = False, show_progress: bool = False) -> Session:
-    run = LocalRun(composed, output, resume=resume, show_progress=show_progress)
+    run = LocalRun.open(composed, output, resume=resume, show_progress=show_progress)
     try:
         return Session(run, run.trainer(run.execute()))
     except BaseException:
