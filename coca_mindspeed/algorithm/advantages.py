@@ -114,10 +114,9 @@ def token_advantages(
 
 
 def per_token_of_segment(advantages: Tensor, masks: SegmentMasks) -> Tensor:
-    """Each token's advantage divided by the tokens of its own segment, so that a sum over tokens is a mean.
+    """Divide each token's advantage by the length of its segment, so that a sum over tokens is a mean per segment.
 
-    With these, an objective that sums the tokens of a response is the one that averages each of its segments: a
-    positive factor passes through minimum and clip.
+    The clipped objective keeps this: a positive factor passes through minimum and clip.
 
     Args:
         advantages: float ``[batch, width]``, 0 on padding.

@@ -19,7 +19,7 @@ _LEAST_DEVIATION = 1e-8  # added to the step's deviation
 
 
 class Credit(NamedTuple):
-    """What P groups of G responses earned and learn, on the CPU.  NaN: takes no part.
+    """Rewards and advantages of P prompts with G responses each, on the CPU.  NaN: takes no part.
 
     Attributes:
         gesr: float64 ``[P, 1]``, the success rate of each group's gradable answers; NaN where the group is dropped,
@@ -47,7 +47,7 @@ class CreditRule:
     """How a method's rewards become advantages.
 
     Attributes:
-        method: who earns what, and where the confidence stands.
+        method: what each segment learns from, and whether the confidence comes first.
         stage: index into the method's stages.
         invalid_reward: confidence reward of a response without a valid confidence.
         scale: divisor of a group's centred rewards: its own deviation plus eps (``group``, the paper's), one deviation
@@ -78,8 +78,8 @@ class CreditRule:
     ) -> Credit:
         """Give credit.
 
-        A response whose answer could not be graded is no member of its group: GESR, rewards and advantages are those of
-        the group of the others.  A group of fewer than two gradable answers is dropped.  Responses that take no part
+        Responses with an ungradable answer are left out of their group: GESR, rewards and advantages are those of the
+        others.  A group of fewer than two gradable answers is dropped.  Responses that take no part
         have the advantage 0, and so add nothing to the loss.
 
         Args:

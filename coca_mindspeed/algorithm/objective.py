@@ -14,7 +14,7 @@ _LARGEST_LOG_RATIO = 60.0
 
 
 class SegmentStatistics(NamedTuple):
-    """Sums over one segment's tokens, scalar tensors.  Those of microbatches add up to those of the batch."""
+    """Sums over one segment's tokens, scalar tensors.  Sums over microbatches equal the batch's."""
 
     tokens: Tensor
     clipped: Tensor

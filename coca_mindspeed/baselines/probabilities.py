@@ -102,6 +102,6 @@ def mean_answer_log_probs(
                 continue
             ids = torch.tensor([parts[0] + parts[1]], device=policy.device)
             logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(parts[0]) - 1 : -1]
-            log_probs = policy.logits_of_policy(logits, 1.0).log_softmax(dim=-1)
+            log_probs = policy.sampling_logits(logits, 1.0).log_softmax(dim=-1)
             result.append(float(log_probs.gather(1, ids[0, len(parts[0]) :, None]).mean()))
     return result

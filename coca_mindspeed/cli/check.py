@@ -119,7 +119,7 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
 def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     """Check a run of the local engine: its inputs before torch is imported, then memory, then sampled responses."""
     from coca_mindspeed.local.disk_space import weight_shapes
-    from coca_mindspeed.local.run_directory import FoundRun
+    from coca_mindspeed.local.run_directory import RunState
     from coca_mindspeed.local.validation import check_questions, read_inputs
 
     raise_problems(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
@@ -127,7 +127,7 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
         questions, _ = training_rows(config.data)
         _check_memory(config if questions is None else with_steps(config, questions), name, quiet)
         return
-    inputs = read_inputs(config, FoundRun(Path()))
+    inputs = read_inputs(config, RunState(Path()))
     with closing(check_questions(inputs, show_progress=not quiet)) as grader:
         _check_memory(inputs.config, name, quiet)
         if (path := inputs.config.model.path) is not None and weight_shapes(Path(path)):

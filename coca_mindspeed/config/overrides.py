@@ -23,6 +23,8 @@ REMOVED_KEYS: dict[str, tuple[Any, str]] = {
     "rollout.importance_cap": (None, _ROLLOUT_BY_VLLM),
     "rollout.vllm": ({"python": None, "dtype": "auto", "kv_cache_gib": 4.0, "eager": False}, _ROLLOUT_BY_VLLM),
 }
+#: Keys by their former names.
+RENAMED_KEYS = {"trainer.epochs": "trainer.ppo_epochs"}
 #: MindSpeed-RL's keys of the parallel layout by the names that people type.
 _LAYOUT_KEYS = {
     "tp": "mindspeed_rl.actor_config.tensor_model_parallel_size",
@@ -62,6 +64,8 @@ _HOW_TO_QUOTE = """quote a text with other characters than letters, digits and /
 
 def unknown_key(section: str, name: str) -> str:
     """Why a key of a section (``""``: the top level) is refused: its replacement, or the nearest known key."""
+    if (renamed := RENAMED_KEYS.get(f"{section}.{name}")) is not None:
+        return f"unknown key since it was renamed: {renamed}"
     if (removed := REMOVED_KEYS.get(f"{section}.{name}".lstrip("."))) is not None:
         return f"unknown key since it was removed: {removed[1]}"
     layout = (key for short, key in _LAYOUT_KEYS.items() if name.lower() in (short, key.rpartition(".")[2]))

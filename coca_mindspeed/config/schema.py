@@ -299,7 +299,7 @@ class TrainerConfig(Section):
 
     steps: Annotated[int, _LENGTH] = Field(300, ge=1, description="steps of each stage (two stages: sequential)")
     minibatches: int = Field(1, ge=1, description="updates per pass; groups stay whole")
-    epochs: int = Field(1, ge=1, description="passes over a step's responses")
+    ppo_epochs: int = Field(1, ge=1, description="passes over a step's responses")
     microbatch_prompts: Annotated[int | None, _PACKING] = Field(
         None, ge=1, description="prompts in one backward pass; null: a minibatch"
     )

@@ -49,7 +49,7 @@ _ELEMENTS = re.compile(r",|;|&|\\\\|\\cup(?![a-z])|(?<![a-z])(?:or|and)(?![a-z])
 _EQUALS = re.compile(r"(?<![<>!\\])=")
 
 
-def left_undone(question: str, gold: str, response: str) -> str:
+def why_unevaluated(question: str, gold: str, response: str) -> str:
     """Return why a right response (or bare answer) is unevaluated or restates the question, or ``""``."""
     final = final_answer(response)
     wanted, given = read_answer(gold), read_answer(response if final is None else final)
@@ -69,7 +69,7 @@ def left_undone(question: str, gold: str, response: str) -> str:
     if wanted_elements and all(map(_is_number, wanted_elements)):
         # 391/17 has to be worked out, unless the gold answer is a fraction as well.
         as_fraction = bool(_FRACTION.search(gold))
-        undone = next((element for element in _elements(value) if _is_undone(element, as_fraction)), "")
+        undone = next((element for element in _elements(value) if _needs_evaluation(element, as_fraction)), "")
         if undone:
             return f"arithmetic is left to do: {undone:.40}"
     return "it restates the question" if _restates(question, given, tokens) else ""
@@ -83,7 +83,7 @@ def _plain_form(answer: Answer) -> tuple[object, ...] | None:
     return (answer.value, answer.percent) if whole_or_decimal else (answer.value, answer.percent, *_tokens(answer.body))
 
 
-def _is_undone(element: str, as_fraction: bool) -> bool:
+def _needs_evaluation(element: str, as_fraction: bool) -> bool:
     if not _is_number(element):
         return bool(_ARITHMETIC.search(element) or _ONLY_DIGITS.fullmatch(element))
     terms = fraction_terms(read_answer(element).body.lstrip("-+ "))
@@ -124,8 +124,8 @@ def _tokens(text: str) -> list[str]:
     return re.findall(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|[a-zA-Z]+|[^\s\w(){}\[\]$\\]", text)
 
 
-class EvaluatedOnly:
-    """Wraps a grader for training: a right math answer is wrong if :func:`left_undone` gives a reason."""
+class RejectUnevaluated:
+    """Wraps a grader for training: a right math answer is wrong if :func:`why_unevaluated` gives a reason."""
 
     def __init__(self, grader: Grader) -> None:
         self._grader = grader
@@ -133,16 +133,16 @@ class EvaluatedOnly:
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         verdicts = self._grader.grade(records, answers)
-        return [self.look_again(*each) for each in zip(records, answers, verdicts, strict=True)]
+        return [self.regrade(*each) for each in zip(records, answers, verdicts, strict=True)]
 
     def close(self) -> None:
         self._grader.close()
 
-    def look_again(self, record: Record, answer: str, verdict: Verdict) -> Verdict:
+    def regrade(self, record: Record, answer: str, verdict: Verdict) -> Verdict:
         named = record.metadata.get("grader")
         if not verdict.correct or (record.category != "math" if named is None else named != "math"):
             return verdict
-        problem = left_undone(record.question, record.answer, answer)
+        problem = why_unevaluated(record.question, record.answer, answer)
         if not problem:
             return verdict
         self.unevaluated += 1

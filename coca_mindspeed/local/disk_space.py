@@ -12,7 +12,7 @@ from coca_mindspeed.config.schema import LoraConfig, RunConfig
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.local.run_directory import (
     WARMED_UP,
-    FoundRun,
+    RunState,
     list_checkpoints,
     nearest_directory,
 )
@@ -87,7 +87,7 @@ def checkpoints_at_once(config: RunConfig, done: int, there: int) -> int:
     return max(there, min(config.checkpoint.keep + 1, there + new))
 
 
-def check_space(config: RunConfig, found: FoundRun, model: Path | None) -> None:
+def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
     """Refuse a run whose checkpoints and exported models do not fit on the disk of its output directory.
 
     ``model`` is the directory of its model, None for the built-in one.

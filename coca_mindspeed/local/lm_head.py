@@ -121,15 +121,15 @@ class LMHead:
         """The model's own logits ``[..., vocabulary]`` from hidden states ``[..., hidden]``."""
         return self.scaled(self.head(states))
 
-    def scores(self, states: Tensor, tokens: Tensor, as_policy: Callable[[Tensor], Tensor]) -> TokenScores:
+    def scores(self, states: Tensor, tokens: Tensor, to_sampling_logits: Callable[[Tensor], Tensor]) -> TokenScores:
         """Log-prob and entropy of each token ``[...]``, by chunks; the backward pass recomputes the logits.
 
-        ``states`` ``[..., hidden]`` predict the tokens.  ``as_policy`` maps the model's logits to those of the policy,
-        float32, row by row.
+        ``states`` ``[..., hidden]`` predict the tokens.  ``to_sampling_logits`` maps the model's logits to
+        those of the policy, float32, row by row.
         """
 
         def of_chunk(some: Tensor, chosen: Tensor) -> TokenScores:
-            return scores_of_logits(as_policy(self.logits(some)), chosen)
+            return scores_of_logits(to_sampling_logits(self.logits(some)), chosen)
 
         flat = states.flatten(0, -2)
         chunk = self.chunk_of(len(flat))
@@ -143,7 +143,7 @@ class LMHead:
         self,
         states: Tensor,
         tokens: Tensor,
-        as_policy: Callable[[Tensor], Tensor],
+        to_sampling_logits: Callable[[Tensor], Tensor],
         loss_of: Callable[[Tensor], Tensor],
     ) -> TokenScores:
         """Accumulate the gradient of a loss of the log-probs, by chunks; the logits are computed once.
@@ -151,7 +151,7 @@ class LMHead:
         ``loss_of`` maps log-probs ``[...]`` to a sum of terms of one token's log-prob each; it is called once a chunk.
         The other arguments are as in :meth:`scores`.
         """
-        sums = _Gradient(self, states, as_policy)
+        sums = _Gradient(self, states, to_sampling_logits)
         log_probs, entropy = (torch.zeros(tokens.numel(), device=states.device) for _ in range(2))
 
         with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
@@ -209,7 +209,7 @@ def entropy_of(distribution: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def _entropy_in_place(distribution: Tensor, probabilities: Tensor) -> Tensor:
-    """The same; ``distribution`` is overwritten."""
+    """Entropy; overwrites ``distribution``."""
     # Finite, so that 0 x log 0 is 0.  torch.special.entr takes every logarithm anew, one at a time on a CPU.
     finite = distribution.clamp_min_(torch.finfo(distribution.dtype).min)
     return finite.mul_(probabilities).sum(dim=-1).neg()
@@ -225,8 +225,8 @@ def _gradient_of(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 class _Gradient:
     """A loss's gradient by the LM head and its inputs, accumulated by chunks; the head's is added to in place."""
 
-    def __init__(self, layer: LMHead, states: Tensor, as_policy: Callable[[Tensor], Tensor]) -> None:
-        self._layer, self._as_policy, device = layer, as_policy, states.device.type
+    def __init__(self, layer: LMHead, states: Tensor, to_sampling_logits: Callable[[Tensor], Tensor]) -> None:
+        self._layer, self._as_policy, device = layer, to_sampling_logits, states.device.type
         weight, bias = layer.head.weight, layer.head.bias
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         self._states = states.detach().flatten(0, -2)

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from coca_mindspeed.local.lm_head import TokenScores, scores_of_logits
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import pad_left, positions_of, run_prompts, shared_start
+from coca_mindspeed.local.prefill import common_prefix_length, pad_left, positions_of, prefill_prompts
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ class ResponseBatch:
         return self.policy.lm_head.fits_one_chunk(self.token_ids.numel())
 
     def _as_policy(self, logits: Tensor) -> Tensor:
-        return self.policy.logits_of_policy(logits, self.temperature)
+        return self.policy.sampling_logits(logits, self.temperature)
 
     def _states(self) -> Tensor:
         """Hidden states that predict each response token, ``[R, tokens, hidden]``."""
         groups = len(self._prompt_of) > len(self.prompts)
         sharing = self.policy.sharing if self.share_prompts else "none"
         # With nothing to share, a separate prefill would be one more pass and save none.
-        if sharing != "none" and (groups or shared_start(self.prompts, sharing)):
+        if sharing != "none" and (groups or common_prefix_length(self.prompts, sharing)):
             return self._states_behind_prefill()
         policy, rows = self.policy, self._prompt_of
         ids, mask = pad_left(self.prompts, policy.pad_id, policy.device)
@@ -97,7 +97,7 @@ class ResponseBatch:
     def _states_behind_prefill(self) -> Tensor:
         policy, rows, width = self.policy, self._prompt_of, self.token_ids.shape[1]
         forward, cache = policy.lm_head.hidden_states, DynamicCache(config=policy.model.config)
-        started = run_prompts(forward, self.prompts, cache, policy.pad_id, policy.device, policy.sharing)
+        started = prefill_prompts(forward, self.prompts, cache, policy.pad_id, policy.device, policy.sharing)
         first = _take_rows(started.output[:, -1:], rows)
         if width == 1:
             return first

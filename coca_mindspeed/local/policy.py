@@ -69,7 +69,7 @@ class Policy:
         device: torch.device = self.model.device
         return device
 
-    def logits_of_policy(self, logits: Tensor, temperature: float) -> Tensor:
+    def sampling_logits(self, logits: Tensor, temperature: float) -> Tensor:
         """Turn logits ``[..., vocabulary]`` into those of sampling and training: float32, tempered, PAD excluded."""
         logits = logits.float()
         if temperature != 1.0:

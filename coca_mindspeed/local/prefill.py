@@ -122,10 +122,10 @@ class _PreallocatedLayer(DynamicLayer):
         self._use(len(self.keys) * repeats, used)
 
 
-_WORTH_A_PASS = 16  # tokens; a separate pass for a shorter prefix costs more than it saves
+_MIN_SHARED_TOKENS = 16  # tokens; a separate pass for a shorter prefix costs more than it saves
 
 
-class PromptPass(NamedTuple):
+class Prefill(NamedTuple):
     """Result of a prefill of P prompts.
 
     Attributes:
@@ -141,20 +141,20 @@ class PromptPass(NamedTuple):
     width: int
 
 
-def run_prompts(
+def prefill_prompts(
     forward: Callable[..., Any],
     prompts: Sequence[Sequence[int]],
     cache: DynamicCache,
     pad_id: int,
     device: torch.device,
     sharing: Sharing = "prefix",
-) -> PromptPass:
+) -> Prefill:
     """Fill an empty cache with prompts, one row each, padded on the left.
 
     ``forward`` is :meth:`.LMHead.hidden_states` or the like.  With ``sharing`` = ``prefix``, a
     common prefix is run once.
     """
-    shared = shared_start(prompts, sharing)
+    shared = common_prefix_length(prompts, sharing)
     if shared:
         start = torch.tensor([prompts[0][:shared]], device=device)
         positions = torch.arange(shared, device=device)[None]
@@ -167,10 +167,10 @@ def run_prompts(
         cache.batch_repeat_interleave(len(prompts))
     output = forward(input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    return PromptPass(output, mask, lengths, shared + ids.shape[1])
+    return Prefill(output, mask, lengths, shared + ids.shape[1])
 
 
-def shared_start(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") -> int:
+def common_prefix_length(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") -> int:
     """Length of the prompts' common prefix; 0 if it is too short, or ``sharing`` is not ``prefix``.
 
     Each prompt keeps a token of its own.
@@ -180,7 +180,7 @@ def shared_start(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") 
     first, last = min(map(list, prompts)), max(map(list, prompts))  # their common prefix is everyone's
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     same = min(same, min(map(len, prompts)) - 1)
-    return same if same >= _WORTH_A_PASS else 0
+    return same if same >= _MIN_SHARED_TOKENS else 0
 
 
 def pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor | None]:

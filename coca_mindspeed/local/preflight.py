@@ -12,7 +12,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, TrainingError
 from coca_mindspeed.grading.label_check import misfit_warnings
-from coca_mindspeed.grading.unevaluated import EvaluatedOnly
+from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import respond_and_grade
@@ -121,7 +121,7 @@ def run_preflight(policy: Policy, train: Sequence[Record], grader: Grader, confi
         rollout = respond_and_grade(
             policy,
             records,
-            EvaluatedOnly(grader) if config.data.require_evaluated else grader,
+            RejectUnevaluated(grader) if config.data.require_evaluated else grader,
             config.method,
             settings.model_copy(update={"batch_responses": at_once}),
             generator(policy.device, config.seed, _STAGE),

@@ -85,7 +85,7 @@ class Numbers:
             while nodes:
                 children = list(dict.fromkeys(row[: depth + 1] for row in self.token_ids if len(row) > depth))
                 parents = torch.tensor([nodes.index(child[:-1]) for child in children])
-                logits = policy.logits_of_policy(decoder.logits, 1.0).log_softmax(-1).unflatten(0, (len(prompts), -1))
+                logits = policy.sampling_logits(decoder.logits, 1.0).log_softmax(-1).unflatten(0, (len(prompts), -1))
                 tokens = torch.tensor([child[-1] for child in children])
                 edges = logits[:, parents.to(policy.device), tokens.to(policy.device)].double().cpu()
                 total = total[:, parents] + edges

@@ -128,7 +128,7 @@ def predict(
 
 def evaluation_batch(rollout: RolloutConfig, questions: int | None = None) -> int:
     """Held-out questions per batch, of ``questions`` in all (None: unlimited)."""
-    at_once = rollout.batch_responses or _AT_ONCE
+    at_once = rollout.batch_responses or _DEFAULT_BATCH_RESPONSES
     return at_once if questions is None else min(at_once, questions)
 
 
@@ -143,4 +143,4 @@ def largest_evaluation_batch(config: RunConfig) -> int:
     return max((max(samples, evaluation_batch(config.rollout, count)) for count in counts), default=0)
 
 
-_AT_ONCE = 512  # responses per batch if rollout.batch_responses is null
+_DEFAULT_BATCH_RESPONSES = 512  # responses per batch if rollout.batch_responses is null

@@ -18,7 +18,7 @@ from typing import Any
 from coca_mindspeed import __version__
 from coca_mindspeed.config import resume
 from coca_mindspeed.config.compose import to_yaml, validate_run
-from coca_mindspeed.config.overrides import REMOVED_KEYS
+from coca_mindspeed.config.overrides import REMOVED_KEYS, RENAMED_KEYS
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
@@ -80,27 +80,27 @@ def list_checkpoints(directory: Path) -> list[Checkpoint]:
 
 
 @dataclass(frozen=True)
-class FoundRun:
+class RunState:
     """The state of a run's output directory.
 
     Attributes:
         path: the directory; it may not exist.
         marker: content of the run's marker, or None.
         newest: the checkpoint to continue from.
-        begun: whether the run has finished a step.
+        has_steps: whether the run has finished a step.
     """
 
     path: Path
     marker: Mapping[str, Any] | None = None
     newest: Checkpoint | None = None
-    begun: bool = False
+    has_steps: bool = False
 
     @property
     def config_path(self) -> Path:
         return self.path / "config.yaml"
 
 
-def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> FoundRun:
+def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> RunState:
     """Inspect the output directory; nothing is changed.
 
     A run that never finished a step is started again, with other settings too.  ``overwrite`` None: the command has no
@@ -124,18 +124,18 @@ def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> Foun
             nearby = nearby_runs(path, lambda other: is_ours(other, _KIND))
             fix = f"correct --output, or leave --resume out to start a run{nearby}"
             raise_problems([Problem("no-run", "--output", path, "holds no run to resume", fix)])
-        return FoundRun(path)
+        return RunState(path)
     checkpoints = list_checkpoints(path / "checkpoints")
     metrics = path / "metrics.jsonl"
-    begun = bool(checkpoints) or (metrics.exists() and metrics.stat().st_size > 0)
-    if begun and not resume and not overwrite:
+    has_steps = bool(checkpoints) or (metrics.exists() and metrics.stat().st_size > 0)
+    if has_steps and not resume and not overwrite:
         replace = "" if overwrite is None else "--overwrite to replace it, "
         raise ConfigError(
             f"--output {path}: already holds a run; add --resume to continue it, {replace}or choose another directory"
         )
     if overwrite:
-        return FoundRun(path, marker)
-    return FoundRun(path, marker, checkpoints[-1] if checkpoints else None, begun)
+        return RunState(path, marker)
+    return RunState(path, marker, checkpoints[-1] if checkpoints else None, has_steps)
 
 
 def nearest_directory(path: Path) -> Path:
@@ -180,7 +180,7 @@ def records_digest(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def claim(
-    found: FoundRun,
+    found: RunState,
     config: RunConfig,
     data: Mapping[str, Mapping[str, Any]],
     prompt_sha256: str,
@@ -194,7 +194,7 @@ def claim(
     """
     path, marker = found.path, found.marker
     try:
-        if marker is not None and not found.begun and (overwrite or _differs(found, config, data)):
+        if marker is not None and not found.has_steps and (overwrite or _differs(found, config, data)):
             remove_entries(path, _KIND, ENTRIES)
             marker = None
         if marker is None:
@@ -214,16 +214,16 @@ def claim(
     return marker
 
 
-def _differs(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
+def _differs(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
     if not found.config_path.exists() or found.marker is None:
         return True
     changed = {resume.fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)}
     return not changed <= {"free", "memory"} or found.marker.get("data") != data
 
 
-def check_same_settings(found: FoundRun, config: RunConfig) -> None:
+def check_same_settings(found: RunState, config: RunConfig) -> None:
     """Raise ConfigError for settings, but the length, that would have changed the steps already taken."""
-    if found.begun:
+    if found.has_steps:
         free = {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
         named = sorted(key for key in free if key.rpartition(".")[0] not in free)
         resume.check_same_run(
@@ -235,9 +235,9 @@ def check_same_settings(found: FoundRun, config: RunConfig) -> None:
         )
 
 
-def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
+def check_same_run(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise ConfigError for settings or records that would have changed the steps already taken."""
-    if not found.begun or found.marker is None:
+    if not found.has_steps or found.marker is None:
         return
     check_same_settings(found, config)
     _check_same_length(found, _saved(found), config)
@@ -250,9 +250,9 @@ def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mappin
             )
 
 
-def memory_changes(found: FoundRun, config: RunConfig) -> list[str]:
+def memory_changes(found: RunState, config: RunConfig) -> list[str]:
     """A line for each key that bounds memory and differs from the run to resume."""
-    if not found.begun:
+    if not found.has_steps:
         return []
     return [
         f"{key}={before!r} is now {now!r}; {_FACTS[key].effect}"
@@ -261,9 +261,9 @@ def memory_changes(found: FoundRun, config: RunConfig) -> list[str]:
     ]
 
 
-def check_same_prompt(found: FoundRun, prompt_sha256: str) -> None:
+def check_same_prompt(found: RunState, prompt_sha256: str) -> None:
     """Raise ConfigError if the first training question's prompt is rendered differently from the run to resume."""
-    if not found.begun or found.marker is None:
+    if not found.has_steps or found.marker is None:
         return
     before = found.marker.get("prompt", {}).get("sha256", prompt_sha256)
     if before != prompt_sha256:
@@ -274,18 +274,18 @@ def check_same_prompt(found: FoundRun, prompt_sha256: str) -> None:
         )
 
 
-def stored_prompt_date(found: FoundRun) -> str | None:
+def stored_prompt_date(found: RunState) -> str | None:
     """The date that the run uses in its chat template; None: it uses none."""
     date: str | None = (found.marker or {}).get("prompt", {}).get("date")
     return date
 
 
-def stored_compute_dtype(found: FoundRun) -> str | None:
+def stored_compute_dtype(found: RunState) -> str | None:
     """The compute dtype of the run to resume; None: a new run."""
     return None if found.marker is None or not found.config_path.exists() else _saved(found).model.compute_dtype
 
 
-def _check_same_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> None:
+def _check_same_length(found: RunState, saved: RunConfig, config: RunConfig) -> None:
     before, now = saved.trainer.steps, config.trainer.steps
     if before == now:
         return
@@ -309,17 +309,22 @@ def _check_same_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> 
             )
 
 
-def _saved(found: FoundRun) -> RunConfig:
+def _saved(found: RunState) -> RunConfig:
     path = found.config_path
     try:
         values = read_yaml(path)
     except (OSError, YamlError) as error:
         raise ConfigError(f"{path}: the configuration of the run to resume cannot be read: {error}") from error
-    return validate_run(_without_removed_keys(values), lambda: (path,))
+    return validate_run(_with_present_keys(values), lambda: (path,))
 
 
-def _without_removed_keys(values: Any) -> Any:
-    """Drop removed keys that have their former default from an earlier version's configuration."""
+def _with_present_keys(values: Any) -> Any:
+    """An earlier version's configuration by today's names, without removed keys that have their former default."""
+    for old, new in RENAMED_KEYS.items():
+        section, _, name = old.rpartition(".")
+        keys = value_of(values, section)
+        if isinstance(keys, dict) and name in keys:
+            keys[new.rpartition(".")[2]] = keys.pop(name)
     for key, (default, _) in REMOVED_KEYS.items():
         section, _, name = key.rpartition(".")
         keys = value_of(values, section) if section else values
@@ -328,7 +333,7 @@ def _without_removed_keys(values: Any) -> Any:
     return values
 
 
-def _differences(found: FoundRun, config: RunConfig) -> Iterator[Difference]:
+def _differences(found: RunState, config: RunConfig) -> Iterator[Difference]:
     return differences(_saved(found).model_dump(mode="json"), config.model_dump(mode="json"))
 
 

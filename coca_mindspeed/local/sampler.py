@@ -14,7 +14,7 @@ from torch import Tensor
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import PreallocatedCache, run_prompts
+from coca_mindspeed.local.prefill import PreallocatedCache, prefill_prompts
 
 _SHRINK_AT = 0.9  # share of rows in use below which the others are removed, which copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
@@ -245,7 +245,7 @@ def draw(
     ``row_of`` int64 ``[responses]`` is the row of each response in the logits ``[rows, vocabulary]``; None: one per
     row.
     """
-    distribution = policy.logits_of_policy(logits, temperature).log_softmax(dim=-1)
+    distribution = policy.sampling_logits(logits, temperature).log_softmax(dim=-1)
     probabilities = distribution.exp()
     if row_of is None:
         row_of = torch.arange(len(logits), device=logits.device)
@@ -262,7 +262,7 @@ class Decoder:
         longest = max(map(len, prompts))
         most = None if max_new_tokens is None else longest + max_new_tokens
         self.cache = PreallocatedCache(policy.model.config, most)
-        started = run_prompts(
+        started = prefill_prompts(
             self._layer.hidden_states,
             prompts,
             self.cache,
@@ -351,7 +351,7 @@ class TokenStream(Iterator[SampledToken]):
                 self._decoder = Decoder(self._policy, [self._prompt])
             elif self._last is not None:
                 self._decoder.step(self._last)
-            logits = self._policy.logits_of_policy(self._decoder.logits, self._temperature or 1.0)
+            logits = self._policy.sampling_logits(self._decoder.logits, self._temperature or 1.0)
             distribution = logits.log_softmax(dim=-1)
             if self._temperature == 0:
                 token = distribution.argmax(dim=-1, keepdim=True)

@@ -32,7 +32,7 @@ from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
     Checkpoint,
-    FoundRun,
+    RunState,
     check_same_prompt,
     check_same_run,
     claim,
@@ -86,7 +86,7 @@ class LocalRun:
     output: Path
     inputs: RunInputs
     grader: MeasuredGrader
-    found: FoundRun
+    found: RunState
     device: torch.device
     prompt_sha256: str
     resume: bool
@@ -214,7 +214,7 @@ class LocalRun:
     def preflight(self, policy: Policy) -> Policy:
         """Refuse a policy that hardly states a confidence; its samples are those of step 0.  Not for a resumed run."""
         count = self.config.evaluation.preflight
-        if self.found.begun or not count:
+        if self.found.has_steps or not count:
             return policy
         if self.show_progress:
             print_text(f"sampling {count} responses before the first step", sys.stderr)
@@ -318,7 +318,7 @@ def _cap_evaluation_questions(config: RunConfig, questions: int) -> RunConfig:
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=known)})
 
 
-def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record], show_progress: bool) -> str:
+def _check_prompts(config: RunConfig, found: RunState, records: Sequence[Record], show_progress: bool) -> str:
     """Check the prompts, and return the SHA-256 of the first one's text."""
     system_prompt = config.method.training_method.system_prompt
     limits = LengthLimits.of(config)

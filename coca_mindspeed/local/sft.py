@@ -26,7 +26,7 @@ from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import shared_start
+from coca_mindspeed.local.prefill import common_prefix_length
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
@@ -141,7 +141,9 @@ class SFTStage:
         every = range(len(prompts))
         parts = [list(every)]
         if self.microbatch_tokens is not None:
-            shared = 0 if self.question_weight else shared_start(prompts, policy.sharing)  # computed once per pass
+            shared = (
+                0 if self.question_weight else common_prefix_length(prompts, policy.sharing)
+            )  # computed once per pass
             limit = TrainerConfig(
                 microbatch_prompts=None,
                 microbatch_tokens=max(1, self.microbatch_tokens - shared),

@@ -20,7 +20,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.grading.unevaluated import EvaluatedOnly
+from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.device import is_out_of_memory
@@ -77,7 +77,7 @@ class Trainer:
         interval = config.evaluation.interval if self.held_out.records else 0
         before = log.last_rows(max(MEAN_OF, STEPS, interval))
         progress = TrainingProgress(total, self.show_progress, start, before, interval=interval)
-        health, unevaluated = HealthWarnings(), EvaluatedOnly(self.grader)
+        health, unevaluated = HealthWarnings(), RejectUnevaluated(self.grader)
         score = response_scorer(
             config.method, policy.text, unevaluated if config.data.require_evaluated else self.grader
         )

@@ -19,7 +19,7 @@ from coca_mindspeed.scoring.rollout import Rollout
 
 #: Overhead of a pass in tokens: the minimum (a small model on a CPU), and a share of a full pass, so that large
 #: microbatches are few.
-_PASS, _PASS_SHARE = 256, 1 / 16
+_PASS_OVERHEAD_TOKENS, _PASS_OVERHEAD_SHARE = 256, 1 / 16
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def microbatches(
         orders = [groups_by(longest), groups_by(prompt_lengths), by_length]
     else:
         orders = [sorted(rows, key=lambda row: -lengths[row] - prompt_lengths[row // group_size])]
-    another = max(_PASS, int(_PASS_SHARE * config.microbatch_tokens))
+    another = max(_PASS_OVERHEAD_TOKENS, int(_PASS_OVERHEAD_SHARE * config.microbatch_tokens))
     costs = []
     for order in orders:
         splits = list(_fill(order, group_size, lengths, prompt_lengths, config))
@@ -143,7 +143,7 @@ class NotFiniteError(ArithmeticError):
 def update_policy(
     policy: Policy, rollout: Rollout, optimizer: torch.optim.Optimizer, lr: float, config: RunConfig
 ) -> dict[str, float]:
-    """Run ``trainer.epochs`` passes over the step's prompts in ``trainer.minibatches`` updates.
+    """Run ``trainer.ppo_epochs`` passes over the step's prompts in ``trainer.minibatches`` updates.
 
     Returns means over the updates of loss and gradient norm, and over tokens of each segment's statistics and entropy
     (nats).  Raises NotFiniteError before any weight changes.
@@ -154,7 +154,7 @@ def update_policy(
         group["lr"] = lr
     losses, norms = [], []
     every_part: list[_MicrobatchResult] = []
-    for _ in range(config.trainer.epochs):
+    for _ in range(config.trainer.ppo_epochs):
         for minibatch in torch.arange(len(rollout.records)).chunk(config.trainer.minibatches):
             parts = _accumulate_gradient(policy, rollout, minibatch.tolist(), config)
             loss = sum(float(part.objective.loss) for part in parts)

@@ -37,7 +37,7 @@ from coca_mindspeed.local.model_files import (
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import (
     WARMED_UP,
-    FoundRun,
+    RunState,
     check_same_run,
     check_same_settings,
     check_writable,
@@ -79,7 +79,7 @@ class RunInputs:
     """
 
     config: RunConfig
-    found: FoundRun
+    found: RunState
     train: Sequence[Record]
     evaluate: Sequence[Record]
     warm_up: Sequence[Record]
@@ -121,7 +121,7 @@ def validate_run(
     return inputs, check_questions(inputs, show_progress=show_progress)
 
 
-def read_inputs(config: RunConfig, found: FoundRun) -> RunInputs:
+def read_inputs(config: RunConfig, found: RunState) -> RunInputs:
     """Read the records of a run, and complete its configuration by them."""
     train, evaluate = load_data(config.data)
     config = with_steps(config, len(train))
@@ -162,7 +162,7 @@ def check_questions(inputs: RunInputs, *, show_progress: bool) -> MeasuredGrader
     return grader
 
 
-def model_directory(config: RunConfig, found: FoundRun) -> tuple[Path | None, str]:
+def model_directory(config: RunConfig, found: RunState) -> tuple[Path | None, str]:
     """The model that a run starts from (None: the built-in one), and its name in messages."""
     if found.newest is not None and config.model.lora.rank is None:
         return found.newest.model, "checkpoint"
@@ -171,7 +171,7 @@ def model_directory(config: RunConfig, found: FoundRun) -> tuple[Path | None, st
     return None if config.model.path is None else Path(config.model.path), "model.path"
 
 
-def _with_stored(config: RunConfig, found: FoundRun) -> RunConfig:
+def _with_stored(config: RunConfig, found: RunState) -> RunConfig:
     """The configuration with the compute dtype and the date that the run to resume has chosen by itself."""
     if config.model.compute_dtype == "auto" and (dtype := stored_compute_dtype(found)) is not None:
         config = with_model(config, compute_dtype=dtype)

@@ -190,12 +190,12 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
     random = "must name Megatron weights: Megatron would start from random ones"
     yield "no-weights", "model.megatron_path", converted, random, "convert them: launch/convert_weights.sh hf2mcore"
     yield "records-only", "data.name", run.data.name == "records", "must be records on a cluster"
-    once = not optimizer.warmup_steps or updates.minibatches * updates.epochs == 1
+    once = not optimizer.warmup_steps or updates.minibatches * updates.ppo_epochs == 1
     yield "warmup-updates", "optimizer.warmup_steps", once, "must be 0 with several updates per step"
     other, reason = optimizer.schedule != "wsd", "must not be wsd: only the local engine has it"
     yield "schedule-wsd", "optimizer.schedule", other, reason
-    whole = optimizer.schedule == "constant" or updates.epochs == 1
-    reason = f"must be constant: Megatron would finish the schedule after 1/{updates.epochs} of the run"
+    whole = optimizer.schedule == "constant" or updates.ppo_epochs == 1
+    reason = f"must be constant: Megatron would finish the schedule after 1/{updates.ppo_epochs} of the run"
     yield "schedule-epochs", "optimizer.schedule", whole, reason
     saves = run.checkpoint.interval >= 1
     yield "checkpoint-interval", "checkpoint.interval", saves, "must be at least 1: MindSpeed-RL divides by it"

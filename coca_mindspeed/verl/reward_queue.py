@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.unevaluated import EvaluatedOnly
+from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.scoring.responses import ResponseScorer, predictions
 from coca_mindspeed.scoring.rollout import Rollout
 
@@ -35,7 +35,7 @@ class ScoringQueue:
 
     def __init__(self, scorer: ResponseScorer, method: str, require_evaluated: bool) -> None:
         self._scorer, self._method = scorer, method
-        self._evaluated = EvaluatedOnly(scorer.grader) if require_evaluated else None
+        self._evaluated = RejectUnevaluated(scorer.grader) if require_evaluated else None
         self._waiting: list[_Waiting] = []
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scoring")
@@ -93,7 +93,7 @@ class ScoringQueue:
         for index, (record, prediction) in enumerate(zip(records, predictions(rollout), strict=True)):
             verdict = rollout.verdicts[index]
             if self._evaluated is not None:
-                verdict = self._evaluated.look_again(record, rollout.answers[index], verdict)
+                verdict = self._evaluated.regrade(record, rollout.answers[index], verdict)
             prediction = replace(prediction, method=self._method, category=record.category, gold=record.answer)
             prediction = replace(prediction, tokens=int(lengths[index]))
             report = {

@@ -36,7 +36,7 @@ def test_it_is_the_mean_over_the_answers_tokens(model):
         prompt = policy.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         ids = policy.tokenizer(prompt + row.response, add_special_tokens=False, return_tensors="pt")["input_ids"]
         with torch.no_grad():
-            log_probs = policy.logits_of_policy(policy.model(ids).logits[0], 1.0).log_softmax(-1)
+            log_probs = policy.sampling_logits(policy.model(ids).logits[0], 1.0).log_softmax(-1)
         places = range(ids.shape[1] - len(answer), ids.shape[1])  # the tiny model's digits are tokens
         expected = np.mean([float(log_probs[place - 1, ids[0, place]]) for place in places])
         assert value == pytest.approx(expected, abs=1e-5)

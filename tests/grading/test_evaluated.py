@@ -6,7 +6,7 @@ import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.math.grader import MathGrader
-from coca_mindspeed.grading.unevaluated import EvaluatedOnly, left_undone
+from coca_mindspeed.grading.unevaluated import RejectUnevaluated, why_unevaluated
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 from tests.grading.tables import read_table
 
@@ -15,8 +15,8 @@ CASES = read_table("unevaluated.tsv")
 
 @pytest.mark.parametrize(("question", "gold", "answer", "evaluated"), CASES)
 def test_the_table_of_unevaluated_answers(question: str, gold: str, answer: str, evaluated: str) -> None:
-    assert (left_undone(question, gold, rf"So \boxed{{{answer}}}.") == "") is (evaluated == "true")
-    assert left_undone(f"Find ${gold}$.", gold, rf"\boxed{{{gold}}}") == ""
+    assert (why_unevaluated(question, gold, rf"So \boxed{{{answer}}}.") == "") is (evaluated == "true")
+    assert why_unevaluated(f"Find ${gold}$.", gold, rf"\boxed{{{gold}}}") == ""
 
 
 class AlwaysRight:
@@ -37,7 +37,7 @@ def record(question: str, gold: str, category: str = "math", **metadata: object)
 
 def test_only_mathematics_is_looked_at() -> None:
     inner = AlwaysRight()
-    grader = EvaluatedOnly(inner)  # type: ignore[arg-type]
+    grader = RejectUnevaluated(inner)  # type: ignore[arg-type]
     records = [
         record("17*23", "391"),
         record("17*23", "391", grader="factual"),
@@ -59,6 +59,6 @@ def test_by_value_an_unevaluated_answer_is_right_and_in_training_it_is_not() -> 
     records = [record(question, gold) for question, gold, _, _ in cases]
     answers = [rf"\boxed{{{answer}}}" for _, _, answer, _ in cases]
     assert [v.correct for v in by_value.grade(records, answers)] == [True] * len(cases)
-    found = [v.correct for v in EvaluatedOnly(by_value).grade(records, answers)]
+    found = [v.correct for v in RejectUnevaluated(by_value).grade(records, answers)]
     assert found == [evaluated == "true" for _, _, _, evaluated in cases]
     by_value.close()

@@ -160,9 +160,15 @@ def test_removed_keys_hinder_resuming_only_where_they_were_set(tmp_path, six_ste
     vllm = {"python": None, "dtype": "auto", "kv_cache_gib": 4.0, "eager": False}
     values["confidence_start"] = {"questions": 0, "steps": 100, "batch": 32, "lr": 5e-5, "confidence_weight": 1.0}
     values["rollout"] |= {"engine": engine, "importance_cap": None, "vllm": vllm}
+    values["trainer"]["epochs"] = values["trainer"].pop("ppo_epochs")  # its name in version 0.3
     (output / "config.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
         small_session(output, *TINY, resume=True)
+
+
+def test_a_renamed_key_is_refused_with_its_new_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"trainer\.ppo_epochs"):
+        small_session(tmp_path / "run", *TINY, "trainer.epochs=2")
 
 
 # ---- the same records

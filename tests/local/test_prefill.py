@@ -8,7 +8,7 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import prefill as prefill
 from coca_mindspeed.local.activation_checkpointing import checkpoint_activations
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.prefill import PreallocatedCache, run_prompts
+from coca_mindspeed.local.prefill import PreallocatedCache, prefill_prompts
 from tests.local.models_for_tests import response_log_probs, write_random_model
 
 START = list(range(5, 45))
@@ -29,7 +29,7 @@ def passes(policy, prompts):
         return policy.lm_head.logits(policy.lm_head.hidden_states(**inputs))
 
     cache = DynamicCache(config=policy.model.config)
-    return seen, run_prompts(forward, prompts, cache, policy.pad_id, policy.device), cache
+    return seen, prefill_prompts(forward, prompts, cache, policy.pad_id, policy.device), cache
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def whole_strings(policy, prompt, rows):
     for row in rows:
         with torch.no_grad():
             logits = policy.model(torch.tensor([[*prompt, *row]])).logits[0, len(prompt) - 1 : -1]
-        log_probs = policy.logits_of_policy(logits, 1.0).log_softmax(-1)
+        log_probs = policy.sampling_logits(logits, 1.0).log_softmax(-1)
         found.append(float(log_probs.gather(1, torch.tensor(row)[:, None]).double().sum()))
     return torch.tensor(found, dtype=torch.float64)
 

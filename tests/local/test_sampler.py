@@ -49,7 +49,7 @@ def no_cache_log_probs(policy, samples, temperature=1.0):
         prompt, response = samples.prompts[i // group], samples.token_ids[i, :length].tolist()
         with torch.no_grad():
             logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        logits = policy.logits_of_policy(logits, temperature)
+        logits = policy.sampling_logits(logits, temperature)
         rows.append(logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0])
     return rows
 
@@ -101,7 +101,7 @@ def test_batching_changes_memory_not_the_shape_of_the_result(policy):
 def test_entropy_is_the_mean_over_the_response(policy):
     samples = sample(policy, prompts_of(policy)[:1], group_size=1, max_new_tokens=1)
     with torch.no_grad():
-        p = policy.logits_of_policy(policy.model(torch.tensor(samples.prompts)).logits[0, -1], 1.0).softmax(-1)
+        p = policy.sampling_logits(policy.model(torch.tensor(samples.prompts)).logits[0, -1], 1.0).softmax(-1)
     assert float(samples.entropy[0]) == pytest.approx(float(-(p[p > 0] * p[p > 0].log()).sum()), rel=1e-4)
 
 
@@ -201,7 +201,7 @@ def test_responses_that_share_a_row_draw_for_themselves(policy):
     second = going[going[:, 0] == first, 1]
     with torch.no_grad():
         logits = policy.model(torch.tensor([[5, 6, 7, first]])).logits[0, -1]
-    expected = policy.logits_of_policy(logits, 0.5).softmax(-1) * len(second)
+    expected = policy.sampling_logits(logits, 0.5).softmax(-1) * len(second)
     counts = torch.bincount(second, minlength=len(expected)).float()
     likely = expected > 5
     assert int(likely.sum()) > 3

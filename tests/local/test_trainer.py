@@ -22,7 +22,7 @@ from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
-from coca_mindspeed.grading.unevaluated import EvaluatedOnly
+from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local import held_out
 from coca_mindspeed.local import train as train_module
@@ -418,7 +418,7 @@ def test_restated_questions_earn_nothing_in_training_and_are_graded_by_value_in_
     remember(held_out, "predict", 2)
     few = ("warm_up.steps=1", "trainer.steps=1", "evaluation.interval=1")
     trainer = train(tmp_path / "run", *few, f"data.require_evaluated={str(required).lower()}")
-    assert isinstance(used["response_scorer"], EvaluatedOnly) is required
+    assert isinstance(used["response_scorer"], RejectUnevaluated) is required
     trainer.held_out.evaluate(trainer.held_out.records[:2], "after")
     assert used["predict"] is trainer.grader
     assert rows(tmp_path / "run" / "timing.jsonl")[0]["grading/unevaluated"] == 0.0

@@ -7,7 +7,7 @@ from coca_mindspeed.errors import CocaError
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.evaluation.reports.live import RunDirectory
 from coca_mindspeed.evaluation.runs import read_named
-from coca_mindspeed.local.run_directory import FoundRun, check_same_run
+from coca_mindspeed.local.run_directory import RunState, check_same_run
 from coca_mindspeed.mindspeed.start import run_file
 from coca_mindspeed.mindspeed.start.driver import compose_config
 from coca_mindspeed.upstream.manifest import load_manifest
@@ -61,7 +61,7 @@ def test_the_configuration_of_a_run_that_is_there(text, tmp_path):
     config = compose_run("demo", []).run
     (tmp_path / "config.yaml").write_bytes(text)
     write_predictions(tmp_path / "predictions_after.jsonl", predictions("aime", 2, seed=0))
-    begun = FoundRun(tmp_path, marker={"data": {}}, begun=True)
+    begun = RunState(tmp_path, marker={"data": {}}, begun=True)
     with pytest.raises(CocaError, match=r"config\.yaml"):
         check_same_run(begun, config, {})
     with pytest.raises(CocaError, match=r"config\.yaml"):

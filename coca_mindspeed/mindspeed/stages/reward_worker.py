@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.unevaluated import EvaluatedOnly
+from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report
 from coca_mindspeed.mindspeed.stages.verifiers import build_verifier
@@ -55,7 +55,7 @@ class RewardWorker:
             build_verifier(rl_config, settings.grader, settings.grading),
         )
         self._training_responses = (
-            replace(self._responses, grader=EvaluatedOnly(self._responses.grader))
+            replace(self._responses, grader=RejectUnevaluated(self._responses.grader))
             if settings.require_evaluated
             else self._responses
         )
