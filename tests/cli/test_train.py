@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.local import trainer as trainer_module
+from coca_mindspeed.local import train as train_module
+from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.utils.files import write_marker
 from tests.local.runs_for_tests import SMALL, rows
 
@@ -25,13 +26,13 @@ def train(output: Path, *more: str, command: str = "train") -> int:
 def evaluated(monkeypatch) -> list[int]:
     """The number of questions of each evaluation outside the steps."""
     counts: list[int] = []
-    evaluate = trainer_module.Trainer.evaluate
+    evaluate = HeldOut.evaluate
 
     def counted(self, records, *more, **named):
         counts.append(len(records))
         return evaluate(self, records, *more, **named)
 
-    monkeypatch.setattr(trainer_module.Trainer, "evaluate", counted)
+    monkeypatch.setattr(HeldOut, "evaluate", counted)
     return counts
 
 
@@ -93,7 +94,7 @@ def test_no_final_questions_no_evaluation(tmp_path, evaluated):
 
 @pytest.mark.parametrize("stopped_in_step", [2, 4])  # the first checkpoint is that of step 2
 def test_a_resumed_run_keeps_its_baseline(tmp_path, whole, monkeypatch, evaluated, stopped_in_step):
-    output, update, steps = tmp_path / "run", trainer_module.update_policy, []
+    output, update, steps = tmp_path / "run", train_module.update_policy, []
 
     def stopped(*arguments):
         steps.append(1)
@@ -101,9 +102,9 @@ def test_a_resumed_run_keeps_its_baseline(tmp_path, whole, monkeypatch, evaluate
             raise KeyboardInterrupt
         return update(*arguments)
 
-    monkeypatch.setattr(trainer_module, "update_policy", stopped)
+    monkeypatch.setattr(train_module, "update_policy", stopped)
     assert train(output) == 130
-    monkeypatch.setattr(trainer_module, "update_policy", update)
+    monkeypatch.setattr(train_module, "update_policy", update)
     seconds = json.loads((output / "seconds.json").read_text())
     (output / "seconds.json").write_text(json.dumps({**seconds, "warm_up": 1000.0}))
     assert train(output, "--resume") == 0
@@ -122,7 +123,7 @@ def test_a_baseline_of_other_settings_is_not_kept(tmp_path, whole, monkeypatch, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer_module, "update_policy", stopped)
+        patched.setattr(train_module, "update_policy", stopped)
         assert train(output, "warm_up.lr=1e-4") == 130
         assert train(output, "evaluation.final_questions=7") == 130
     assert train(output, "--resume") == 0

@@ -5,6 +5,7 @@ sentence with a number or formula. A sentence, also one in a box or a tag, state
 plainly: not where it denies, bounds, doubts or offers a choice.
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,6 +21,7 @@ _TAIL_CHARACTERS = 2_000
 _MAX_SENTENCE, _MAX_BOXED_SENTENCE, _MAX_WORDS = 400, 160, 200
 
 
+@functools.lru_cache(maxsize=1)  # a response is asked for three times
 def _boxes(text: str) -> tuple[str | None, str | None]:
     """Content of the last complete box (of nested ones, the outermost), and of an unclosed one behind it."""
     last: tuple[int, int] | None = None
