@@ -181,24 +181,17 @@ def measure(models: dict[str, Path], tuning: Sequence[Record], records: Sequence
     return result
 
 
-def mean_answer_log_probs(
-    policy: Policy,
-    predictions: Sequence[Prediction],
-    *,
-    system_prompt: str = CONFIDENCE_FIRST_PROMPT,
-    instruction: str = "",
-) -> list[float]:
+def mean_answer_log_probs(policy: Policy, predictions: Sequence[Prediction]) -> list[float]:
     """Mean log-prob (nats) of each prediction's answer tokens, given the prompt and the stated confidence.
 
-    Confidence and answer are tokenized separately.  ``instruction`` is the text that followed each question.  Returns
-    -inf for an answer without tokens.
+    Confidence and answer are tokenized separately.  Returns -inf for an answer without tokens.
     """
     tokenizer, parser, result = policy.tokenizer, ResponseParser(), []
     with torch.inference_mode(), policy.autocast():
         for prediction in predictions:
             messages = [
-                {"role": "system", "content": system_prompt},
-                {"role": "user", "content": prediction.question + instruction},
+                {"role": "system", "content": CONFIDENCE_FIRST_PROMPT},
+                {"role": "user", "content": prediction.question},
             ]
             prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             answer = parser(prediction.response).answer
