@@ -21,8 +21,13 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.routing_experiment import summary
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CLOSE_TAG, OPEN_TAG, ResponseParser
-from coca_mindspeed.baselines.probabilities import mean_answer_log_probs
+from coca_mindspeed.algorithm.parsing import (
+    ANSWER_FIRST_PROMPT,
+    CLOSE_TAG,
+    CONFIDENCE_FIRST_PROMPT,
+    OPEN_TAG,
+    ResponseParser,
+)
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, read_records, write_records
@@ -31,6 +36,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.evaluation.reports.plots import new_figure, save_figure, tidy
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.utils.files import write_json
 from coca_router.config import ServingConfig
@@ -172,6 +178,32 @@ def measure(models: dict[str, Path], tuning: Sequence[Record], records: Sequence
                 "AUROC": metrics.values["auroc"],
             }
             result |= {f"{router}/{name}": None if np.isnan(value) else float(value) for name, value in row.items()}
+    return result
+
+
+def mean_answer_log_probs(policy: Policy, predictions: Sequence[Prediction]) -> list[float]:
+    """Mean log-prob (nats) of each prediction's answer tokens, given the prompt and the stated confidence.
+
+    Confidence and answer are tokenized separately.  Returns -inf for an answer without tokens.
+    """
+    tokenizer, parser, result = policy.tokenizer, ResponseParser(), []
+    with torch.inference_mode(), policy.autocast():
+        for prediction in predictions:
+            messages = [
+                {"role": "system", "content": CONFIDENCE_FIRST_PROMPT},
+                {"role": "user", "content": prediction.question},
+            ]
+            prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            answer = parser(prediction.response).answer
+            opening = prediction.response[: len(prediction.response) - len(answer)]
+            parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt + opening, answer)]
+            if not parts[1]:
+                result.append(float("-inf"))
+                continue
+            ids = torch.tensor([parts[0] + parts[1]], device=policy.device)
+            logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(parts[0]) - 1 : -1]
+            log_probs = policy.sampling_logits(logits, 1.0).log_softmax(dim=-1)
+            result.append(float(log_probs.gather(1, ids[0, len(parts[0]) :, None]).mean()))
     return result
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from coca_mindspeed import cli
 
+PROGRAM = "coca-router"
 COMMANDS = {
     "serve": "answer by tiers of models behind the OpenAI API, or serve one model",
     "route": "replay tiers from their predictions: cost against quality, compared with other routers",
@@ -15,9 +16,9 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, with the exit codes of ``coca-mindspeed``."""
-    return cli.main(sys.argv[1:] if argv is None else argv, parser)
+    return cli.main(sys.argv[1:] if argv is None else argv, parser, PROGRAM)
 
 
 def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     description = "Answer, refuse or escalate by the confidence that a model states before its answer."
-    return cli.command_parser(arguments, "coca-router", description, COMMANDS, "coca_router.{}")
+    return cli.command_parser(arguments, PROGRAM, description, COMMANDS, "coca_router.{}")

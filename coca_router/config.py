@@ -53,6 +53,19 @@ class BandConfig(Section):
     action: Action = Field(description="answer, refuse or escalate")
 
 
+class ConfidenceConfig(Section):
+    """The number that decides."""
+
+    source: Literal["stated", "mean"] = Field("stated", description="of one sample, or the mean of several")
+    samples: int = Field(1, ge=1, le=64, description="of the mean, of about ten tokens each")
+
+    @model_validator(mode="after")
+    def _several_for_a_mean(self) -> "ConfidenceConfig":
+        if (self.source == "mean") != (self.samples > 1):
+            raise ValueError("expected source: mean with samples of 2 or more, or neither")
+        return self
+
+
 class TierConfig(Section):
     """One tier; the first is the cheapest."""
 
@@ -65,6 +78,7 @@ class TierConfig(Section):
     invalid: Action | None = None
     #: Abort an unwanted answer; or stop at the tag and resume by token ids (dialect vllm).
     style: Literal["streaming", "stop_and_resume"] = "streaming"
+    confidence: ConfidenceConfig = ConfidenceConfig()
     temperature: float | None = Field(None, ge=0, le=2, description="null: the client's, or the calibration's")
     calibration: RelativePath | None = Field(None, description="file of `coca-router calibrate`; pins the sampling")
     certificate: RelativePath | None = Field(None, description="of `calibrate --risk`; pins threshold and sampling")
@@ -74,6 +88,8 @@ class TierConfig(Section):
     def _consistent(self) -> "TierConfig":
         if self.calibration is not None and self.certificate is not None:
             raise ValueError("certificate: its threshold is one of stated confidences; use it without calibration")
+        if (self.calibration or self.certificate) and self.confidence.source != "stated":
+            raise ValueError("confidence.source: a calibration or certificate holds for 'stated'")
         if self.states_confidence and (self.bands is None) == (self.certificate is None):
             raise ValueError("expected either bands or a certificate")
         if self.certificate is not None and self.invalid == "answer":
@@ -139,8 +155,10 @@ class ServingConfig(Section):
             where = f"tiers.{index}"
             if tier.backend not in self.backends:
                 raise ValueError(f"{where}.backend: expected one of {', '.join(self.backends)}, found {tier.backend!r}")
-            if tier.style == "stop_and_resume" and self.backends[tier.backend].dialect != "vllm":
-                raise ValueError(f"{where}.style: stop_and_resume needs a backend of dialect vllm")
+            resumes = {"style": tier.style == "stop_and_resume", "confidence": tier.confidence.source == "mean"}
+            for key in (key for key, value in resumes.items() if value):
+                if self.backends[tier.backend].dialect != "vllm":
+                    raise ValueError(f"{where}.{key}: {getattr(tier, key)} needs a backend of dialect vllm")
         actions = {f"bands.{n}.action": band.action for n, band in enumerate(tier.bands or ())}
         for key, action in {**actions, "invalid": tier.invalid}.items():
             if action == "escalate":

@@ -93,7 +93,11 @@ def _replay(path: Path, tiers: Tiers) -> PolicyOutcome:
     if len(config.tiers) != len(tiers.names):
         raise UsageError(f"--policy {path}: has {len(config.tiers)} tiers, found predictions of {len(tiers.names)}")
     rules, caps = [policy.rule for policy in tier_policies(config)], config.caps
-    ignored = {"calibration": any(tier.calibration for tier in config.tiers), "caps.tokens": caps.tokens}
+    ignored = {
+        "calibration": any(tier.calibration for tier in config.tiers),
+        "confidence": any(tier.confidence.source == "mean" for tier in config.tiers),
+        "caps.tokens": caps.tokens,
+    }
     if names := [name for name, value in ignored.items() if value]:
         text = f"warning: --policy {path}: {', '.join(names)} ignored; the replay uses confidences as they were stated"
         print_text(text, sys.stderr)

@@ -18,7 +18,7 @@ class Trace:
         tier: the tier asked last.
         basis: why an answer with a confidence was given: ``confidence``, or ``exhausted`` where a cap allowed no
             escalation. None for other answers, and where a limit of the client cut it.
-        stated_confidence: None where it is invalid or absent.
+        stated_confidence: of the sample or the mean of several; None where it is invalid or absent.
         confidence: the confidence used for the decision, recalibrated where the tier has a map.
         tokens_to_confidence: tokens generated at ``tier`` until the decision.
         tokens: tier -> tokens generated.

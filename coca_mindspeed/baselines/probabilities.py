@@ -1,4 +1,4 @@
-"""Probabilities of questions and of answers under the model.
+"""Probabilities of questions under the model.
 
 Question probability (paper, section 4.1): ``c = mean over the question's tokens of P(x_i | x_<i)``.  The question's
 tokens are those with at least one character of the record's question; system prompt, answer instruction and template
@@ -10,12 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ResponseParser
 from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import pad_left, positions_of
 
@@ -72,36 +70,3 @@ def question_tokens(policy: Policy, record: Record, system_prompt: str | None) -
     if not places:
         raise DataError(f"record {record.id!r} of {record.dataset}: its question has no token with a predecessor")
     return places
-
-
-def mean_answer_log_probs(
-    policy: Policy,
-    predictions: Sequence[Prediction],
-    *,
-    system_prompt: str = CONFIDENCE_FIRST_PROMPT,
-    instruction: str = "",
-) -> list[float]:
-    """Mean log-prob (nats) of each prediction's answer tokens, given the prompt and the stated confidence.
-
-    Confidence and answer are tokenized separately.  ``instruction`` is the text that followed each question.  Returns
-    -inf for an answer without tokens.
-    """
-    tokenizer, parser, result = policy.tokenizer, ResponseParser(), []
-    with torch.inference_mode(), policy.autocast():
-        for prediction in predictions:
-            messages = [
-                {"role": "system", "content": system_prompt},
-                {"role": "user", "content": prediction.question + instruction},
-            ]
-            prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            answer = parser(prediction.response).answer
-            opening = prediction.response[: len(prediction.response) - len(answer)]
-            parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt + opening, answer)]
-            if not parts[1]:
-                result.append(float("-inf"))
-                continue
-            ids = torch.tensor([parts[0] + parts[1]], device=policy.device)
-            logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(parts[0]) - 1 : -1]
-            log_probs = policy.sampling_logits(logits, 1.0).log_softmax(dim=-1)
-            result.append(float(log_probs.gather(1, ids[0, len(parts[0]) :, None]).mean()))
-    return result

@@ -63,9 +63,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(
-    argv: Sequence[str] | None = None, parser: Callable[[Sequence[str]], argparse.ArgumentParser] | None = None
+    argv: Sequence[str] | None = None,
+    parser: Callable[[Sequence[str]], argparse.ArgumentParser] | None = None,
+    program: str = "coca-mindspeed",
 ) -> int:
-    """Run the command line, or that of another ``parser``; errors for the user are printed without a traceback."""
+    """Run the command line, or that of another ``program`` with its ``parser``.
+
+    Errors for the user are printed without a traceback.
+    """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if argv is None and arguments and arguments[0] in _TRAINING:
         restart_with_jemalloc()
@@ -81,20 +86,20 @@ def main(
         code = int(parsed.run(parsed))
         sys.stdout.flush()
     except CocaError as error:
-        return _end(error, error.exit_code)
+        return _end(error, error.exit_code, program)
     except KeyboardInterrupt:
-        return _end("interrupted", 130)
+        return _end("interrupted", 130, program)
     except BrokenPipeError:  # the reader of the output (head, less) has closed it
         _discard_output()
         return 141
     except ModuleNotFoundError as error:
         if (text := missing_package(error)) is None:
             raise
-        sys.stderr.write(f"coca-mindspeed: {text}\n")  # without the console, whose packages may be missing
+        sys.stderr.write(f"{program}: {text}\n")  # without the console, whose packages may be missing
         return 1
     except OSError as error:
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-        return _end(f"{where}{error.strerror or error}", 1)
+        return _end(f"{where}{error.strerror or error}", 1, program)
     return code
 
 
@@ -121,7 +126,7 @@ def command_parser(
     ``commands`` is name -> summary, ``module`` a command's module with ``{}`` for its name.
     """
     parser = _Parser(prog=prog, description=description)
-    parser.add_argument("--version", action="version", version=f"coca-mindspeed {__version__}")
+    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in commands.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
@@ -132,10 +137,10 @@ def command_parser(
     return parser
 
 
-def _end(message: object, code: int) -> int:
+def _end(message: object, code: int, program: str) -> int:
     from coca_mindspeed.utils.console import print_failure  # --help needs no rich
 
-    return print_failure(message, code)
+    return print_failure(message, code, program)
 
 
 def _discard_output() -> None:

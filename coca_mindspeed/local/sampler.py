@@ -317,27 +317,25 @@ class SampledToken:
     Attributes:
         id: its id.
         log_prob: nats, under the tempered distribution that it was drawn from.
-        top: (id, log-prob) of the most probable tokens, most probable first.
         ended: whether it ends the response.
     """
 
     id: int
     log_prob: float
-    top: tuple[tuple[int, float], ...]
     ended: bool
 
 
 class TokenStream(Iterator[SampledToken]):
     """Tokens of one response, each computed when it is requested, on the requesting thread.
 
-    Temperature 0 is greedy; ``top`` is the number of alternatives to return with each token.
+    Temperature 0 is greedy.
     """
 
     def __init__(
-        self, policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator, top: int = 0
+        self, policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator
     ) -> None:
         self._policy, self._prompt, self._temperature = policy, list(prompt), temperature
-        self._generator, self._top = generator, top
+        self._generator = generator
         self._decoder: Decoder | None = None
         self._last: torch.Tensor | None = None
         self._ended = False
@@ -358,8 +356,6 @@ class TokenStream(Iterator[SampledToken]):
             else:
                 token = sample_tokens(distribution.exp(), self._generator)
             self._last = token
-            values, ids = distribution[0].topk(min(self._top, distribution.shape[-1]))
             sampled = int(token)
             self._ended = sampled in self._policy.eos_ids
-            top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-            return SampledToken(sampled, float(distribution[0, sampled]), top, self._ended)
+            return SampledToken(sampled, float(distribution[0, sampled]), self._ended)

@@ -51,9 +51,9 @@ def print_text(text: object, file: TextIO | None = None) -> None:
     stream.flush()  # standard output and standard error keep their order in one log file
 
 
-def print_failure(message: object, code: int) -> int:
-    """Print why a command failed on standard error, and return its exit code."""
-    print_text(f"coca-mindspeed: {message}", sys.stderr)
+def print_failure(message: object, code: int, program: str = "coca-mindspeed") -> int:
+    """Print why a command of ``program`` failed on standard error, and return its exit code."""
+    print_text(f"{program}: {message}", sys.stderr)
     return code
 
 

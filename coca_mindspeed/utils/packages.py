@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 
 from coca_mindspeed.errors import MissingDependencyError
@@ -72,17 +73,19 @@ def _not_installed(packages: Sequence[str]) -> str:
     return f"not installed for {sys.executable}: {', '.join(names)}; pip install {what}"
 
 
-def name_missing_packages() -> None:
-    """End this process with one line instead of a traceback if an import finds a package missing.
+def name_missing_packages(program: str = "coca-mindspeed") -> None:
+    """End this process with one line instead of a traceback if an import of ``program`` finds a package missing.
 
     Modules that are run by ``python -m`` call it before they import other packages.
     """
-    sys.excepthook = _name_missing_package
+    sys.excepthook = partial(_name_missing_package, program)
 
 
-def _name_missing_package(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+def _name_missing_package(
+    program: str, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
     text = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
     if text is None:
         sys.__excepthook__(kind, error, traceback)
     else:
-        sys.stderr.write(f"coca-mindspeed: {text}\n")
+        sys.stderr.write(f"{program}: {text}\n")

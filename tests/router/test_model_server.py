@@ -1,5 +1,6 @@
 """Our own sampler behind the API: pieces, stops, token ids, cancellation, and both request styles through the proxy."""
 
+import itertools
 import json
 import time
 from contextlib import ExitStack, contextmanager
@@ -54,9 +55,9 @@ def test_the_token_stream_equals_the_sampler(policy):
         length = int(whole.lengths[0])
         assert [token.id for token in tokens] == whole.token_ids[0, :length].tolist()
         assert [token.log_prob for token in tokens] == pytest.approx(whole.log_probs[0, :length].tolist(), abs=1e-5)
-    greedy = TokenStream(policy, prompt, temperature=0, generator=torch.Generator(), top=1)
-    token = next(greedy)
-    assert token.id == token.top[0][0]
+    greedy = TokenStream(policy, prompt, temperature=0, generator=torch.Generator())
+    logits = policy.logits_of_policy(policy.model(torch.tensor([prompt])).logits[0, -1:], 1.0)
+    assert next(greedy).id == int(logits.argmax())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -156,34 +157,43 @@ def proxied(server, tier, **sections):
             yield openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
 
-def script(policy, text, monkeypatch):
-    """Make the policy's model say a text, token by token, whatever it is asked; returns the ids."""
-    ids = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.eos_ids[0]]
+def script(policy, monkeypatch, *texts):
+    """Make the policy's model say the texts in turn, token by token, whatever it is asked; return their ids.
+
+    A prompt that ends with the beginning of a text is continued by that text.
+    """
+    scripts = [[*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.eos_ids[0]] for text in texts]
     start = len(prompt_ids(policy, [{"role": "system", "content": CONFIDENCE_FIRST_PROMPT}, *QUESTION]))
+    turns = itertools.cycle(scripts)
 
     class Scripting:
         def __init__(self, _, prompts):
-            self._place = len(prompts[0]) - start
-            self.step(None, 0)
+            said = list(prompts[0][start:])
+            self._rest = next(ids for ids in (scripts if said else turns) if ids[: len(said)] == said)[len(said) :]
+            self.step(None)
 
-        def step(self, token, by=1):
-            self._place += by
+        def step(self, token):
+            if token is not None:
+                self._rest = self._rest[1:] or self._rest
             self.logits = torch.full((1, policy.model.config.vocab_size), -20.0)
-            self.logits[0, ids[min(self._place, len(ids) - 1)]] = 20.0
+            self.logits[0, self._rest[0]] = 20.0
 
     monkeypatch.setattr("coca_mindspeed.local.sampler.Decoder", Scripting)
-    return ids
+    return scripts
 
 
-@pytest.mark.parametrize("style", ["streaming", "stop_and_resume"])
+MEAN = {"confidence": {"source": "mean", "samples": 3}}
+
+
+@pytest.mark.parametrize("tier", [{"style": "streaming"}, {"style": "stop_and_resume"}, MEAN], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_style_gives_the_same_answer(policy, monkeypatch, style, stream):
+def test_every_style_gives_the_same_answer(policy, monkeypatch, tier, stream):
     # The newline after the tag is merged with its last bracket by this tokenizer.
     text = f"<confidence> 0.85 {CLOSE_TAG}\n\nStep 1: x > 3 émigré 🙂"
-    ids = script(policy, text, monkeypatch)
+    [ids] = script(policy, monkeypatch, text)
     merged = [policy.text.bytes_of(i) for i in ids]
     assert any(b">\n" in token for token in merged)
-    with proxied(ModelServer(policy, "tiny"), {"style": style, "invalid": "refuse"}) as client:
+    with proxied(ModelServer(policy, "tiny"), {**tier, "invalid": "refuse"}) as client:
         answer = client.chat.completions.create(model="coca", messages=QUESTION, stream=stream)
         if stream:
             pieces = list(answer)
@@ -196,8 +206,9 @@ def test_every_style_gives_the_same_answer(policy, monkeypatch, style, stream):
     assert fields["confidence"] == pytest.approx(0.85, abs=1e-6)
     assert (fields["action"], reason) == ("answer", "stop")
     confidence_tokens = next(i for i, _ in enumerate(merged) if CLOSE_TAG.encode() in b"".join(merged[: i + 1])) + 1
-    assert fields["tokens_to_confidence"] == confidence_tokens
-    assert fields["tokens"]["t"] == len(ids)
+    samples = tier.get("confidence", {}).get("samples", 1)
+    assert fields["tokens_to_confidence"] == confidence_tokens * samples
+    assert fields["tokens"]["t"] == len(ids) + confidence_tokens * (samples - 1)
 
 
 RESUMING = {"style": "stop_and_resume"}
@@ -205,7 +216,7 @@ RESUMING = {"style": "stop_and_resume"}
 
 @pytest.fixture
 def scripted(policy, monkeypatch):
-    script(policy, f"<confidence>0.9{CLOSE_TAG}12345678", monkeypatch)
+    script(policy, monkeypatch, f"<confidence>0.9{CLOSE_TAG}12345678")
     return ModelServer(policy, "tiny")
 
 
@@ -243,3 +254,46 @@ def test_a_resumed_answer_has_the_pinned_limit(scripted, bodies, tmp_path):
     with proxied(scripted, {**RESUMING, "calibration": str(tmp_path / "m.json")}) as client:
         answer = client.chat.completions.create(model="coca", messages=QUESTION)
     assert (answer.choices[0].message.content, bodies[1]["max_tokens"]) == ("12345", 5)
+
+
+# Confidences of the samples (None: invalid), their mean, and the index of the sample that is resumed.
+MEANS = [
+    ((0.2, 0.9, 0.5), 1.6 / 3, 2),
+    ((0.1, 0.3), 0.2, None),
+    ((0.07, 0.07, 0.07), 0.07, None),
+    ((0.2, None, 0.5, 0.8), 0.5, 2),
+    ((None, 0.4, None, 0.4), 0.4, None),
+    ((0.4, None, None), None, None),
+]
+
+
+@pytest.mark.parametrize(("stated", "mean", "resumed"), MEANS)
+def test_the_mean_of_several_samples_decides_and_the_nearest_one_is_resumed(policy, monkeypatch, stated, mean, resumed):
+    """A threshold that the mean just reaches lets it pass; without a mean the request is refused."""
+    texts = [f"7{i}" if s is None else f"<confidence>{s}{CLOSE_TAG}1{i}" for i, s in enumerate(stated)]
+    script(policy, monkeypatch, *texts)
+    bands = [{"at_least": round(mean or 1.0, 12), "action": "answer"}, {"at_least": 0.0, "action": "refuse"}]
+    tier = {"confidence": {"source": "mean", "samples": len(stated)}, "bands": bands, "invalid": "refuse"}
+    with proxied(ModelServer(policy, "tiny", concurrent=len(stated)), tier, refusal="No.") as client:
+        answer = client.chat.completions.create(model="coca", messages=QUESTION)
+    assert answer.coca["confidence"] == (None if mean is None else round(mean, 12))
+    text = answer.choices[0].message.content
+    assert text.startswith("No." if mean is None else "1")
+    assert resumed is None or text == f"1{resumed}"
+
+
+def test_several_samples_differ_in_their_seeds_and_share_the_tokens_of_the_caps(scripted, bodies):
+    seed = 2**63 - 1  # the largest that engines take
+    with proxied(scripted, MEAN, caps={"tokens": 30}) as client:
+        answer = client.chat.completions.create(model="coca", messages=QUESTION, seed=seed)
+    seeds = {body["seed"] for body in bodies[:3]}
+    assert (len(seeds), bodies[0]["seed"]) == (3, seed)
+    assert all(-(2**63) <= each < 2**63 for each in seeds)
+    assert [body["max_tokens"] for body in bodies[:3]] == [10, 10, 10]
+    assert sum(answer.coca["tokens"].values()) <= 30
+
+
+def test_fewer_tokens_than_samples_are_not_exceeded(scripted):
+    with proxied(scripted, {**MEAN, "invalid": "refuse"}, caps={"tokens": 2}) as client:
+        answer = client.chat.completions.create(model="coca", messages=QUESTION)
+    assert (answer.coca["action"], answer.coca["tokens"]) == ("refuse", {"t": 2})

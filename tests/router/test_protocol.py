@@ -1,5 +1,6 @@
 """The protocol at both ends: streams of engines, connections, parameters and answers of clients, timeouts."""
 
+import itertools
 import json
 import time
 
@@ -74,6 +75,23 @@ def test_the_streams_of_engines(name, cut, raw):
     assert answer.choices[0].message.content == "\nForty-two."
     assert answer.choices[0].finish_reason == "stop"
     assert answer.coca["confidence"] == 0.9
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_characters_and_ends_of_events_may_be_split_between_network_chunks(end, streamed, raw):
+    engine, url = raw
+    text = "<confidence>0.9</confidence>é 漢 🙂\u2028x"
+    events = [json.dumps(delta(text), ensure_ascii=False).encode(), json.dumps(delta("", "stop")).encode(), b"[DONE]"]
+    sent = b"".join(b"data: " + each + end for each in events)
+    edges = [i for i, byte in enumerate(sent) if byte > 0x7F or byte in b"\r\n"]
+    parts = [sent[a:b] for a, b in itertools.pairwise([0, *edges, len(sent)])]
+    engine.answer = stream(*(each for part in parts for each in (part, 0.005)))  # the waits keep the chunks apart
+    answer = ask(url, stream=streamed)
+    given = answer.choices[0].message.content if not streamed else "".join(
+        chunk.choices[0].delta.content or "" for chunk in answer
+    )  # fmt: skip
+    assert given == "é 漢 🙂\u2028x"
 
 
 HALF = rb'data: {"choices": [{"delta": {"content": "\ud83d"}}]}' + b"\n\n"

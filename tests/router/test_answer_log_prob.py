@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.long_answers import mean_answer_log_probs
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.baselines.probabilities import mean_answer_log_probs
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.local.load import load_policy
