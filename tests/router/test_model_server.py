@@ -56,7 +56,7 @@ def test_the_token_stream_equals_the_sampler(policy):
         assert [token.id for token in tokens] == whole.token_ids[0, :length].tolist()
         assert [token.log_prob for token in tokens] == pytest.approx(whole.log_probs[0, :length].tolist(), abs=1e-5)
     greedy = TokenStream(policy, prompt, temperature=0, generator=torch.Generator())
-    logits = policy.logits_of_policy(policy.model(torch.tensor([prompt])).logits[0, -1:], 1.0)
+    logits = policy.sampling_logits(policy.model(torch.tensor([prompt])).logits[0, -1:], 1.0)
     assert next(greedy).id == int(logits.argmax())
 
 
