@@ -61,7 +61,7 @@ def test_the_configuration_of_a_run_that_is_there(text, tmp_path):
     config = compose_run("demo", []).run
     (tmp_path / "config.yaml").write_bytes(text)
     write_predictions(tmp_path / "predictions_after.jsonl", predictions("aime", 2, seed=0))
-    begun = RunState(tmp_path, marker={"data": {}}, begun=True)
+    begun = RunState(tmp_path, marker={"data": {}}, has_steps=True)
     with pytest.raises(CocaError, match=r"config\.yaml"):
         check_same_run(begun, config, {})
     with pytest.raises(CocaError, match=r"config\.yaml"):
