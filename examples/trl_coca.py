@@ -93,7 +93,7 @@ def _reward(
     decimals: int | None,
     position: ConfidencePosition = "first",
 ) -> Reward:
-    """What responses earn by a method, as a TRL reward function."""
+    """The rewards of a method, as a TRL reward function."""
 
     def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
         if len(completions) % num_generations:

@@ -3,18 +3,14 @@
 from dataclasses import dataclass
 
 from coca_mindspeed.algorithm.credit import Normalisation
-from coca_mindspeed.algorithm.methods.base import Outcomes, SegmentAdvantages
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ConfidencePosition
+from coca_mindspeed.algorithm.methods.base import MethodDefaults, Outcomes, SegmentAdvantages
 
 
 @dataclass(frozen=True)
-class Doubt:
+class Doubt(MethodDefaults):
     """Rewards nothing but low confidence."""
 
     name: str = "doubt"
-    system_prompt: str = CONFIDENCE_FIRST_PROMPT
-    confidence_position: ConfidencePosition = "first"
-    stages: tuple[str, ...] = ("train",)
 
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         doubt = (-outcomes.stated).masked_fill(outcomes.stated.isnan(), outcomes.invalid_reward)

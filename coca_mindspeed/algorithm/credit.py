@@ -104,7 +104,7 @@ class CreditRule:
             raise ValueError(f"stated should be in [0, 1] or NaN (invalid), found {stated.min()} to {stated.max()}")
         if self.entropy_bonus and (log_probs is None or log_probs.shape != correct.shape):
             raise ValueError(f"entropy_bonus={self.entropy_bonus} needs log_probs, float {list(correct.shape)}")
-        decimals = stated.double() if stated.dtype == torch.float64 else stated.double().round(decimals=7)
+        decimals = stated if stated.dtype == torch.float64 else stated.double().round(decimals=7)
         few = (~correct.isnan()).sum(dim=1, keepdim=True) < 2
         members = correct.double().masked_fill(few, torch.nan)
         outcomes = Outcomes(

@@ -16,7 +16,7 @@ Resume = Literal["same", "cluster", "free", "length", "memory"]
 
 @dataclass(frozen=True, slots=True)
 class KeyFacts:
-    """What a key means to the engines and to a resumed run, declared as ``Annotated[TYPE, KeyFacts(...)]``.
+    """Facts about a key for the engines and for a resumed run, declared as ``Annotated[TYPE, KeyFacts(...)]``.
 
     The facts of a section hold for its keys, except where they have their own.
 

@@ -1,4 +1,4 @@
-"""What a training method is given and what it returns.
+"""Input and output of a training method, and bases for a method of one's own.
 
 ``[P, G]``: P prompts with G responses each.  Numbers are float64: in float32, the rewards of
 confidences .1 and .9 at a success rate of .5 would differ by 2e-8, which normalisation (eps 1e-6) would amplify.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Outcomes(NamedTuple):
-    """What is known of the responses.  A response with an ungradable answer takes no part: NaN everywhere.
+    """Outcomes of the responses.  A response with an ungradable answer takes no part and is NaN everywhere.
 
     Attributes:
         correct: float64 ``[P, G]``, 1 or 0, ``1[answer is correct]`` (paper, equation 6); NaN: takes no part.
@@ -80,13 +80,18 @@ class TrainingMethod(Protocol):
 
 
 @dataclass(frozen=True)
-class OneReward:
-    """Base of the methods with one reward, which falls on every token of the response."""
+class MethodDefaults:
+    """Base of the methods; the defaults are one stage, and the confidence before the answer."""
 
     name: str = ""
     system_prompt: str = CONFIDENCE_FIRST_PROMPT
     confidence_position: ConfidencePosition = "first"
     stages: tuple[str, ...] = ("train",)
+
+
+@dataclass(frozen=True)
+class OneReward(MethodDefaults):
+    """Base of the methods with one reward, which falls on every token of the response."""
 
     def reward(self, outcomes: Outcomes, stage: str) -> Tensor:
         """float64 ``[P, G]``, NaN where a response takes no part."""

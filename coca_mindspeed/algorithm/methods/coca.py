@@ -12,21 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coca_mindspeed.algorithm.methods.base import Outcomes, SegmentAdvantages
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ConfidencePosition
+from coca_mindspeed.algorithm.methods.base import MethodDefaults, Outcomes, SegmentAdvantages
 
 if TYPE_CHECKING:
     from coca_mindspeed.algorithm.credit import Normalisation
 
 
 @dataclass(frozen=True)
-class Coca:
+class Coca(MethodDefaults):
     """The paper's method, with ``separate_format`` and ``entropy_bonus`` of :class:`CreditRule`."""
 
     name: str = "coca"
-    system_prompt: str = CONFIDENCE_FIRST_PROMPT
-    confidence_position: ConfidencePosition = "first"
-    stages: tuple[str, ...] = ("train",)
 
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         brier = outcomes.brier(outcomes.gesr)

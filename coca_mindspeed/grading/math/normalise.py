@@ -108,7 +108,7 @@ _LEAD = (
     rf"^(?i:=|\\text\{{\s*(?:{_LEAD_WORDS})\s*,?\s*\}}|\\(?:approx|simeq|therefore|implies|Rightarrow)(?![a-zA-Z])"
     rf"|(?:{_LEAD_WORDS})\s*,?(?=\s+[-+\d.$\\]))\s*"
 )
-# What is around the value: leading words, the name of a set's element, brackets of intervals.
+# Text around the value: leading words, the name of a set's element, brackets of intervals.
 _AROUND = _rules(
     (r"^\\text\{([^{}]*)\}$", r"\1"),
     (r"(?<!\.)(?<!\.m)\.$", ""),
