@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -132,7 +133,7 @@ def coca_advantages(
 def _verdicts(correct: Tensor | Sequence[bool | None], batch: int) -> Tensor:
     """Verdicts as float64 ``[batch]`` on the CPU, NaN where ungradable."""
     if not isinstance(correct, Tensor):
-        if wrong := [verdict for verdict in correct if not isinstance(verdict, bool | None)]:
+        if wrong := [verdict for verdict in correct if not isinstance(verdict, bool | np.bool_ | None)]:
             raise ValueError(
                 f"correct should hold True, False or None, found {wrong[0]!r}; compare rewards, as in "
                 "[reward == 1 for reward in rewards]"

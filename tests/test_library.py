@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -119,6 +120,12 @@ def test_an_ungradable_answer_is_left_out_of_its_group():
     none = coca_advantages(ids, lengths, [True, None, None, None], qwen_like(), 4)
     assert not none.advantages.any()
     assert none.metrics["group/dropped_share"] == 1.0
+
+
+def test_verdicts_may_be_an_array_of_numpy():
+    ids, lengths = batch()
+    found = coca_advantages(ids, lengths, np.array(CORRECT, dtype=bool), qwen_like(), 4)
+    assert torch.equal(found.advantages, coca_advantages(ids, lengths, CORRECT, qwen_like(), 4).advantages)
 
 
 @pytest.mark.parametrize("method", ["coca", "rlvr", "joint", "sequential", "rlcr"])
