@@ -41,7 +41,7 @@ runs/demo-real-questions/evaluate.jsonl: | $(STAMP)
 	$(BIN)/python -m experiments.real_world --output runs/demo-real-questions --train 650 --evaluate 150 --warm-up 80 --hardest 0.7
 
 demo-real: real runs/demo-real-questions/evaluate.jsonl  ## SmolLM2 learns the format, then 60 steps of CoCA: before and after (resumable)
-	$(BIN)/coca-mindspeed train experiments/demo_real.yaml --resume --output runs/demo-real
+	$(BIN)/coca-mindspeed train experiments/demo_real.yaml --output runs/demo-real $$(test -e runs/demo-real/coca-mindspeed.json && echo --resume)
 
 reproduce-real: real  ## every method on SmolLM2, two seeds, with learning curves (a day; resumable job by job)
 	$(BIN)/python -m experiments.reproduce --plan smollm2 --seeds 2 --output runs/reproduce-real --report experiments/results/smollm2
