@@ -248,13 +248,6 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="drop repeated questions (default: of training sets)",
     )
-    cleaning(
-        "--near-duplicates",
-        type=number("0, or a number above 0.3 and at most 1", lambda value: value == 0 or 0.3 < value <= 1),
-        metavar="SIMILARITY",
-        help="drop questions with this Jaccard similarity of token trigrams to an earlier one with equal numbers and "
-        "gold answer; 0: off (default: 0.8 for training sets)",
-    )
 
     order = parser.add_argument_group("order").add_argument
     order(
@@ -310,9 +303,7 @@ def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> P
     inputs = arguments.input if arguments.hub is None else _hub_dataset(source, arguments.hub)
     if not isinstance(inputs, HubDataset):
         data_files(inputs)  # before tokenizers are loaded and evaluation sets read
-    near, against = arguments.near_duplicates, arguments.decontaminate
-    if near is None:
-        near = 0.8 if default(arguments.duplicates) else 0.0
+    against = arguments.decontaminate
     return Preparation(
         source=source,
         inputs=inputs,
@@ -322,7 +313,6 @@ def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> P
         gold=arguments.gold or ("drop" if training else "report"),
         check_labels=check_labels,
         drop_duplicates=default(arguments.duplicates),
-        near_duplicates=near or None,
         validation=arguments.validation,
         shuffle=default(arguments.shuffle),
         seed=arguments.seed,

@@ -21,7 +21,6 @@ STAGES = {
     "contamination": "shares a passage with an evaluation question",
     "gold": "gold answer cannot be graded",
     "duplicate": "repeats an earlier question",
-    "near_duplicate": "nearly repeats an earlier question",
 }
 _EXAMPLES = 5
 
