@@ -31,7 +31,7 @@ from coca_mindspeed.evaluation.predictions import (
     write_predictions,
 )
 from coca_mindspeed.evaluation.reports.scoreboard import Column, PairedDifference, Scoreboard
-from coca_mindspeed.evaluation.reports.tables import risk_tables, summary_table, transfer_tables
+from coca_mindspeed.evaluation.reports.tables import risk_tables, summary_table
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 from coca_mindspeed.utils.console import one_line, print_text
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         name = one_line(arguments.against.name)
         text += f"\nDifference to {name}, paired by question:\n\n{compared}"
     text += _readings(runs)
-    for table in (*risk_tables(board), *transfer_tables(board)):
+    for table in risk_tables(board):
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
     text += _suggested(runs)
     write_predictions(arguments.output / "predictions.jsonl", predictions)
@@ -283,12 +283,8 @@ def _difference(found: PairedDifference, metric: str) -> str:
 def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[str, object]) -> dict[str, object]:
     options = ("bins", "bins_closed", "replicates", "seed")
     results = {run.label: {c.name: _cell(board, run, c) for c in board.columns} for run in board.runs}
-    transfer = {
-        label: {source: _none_for_nan(row) for source, row in matrix.items()}
-        for label, matrix in board.transfers.items()
-    }
     chosen = {name: getattr(arguments, name) for name in options}
-    return {**chosen, "results": results, "transfer": transfer, "differences": differences}
+    return {**chosen, "results": results, "differences": differences}
 
 
 def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
