@@ -14,8 +14,8 @@ from coca_mindspeed.evaluation.binning import Floats
 from coca_mindspeed.evaluation.intervals import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, show
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, answers_first, outcomes, read_predictions
+from coca_mindspeed.utils.console import markdown_table, print_markdown
 from coca_mindspeed.utils.files import write_json
-from coca_mindspeed.utils.markdown import markdown_table, print_markdown
 from coca_router.calibration import Calibration, CertificateFile, Identity, prompt_hash
 from coca_router.config import bands_from, tiers_yaml
 from coca_router.guarantee import Certificate, certify

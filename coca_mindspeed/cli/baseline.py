@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.algorithm.methods import METHODS, training_method
-from coca_mindspeed.baselines.inputs import (
+from coca_mindspeed.baselines import (
     ASSESSOR_PROMPT,
     BASELINES,
     NEEDS_TRAINING,
@@ -19,7 +19,7 @@ from coca_mindspeed.baselines.inputs import (
 )
 from coca_mindspeed.cli.options import above, at_least, day, device_name, json_object, place, template_variables
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
-from coca_mindspeed.data.chat_template import TemplateKeys
+from coca_mindspeed.data.prompts import TemplateKeys
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions

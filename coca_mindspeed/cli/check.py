@@ -138,8 +138,7 @@ def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     """Print the plan and the memory of a local run; refuse one that its device cannot hold."""
     from coca_mindspeed.local.device import choose_device
     from coca_mindspeed.local.disk_space import TINY_MODEL, weight_shapes
-    from coca_mindspeed.local.memory import estimate_memory
-    from coca_mindspeed.local.memory_probe import check_memory, free_bytes
+    from coca_mindspeed.local.memory import check_memory, estimate_memory, free_bytes
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.optimizer import require_optimizer
     from coca_mindspeed.local.sft import sft_microbatch_tokens

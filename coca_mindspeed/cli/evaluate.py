@@ -34,9 +34,8 @@ from coca_mindspeed.evaluation.reports.scoreboard import Column, PairedDifferenc
 from coca_mindspeed.evaluation.reports.tables import risk_tables, summary_table
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
-from coca_mindspeed.utils.console import one_line, print_text
+from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
 from coca_mindspeed.utils.files import write_atomically, write_json
-from coca_mindspeed.utils.markdown import markdown_table, print_markdown
 from coca_mindspeed.utils.tokenization import TokenCounter
 
 # Options of each format.

@@ -11,8 +11,7 @@ from coca_mindspeed.evaluation.reports.report import write_report
 from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.reports.tables import compare_with_paper
 from coca_mindspeed.evaluation.runs import read_runs
-from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.markdown import print_markdown
+from coca_mindspeed.utils.console import print_markdown, print_text
 
 DEFAULT_SETTING = "qwen2.5-7b/math"
 

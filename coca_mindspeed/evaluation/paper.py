@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, round_half_up
-from coca_mindspeed.utils.markdown import markdown_table
+from coca_mindspeed.utils.console import markdown_table
 
 # setting -> method -> metric -> data set (or category) -> figure, None where the paper prints ``--``
 Figures = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Decimal | None]]]]

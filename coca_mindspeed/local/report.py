@@ -9,9 +9,8 @@ from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.tables import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.local.setup import LocalRun
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import markdown_table, print_text
 from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
-from coca_mindspeed.utils.markdown import markdown_table
 from coca_mindspeed.utils.packages import missing_package
 
 _FEW_VALID = 0.5

@@ -24,7 +24,7 @@ from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
-from coca_mindspeed.local.memory_probe import check_memory
+from coca_mindspeed.local.memory import check_memory
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy
@@ -56,7 +56,7 @@ from coca_mindspeed.local.validation import (
 )
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_json, write_json_lines
-from coca_mindspeed.utils.malloc import SWITCH, uses_jemalloc
+from coca_mindspeed.utils.process import SWITCH, uses_jemalloc
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 

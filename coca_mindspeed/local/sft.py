@@ -22,7 +22,6 @@ from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
@@ -30,7 +29,7 @@ from coca_mindspeed.local.prefill import common_prefix_length
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
-from coca_mindspeed.local.update import microbatches
+from coca_mindspeed.local.update import ResponseBatch, microbatches
 from coca_mindspeed.utils.files import PROGRESS
 
 

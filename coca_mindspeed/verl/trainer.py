@@ -31,7 +31,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
-from coca_mindspeed.data.chat_template import write_into_template
+from coca_mindspeed.data.prompts import write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import write_predictions

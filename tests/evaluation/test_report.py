@@ -14,7 +14,7 @@ from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_pr
 from coca_mindspeed.evaluation.reports.plots import png_bytes, reliability_diagram
 from coca_mindspeed.evaluation.reports.report import most_miscalibrated, write_report
 from coca_mindspeed.evaluation.runs import Run, read_runs
-from coca_mindspeed.utils.markdown import markdown_table
+from coca_mindspeed.utils.console import markdown_table
 from tests.processor import allowed
 
 DATASETS = ("gsm8k", "math500", "aime24", "aime25", "mbpp_sanitized", "humaneval", "simpleqa", "triviaqa")

@@ -15,9 +15,8 @@ from coca_mindspeed.evaluation.reports import plots
 from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.reports.tables import PaperComparison, result_tables, risk_tables
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.utils.console import printable
+from coca_mindspeed.utils.console import markdown_cell, printable
 from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.markdown import markdown_cell
 
 _REPORT_DPI = 100
 _SHOWN_CHARACTERS = 1200

@@ -26,8 +26,7 @@ from coca_mindspeed.evaluation.paper import check_setting, paper, printed, publi
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.utils.console import PlainConsole
-from coca_mindspeed.utils.markdown import markdown_cell, markdown_table
+from coca_mindspeed.utils.console import PlainConsole, markdown_cell, markdown_table
 
 _BINNED = ("ece", "mce")
 

@@ -8,7 +8,7 @@ from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.extraction import MAX_ANSWER_CHARACTERS, Job, build_job, check_asserts, time_limit
 from coca_mindspeed.grading.code.sandbox import Limits, Report, Sandbox
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
-from coca_mindspeed.utils.limits import usable_cpus
+from coca_mindspeed.utils.process import usable_cpus
 
 _MAX_WORKERS = 64
 _MOST_WORKERS_BY_DEFAULT = 32

@@ -8,13 +8,13 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coca_mindspeed.algorithm.methods import training_method
-from coca_mindspeed.cli.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sft import warm_up
+from tests.support.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
 
 MAX_PROMPT, MAX_NEW = 32, 24
 
