@@ -23,7 +23,7 @@ from coca_mindspeed.data.prompts import TemplateKeys
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
-from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
+from coca_mindspeed.evaluation.tables import print_metrics, summary_metrics
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader

@@ -11,7 +11,7 @@ from pathlib import Path
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.cli.options import at_least, json_object, place
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.adapters import read_lm_eval, read_responses, read_rollouts
+from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
@@ -30,9 +30,9 @@ from coca_mindspeed.evaluation.predictions import (
     outcomes,
     write_predictions,
 )
-from coca_mindspeed.evaluation.reports.scoreboard import Column, PairedDifference, Scoreboard
-from coca_mindspeed.evaluation.reports.tables import risk_tables, summary_table
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
+from coca_mindspeed.evaluation.scoreboard import Column, PairedDifference, Scoreboard
+from coca_mindspeed.evaluation.tables import risk_tables, summary_table
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
 from coca_mindspeed.utils.files import write_atomically, write_json
@@ -43,7 +43,6 @@ _OPTIONS_OF = {
     "predictions": (),
     "rollouts": ("position", "decimals"),
     "opencompass": ("position", "decimals", "tokenizer"),
-    "lm_eval": ("position", "decimals", "tokenizer"),
     "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
 }
 
@@ -56,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=tuple(_OPTIONS_OF),
         default="predictions",
-        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; lm_eval: samples_*.jsonl of "
-        "lm-evaluation-harness; rollouts: a dump of a training; "
+        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; rollouts: a dump of a training; "
         "responses: lines of id and response, graded against --gold (default: %(default)s)",
     )
     option("--gold", type=Path, help="records to grade responses by")
@@ -191,8 +189,6 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     if arguments.format == "opencompass":
         return read_opencompass(path, parser=parser, tokenizer=tokenizer)
-    if arguments.format == "lm_eval":
-        return read_lm_eval(path, parser=parser, tokenizer=tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:
         return read_responses(

@@ -127,7 +127,7 @@ class HeldOut:
         answers = answers[: len(self._repeated(self.records[: self.config.evaluation.questions]))]
         data = outcomes(answers)
         if log.tensorboard is not None and is_installed("matplotlib"):
-            from coca_mindspeed.evaluation.reports.plots import reliability_image  # matplotlib, only where it draws
+            from coca_mindspeed.evaluation.plots import reliability_image  # matplotlib, only where it draws
 
             image = reliability_image(data, title=f"step {step}")
             log.tensorboard.add_image("eval/reliability", image, step, dataformats="HWC")

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from coca_mindspeed import __version__
-from coca_mindspeed.evaluation.reports.plots import save_figure, training_curves
+from coca_mindspeed.evaluation.plots import save_figure, training_curves
 from coca_mindspeed.utils.console import markdown_table, one_line
 from coca_mindspeed.utils.files import write_atomically
 from experiments.reproduce.claims import LAST_STEPS, claims, claims_table, sequential_phases

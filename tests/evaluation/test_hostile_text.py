@@ -8,11 +8,11 @@ from rich.console import Console
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.cli.watch import RunDirectory, dashboard
+from coca_mindspeed.evaluation.plots import plot_text, png_bytes, reliability_diagram, training_curves
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
-from coca_mindspeed.evaluation.reports.plots import plot_text, png_bytes, reliability_diagram, training_curves
-from coca_mindspeed.evaluation.reports.report import write_report
-from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
+from coca_mindspeed.evaluation.report import write_report
 from coca_mindspeed.evaluation.runs import Run
+from coca_mindspeed.evaluation.tables import print_metrics, summary_metrics
 from coca_mindspeed.utils.console import markdown_table, one_line, printable
 
 NAMES = [

@@ -24,8 +24,8 @@ from coca_mindspeed.evaluation.metrics import (
 )
 from coca_mindspeed.evaluation.paper import check_setting, paper, printed, published
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
+from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
 from coca_mindspeed.utils.console import PlainConsole, markdown_cell, markdown_table
 
 _BINNED = ("ece", "mce")

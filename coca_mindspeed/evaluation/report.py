@@ -9,12 +9,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from coca_mindspeed import __version__
+from coca_mindspeed.evaluation import plots
 from coca_mindspeed.evaluation.metrics import FURTHER_METRICS, HEADLINE_METRICS, METRIC_SPECS
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.reports import plots
-from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
-from coca_mindspeed.evaluation.reports.tables import PaperComparison, result_tables, risk_tables
 from coca_mindspeed.evaluation.runs import Run
+from coca_mindspeed.evaluation.scoreboard import Scoreboard
+from coca_mindspeed.evaluation.tables import PaperComparison, result_tables, risk_tables
 from coca_mindspeed.utils.console import markdown_cell, printable
 from coca_mindspeed.utils.files import write_atomically
 
@@ -120,7 +120,7 @@ def write_report(
         "no_predictions": _NO_PREDICTIONS,
     }
     environment = Environment(
-        loader=PackageLoader("coca_mindspeed.evaluation.reports", "templates"),
+        loader=PackageLoader("coca_mindspeed.evaluation", "templates"),
         # Text of models must not become markup in the page.
         autoescape=lambda name: name is not None and "html" in name,
         undefined=StrictUndefined,
