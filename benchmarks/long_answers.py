@@ -81,7 +81,7 @@ def train(output: Path, method: str, seed: int, overrides: Sequence[str]) -> Pat
         composed = compose_run("demo", [*TRAINING, *data, f"seed={seed}", f"method={method}", *overrides])
         resume = (run / "config.yaml").exists()
         with LocalRun.open(composed, run, resume=resume, show_progress=False) as training:
-            training.execute(training.train)
+            training.train(training.start())
     return run / "model"
 
 
