@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.algorithm.methods import METHODS, training_method
-from coca_mindspeed.baselines import (
-    ASSESSOR_PROMPT,
-    BASELINES,
-    NEEDS_TRAINING,
-    VOTES,
-    answers_in_order,
-    bare_questions,
-)
+from coca_mindspeed.baselines import ASSESSOR_PROMPT, BASELINES, NEEDS_TRAINING, VOTES, answers_in_order, bare_questions
 from coca_mindspeed.cli.options import above, at_least, day, device_name, json_object, place, template_variables
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.prompts import TemplateKeys

@@ -9,15 +9,7 @@ from rich.table import Table
 
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.upstream.manifest import (
-    PROGRAMS,
-    HookCheck,
-    Manifest,
-    describe,
-    examine,
-    load_manifests,
-    skeleton,
-)
+from coca_mindspeed.upstream.manifest import PROGRAMS, HookCheck, Manifest, describe, examine, load_manifests, skeleton
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.files import write_atomically
 

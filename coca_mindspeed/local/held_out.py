@@ -114,9 +114,7 @@ class HeldOut:
         questions = self.records[: self.config.evaluation.questions]
         # The same seed each time, so that only the policy changes between evaluations.
         answers = self._answers(
-            questions,
-            "evaluate while training",
-            lambda done: show(f"step {step}, evaluating {done}/{len(questions)}"),
+            questions, "evaluate while training", lambda done: show(f"step {step}, evaluating {done}/{len(questions)}")
         )
         if self.config.evaluation.readings or self.config.evaluation.samples > 1:
             write_predictions(self.output / "evaluations" / f"step_{step:06d}.jsonl", answers)

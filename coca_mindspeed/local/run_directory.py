@@ -179,12 +179,7 @@ def records_digest(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def claim(
-    found: RunState,
-    config: RunConfig,
-    data: Mapping[str, Mapping[str, Any]],
-    prompt_sha256: str,
-    *,
-    overwrite: bool,
+    found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt_sha256: str, *, overwrite: bool
 ) -> Mapping[str, Any]:
     """Write the marker and ``config.yaml``; return the marker.  The directory must be locked.
 

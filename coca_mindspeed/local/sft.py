@@ -144,9 +144,7 @@ class SFTStage:
                 0 if self.question_weight else common_prefix_length(prompts, policy.sharing)
             )  # computed once per pass
             limit = TrainerConfig(
-                microbatch_prompts=None,
-                microbatch_tokens=max(1, self.microbatch_tokens - shared),
-                share_prompts=False,
+                microbatch_prompts=None, microbatch_tokens=max(1, self.microbatch_tokens - shared), share_prompts=False
             )
             own = [length - shared for length in prompt_lengths]
             parts = [part.rows for part in microbatches(every, 1, lengths, own, limit)]

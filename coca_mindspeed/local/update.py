@@ -215,11 +215,7 @@ def _microbatch(rows: Sequence[int], group_size: int) -> Microbatch:
 
 
 def _fill(
-    order: Sequence[int],
-    group_size: int,
-    lengths: Sequence[int],
-    prompt_lengths: Sequence[int],
-    config: TrainerConfig,
+    order: Sequence[int], group_size: int, lengths: Sequence[int], prompt_lengths: Sequence[int], config: TrainerConfig
 ) -> Iterator[tuple[int, list[int]]]:
     """Fill passes with rows, in order; yield the tokens and the rows of each pass."""
     assert config.microbatch_tokens is not None

@@ -91,12 +91,7 @@ class RunInputs:
 
 
 def validate_run(
-    config: RunConfig,
-    output: Path,
-    *,
-    resume: bool = False,
-    overwrite: bool | None = None,
-    show_progress: bool = True,
+    config: RunConfig, output: Path, *, resume: bool = False, overwrite: bool | None = None, show_progress: bool = True
 ) -> tuple[RunInputs, MeasuredGrader]:
     """Check all that is known of a run without torch; write nothing.
 
