@@ -20,10 +20,10 @@ _HUGE_PAGES = "thp:always"  # jemalloc returns freed memory, and huge pages make
 _GLIBC_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 
-def find_jemalloc(root: Path = Path("/")) -> Path | None:
+def find_jemalloc() -> Path | None:
     """The system's jemalloc, where Debian's, Red Hat's and its own installation put it."""
     folders = (f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib64", "usr/local/lib")
-    paths = (root / folder / "libjemalloc.so.2" for folder in folders)
+    paths = (Path("/") / folder / "libjemalloc.so.2" for folder in folders)
     return next((path for path in paths if path.is_file()), None)
 
 
