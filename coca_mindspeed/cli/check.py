@@ -140,9 +140,9 @@ def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     from coca_mindspeed.local.disk_space import TINY_MODEL, weight_shapes
     from coca_mindspeed.local.memory import check_memory, estimate_memory, free_bytes
     from coca_mindspeed.local.model_files import read_model_config
-    from coca_mindspeed.local.optimizer import require_optimizer
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
+    from coca_mindspeed.local.update import require_optimizer
 
     device, path = choose_device(config.trainer.device), config.model.path
     require_optimizer(config.optimizer, device)

@@ -26,12 +26,11 @@ from coca_mindspeed.local.disk_space import Shapes, trained_bytes, weight_shapes
 from coca_mindspeed.local.load import load_policy, sharing_of
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
 from coca_mindspeed.local.model_files import read_model_config
-from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.sampler import Decoder, draw
-from coca_mindspeed.local.update import ResponseBatch, largest_group_sizes
+from coca_mindspeed.local.update import ResponseBatch, build_optimizer, largest_group_sizes
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.process import memory_limit
 

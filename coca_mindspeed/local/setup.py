@@ -26,7 +26,6 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import check_memory
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
-from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.progress import SFTProgress
@@ -44,6 +43,7 @@ from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.train import Trainer
+from coca_mindspeed.local.update import require_optimizer
 from coca_mindspeed.local.validation import (
     LengthLimits,
     RunInputs,

@@ -23,13 +23,12 @@ from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, 
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
-from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import common_prefix_length
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
-from coca_mindspeed.local.update import ResponseBatch, microbatches
+from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbatches
 from coca_mindspeed.utils.files import PROGRESS
 
 
