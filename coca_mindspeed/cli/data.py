@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verl.set_defaults(run_action=_export_for_verl)
 
 
-def _add_prompt(parser: argparse.ArgumentParser, meaning: str) -> None:
+def _add_prompt(parser: argparse._ActionsContainer, meaning: str) -> None:
     parser.add_argument("--prompt", choices=sorted(SYSTEM_PROMPTS), default="confidence-first", help=meaning)
 
 
@@ -198,15 +198,11 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--output", type=place, required=True, metavar="DIRECTORY", help="the directory to make")
     option("--overwrite", action="store_true", help="replace an earlier output")
-    option(
-        "--skip-bad",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="skip up to N malformed rows, and list them (default: 0)",
-    )
+    skipped = "skip up to N malformed rows, and list them (default: 0)"
+    option("--skip-bad", type=at_least(0), default=0, metavar="N", help=skipped)
 
-    filtering = parser.add_argument_group("filters").add_argument
+    filters = parser.add_argument_group("filters")
+    filtering = filters.add_argument
     filtering(
         "--difficulty",
         type=number("a number from 0 to 1", lambda value: 0 <= value <= 1),
@@ -220,12 +216,7 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     filtering("--tokenizer", type=Path, metavar="DIRECTORY", help="tokenizer that counts prompt tokens")
     filtering("--max-tokens", type=at_least(1), metavar="N", help="longest prompt, chat template included")
     filtering("--min-tokens", type=at_least(0), default=0, metavar="N", help="shortest prompt")
-    filtering(
-        "--prompt",
-        choices=sorted(SYSTEM_PROMPTS),
-        default="confidence-first",
-        help="system prompt that is counted (default: confidence-first)",
-    )
+    _add_prompt(filters, "system prompt that is counted (default: %(default)s)")
 
     cleaning = parser.add_argument_group("cleaning").add_argument
     cleaning(
@@ -243,11 +234,8 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("drop", "report", "off"),
         help="treatment of gold answers that cannot be graded (default: drop; benchmarks: report)",
     )
-    cleaning(
-        "--duplicates",
-        action=argparse.BooleanOptionalAction,
-        help="drop repeated questions (default: of training sets)",
-    )
+    repeated = "drop repeated questions (default: of training sets)"
+    cleaning("--duplicates", action=argparse.BooleanOptionalAction, help=repeated)
 
     order = parser.add_argument_group("order").add_argument
     order(
