@@ -127,9 +127,7 @@ class RemoteProgram:
     def _line(self) -> bytes:
         """Send the request, and return the next line of the program."""
         deadline, received = self._deadline.sooner(self._seconds), self._pipes.output
-        while self._pipes.unsent or b"\n" not in received:
-            if self._pipes.refused or not self._pipes.open:
-                raise self.fails("ended before its tests did")
+        while self._pipes.open and not self._pipes.refused and (self._pipes.unsent or b"\n" not in received):
             if not any(self._pipes.move(lambda *descriptors: process.until_ready(*descriptors, deadline))):
                 in_all = deadline.charged == self._deadline.charged
                 deadline.expired(self._total_seconds if in_all else self._seconds)
@@ -137,6 +135,8 @@ class RemoteProgram:
                 raise self.fails(f"took longer than {limit}", timed_out=True)
             if len(received) > _MAX_ANSWER_BYTES:
                 raise self.fails("answered too much")
+        if self._pipes.refused or b"\n" not in received:
+            raise self.fails("ended before its tests did")
         line, _, rest = bytes(received).partition(b"\n")
         received[:] = rest
         return line
