@@ -51,6 +51,7 @@ def grader() -> Iterator[AutoGrader]:
         record(" ", dataset="simpleqa"),
         record("", "factual"),
         record("", "factual", metadata={"aliases": ["the", "!"]}),
+        record("Madrid, because " + "the king moved there " * 12, "factual"),
         record("", "code"),
         record("", "code", metadata={"tests": {**TESTS, "code": "assert f(1) =="}}),
         record("", "code", metadata={"tests": {**TESTS, "code": "assert 1 == 1"}}),
