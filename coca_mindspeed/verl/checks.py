@@ -197,7 +197,6 @@ _DEFAULTS = {
     f"{ACTOR}.strategy": "fsdp",
     f"{ACTOR}.ppo_epochs": 1,
     f"{ROLLOUT}.calculate_log_probs": True,
-    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
 }
 
 
