@@ -113,19 +113,6 @@ def token_advantages(
     return result
 
 
-def per_token_of_segment(advantages: Tensor, masks: SegmentMasks) -> Tensor:
-    """Divide each token's advantage by the length of its segment, so that a sum over tokens is a mean per segment.
-
-    The clipped objective keeps this: a positive factor passes through minimum and clip.
-
-    Args:
-        advantages: float ``[batch, width]``, 0 on padding.
-        masks: bool ``[batch, width]`` each.
-    """
-    tokens = sum(mask * mask.sum(dim=1, keepdim=True) for mask in masks)
-    return advantages / torch.as_tensor(tokens).clamp(min=1)
-
-
 def _check_lengths(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> None:
     check_tensor("response_lengths", response_lengths, "int", "batch")
     check_tensor(

@@ -108,6 +108,15 @@ def segment_objective(
     return Objective(-gain, confidence, answer)
 
 
+def truncated_weights(old_log_probs: Tensor, rollout_log_probs: Tensor, threshold: float) -> Tensor:
+    """Weights ``min(exp(old - rollout), threshold)`` of tokens that another engine sampled; anything on padding.
+
+    Truncated importance sampling (Ionides, 2008): multiplied with the advantages, they correct for a rollout engine
+    whose log-probabilities differ from those of the training engine, both of the same policy.
+    """
+    return (old_log_probs - rollout_log_probs).exp().clamp(max=threshold)
+
+
 def _check(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, masks: SegmentMasks) -> None:
     check_tensor("log_probs", log_probs, "float", "batch", "tokens")
     shape, device = log_probs.shape, log_probs.device

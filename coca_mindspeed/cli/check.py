@@ -31,7 +31,7 @@ from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.configuration import (
     find_verl_run,
     known_keys,
-    run_layout,
+    plan_rows,
     unknown_keys,
     verl_configuration,
     verls_directory,
@@ -107,13 +107,8 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
     settings = verl_settings(config)
     unknown = unknown_keys(config, arguments.overrides, known_keys(verls_directory()))
     raise_problems([*unknown, *verl_problems(config, settings)], f"{file.name} cannot run:")
-    layout = run_layout(config, settings)
     if not arguments.quiet:
-        phases = (("training", layout.training), ("rollout", layout.rollout))
-        memory = [Phase(name, parts, sum(p.gib for p in parts), layout.limit_gib) for name, parts in phases if parts]
-        note = "estimates from shapes; verl lets training and rollout take turns on a device"
-        _print(f"{file.stem} on verl", layout.rows, memory, [note])
-    raise_problems(layout.problems, f"{file.name} cannot run:")
+        _print(f"{file.stem} on verl", plan_rows(config, settings), [], [])
 
 
 def _check_local(config: RunConfig, name: str, quiet: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks, per_token_of_segment, segment_masks, token_advantages
+from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks, token_advantages
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
 from coca_mindspeed.algorithm.credit import Credit, CreditRule, Reduce
 from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
@@ -126,21 +126,13 @@ class Rollout:
         """Tokens of each segment, bool ``[B, T]`` each."""
         return segment_masks(self.segment_lengths, self.lengths, self.width)
 
-    def training_columns(self, *, segment_mean: bool = False) -> dict[str, Tensor]:
+    def training_columns(self) -> dict[str, Tensor]:
         """The columns that an update reads: ``advantages`` and ``segment_length``.
-
-        Args:
-            segment_mean: divide each token's advantage by the length of its segment, so that an objective that sums
-                over tokens averages over each segment.
 
         Returns:
             float32 ``[B, T]``, 0 on padding, and int ``[B]``, tokens of each confidence segment.
         """
-        tokens = self.token_advantages
-        return {
-            "advantages": per_token_of_segment(tokens, self.masks) if segment_mean else tokens,
-            "segment_length": self.segment_lengths,
-        }
+        return {"advantages": self.token_advantages, "segment_length": self.segment_lengths}
 
     def rows(self, shown: Iterable[int]) -> list[dict[str, Any]]:
         """Rows of a samples dump: response and verdict where they are known, then the numbers.

@@ -83,11 +83,11 @@ class ScoredStep:
     predictions: Sequence[Mapping[str, Any]]
     stage: int | None
 
-    def columns(self, *, segment_mean: bool) -> dict[str, Tensor]:
+    def columns(self) -> dict[str, Tensor]:
         """:meth:`Rollout.training_columns` for all ``rows``; 0 for padding and broken groups."""
         return {
             name: torch.zeros(self.rows, *column.shape[1:], dtype=column.dtype).index_copy_(0, self.order, column)
-            for name, column in self.rollout.training_columns(segment_mean=segment_mean).items()
+            for name, column in self.rollout.training_columns().items()
         }
 
     def metrics(self) -> dict[str, float]:

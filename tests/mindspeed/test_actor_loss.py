@@ -4,6 +4,7 @@ Megatron divides a microbatch's loss by the number of microbatches and averages 
 MindSpeed-RL is a stub whose base class returns the log-probabilities.
 """
 
+import math
 import sys
 import types
 from types import SimpleNamespace
@@ -164,3 +165,22 @@ def test_a_kl_term_is_averaged_over_the_mini_batchs_tokens(actor_loss, monkeypat
     # d/dx of 0.5 * mean of (x - reference)^2 over the response tokens
     penalty = torch.where(inside, batch["log_probs"] - batch["ref_log_prob"], 0.0) / inside.sum()
     torch.testing.assert_close(gradient, _whole(batch, "sum") + penalty)
+
+
+def test_tokens_weigh_by_the_truncated_ratio_to_the_rollout(actor_loss, monkeypatch):
+    """By hand: old / rollout = 3 (truncated to 2), 0.5 and, on padding, anything; the policy is the old one."""
+    loss = _loss(actor_loss, monkeypatch, rollout_is_threshold=2.0)
+    loss._mini_batch = actor_loss.MiniBatch(rows=1, tokens=2, ranks=1)
+    log_probs = torch.tensor([[-1.0, -1.0, float("inf")]], requires_grad=True)
+    part = {
+        "old_log_prob": log_probs.detach(),
+        "advantages": torch.tensor([[0.25, -0.75, 9.0]]),
+        "response_length": torch.tensor([[2]]),
+        columns.SEGMENT_LENGTH: torch.tensor([[1]]),
+        columns.ROLLOUT_LOG_PROBS: torch.tensor([[-1.0 - math.log(3), -1.0 + math.log(2), 0.0]]),
+    }
+    value, statistics = loss.compute_loss(log_probs, part, actual_micro_batch_size=1, use_dynamic_bsz=False)
+    value.backward()
+    assert value.item() == pytest.approx(-(2 * 0.25 - 0.5 * 0.75))
+    torch.testing.assert_close(log_probs.grad, torch.tensor([[-0.5, 0.375, 0.0]]))
+    assert divide_ratios(statistics)["rollout/is_weight"] == pytest.approx(1.25)

@@ -20,8 +20,6 @@ def configuration(changes=None):
             "actor": {
                 "ppo_mini_batch_size": 8,
                 "ppo_micro_batch_size_per_gpu": 4,
-                "loss_agg_mode": "seq-mean-token-sum",
-                "clip_ratio_c": 1e30,
             },
             "rollout": {
                 "n": 4,

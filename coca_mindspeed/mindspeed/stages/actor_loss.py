@@ -15,7 +15,7 @@ from mindspeed_rl.utils.utils import MsProbe
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import segment_masks
-from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.algorithm.objective import segment_objective, truncated_weights
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.metrics import ratio
@@ -85,10 +85,14 @@ class SegmentActorLoss(BaseLossFunc):
         lengths = batch["response_length"].flatten().long()
         masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), lengths, width)
         old_log_probs = batch["old_log_prob"][:, :width] if "old_log_prob" in batch else log_probs.detach()
+        advantages, threshold = batch["advantages"][:, :width].float(), self._settings.rollout_is_threshold
+        if threshold is not None:
+            weights = truncated_weights(old_log_probs.float(), batch[columns.ROLLOUT_LOG_PROBS][:, :width], threshold)
+            advantages = advantages * weights
         objective = segment_objective(
             log_probs,
             old_log_probs.float(),
-            batch["advantages"][:, :width].float(),
+            advantages,
             masks,
             clip=float(self._meta.get("clip_ratio", 0.2)),
             aggregation=self._settings.method.loss_aggregation,
@@ -106,6 +110,8 @@ class SegmentActorLoss(BaseLossFunc):
         # costs no pass over the vocabulary.
         for name, mask in (("rollout", inside), ("confidence", masks.confidence), ("answer", masks.answer)):
             statistics |= ratio(f"{name}/entropy", -_sum(old_log_probs, mask), mask.sum().item())
+        if threshold is not None:
+            statistics |= ratio("rollout/is_weight", _sum(weights, inside), inside.sum().item())
         if self._reference:
             penalty = compute_kl_penalty(log_probs, batch["ref_log_prob"][:, :width], self._meta["kl_penalty"])
             kl = torch.where(inside, penalty, 0.0).sum() / mini_batch.tokens * scale

@@ -4,7 +4,8 @@ The loop is MindSpeed-RL's own ``fit``: rollout, rewards, old log-probabilities,
 transfer dock.  How a run differs from the paper (arXiv 2603.05881), apart from the options of docs/method.md:
 
 1. Invalid responses have a format advantage of their own (``method.separate_format``; false: the paper's form).
-2. The ratio is taken to log-probabilities that the training engine computes before the update, not to vLLM's.
+2. The ratio is taken to log-probabilities that the training engine computes before the update, not to vLLM's.  Token
+   weights that correct for vLLM may be added (``coca.rollout_is_threshold``; null: the paper's form).
 3. A KL term against a reference model can be added (``rl_config.init_kl_coef``; 0: the paper's form).
 4. The loss of a mini-batch is normalised over all ranks (:mod:`~coca_mindspeed.mindspeed.stages.actor_loss`), so that
    the gradient does not depend on microbatches, packing or ranks; weights and activations are bfloat16.

@@ -30,6 +30,7 @@ _IDENTITY_OF_UPSTREAM: dict[str, tuple[str, ...] | None] = {
     "actor_config": ("min_lr",),
     "rl_config": ("init_kl_coef", "shuffle_mini_batch", "verifier_function", "verifier_weight"),
     "generate_config": ("sampling_config",),
+    "coca": ("rollout_is_threshold",),
 }
 
 _PATHS = (

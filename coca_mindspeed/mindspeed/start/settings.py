@@ -48,6 +48,9 @@ class CocaSettings(ScoringSettings):
     metrics_file: bool = Field(True, description="write output_dir/metrics.jsonl")
 
     rollout_log_probs: bool = Field(True, description="measure the gap of log-probs between rollout and training")
+    rollout_is_threshold: float | None = Field(
+        None, gt=0, description="truncated importance weights against the rollout's log-probs; null: none"
+    )
     stall_timeout: float = Field(3600.0, gt=0, description="seconds without progress until a stage fails")
 
     platform: Literal["npu", "host"] = Field("npu", description="npu, or host (CPU)")

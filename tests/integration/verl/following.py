@@ -68,11 +68,7 @@ def gradient_norms(
         optimizer.step()
         optimizer.zero_grad()
     theirs = pad_sequence([row["advantages"] for row in rows], batch_first=True)
-    ours = advantages
-    if method.loss_aggregation == "segment_mean":
-        counts = torch.where(torch.arange(width) < segments[:, None], segments[:, None], (lengths - segments)[:, None])
-        ours = advantages / counts.clamp(min=1)
-    return norms, float((ours - theirs).abs().max())
+    return norms, float((advantages - theirs).abs().max())
 
 
 def _credit(

@@ -20,10 +20,9 @@ from tests.integration.verl.following import gradient_norms
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 MEDDLING = "tests.integration.verl.meddling"
-# Groups with right and wrong answers, and groups without a right one, whatever this machine's floats sample.
+# Valid responses, in groups with right and wrong answers and in groups without a right one, on every machine.
 BY_TURNS = {"modules": MEDDLING, "COCA_TEST_TURNS": "1"}
 MINIBATCH = "actor_rollout_ref__actor__ppo_mini_batch_size"
-AGGREGATION = "actor_rollout_ref__actor__loss_agg_mode"
 STEPS = "trainer__total_training_steps"
 
 
@@ -69,9 +68,6 @@ def test_two_updates_a_step_are_those_of_the_local_engine_and_the_clip_bites(war
     assert_same_gradient(warm, resumed, MethodConfig(), ranks=1, minibatches=2)
     first = loop.metrics(resumed)[1]
     assert first["confidence/clip_fraction"] + first["answer/clip_fraction"] > 0
-    shares = first["confidence/clip_fraction"] * first["response/confidence_length"]
-    shares += first["answer/clip_fraction"] * first["response/answer_length"]
-    assert shares / first["response/length"] == pytest.approx(first["actor/pg_clipfrac"], abs=0.02)
     assert {"reward/confidence", "reward/answer", "rollout/gesr", "rollout/ece", "rollout/brier"} <= first.keys()
 
 
@@ -116,7 +112,7 @@ def test_two_ranks_with_segment_means_and_the_scale_of_the_batch(warm: Path, tmp
 
 def test_a_failing_grader_and_a_failing_session_with_token_means(warm: Path, tmp_path: Path):
     """An answer that cannot be graded is counted; a group that lacks a response teaches nothing, and is counted."""
-    changes: dict[str, Any] = {STEPS: 1, AGGREGATION: "token-mean", MINIBATCH: 8}
+    changes: dict[str, Any] = {STEPS: 1, MINIBATCH: 8}
     changes |= {"coca__method": {"loss_aggregation": "token_mean"}, "coca__broken_groups": 1}
     run = tmp_path / "run"
     failing = {"COCA_TEST_GRADER_FAILS": "3", "COCA_TEST_SESSION_FAILS": "37"}

@@ -21,7 +21,6 @@ from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS
 from tests.integration.verl.loop import ROOT
 
 ROWS, PROMPT, VOCABULARY, WIDTH = 8, 3, 16, 6
-MODES = {"sum": "seq-mean-token-sum", "token_mean": "token-mean"}
 HOME = os.environ.get("MEGATRON_HOME")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HOME, reason="MEGATRON_HOME names no Megatron-LM checkout")]
 
@@ -79,11 +78,11 @@ def expected(job: dict[str, Any], aggregation: str) -> tuple[dict[str, Tensor], 
         (2, 1, 1, 4, "sum"),
         (1, 2, 1, 2, "sum"),
         (1, 1, 2, 2, "token_mean"),
-        (2, 2, 1, 2, "token_mean"),
+        (2, 2, 1, 2, "segment_mean"),
     ],
 )
 def test_the_gradient_is_that_of_the_objective(tmp_path: Path, tp: int, pp: int, dp: int, micro: int, aggregation: str):
-    job = {**made_up(), "tp": tp, "pp": pp, "micro": micro, "mode": MODES[aggregation]}
+    job = {**made_up(), "tp": tp, "pp": pp, "micro": micro, "aggregation": aggregation}
     torch.save(job, tmp_path / "job.pt")
     with socket.socket() as free:
         free.bind(("localhost", 0))

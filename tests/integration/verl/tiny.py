@@ -106,8 +106,6 @@ def configuration(directory: Path, run: Path, *, gpus: int = 1, **keys: Any) -> 
                 "strategy": "fsdp2",
                 "ppo_mini_batch_size": 16,
                 "ppo_micro_batch_size_per_gpu": 32,
-                "loss_agg_mode": "seq-mean-token-sum",
-                "clip_ratio_c": 1e30,
                 "use_torch_compile": False,
                 "optim": {"lr": 1e-3, "weight_decay": 0.0, "betas": [0.9, 0.95], "clip_grad": 1.0},
                 "fsdp_config": {
