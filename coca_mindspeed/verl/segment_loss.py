@@ -14,19 +14,20 @@ from verl.workers.utils.padding import no_padding_2_padding
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
 
-#: The column of verl's queue with the tokens of each row's confidence segment, int ``[rows, 1]``.
-CONFIDENCE_SEGMENT_TOKENS = "confidence_segment_tokens"
+#: The column of verl's queue with the tokens of each row up to the end of each segment, int ``[rows, S]``.
+SEGMENT_ENDS = "segment_ends"
 _PREFIX = "segment_sums/"
 
 
 class SegmentLoss:
     """A loss function for verl's actor; its value and gradient are those of verl's ``ppo_loss``.
 
-    ``config`` is verl's ``ActorConfig``, ``clip`` the epsilon of the ratio's trust region.
+    ``config`` is verl's ``ActorConfig``, ``clip`` the epsilon of the ratio's trust region, ``segments`` the names of a
+    response's segments.
     """
 
-    def __init__(self, config: Any, clip: float) -> None:
-        self._config, self._clip = config, clip
+    def __init__(self, config: Any, clip: float, segments: tuple[str, ...]) -> None:
+        self._config, self._clip, self._segments = config, clip, segments
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
         """Return the loss of one microbatch, and metrics with sums over the tokens of each segment."""
@@ -38,19 +39,18 @@ class SegmentLoss:
     def _segment_sums(self, model_output: Any, data: Any) -> dict[str, Any]:
         log_probs = no_padding_2_padding(model_output["log_probs"].detach(), data)
         columns = data.select("response_mask", "old_log_probs", "advantages").to_padded_tensor()
-        lengths = columns["response_mask"].sum(dim=1).long()
-        column = data[CONFIDENCE_SEGMENT_TOKENS]  # verl's queue returns rows of length 1
-        confidence = (column.values() if column.is_nested else column.reshape(-1)).to(lengths)
+        column = data[SEGMENT_ENDS]  # verl's queue returns rows of equal length
+        ends = (column.values() if column.is_nested else column).reshape(-1, len(self._segments))
         statistics = segment_objective(
             log_probs.float(),
             columns["old_log_probs"].float(),
             columns["advantages"].float(),
-            segment_masks(confidence, lengths, log_probs.shape[1]),
+            segment_masks(ends.to(log_probs.device), self._segments, log_probs.shape[1]),
             clip=self._clip,
         )
         return {
             f"{_PREFIX}{segment}/{name}": Metric(value=total, aggregation=AggregationType.SUM)
-            for segment, sums in (("confidence", statistics.confidence), ("answer", statistics.answer))
+            for segment, sums in statistics.segments.items()
             for name, total in {"tokens": float(sums.tokens), **sums.sums()}.items()
         }
 

@@ -9,7 +9,7 @@ The loop is verl's own.  How a run differs from the paper (arXiv 2603.05881), ap
    the rollout engine may be added (``algorithm.rollout_correction.rollout_is=token``; null: the paper's form).
 4. A group that lacks a response because a rollout failed trains nothing (``coca.broken_groups`` allows some), and
    neither does a group with fewer than two gradable answers.
-5. The stages of ``sequential`` share the steps and the optimizer of one run.
+5. The stages of ``sequential`` and ``caliber`` share the steps and the optimizer of one run.
 """
 
 import copy
@@ -31,6 +31,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
+from coca_mindspeed.algorithm.parsing import SEGMENTS
 from coca_mindspeed.data.chat_template import write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
@@ -45,7 +46,7 @@ from coca_mindspeed.verl.batch import ScoredStep, check_broken, score_step, vali
 from coca_mindspeed.verl.checks import check_length, check_same_run, verl_problems
 from coca_mindspeed.verl.earlier_rows import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.records import check_prompts, check_rows
-from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS, SegmentLoss, divide_segment_sums
+from coca_mindspeed.verl.segment_loss import SEGMENT_ENDS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
 # Passing a column on takes time row by row: the reports of the reward manager, and the targets of a critic.
@@ -120,7 +121,9 @@ class SegmentTrainer(PPOTrainerSync):
         """Set our loss, after waiting for the reward workers: verl does not check that they could be built."""
         ray.get([worker.__ray_ready__.remote() for worker in self.get_reward_handles()])
         actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-        self.actor_rollout_wg.set_loss_fn(SegmentLoss(actor, self._settings.method.clip))
+        method = self._settings.method
+        segments = SEGMENTS[method.training_method.confidence_position]
+        self.actor_rollout_wg.set_loss_fn(SegmentLoss(actor, method.clip, segments))
         super().on_init_end()
 
     def on_validate_begin(self) -> None:
@@ -162,7 +165,7 @@ class SegmentTrainer(PPOTrainerSync):
         fields = {
             "advantages": advantages,
             "returns": advantages,  # there is no critic
-            CONFIDENCE_SEGMENT_TOKENS: columns["segment_length"][:, None],
+            SEGMENT_ENDS: columns["segment_ends"],
         }
         correction = self.config.algorithm.get("rollout_correction", None)
         if correction is not None and all(name in data.keys() for name in log_probs):  # noqa: SIM118  a TensorDict

@@ -32,7 +32,7 @@ RLCR = torch.tensor([[1 - 0.0625, 1.0, 0.0, -0.0625], [0.0, -0.25, -1.0, -0.01]]
 )
 def test_who_earns_what(name, stage, confidence, answer):
     credit = CreditRule(training_method(name), stage, separate_format=False)(RIGHT, STATED)
-    for found, reward in ((credit.confidence, confidence), (credit.answer, answer)):
+    for found, reward in ((credit.segments["confidence"], confidence), (credit.segments["answer"], answer)):
         assert all(map(torch.equal, found, group_advantages(reward)))
     assert credit.gesr.tolist() == [[0.75], [0.0]]  # over all samples, invalid ones too
     torch.testing.assert_close(credit.confidence_reward, BRIER)
@@ -49,7 +49,8 @@ def test_advantages_depend_on_values_and_not_on_tensors(name):
     outcomes = Outcomes(RIGHT, STATED, RIGHT.mean(1, keepdim=True), torch.full_like(RIGHT, -1.0), -1.0)
     clone = Outcomes(*(t.clone() for t in outcomes[:4]), -1.0)
     one, other = (method.advantages(o, Normalisation(rule, None), method.stages[0]) for o in (outcomes, clone))
-    assert all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(a, b) for name in one for a, b in zip(one[name], other[name], strict=True))
 
 
 def test_registry():

@@ -22,6 +22,7 @@ def credited(correct=CORRECT, stated=CONFIDENCE, lengths=LENGTHS, *, method="coc
     rollout = Rollout(group_size=2, lengths=torch.tensor(lengths), width=4, **known)
     rollout.stated = torch.tensor(stated, dtype=torch.float64).view(-1, 2)
     rollout.confidence_lengths = torch.ones(len(correct), dtype=torch.int64)
+    rollout.segment_ends = torch.stack([rollout.confidence_lengths, rollout.lengths], dim=1)
     rollout.correct = torch.tensor(correct, dtype=torch.float64).view(-1, 2)
     return rollout.give_credit(CreditRule(training_method(method), eps=eps))
 
@@ -76,11 +77,10 @@ def test_a_batch_without_a_gradable_answer_is_undefined_and_not_zero():
     assert metrics["group/dropped_share"] == (1.0, 2)
 
 
-def test_answer_first_responses_have_no_confidence_segment():
+def test_the_segments_of_answer_first_responses():
     rollout = credited(method="rlcr")
     metrics = values(rollout_metrics(rollout))
-    assert (metrics["response/confidence_length"], metrics["response/answer_length"]) == (0, 2.5)
-    assert rollout.training_columns()["segment_length"].tolist() == [0] * 4
+    assert (metrics["response/answer_length"], metrics["response/confidence_length"]) == (1, 1.5)
 
 
 def test_undefined_metrics_have_no_weight():
@@ -111,7 +111,7 @@ def test_columns():
         [-up, 0, 0, 0],
     ]  # the last two answers are both right
     torch.testing.assert_close(columns["advantages"], torch.tensor(expected))
-    assert columns["segment_length"].tolist() == [1] * 4
+    assert columns["segment_ends"].tolist() == [[1, 2], [1, 3], [1, 1], [1, 4]]
     means = credited(eps=0.0).training_columns(segment_mean=True)["advantages"]
     torch.testing.assert_close(means[1], torch.tensor([-up, -up / 2, -up / 2, 0]))  # an answer of two tokens
 

@@ -27,7 +27,9 @@ def main(path: Path) -> None:
     data = batch_of(job, parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
     from coca_mindspeed.verl.segment_loss import SegmentLoss
 
-    found = engine.forward_backward_batch(data, SegmentLoss(actor_config(job), clip=0.2))
+    found = engine.forward_backward_batch(
+        data, SegmentLoss(actor_config(job), clip=0.2, segments=("confidence", "answer"))
+    )
     gradients = {}
     for name, parameter in model.named_parameters():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
