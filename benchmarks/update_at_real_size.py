@@ -45,7 +45,7 @@ def random_rollout(responses: int, tokens: int, vocabulary: int) -> Rollout:
         token_ids=torch.randint(2, vocabulary, (responses, tokens)),
         log_probs=torch.full((responses, tokens), -12.0),
     )
-    rollout.segment_lengths = torch.full((responses,), 8)
+    rollout.segment_ends = torch.tensor([[8, tokens]]).expand(responses, 2)
     rollout.token_advantages = torch.randn(responses, 1).expand(responses, tokens)
     return rollout
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
 from coca_mindspeed.cli.options import at_least, number, place
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
 from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
@@ -32,7 +32,11 @@ from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.files import check_output_path
 from coca_mindspeed.verl.records import export_for_verl
 
-SYSTEM_PROMPTS = {"confidence-first": CONFIDENCE_FIRST_PROMPT, "answer-first": ANSWER_FIRST_PROMPT}
+SYSTEM_PROMPTS = {
+    "confidence-first": CONFIDENCE_FIRST_PROMPT,
+    "answer-first": ANSWER_FIRST_PROMPT,
+    "confidence-twice": CONFIDENCE_TWICE_PROMPT,
+}
 
 _DESCRIPTION = """\
 Convert published files into records, in bounded memory.

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.cli.options import at_least, json_object, place
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--grader", choices=GRADER_NAMES, help="of responses; auto: by record (default: auto)")
     option("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
     option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
-    option("--position", choices=("first", "last"), help="last: answer-first methods (default: first)")
+    option("--position", choices=tuple(SEGMENTS), help="last: answer-first methods, both: caliber (default: first)")
     option("--decimals", type=at_least(1), help="accept only confidences with this many decimals")
     option("--method", help="name of the method, for reports and the paper's table")
     option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")

@@ -15,7 +15,6 @@ from packaging.version import Version
 from torch import Tensor
 from transformers import DynamicCache
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import Objective, segment_objective
 from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConfig
 from coca_mindspeed.errors import ConfigError
@@ -305,7 +304,7 @@ class _MicrobatchResult(NamedTuple):
     """Objective of a microbatch, and the sum of each segment's entropies."""
 
     objective: Objective
-    entropy: tuple[Tensor, Tensor]
+    entropy: dict[str, Tensor]
 
 
 class NotFiniteError(ArithmeticError):
@@ -340,12 +339,12 @@ def update_policy(
             norms.append(norm)
             every_part += parts
     metrics = {"objective/loss": sum(losses) / len(losses), "objective/grad_norm": sum(norms) / len(norms)}
-    for index, name in enumerate(("confidence", "answer")):
-        total, *others = (getattr(part.objective, name) for part in every_part)
+    for name in every_part[0].entropy:
+        total, *others = (part.objective.segments[name] for part in every_part)
         for more in others:
             total = total + more
         metrics |= {f"{name}/{key}": value for key, value in total.means().items()}
-        entropy = sum(float(part.entropy[index]) for part in every_part)
+        entropy = sum(float(part.entropy[name]) for part in every_part)
         metrics[f"{name}/entropy"] = entropy / max(1.0, float(total.tokens))
     return metrics
 
@@ -362,7 +361,7 @@ def _accumulate_gradient(
     for microbatch in microbatches_of(rollout, minibatch, config):
         rows, responses = responses_of(policy, rollout, microbatch, config)
         width = responses.token_ids.shape[1]
-        masks = SegmentMasks(*(mask[rows, :width].to(device) for mask in masks_of_all))
+        masks = {name: mask[rows, :width].to(device) for name, mask in masks_of_all.items()}
         objective_of = functools.partial(
             segment_objective,
             old_log_probs=rollout.log_probs[rows, :width].to(device),
@@ -374,8 +373,8 @@ def _accumulate_gradient(
             tokens=tokens,
         )
         scores = responses.backward(lambda log_probs: objective_of(log_probs).loss)  # noqa: B023 - called at once
-        confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
-        parts.append(_MicrobatchResult(objective_of(scores.log_probs), (confidence, answer)))
+        entropy = {name: scores.entropy.masked_fill(~mask, 0.0).sum() for name, mask in masks.items()}
+        parts.append(_MicrobatchResult(objective_of(scores.log_probs), entropy))
     return parts
 
 

@@ -8,10 +8,11 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.algorithm.parsing import SEGMENTS
 from coca_mindspeed.config.schema import MethodConfig
 
-#: The column of verl's queue with the tokens of each row's confidence segment, int ``[rows, 1]``.
-CONFIDENCE_SEGMENT_TOKENS = "confidence_segment_tokens"
+#: The column of verl's queue with the tokens of each row up to the end of each segment, int ``[rows, S]``.
+SEGMENT_ENDS = "segment_ends"
 #: The column of the weights by which verl corrects for the rollout engine; absent without a correction.
 ROLLOUT_WEIGHTS = "rollout_is_weights"
 _PREFIX = "segment_sums/"
@@ -26,6 +27,7 @@ class SegmentLoss:
 
     def __init__(self, method: MethodConfig) -> None:
         self._clip, self._aggregation = method.clip, method.loss_aggregation
+        self._segments = SEGMENTS[method.training_method.confidence_position]
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
         """Return the loss of one microbatch, and metrics with sums over the tokens of each segment."""
@@ -33,9 +35,8 @@ class SegmentLoss:
         weighted = ROLLOUT_WEIGHTS in data
         names = ("response_mask", "old_log_probs", "advantages", *([ROLLOUT_WEIGHTS] if weighted else []))
         columns = data.select(*names).to_padded_tensor()
-        lengths = columns["response_mask"].sum(dim=1).long()
-        column = data[CONFIDENCE_SEGMENT_TOKENS]  # verl's queue returns rows of length 1
-        confidence = (column.values() if column.is_nested else column.reshape(-1)).to(lengths)
+        column = data[SEGMENT_ENDS]  # verl's queue returns rows of equal length
+        ends = (column.values() if column.is_nested else column).reshape(-1, len(self._segments))
         advantages = columns["advantages"].float()
         if weighted:  # as a positive factor, a weight passes through minimum and clip
             advantages = advantages * columns[ROLLOUT_WEIGHTS].float()
@@ -43,7 +44,7 @@ class SegmentLoss:
             log_probs.float(),
             columns["old_log_probs"].float(),
             advantages,
-            segment_masks(confidence, lengths, log_probs.shape[1]),
+            segment_masks(ends.to(log_probs.device), self._segments, log_probs.shape[1]),
             clip=self._clip,
             aggregation=self._aggregation,
             responses=data["global_batch_size"],
@@ -52,7 +53,7 @@ class SegmentLoss:
         loss = objective.loss * data["dp_size"]
         metrics = {
             f"{_PREFIX}{segment}/{name}": total
-            for segment, sums in (("confidence", objective.confidence), ("answer", objective.answer))
+            for segment, sums in objective.segments.items()
             for name, total in {"tokens": float(sums.tokens), **sums.sums()}.items()
         }
         metrics["actor/pg_loss"] = float(loss.detach())

@@ -7,7 +7,7 @@ The loop is verl's own.  How a run differs from the paper (arXiv 2603.05881), ap
    the rollout engine may be added (``algorithm.rollout_correction.rollout_is=token``; null: the paper's form).
 3. A group that lacks a response because a rollout failed trains nothing (``coca.broken_groups`` allows some), and
    neither does a group with fewer than two gradable answers.
-4. The stages of ``sequential`` share the steps and the optimizer of one run.
+4. The stages of ``sequential`` and ``caliber`` share the steps and the optimizer of one run.
 """
 
 import copy
@@ -42,12 +42,7 @@ from coca_mindspeed.verl.batch import ScoredStep, check_broken, score_step, vali
 from coca_mindspeed.verl.checks import check_length, check_same_run, verl_problems
 from coca_mindspeed.verl.earlier_rows import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.records import check_prompts, check_rows
-from coca_mindspeed.verl.segment_loss import (
-    CONFIDENCE_SEGMENT_TOKENS,
-    ROLLOUT_WEIGHTS,
-    SegmentLoss,
-    divide_segment_sums,
-)
+from coca_mindspeed.verl.segment_loss import ROLLOUT_WEIGHTS, SEGMENT_ENDS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
 # Passing a column on takes time row by row: the reports of the reward manager, and the targets of a critic.
@@ -163,7 +158,7 @@ class SegmentTrainer(PPOTrainerSync):
         fields = {
             "advantages": advantages,
             "returns": advantages,  # there is no critic
-            CONFIDENCE_SEGMENT_TOKENS: columns["segment_length"][:, None],
+            SEGMENT_ENDS: columns["segment_ends"],
         }
         correction = self.config.algorithm.get("rollout_correction", None)
         if correction is not None and all(name in data.keys() for name in log_probs):  # noqa: SIM118  a TensorDict

@@ -62,4 +62,5 @@ def columns(confidence, outcome, *, confidence_tokens=3, tokens=5, reason=""):
         "verdict": outcome.value,
         "reason": reason,
         "confidence_tokens": confidence_tokens,
+        "segment_ends": [confidence_tokens, tokens],
     }

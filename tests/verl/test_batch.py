@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.scoring.responses import credit_rule
@@ -91,23 +92,32 @@ def one_group(*rows, **settings):
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
-@pytest.mark.parametrize("method", ["coca", "rlvr", "joint", "sequential", "rlcr"])
+@pytest.mark.parametrize(
+    "method", ["coca", "rlvr", "joint", "sequential", "rlcr", "dcpo", "log_score", "gdpo", "caliber"]
+)
 def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
     settings = VerlSettings.model_validate({"method": {"name": method, "advantage_scale": scale}})
     keys, rows, lengths = shuffled()
+    twice = METHODS[method].confidence_position == "both"
+    if twice:
+        for said in rows:
+            first, whole = said["segment_ends"]
+            said |= {"segment_ends": [first, first, whole], "confidence_after": said["prediction"]["confidence"]}
     by_key = {key: (said, int(length)) for key, said, length in zip(keys, rows, lengths, strict=True)}
     reports = [by_key[key][0] for key in KEYS]
     stated = [math.nan if (s := report["prediction"]["confidence"]) is None else s for report in reports]
     expected = Rollout(group_size=G, lengths=torch.tensor([by_key[key][1] for key in KEYS]), width=int(lengths.max()))
     expected.correct = torch.tensor([report["verdict"] == "right" for report in reports]).view(P, G).double()
     expected.stated = torch.tensor(stated, dtype=torch.float64).view(P, G)
+    expected.stated_after = expected.stated if twice else None
     expected.confidence_lengths = torch.tensor([report["confidence_tokens"] for report in reports])
+    expected.segment_ends = torch.tensor([report["segment_ends"] for report in reports])
     expected.give_credit(credit_rule(settings.method, 0))
-    found = step(settings.model_dump()).columns()
+    found = step(settings.model_dump(), keys=keys, rows=rows, response_lengths=lengths).columns()
     for place, key in enumerate(KEYS):
         row = keys.index(key)
         torch.testing.assert_close(found["advantages"][row], expected.token_advantages[place], rtol=0, atol=0)
-        assert int(found["segment_length"][row]) == int(expected.segment_lengths[place])
+        assert found["segment_ends"][row].tolist() == by_key[key][0]["segment_ends"]
     assert found["advantages"].any()
 
 
@@ -140,7 +150,7 @@ def test_padding_and_broken_groups_have_no_advantages():
     for row, key in enumerate(changes["keys"]):
         if key.startswith(("u1", "pad")):
             assert not written["advantages"][row].any()
-            assert int(written["segment_length"][row]) == 0
+            assert not written["segment_ends"][row].any()
     assert written["advantages"].any()
     assert found.metrics()["group/broken"] == 1.0
     assert len(found.dump(7, 99)) == 2 * G

@@ -12,7 +12,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import (
+    ANSWER_FIRST_PROMPT,
+    CONFIDENCE_FIRST_PROMPT,
+    CONFIDENCE_TWICE_PROMPT,
+    ConfidencePosition,
+)
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS
 from coca_mindspeed.utils.console import print_failure
@@ -31,7 +36,11 @@ STOCK: Mapping[str, tuple[str, str]] = {
     "simpleqa": ("SimpleQA.simpleqa_gen_0283c3", "simpleqa_datasets"),
     "triviaqa": ("triviaqa.triviaqa_gen_0356ec", "triviaqa_datasets"),
 }
-SYSTEM_PROMPTS: Mapping[str, str] = {"first": CONFIDENCE_FIRST_PROMPT, "last": ANSWER_FIRST_PROMPT}
+SYSTEM_PROMPTS: Mapping[str, str] = {
+    "first": CONFIDENCE_FIRST_PROMPT,
+    "last": ANSWER_FIRST_PROMPT,
+    "both": CONFIDENCE_TWICE_PROMPT,
+}
 # The paper: one sample at temperature 1.0, at most 4,096 new tokens.
 TEMPERATURE, MAX_OUT_LEN = 1.0, 4096
 _CHAT = {
@@ -225,7 +234,7 @@ def main(argv: list[str] | None = None) -> int:
     option("--judge-api-base", help="its endpoint (default: that of the model)")
     option("--judge-key", default="EMPTY", help="its key; ENV reads OPENAI_API_KEY (default: %(default)s)")
     option("--datasets", nargs="+", choices=STOCK, default=list(STOCK), metavar="NAME", help="default: all")
-    option("--position", choices=("first", "last"), default="first", help="last: answer-first models")
+    option("--position", choices=tuple(SYSTEM_PROMPTS), default="first", help="last: answer-first models")
     option("--samples", type=int, default=1, help="samples of every question (default: %(default)s)")
     option("--output", type=Path, required=True, help="the file to write, ending in .json")
     given = parser.parse_args(argv)

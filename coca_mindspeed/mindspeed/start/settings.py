@@ -36,7 +36,7 @@ class CocaSettings(ScoringSettings):
 
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict, description="see model.chat_template_kwargs")
     prompt_date: Day = Field(None, description="see model.prompt_date")
-    stage: int = Field(0, ge=0, description="stage of the method (sequential: 0, 1)")
+    stage: int = Field(0, ge=0, description="stage of the method (sequential, caliber: 0, 1)")
 
     eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation")
     eval_interval: int = Field(0, ge=0, description="iterations between validations; 0: none")

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from coca_mindspeed import cli
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.schema import MethodConfig
 from tests.integration.verl import loop, tiny
 from tests.integration.verl.following import gradient_norms
@@ -164,16 +165,19 @@ def test_methods_of_one_reward_give_it_to_the_whole_response(warm: Path, tmp_pat
     assert any(row["answer_advantage"] for row in flat) == (method == "joint"), "rlvr rewards correctness alone"
 
 
-def test_rlcr_states_its_confidence_last(tmp_path: Path):
+@pytest.mark.parametrize("name", ["rlcr", "dcpo", "caliber"])
+def test_methods_that_state_a_confidence_after_the_answer(tmp_path: Path, name: str):
     warm, run = tmp_path / "warm", tmp_path / "run"
     warm.mkdir()
-    tiny.write_model(warm / "model", method="rlcr", warm_up_steps=200)
-    tiny.write_questions(warm, "rlcr", train=64, evaluate=16)
-    finished(tiny.configuration(warm, run, **{STEPS: 1, "coca__method": {"name": "rlcr"}}))
-    first = loop.metrics(run)[1]
-    assert first["response/confidence_length"] == 0, "an answer-first response has no confidence segment"
-    assert first["rollout/invalid_share"] < 0.5
-    rows = loop.rollouts(run, 1)
+    tiny.write_model(warm / "model", method=name, warm_up_steps=200)
+    tiny.write_questions(warm, name, train=64, evaluate=16)
+    stages = len(training_method(name).stages)
+    finished(tiny.configuration(warm, run, **{STEPS: stages, "coca__method": {"name": name}}), **keeping(run))
+    assert_same_gradient(warm, run, MethodConfig(name=name), ranks=1, minibatches=1)
+    last, rows = loop.metrics(run)[stages], loop.rollouts(run, stages)
+    after = "confidence_after" if name == "caliber" else "confidence"
+    assert 1 < last[f"response/{after}_length"] < last["response/length"]
+    assert last["rollout/invalid_share"] < 0.5
     assert any(row["response"].rstrip().endswith("</confidence>") for row in rows)
-    for row in rows:
-        assert row["confidence_advantage"] == pytest.approx(row["answer_advantage"])
+    apart = [row for row in rows if row[f"{after}_advantage"] != pytest.approx(row["answer_advantage"])]
+    assert bool(apart) == (name != "rlcr")

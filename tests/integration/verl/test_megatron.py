@@ -17,7 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import Objective, segment_objective
-from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS
+from coca_mindspeed.algorithm.parsing import SEGMENTS
+from coca_mindspeed.verl.segment_loss import SEGMENT_ENDS
 from tests.integration.verl.loop import ROOT
 
 ROWS, PROMPT, VOCABULARY, WIDTH = 8, 3, 16, 6
@@ -40,7 +41,7 @@ def made_up(seed: int = 0) -> dict[str, Any]:
         "old_log_probs": [torch.randn(length, generator=draw) * 0.3 - 2.8 for length in lengths],
         "advantages": [torch.randn(length, generator=draw) for length in lengths],
         "rollout_is_weights": [torch.rand(length, generator=draw) * 2 for length in lengths],
-        CONFIDENCE_SEGMENT_TOKENS: [torch.randint(1, 4, (1,), generator=draw) for _ in lengths],
+        SEGMENT_ENDS: [torch.tensor([int(torch.randint(1, 4, (), generator=draw)), length]) for length in lengths],
     }
     embedding, head = torch.randn(VOCABULARY, WIDTH, generator=draw), torch.randn(WIDTH, VOCABULARY, generator=draw)
     return {"rows": rows, "embedding": embedding, "head": head * 0.3}
@@ -62,7 +63,7 @@ def expected(job: dict[str, Any], aggregation: str) -> tuple[dict[str, Tensor], 
         pad_sequence(log_probs, batch_first=True),
         pad_sequence(rows["old_log_probs"], batch_first=True),
         pad_sequence(rows["advantages"], batch_first=True) * pad_sequence(rows["rollout_is_weights"], batch_first=True),
-        segment_masks(torch.cat(rows[CONFIDENCE_SEGMENT_TOKENS]), lengths, int(lengths.max())),
+        segment_masks(torch.stack(rows[SEGMENT_ENDS]), SEGMENTS["first"], int(lengths.max())),
         clip=0.2,
         aggregation=aggregation,
     )
@@ -116,7 +117,7 @@ def test_the_gradient_is_that_of_the_objective(tmp_path: Path, tp: int, pp: int,
         if tp_rank == 0 and pp_rank == pp - 1:
             for name in sums:
                 sums[name] += metrics[f"segment_sums/{name}"]
-    assert sums["answer/tokens"] == float(objective.answer.tokens)
-    assert sums["answer/clip_fraction"] == pytest.approx(objective.answer.sums()["clip_fraction"])
+    assert sums["answer/tokens"] == float(objective.segments["answer"].tokens)
+    assert sums["answer/clip_fraction"] == pytest.approx(objective.segments["answer"].sums()["clip_fraction"])
     assert sums["answer/clip_fraction"] > 0
-    assert sums["confidence/clip_fraction"] == pytest.approx(objective.confidence.sums()["clip_fraction"])
+    assert sums["confidence/clip_fraction"] == pytest.approx(objective.segments["confidence"].sums()["clip_fraction"])
