@@ -16,6 +16,9 @@ def _held_out_records(run: RunConfig) -> Iterator[Problem]:
     if interval and data.name == "records" and data.evaluate is None:
         fix = "set data.evaluate, or evaluation.interval=0"
         yield Problem("no-held-out-records", "evaluation.interval", interval, "needs data.evaluate, found null", fix)
+    if run.checkpoint.best is not None and not interval:
+        reason, fix = "needs evaluations while training, found none", "set evaluation.interval to 1 or more"
+        yield Problem("no-evaluation", "checkpoint.best", run.checkpoint.best, reason, fix)
 
 
 #: Checks of every run, whatever its engine; they read no file.

@@ -40,6 +40,7 @@ _NO_ENTROPY = KeyFacts(cluster="the loss has no entropy term there")
 _VALIDATION = KeyFacts("free", cluster="a validation samples a group for each question")
 _WHOLE_FILE = KeyFacts("free", cluster="shorten data.evaluate instead")
 _EVALUATED_LATER = KeyFacts("free", cluster="convert and evaluate the weights separately (docs/evaluation.md)")
+_BEST = KeyFacts("free", cluster="choose an iteration by its validation, and convert its checkpoint")
 _LOGGERS = KeyFacts("free", cluster="MindSpeed-RL 2.3.0 logs to TensorBoard and W&B")
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
 
@@ -353,6 +354,9 @@ class CheckpointConfig(Section):
 
     interval: int = Field(50, ge=0, description="steps between checkpoints; 0: last step only")
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
+    best: Annotated[Literal["eval/accuracy", "eval/auroc", "eval/ece", "eval/brier"] | None, _BEST] = Field(
+        None, description="also keep the model that is best in this held-out metric, in OUTPUT/best_model; null: none"
+    )
 
 
 class LoggingConfig(Section):

@@ -40,13 +40,15 @@ _KIND = "run"
 LOCK = ".lock"
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 WARMED_UP = "warm_start"  # the model after the warm-up
+BEST_MODEL = "best_model"  # by checkpoint.best
+_UNFINISHED = ((".", ".writing"), (".replaced_", ""))  # names of a model while it is replaced
 # Everything that a run writes: must not exist before, and is removed by --overwrite.
 ENTRIES = (
-    *("config.yaml", "untrained", "warm_start", "warm_up", "checkpoints", "model"),
+    *("config.yaml", "untrained", "warm_start", "warm_up", "checkpoints", "model", BEST_MODEL),
     *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
     *("predictions_before.jsonl", "predictions_after.jsonl", "evaluations", "summary.json", "seconds.json", PROGRESS),
     *("report.md", "reliability.png", "training_curves.png"),
-    *(".model.writing", ".replaced_model", ".warm_start.writing", ".replaced_warm_start"),
+    *(f"{name}{model}{end}" for model in ("model", WARMED_UP, BEST_MODEL) for name, end in _UNFINISHED),
 )
 _FACTS = resume.facts_of(RunConfig)
 _MAY_CHANGE = ("free", "length", "memory")

@@ -53,7 +53,7 @@ def test_what_is_refused_on_a_cluster():
         *("model.attention", "model.gradient_checkpointing", "rollout.batch_responses", "method.entropy_bonus"),
         *(f"data.{name}" for name in ("train_size", "evaluate_size", "seed")),
         *(f"trainer.{name}" for name in ("microbatch_prompts", "microbatch_tokens", "share_prompts", "device")),
-        *("trainer.threads", "optimizer.name", "optimizer.eps", "logging.swanlab"),
+        *("trainer.threads", "optimizer.name", "optimizer.eps", "logging.swanlab", "checkpoint.best"),
         *(f"evaluation.{name}" for name in ("preflight", "samples", "readings", "questions", "final_questions")),
     }
 
