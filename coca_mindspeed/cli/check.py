@@ -144,7 +144,9 @@ def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     from coca_mindspeed.local.optimizer import require_optimizer
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
+    from coca_mindspeed.scoring.responses import check_own_method
 
+    check_own_method(config.method)
     device, path = choose_device(config.trainer.device), config.model.path
     require_optimizer(config.optimizer, device)
     if not quiet:

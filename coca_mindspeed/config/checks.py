@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coca_mindspeed.config.schema import ArchitectureConfig, DataConfig, RunConfig
-from coca_mindspeed.errors import Check, DataError, Problem, raise_problems
+from coca_mindspeed.data.formats import is_hub_id
+from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_problems
 from coca_mindspeed.utils.text_formats import numbered_lines, parse_json
 
 _MODEL_ID = re.compile(r"(?!models/)[\w-]+/[\w.-]+", re.ASCII)  # of a hub: ORG/NAME
@@ -21,8 +22,18 @@ def _held_out_records(run: RunConfig) -> Iterator[Problem]:
         yield Problem("no-evaluation", "checkpoint.best", run.checkpoint.best, reason, fix)
 
 
-#: Checks of every run, whatever its engine; they read no file.
-CHECKS: tuple[Check[RunConfig], ...] = (_held_out_records,)
+def _own_method(run: RunConfig) -> Iterator[Problem]:
+    try:
+        position = run.method.training_method.confidence_position
+    except ConfigError as error:
+        yield Problem("own-method", "method.name", run.method.name, str(error))
+        return
+    if run.evaluation.readings and position != "first":
+        yield Problem("own-method", "evaluation.readings", True, "needs a method that states its confidence first")
+
+
+#: Checks of every run, whatever its engine; of files, they read only a method of the user's own.
+CHECKS: tuple[Check[RunConfig], ...] = (_held_out_records, _own_method)
 
 
 def missing_data(run: RunConfig) -> Iterator[Problem]:

@@ -6,17 +6,20 @@ made of the same parts.  Keys of MindSpeed-RL itself live under ``mindspeed_rl``
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.resume import KeyFacts
-from coca_mindspeed.config.values import Day, FreeForm, TemplateVariables
+from coca_mindspeed.config.values import ColumnNames, Day, FreeForm, GraderName, TemplateVariables
 from coca_mindspeed.errors import did_you_mean
+from coca_mindspeed.utils.own_code import is_own, pinned
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
 PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
+#: Keys that may name an object of the user's own.
+OWN_KEYS = ("method.name", "data.grader")
 #: What the local engine calls its devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
 # Facts of the keys below; a key without any is read by every engine, and a resumed run may not change it.
@@ -149,7 +152,7 @@ class WarmUpConfig(Section):
 class MethodConfig(Section):
     """Training method (docs/method.md)."""
 
-    name: str = Field("coca", description="coca, rlvr, joint, sequential or rlcr")
+    name: str = Field("coca", description="coca, rlvr, joint, sequential, rlcr, or one of your own (docs/library.md)")
     invalid_reward: float = Field(
         -1.0,
         ge=-100,
@@ -178,18 +181,31 @@ class MethodConfig(Section):
     clip: float = Field(0.2, gt=0, lt=1, description="epsilon of the clipped ratio")
     loss_aggregation: LossAggregation = Field("sum", description="sum, token_mean or segment_mean")
 
+    @field_validator("name")
+    @classmethod
+    def _known_method(cls, name: str) -> str:
+        if is_own(name):
+            return pinned(name)
+        if name not in METHODS:
+            near = did_you_mean(name, METHODS)
+            raise ValueError(f"unknown training method {name!r}{near}; known methods: {', '.join(METHODS)}")
+        return name
+
     @model_validator(mode="after")
-    def _known_method(self) -> "MethodConfig":
-        if self.name not in METHODS:
-            near = did_you_mean(self.name, METHODS)
-            raise ValueError(f"name: unknown training method {self.name!r}{near}; known methods: {', '.join(METHODS)}")
+    def _entropy_bonus_of_coca(self) -> "MethodConfig":
         if self.entropy_bonus and self.name != "coca":
             raise ValueError(f"entropy_bonus: has an effect with coca only, found name={self.name}; set it to 0")
         return self
 
     @property
     def training_method(self) -> TrainingMethod:
+        """The method; raises ConfigError if one of the user's own cannot be used."""
         return training_method(self.name)
+
+    @property
+    def label(self) -> str:
+        """The method's own name, for reports."""
+        return self.training_method.name
 
     def parser(self) -> ResponseParser:
         """The parser of this method's responses."""
@@ -217,7 +233,7 @@ class DataConfig(Section):
     rows: Annotated[int | None, _CLUSTER] = Field(
         None, ge=1, description="number of training records, if the file is not on this machine"
     )
-    grader: str = Field("auto", description="grader; docs/grading.md")
+    grader: GraderName = Field("auto", description="grader (docs/grading.md), or one of your own (docs/library.md)")
     grader_options: FreeForm = Field(default_factory=dict, description="options of the grader; docs/grading.md")
     require_evaluated: bool = Field(
         True, description="training gives no reward to an unevaluated mathematical answer; docs/grading.md"
@@ -421,7 +437,9 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _readings_of_a_confidence_first(self) -> "RunConfig":
         if self.evaluation.readings:
-            if self.method.training_method.confidence_position != "first":
+            # One of the user's own is imported later, by the checks of a run.
+            own = is_own(self.method.name)
+            if not own and self.method.training_method.confidence_position != "first":
                 raise ValueError(
                     f"evaluation.readings: needs a method that states its confidence first, found {self.method.name}"
                 )

@@ -202,7 +202,7 @@ def claim(
         if marker is None:
             marker = {
                 "id": uuid.uuid4().hex,
-                "method": config.method.name,
+                "method": config.method.label,
                 "seed": config.seed,
                 "model": config.model.path,
                 "version": __version__,
