@@ -1,6 +1,5 @@
 """Checks of a run that all engines share: its configuration, its files, the model's shape, the number of steps."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +7,6 @@ from coca_mindspeed.config.schema import ArchitectureConfig, DataConfig, RunConf
 from coca_mindspeed.data.formats import is_hub_id
 from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_problems
 from coca_mindspeed.utils.text_formats import numbered_lines, parse_json
-
-_MODEL_ID = re.compile(r"(?!models/)[\w-]+/[\w.-]+", re.ASCII)  # of a hub: ORG/NAME
 
 
 def _held_out_records(run: RunConfig) -> Iterator[Problem]:
@@ -50,6 +47,11 @@ def missing_model(run: RunConfig) -> Iterator[Problem]:
         yield Problem("no-model", "model.path", run.model.path, "must hold a config.json", _download(run.model.path))
 
 
+def or_on_the_hub(check: Check[RunConfig]) -> Check[RunConfig]:
+    """``missing_data`` or ``missing_model`` for the local engine, which also reads from the hub."""
+    return lambda run: (problem for problem in check(run) if not is_hub_id(problem.value))
+
+
 HF_KEYS = {  # name of a shape -> key of config.json
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -83,8 +85,11 @@ def differing_shapes(key: str, directory: str | None, shape: ArchitectureConfig 
 
 def _download(path: str) -> str:
     """How to get the model; ``path`` itself may be the model's id."""
-    name = path if _MODEL_ID.fullmatch(path) and not Path(path).parent.is_dir() else "ORG/NAME"
-    return f"download the model: hf download {name} --local-dir {path} (or modelscope download --model {name})"
+    return f"download the model: {download_command(path if is_hub_id(path) else 'ORG/NAME', path)}"
+
+
+def download_command(name: str, directory: str) -> str:
+    return f"hf download {name} --local-dir {directory} (or modelscope download --model {name})"
 
 
 def steps_of_epochs(epochs: float, rows: int, prompts: int) -> int:

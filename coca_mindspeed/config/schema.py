@@ -29,6 +29,7 @@ _LOCAL_ATTENTION = KeyFacts(cluster="set mindspeed_rl.megatron_training.use_flas
 _RECOMPUTATION = KeyFacts("memory", _ROUNDING, "set mindspeed_rl.megatron_training.recompute_granularity instead")
 _ADAPTERS = KeyFacts(cluster="cluster runs have no adapters")
 _SFT = KeyFacts(cluster="run this stage with the local engine first, and name its result as model.path")
+_COLUMNS = KeyFacts(cluster="convert the file: coca-mindspeed data prepare records --columns")
 _SYNTHETIC = KeyFacts(cluster="cluster runs have no synthetic data")
 _SAMPLED_AT_ONCE = KeyFacts(
     "memory", "later steps and evaluations draw other samples", "set mindspeed_rl.generate_config.max_num_seqs instead"
@@ -89,7 +90,10 @@ class ModelConfig(Section):
     """The model."""
 
     path: str | None = Field(
-        None, min_length=1, description="Hugging Face directory of a causal LM; null: the built-in tiny model"
+        None,
+        min_length=1,
+        description="Hugging Face directory of a causal LM, or its id on the hub, ORG/NAME (local engine); null: the "
+        "built-in tiny model",
     )
     megatron_path: Annotated[str | None, _CLUSTER] = Field(
         None, min_length=1, description="Ascend: Megatron weights for the run's TP and PP (launch/convert_weights.sh)"
@@ -216,10 +220,20 @@ class DataConfig(Section):
     """Questions for training and evaluation."""
 
     name: Literal["arithmetic", "records"] = Field(
-        "arithmetic", description="arithmetic: built-in questions; records: JSON Lines"
+        "arithmetic", description="arithmetic: built-in questions; records: your own"
     )
-    train: str | None = Field(None, min_length=1, description="training records (JSON Lines)")
-    evaluate: Annotated[str | None, _CLUSTER] = Field(None, min_length=1, description="held-out records (JSON Lines)")
+    train: str | None = Field(
+        None,
+        min_length=1,
+        description="training records (JSON Lines); local engine: also CSV, Parquet and others, or a data set of the "
+        "hub, ORG/NAME[:CONFIGURATION[:SPLIT]] (docs/data.md)",
+    )
+    evaluate: Annotated[str | None, _CLUSTER] = Field(None, min_length=1, description="held-out records, as data.train")
+    columns: Annotated[ColumnNames, _COLUMNS] = Field(
+        default_factory=dict,
+        description="columns of the rows by field of a record, e.g. {question: problem, answer: solution}, or "
+        "{messages: messages} for chats; {}: the rows are records",
+    )
     train_size: Annotated[int, _SYNTHETIC] = Field(50_000, ge=1, description="arithmetic: number of training questions")
     evaluate_size: Annotated[int, _SYNTHETIC] = Field(
         2_000, ge=1, description="arithmetic: number of held-out questions"

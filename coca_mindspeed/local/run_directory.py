@@ -287,6 +287,11 @@ def stored_compute_dtype(found: RunState) -> str | None:
     return None if found.marker is None or not found.config_path.exists() else _saved(found).model.compute_dtype
 
 
+def stored_model(found: RunState) -> str | None:
+    """The ``model.path`` of the run to resume; None: a new run, or the built-in model."""
+    return _saved(found).model.path if found.has_steps else None
+
+
 def _check_same_length(found: RunState, saved: RunConfig, config: RunConfig) -> None:
     before, now = saved.trainer.steps, config.trainer.steps
     if before == now:

@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, with_steps
+from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub, with_steps
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
-from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.data.formats import is_hub_id
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.disk_space import check_space
+from coca_mindspeed.local.hub import download_model
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.model_files import (
     ContextLimit,
@@ -44,6 +47,7 @@ from coca_mindspeed.local.run_directory import (
     find_run,
     records_digest,
     stored_compute_dtype,
+    stored_model,
     stored_prompt_date,
 )
 
@@ -107,10 +111,12 @@ def validate_run(
         ConfigError: settings, the output directory, or the disk.
         DataError, GradingError: as :func:`check_questions`.
     """
-    raise_problems(find_problems(config, CHECKS, (missing_data, *(() if resume else (missing_model,)))))
+    missing = map(or_on_the_hub, (missing_data,) if resume else (missing_data, missing_model))
+    raise_problems(find_problems(config, CHECKS, tuple(missing)))
     found = find_run(output, resume=resume, overwrite=overwrite)
     check_writable(output)
     require_loggers(config.logging)
+    config = with_downloaded_model(config, found, show_progress=show_progress)
     if resume:
         config = _with_stored(config, found)
         check_same_settings(found, config)  # reading or making the records may take seconds
@@ -119,6 +125,21 @@ def validate_run(
     path, _ = model_directory(inputs.config, found)
     check_space(inputs.config, found, path)
     return inputs, check_questions(inputs, show_progress=show_progress)
+
+
+def with_downloaded_model(config: RunConfig, found: RunState, *, show_progress: bool) -> RunConfig:
+    """The configuration with the directory of a model of the hub: that of the run to resume, or a download.
+
+    Raises ConfigError if it can be neither downloaded nor found in the cache.
+    """
+    name = config.model.path
+    if name is None or not is_hub_id(name):
+        return config
+    stored = stored_model(found)
+    if stored is None or f"models--{name.replace('/', '--')}" not in Path(stored).parts:
+        remote = config.model.trust_remote_code
+        stored = str(download_model(name, own_code=remote, show_progress=show_progress))
+    return with_model(config, path=stored)
 
 
 def read_inputs(config: RunConfig, found: RunState) -> RunInputs:
@@ -203,12 +224,12 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
             raise DataError(f"data.evaluate_size={config.evaluate_size}: {error}") from error
         return arithmetic_records(config.train_size, "train", config.seed), held_out
     assert config.train is not None
-    train = list(read_records(Path(config.train)))
+    train = read_own(config.train, config.columns)
     if not train:
         raise DataError(f"data.train={config.train}: holds no records")
     if config.evaluate is None:
         return train, []
-    evaluate = list(read_records(Path(config.evaluate)))
+    evaluate = read_own(config.evaluate, config.columns)
     if not evaluate:
         raise DataError(f"data.evaluate={config.evaluate}: holds no records")
     return train, evaluate
@@ -220,7 +241,8 @@ def record_sources(
     """Training and held-out records by the files that they come from, or by the keys of embedded ones."""
     sources: dict[Path | str, Sequence[Record]] = {}
     for key, file, records in (("data.train", config.train, train), ("data.evaluate", config.evaluate, evaluate)):
-        source = key if config.name == "arithmetic" or file is None else Path(file)
+        of_lines = file is not None and file.endswith(".jsonl") and not config.columns
+        source = Path(str(file)) if of_lines else str(file or key)
         sources[source] = [*sources.get(source, ()), *records]
     return sources
 
@@ -232,7 +254,7 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
     """
     if config.warm_up.records is None:
         return []
-    records = list(read_records(Path(config.warm_up.records)))
+    records = read_own(config.warm_up.records, config.data.columns)
     if not records:
         raise DataError(f"warm_up.records={config.warm_up.records}: holds no records")
     for record in records:
