@@ -51,7 +51,7 @@ class DataSource:
         return ["question", "answer"] if self.name == "triviaqa" and path.name.endswith(".qa.csv") else None
 
 
-def _own_record(columns: Mapping[str, str], row: Mapping[str, Any], number: int, dataset: str = "records") -> Record:
+def _own_record(columns: Mapping[str, str], dataset: str, row: Mapping[str, Any], number: int) -> Record:
     """A user's row as a record; with ``columns``, other columns are not read."""
     values = published.mapped(columns, row) if columns else row
     try:
@@ -60,10 +60,10 @@ def _own_record(columns: Mapping[str, str], row: Mapping[str, Any], number: int,
         raise RowError(str(error).removeprefix("row: ")) from error
 
 
-def own_rows(columns: Mapping[str, str]) -> DataSource:
+def own_rows(columns: Mapping[str, str], dataset: str = "records") -> DataSource:
     """The source ``records``, with the columns of a record's fields; without any, the rows are records."""
     read = frozenset(columns.values()) or None
-    return DataSource("records", "training", partial(_own_record, columns), columns=read)
+    return DataSource("records", "training", partial(_own_record, columns, dataset), columns=read)
 
 
 _TRIVIAQA_COLUMNS = frozenset({"question", "question_id", "question_source", "answer"})
@@ -115,19 +115,17 @@ def read_own(place: str, columns: Mapping[str, str]) -> list[Record]:
 
     Raises DataError with file, row and column.
     """
-    path, on_hub, source = Path(place), is_hub_id(place), own_rows(columns)
+    path, on_hub = Path(place), is_hub_id(place)
     plain = path.suffix != ".gz" and file_format(path) in (None, ".jsonl", ".ndjson")
     if plain and not columns and not on_hub:
         return list(read_records(path))
-    name = place.partition(":")[0] if on_hub else path.stem
+    source = own_rows(columns, place.partition(":")[0] if on_hub else path.stem)
     rows = hub_rows(hub_dataset(place), source.columns, streaming=False) if on_hub else source.rows([path])
     found: dict[str, str] = {}
     records = []
     for row in rows:
         try:
-            if row.error:
-                raise RowError(row.error)
-            record = _own_record(columns, row.values, row.number, name)
+            record = source.record(row, row.number)
         except RowError as error:
             raise DataError(f"{row.where}: {error}") from error
         if record.id in found:
