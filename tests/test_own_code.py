@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import MethodConfig
@@ -212,12 +211,6 @@ def test_verl_resumes_with_the_same_code_only(folder):
             check_same_run(folder / "run", settings(), 4, 2)
         assert [problem.key for problem in refused.value.problems] == [key]
         Path(file).write_text(text)
-
-
-def test_the_library_takes_a_name_too(folder):
-    assert training_method("own_method.py:Shy").name == "shy"
-    with pytest.raises(ValueError, match="no file"):
-        training_method("gone.py:Shy")
 
 
 def test_the_code_of_the_documentation(folder):

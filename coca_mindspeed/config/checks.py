@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coca_mindspeed.config.schema import ArchitectureConfig, DataConfig, RunConfig
-from coca_mindspeed.data.formats import is_hub_id
 from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_problems
+from coca_mindspeed.utils.hub import is_hub_id
 from coca_mindspeed.utils.text_formats import numbered_lines, parse_json
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.config.own_method import own_method
 from coca_mindspeed.config.resume import KeyFacts
 from coca_mindspeed.config.values import ColumnNames, Day, FreeForm, GraderName, TemplateVariables
 from coca_mindspeed.errors import did_you_mean
@@ -204,7 +205,7 @@ class MethodConfig(Section):
     @property
     def training_method(self) -> TrainingMethod:
         """The method; raises ConfigError if one of the user's own cannot be used."""
-        return training_method(self.name)
+        return own_method(self.name) if is_own(self.name) else training_method(self.name)
 
     @property
     def label(self) -> str:

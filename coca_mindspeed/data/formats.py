@@ -199,16 +199,6 @@ def _csv_rows(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
         raise DataError(f"{path}: cannot be read beyond row {number}: {error}") from error
 
 
-_HUB_ID = re.compile(r"(?!models/)[\w-]+/[\w.-]+(:[\w.-]*){0,2}", re.ASCII)
-
-
-def is_hub_id(text: str) -> bool:
-    """Whether a text names a model or a data set of the hub (ORG/NAME, [:CONFIGURATION[:SPLIT]]), and no path here."""
-    path = Path(text)
-    here = path.exists() or path.parent.is_dir() or file_format(path) is not None
-    return _HUB_ID.fullmatch(text) is not None and not here
-
-
 @dataclass(frozen=True, slots=True)
 class HubDataset:
     """Location of a data set on the Hugging Face hub."""

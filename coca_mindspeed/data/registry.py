@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coca_mindspeed.data import published
-from coca_mindspeed.data.formats import HubDataset, Row, data_files, file_format, hub_rows, is_hub_id, read_rows
+from coca_mindspeed.data.formats import HubDataset, Row, data_files, file_format, hub_rows, read_rows
 from coca_mindspeed.data.published import RowError, Ungradable
 from coca_mindspeed.data.records import Record, read_records, record_from_json
 from coca_mindspeed.errors import DataError, did_you_mean
+from coca_mindspeed.utils.hub import is_hub_id
 
 
 @dataclass(frozen=True, slots=True)

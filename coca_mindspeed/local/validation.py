@@ -17,7 +17,6 @@ from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
-from coca_mindspeed.data.formats import is_hub_id
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
@@ -50,6 +49,7 @@ from coca_mindspeed.local.run_directory import (
     stored_model,
     stored_prompt_date,
 )
+from coca_mindspeed.utils.hub import is_hub_id
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
 _CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]

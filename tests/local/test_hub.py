@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.data.formats import is_hub_id
 from coca_mindspeed.local.run_directory import find_run
 from coca_mindspeed.local.validation import with_downloaded_model
 from coca_mindspeed.utils.files import write_marker
+from coca_mindspeed.utils.hub import is_hub_id
 from tests.hub_stub import COMMIT, hub
 
 FILES = {"config.json": "{}", "model.safetensors": "weights", "pytorch_model.bin": "again", "tokenizer.json": "{}"}

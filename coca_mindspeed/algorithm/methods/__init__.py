@@ -6,11 +6,9 @@ Configurations name the methods of this package, so it imports torch, which take
 from coca_mindspeed.algorithm.methods.base import TrainingMethod
 from coca_mindspeed.algorithm.methods.coca import Coca
 from coca_mindspeed.algorithm.methods.joint import Joint
-from coca_mindspeed.algorithm.methods.own import own_method
 from coca_mindspeed.algorithm.methods.rlcr import Rlcr
 from coca_mindspeed.algorithm.methods.rlvr import Rlvr
 from coca_mindspeed.algorithm.methods.sequential import Sequential
-from coca_mindspeed.utils.own_code import is_own
 
 __all__ = ["METHODS", "TrainingMethod", "training_method"]
 
@@ -18,9 +16,7 @@ METHODS: dict[str, TrainingMethod] = {method.name: method for method in (Coca(),
 
 
 def training_method(name: str) -> TrainingMethod:
-    """The method called ``name``, or of the user's own; ``ValueError`` or ``ConfigError`` if there is none."""
-    if is_own(name):
-        return own_method(name, tuple(METHODS))
+    """The method called ``name``; ``ValueError`` if there is none."""
     if name not in METHODS:
         raise ValueError(f"unknown training method {name!r}; known methods: {', '.join(METHODS)}")
     return METHODS[name]

@@ -1,23 +1,22 @@
 """A training method of the user's own, checked against :class:`TrainingMethod`."""
 
-from collections.abc import Collection
 from functools import cache
 from typing import get_args
 
-from coca_mindspeed.algorithm.methods.base import TrainingMethod
+from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod
 from coca_mindspeed.algorithm.parsing import ConfidencePosition
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.utils.own_code import load_own, pinned
+from coca_mindspeed.utils.own_code import load_own
 
 
 @cache
-def own_method(name: str, taken: Collection[str]) -> TrainingMethod:
-    """The instance, or the instance of the class, that ``name`` names; ``taken`` are names of other methods.
+def own_method(name: str) -> TrainingMethod:
+    """The instance, or the instance of the class, that ``name`` (:func:`pinned`) names.
 
     Raises:
         ConfigError: it cannot be imported, or an attribute is missing or wrong.
     """
-    method = load_own(pinned(name))
+    method = load_own(name)
     try:
         method = method() if isinstance(method, type) else method
     except Exception as error:  # the user's own code
@@ -26,7 +25,7 @@ def own_method(name: str, taken: Collection[str]) -> TrainingMethod:
     stages, label = getattr(method, "stages", None), getattr(method, "name", None)
     named = isinstance(stages, tuple) and stages and all(isinstance(stage, str) for stage in stages)
     for attribute, holds, expected in (
-        ("name", isinstance(label, str) and label and label not in taken, f"a name other than {', '.join(taken)}"),
+        ("name", isinstance(label, str) and label and label not in METHODS, f"a name other than {', '.join(METHODS)}"),
         ("system_prompt", isinstance(getattr(method, "system_prompt", None), str), "a text"),
         ("confidence_position", getattr(method, "confidence_position", None) in positions, " or ".join(positions)),
         ("stages", named, "names in a tuple"),
