@@ -123,12 +123,12 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     from coca_mindspeed.local.validation import check_questions, read_inputs, with_downloaded_model
 
     raise_problems(find_problems(config, (*CHECKS, or_on_the_hub(missing_model))), f"{name} cannot run:")
-    config = with_downloaded_model(config, RunState(Path()), show_progress=not quiet)
     if any(or_on_the_hub(missing_data)(config)):
+        config = with_downloaded_model(config, show_progress=not quiet)
         questions, _ = training_rows(config.data)
         _check_memory(config if questions is None else with_steps(config, questions), name, quiet)
         return
-    inputs = read_inputs(config, RunState(Path()))
+    inputs = read_inputs(config, RunState(Path()), show_progress=not quiet)
     with closing(check_questions(inputs, show_progress=not quiet)) as grader:
         _check_memory(inputs.config, name, quiet)
         if (path := inputs.config.model.path) is not None and weight_shapes(Path(path)):

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from coca_mindspeed.config.checks import download_command
-from coca_mindspeed.errors import Problem, raise_problems
+from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.utils.console import print_text
 
 _FILES = (".json", ".jinja", ".model", ".txt", ".safetensors")
@@ -26,7 +26,6 @@ def download_model(name: str, *, own_code: bool, show_progress: bool) -> Path:
     if not show_progress:
         disable_progress_bars()
     fix = f"check the name and the connection, {_ELSEWHERE}: {download_command(name, name)}"
-    reason = ""
     try:
         info = HfApi().model_info(name, files_metadata=True)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
@@ -49,8 +48,8 @@ def download_model(name: str, *, own_code: bool, show_progress: bool) -> Path:
         except Exception:  # noqa: BLE001
             cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             reason = f"can be neither read from {constants.ENDPOINT} ({cause}) nor found in {constants.HF_HUB_CACHE}"
-    raise_problems([Problem("no-model", "model.path", name, reason, fix)])
-    raise AssertionError
+    problem = Problem("no-model", "model.path", name, reason, fix)
+    raise ConfigError(str(problem), [problem])
 
 
 def _wanted(files: list[str], own_code: bool) -> list[str]:

@@ -116,39 +116,35 @@ def validate_run(
     found = find_run(output, resume=resume, overwrite=overwrite)
     check_writable(output)
     require_loggers(config.logging)
-    config = with_downloaded_model(config, found, show_progress=show_progress)
     if resume:
         config = _with_stored(config, found)
         check_same_settings(found, config)  # reading or making the records may take seconds
-    inputs = read_inputs(config, found)
+    inputs = read_inputs(config, found, show_progress=show_progress)
     check_same_run(found, inputs.config, inputs.digests)
     path, _ = model_directory(inputs.config, found)
     check_space(inputs.config, found, path)
     return inputs, check_questions(inputs, show_progress=show_progress)
 
 
-def with_downloaded_model(config: RunConfig, found: RunState, *, show_progress: bool) -> RunConfig:
-    """The configuration with the directory of a model of the hub: that of the run to resume, or a download.
+def with_downloaded_model(config: RunConfig, *, show_progress: bool) -> RunConfig:
+    """The configuration with the directory of a model of the hub, which is downloaded.
 
     Raises ConfigError if it can be neither downloaded nor found in the cache.
     """
-    name = config.model.path
+    name, remote = config.model.path, config.model.trust_remote_code
     if name is None or not is_hub_id(name):
         return config
-    stored = stored_model(found)
-    if stored is None or f"models--{name.replace('/', '--')}" not in Path(stored).parts:
-        remote = config.model.trust_remote_code
-        stored = str(download_model(name, own_code=remote, show_progress=show_progress))
-    return with_model(config, path=stored)
+    return with_model(config, path=str(download_model(name, own_code=remote, show_progress=show_progress)))
 
 
-def read_inputs(config: RunConfig, found: RunState) -> RunInputs:
-    """Read the records of a run, and complete its configuration by them."""
+def read_inputs(config: RunConfig, found: RunState, *, show_progress: bool) -> RunInputs:
+    """Read the records of a run, download its model, and complete its configuration by them."""
     train, evaluate = load_data(config.data)
     config = with_steps(config, len(train))
     warm_up = read_warm_up_records(config)
     sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
     digests = {name: records_digest(records) for name, records in sets.items()}
+    config = with_downloaded_model(config, show_progress=show_progress)
     return RunInputs(_with_prompt_date(config, train), found, train, evaluate, warm_up, digests)
 
 
@@ -193,7 +189,10 @@ def model_directory(config: RunConfig, found: RunState) -> tuple[Path | None, st
 
 
 def _with_stored(config: RunConfig, found: RunState) -> RunConfig:
-    """The configuration with the compute dtype and the date that the run to resume has chosen by itself."""
+    """The configuration with what the run to resume has chosen itself: compute dtype, date, copy of a hub's model."""
+    name, stored = config.model.path or "", stored_model(found) or ""
+    if is_hub_id(name) and f"models--{name.replace('/', '--')}" in Path(stored).parts:
+        config = with_model(config, path=stored)
     if config.model.compute_dtype == "auto" and (dtype := stored_compute_dtype(found)) is not None:
         config = with_model(config, compute_dtype=dtype)
     if config.model.prompt_date is None and (day := stored_prompt_date(found)) is not None:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local.run_directory import find_run
-from coca_mindspeed.local.validation import with_downloaded_model
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.validation import validate_run
 from coca_mindspeed.utils.files import write_marker
 from coca_mindspeed.utils.hub import is_hub_id
 from tests.hub_stub import COMMIT, hub
+from tests.local.starts_for_tests import QUESTIONS, write_rows
 
 FILES = {"config.json": "{}", "model.safetensors": "weights", "pytorch_model.bin": "again", "tokenizer.json": "{}"}
 DOWNLOAD = """
@@ -57,18 +58,17 @@ def test_models_that_cannot_be_had(tmp_path, name):
 
 
 def test_a_resumed_run_keeps_its_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr("coca_mindspeed.local.validation.download_model", lambda name, **_: Path("newer") / name)
-    keys = ["data.train=train.jsonl", "data.evaluate=null", "evaluation.interval=0"]
-    run = compose_run("local", ["model.path=org/tiny", *keys])
-    saved = f"/cache/models--org--tiny/snapshots/{COMMIT}"
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    (tmp_path / "config.yaml").write_text(compose_run("local", [f"model.path={saved}", *keys]).to_yaml())
-    write_marker(tmp_path, "run", {"id": "1"})
-    for found, path in (
-        (find_run(tmp_path, resume=True), saved),
-        (find_run(tmp_path / "x", resume=False), "newer/org/tiny"),
-    ):
-        assert with_downloaded_model(run.run, found, show_progress=False).model.path == path
+    """Nothing is downloaded: the run gets as far as its model's files, which are not there."""
+    monkeypatch.setattr("coca_mindspeed.local.validation.download_model", lambda *_, **__: pytest.fail("downloaded"))
+    write_rows(tmp_path / "train.jsonl", QUESTIONS)
+    keys = [f"data.train={tmp_path}/train.jsonl", "data.evaluate=null", "evaluation.interval=0"]
+    saved = f"{tmp_path}/models--org--tiny/snapshots/{COMMIT}"
+    run = tmp_path / "run"
+    write_marker(run, "run", {"id": "1"})
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
+    (run / "config.yaml").write_text(compose_run("local", [f"model.path={saved}", *keys]).to_yaml())
+    with pytest.raises(ConfigError, match=f"model.path={saved}"):
+        validate_run(compose_run("local", ["model.path=org/tiny", *keys]).run, run, resume=True)
 
 
 @pytest.mark.parametrize(
