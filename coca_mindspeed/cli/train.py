@@ -33,8 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
     # print instead of rich: a wrapped path cannot be copied.
     if run.predictions:
         write_run_report(run, _introduction(run.config))
-    if composed.run.checkpoint.best is not None and (best := read_object(output / BEST_MODEL / "best.json")):
-        print(f"best model: {output / BEST_MODEL}" + f" ({best['metric']}={best['value']:.4g}, step {best['step']})")
+    if (metric := composed.run.checkpoint.best) is not None:
+        best = read_object(output / BEST_MODEL / "best.json")
+        found = f"{metric}={best['value']:.4g}, step {best['step']}" if best else f"none: {metric} was undefined"
+        print(f"best model: {output / BEST_MODEL} ({found})")
     print(f"model: {output / 'model'} (a Hugging Face directory)\nmetrics: {output / 'metrics.jsonl'}")
     print(f"next: {shlex.join(['coca-mindspeed', 'report', str(output), '--output', str(output / 'report')])}")
     print(f"      {shlex.join(['coca-router', 'serve', '--model', str(output / 'model')])}")

@@ -46,7 +46,7 @@ def download_model(name: str, *, own_code: bool, show_progress: bool) -> Path:
             print_text(f"{constants.ENDPOINT} cannot be reached; {name} is read from the cache, {found}", sys.stderr)
             return Path(found)
         except Exception:  # noqa: BLE001
-            cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:80]}"
             reason = f"can be neither read from {constants.ENDPOINT} ({cause}) nor found in {constants.HF_HUB_CACHE}"
     problem = Problem("no-model", "model.path", name, reason, fix)
     raise ConfigError(str(problem), [problem])
