@@ -14,7 +14,7 @@ from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, training_rows, with_steps
+from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub, training_rows, with_steps
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
@@ -115,14 +115,15 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     """Check a run of the local engine: its inputs before torch is imported, then memory, then sampled responses."""
     from coca_mindspeed.local.disk_space import weight_shapes
     from coca_mindspeed.local.run_directory import RunState
-    from coca_mindspeed.local.validation import check_questions, read_inputs
+    from coca_mindspeed.local.validation import check_questions, read_inputs, with_downloaded_model
 
-    raise_problems(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
-    if any(missing_data(config)):
+    raise_problems(find_problems(config, (*CHECKS, or_on_the_hub(missing_model))), f"{name} cannot run:")
+    if any(or_on_the_hub(missing_data)(config)):
+        config = with_downloaded_model(config, show_progress=not quiet)
         questions, _ = training_rows(config.data)
         _check_memory(config if questions is None else with_steps(config, questions), name, quiet)
         return
-    inputs = read_inputs(config, RunState(Path()))
+    inputs = read_inputs(config, RunState(Path()), show_progress=not quiet)
     with closing(check_questions(inputs, show_progress=not quiet)) as grader:
         _check_memory(inputs.config, name, quiet)
         if (path := inputs.config.model.path) is not None and weight_shapes(Path(path)):
@@ -138,7 +139,9 @@ def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
     from coca_mindspeed.local.update import require_optimizer
+    from coca_mindspeed.scoring.responses import check_own_method
 
+    check_own_method(config.method)
     device, path = choose_device(config.trainer.device), config.model.path
     require_optimizer(config.optimizer, device)
     if not quiet:
@@ -259,7 +262,7 @@ def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, argume
 
 def _local_rows(config: RunConfig) -> list[tuple[str, str]]:
     """Method, learning rate and length of a run, and whether its files exist."""
-    absent = {problem.key for problem in (*missing_data(config), *missing_model(config))}
+    absent = {problem.key for check in (missing_data, missing_model) for problem in or_on_the_hub(check)(config)}
     length = f"{config.trainer.steps} steps per stage"
     if config.data.epochs is not None:
         length = f"{config.data.epochs:g} epochs"

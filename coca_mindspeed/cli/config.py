@@ -5,7 +5,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, TypeGuard, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -144,6 +144,8 @@ def _type_name(annotation: Any) -> str:
         return annotation.__name__
     if any(map(_is_section, get_args(annotation))):
         return "section or null"
+    if choices := [inner for inner in get_args(annotation) if get_origin(inner) is Literal]:
+        return ", ".join((*get_args(choices[0]), "null"))
     text = str(annotation).replace("typing.", "").replace("NoneType", "null").replace("None", "null")
     return text.removeprefix("Literal[").removesuffix("]").replace("'", "") if text.startswith("Literal[") else text
 

@@ -9,7 +9,7 @@ import numpy as np
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
-from coca_mindspeed.cli.options import at_least, number, place
+from coca_mindspeed.cli.options import at_least, columns, number, place
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
 from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
 from coca_mindspeed.data.prepare.filters import (
@@ -25,7 +25,15 @@ from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
 from coca_mindspeed.data.prepare.report import PreparationReport
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.data.registry import SOURCES, DataSource, read_evaluation_sets, read_published, source_named
+from coca_mindspeed.data.registry import (
+    SOURCES,
+    DataSource,
+    hub_dataset,
+    own_rows,
+    read_evaluation_sets,
+    read_published,
+    source_named,
+)
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.utils.console import PlainConsole, print_text
@@ -200,6 +208,8 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REPOSITORY[:CONFIGURATION[:SPLIT]]",
         help="read it with the package 'datasets' (default: the original repository)",
     )
+    meaning = 'records: JSON of columns by field: {"question": "problem", "answer": "solution"}'
+    option("--columns", type=columns, metavar="JSON", help=f"{meaning}, or {{'messages': ...}} for chats")
     option("--output", type=place, required=True, metavar="DIRECTORY", help="the directory to make")
     option("--overwrite", action="store_true", help="replace an earlier output")
     skipped = "skip up to N malformed rows, and list them (default: 0)"
@@ -277,6 +287,8 @@ def _check_usage(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--difficulty: expected LOW <= HIGH, found {arguments.difficulty}")
     if arguments.max_tokens is not None and arguments.min_tokens > arguments.max_tokens:
         raise UsageError(f"--min-tokens {arguments.min_tokens} is above --max-tokens {arguments.max_tokens}")
+    if arguments.columns and arguments.dataset != "records":
+        raise UsageError(f"--columns: is for the data set records, found {arguments.dataset}")
     counts = arguments.max_tokens is not None or arguments.min_tokens > 0
     if counts and arguments.tokenizer is None:
         raise UsageError("--max-tokens and --min-tokens need --tokenizer DIRECTORY")
@@ -292,6 +304,8 @@ def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> P
     def default(value: bool | None) -> bool:
         return training if value is None else value
 
+    if arguments.columns:
+        source = own_rows(arguments.columns)
     inputs = arguments.input if arguments.hub is None else _hub_dataset(source, arguments.hub)
     if not isinstance(inputs, HubDataset):
         data_files(inputs)  # before tokenizers are loaded and evaluation sets read
@@ -316,6 +330,7 @@ def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> P
             "tokenizer": None if arguments.tokenizer is None else str(arguments.tokenizer),
             "tokens": [arguments.min_tokens, arguments.max_tokens],
             "prompt": arguments.prompt,
+            "columns": arguments.columns,
             "decontaminate": against,
             "ngram": arguments.ngram,
         },
@@ -339,9 +354,7 @@ def _hub_dataset(source: DataSource, named: str) -> HubDataset:
         if source.hub is None:
             raise UsageError(f"--hub: {source.name} has no default repository; expected --hub REPOSITORY")
         return source.hub
-    repository, _, rest = named.partition(":")
-    configuration, _, split = rest.partition(":")
-    return HubDataset(repository, configuration or None, split or (source.hub.split if source.hub else "train"))
+    return hub_dataset(named, source.hub.split if source.hub else "train")
 
 
 def _print(report: PreparationReport, output: Path) -> None:

@@ -74,6 +74,14 @@ def template_variables(text: str) -> dict[str, Any]:
     return variables
 
 
+def columns(text: str) -> dict[str, str]:
+    """Columns by field of a record, as a JSON object."""
+    from coca_mindspeed.config import values  # --help needs no schema
+
+    named: dict[str, str] = _checked(values.column_names, json_object(text))
+    return named
+
+
 def day(text: str) -> str:
     """Date, YYYY-MM-DD."""
     from coca_mindspeed.config import values

@@ -7,8 +7,10 @@ from pathlib import Path
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.local.validation import validate_run
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
+from coca_mindspeed.utils.files import read_object
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     # print instead of rich: a wrapped path cannot be copied.
     if run.predictions:
         write_run_report(run, _introduction(run.config))
+    if (metric := composed.run.checkpoint.best) is not None:
+        best = read_object(output / BEST_MODEL / "best.json")
+        found = f"{metric}={best['value']:.4g}, step {best['step']}" if best else f"none: {metric} was undefined"
+        print(f"best model: {output / BEST_MODEL} ({found})")
     print(f"model: {output / 'model'} (a Hugging Face directory)\nmetrics: {output / 'metrics.jsonl'}")
     print(f"next: {shlex.join(['coca-mindspeed', 'report', str(output), '--output', str(output / 'report')])}")
     print(f"      {shlex.join(['coca-router', 'serve', '--model', str(output / 'model')])}")

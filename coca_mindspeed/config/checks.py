@@ -1,14 +1,12 @@
 """Checks of a run that all engines share: its configuration, its files, the model's shape, the number of steps."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from coca_mindspeed.config.schema import ArchitectureConfig, DataConfig, RunConfig
-from coca_mindspeed.errors import Check, DataError, Problem, raise_problems
+from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_problems
+from coca_mindspeed.utils.hub import is_hub_id
 from coca_mindspeed.utils.text_formats import numbered_lines, parse_json
-
-_MODEL_ID = re.compile(r"(?!models/)[\w-]+/[\w.-]+", re.ASCII)  # of a hub: ORG/NAME
 
 
 def _held_out_records(run: RunConfig) -> Iterator[Problem]:
@@ -16,10 +14,23 @@ def _held_out_records(run: RunConfig) -> Iterator[Problem]:
     if interval and data.name == "records" and data.evaluate is None:
         fix = "set data.evaluate, or evaluation.interval=0"
         yield Problem("no-held-out-records", "evaluation.interval", interval, "needs data.evaluate, found null", fix)
+    if run.checkpoint.best is not None and not interval:
+        reason, fix = "needs evaluations while training, found none", "set evaluation.interval to 1 or more"
+        yield Problem("no-evaluation", "checkpoint.best", run.checkpoint.best, reason, fix)
 
 
-#: Checks of every run, whatever its engine; they read no file.
-CHECKS: tuple[Check[RunConfig], ...] = (_held_out_records,)
+def _own_method(run: RunConfig) -> Iterator[Problem]:
+    try:
+        position = run.method.training_method.confidence_position
+    except ConfigError as error:
+        yield Problem("own-method", "method.name", run.method.name, str(error))
+        return
+    if run.evaluation.readings and position != "first":
+        yield Problem("own-method", "evaluation.readings", True, "needs a method that states its confidence first")
+
+
+#: Checks of every run, whatever its engine; of files, they read only a method of the user's own.
+CHECKS: tuple[Check[RunConfig], ...] = (_held_out_records, _own_method)
 
 
 def missing_data(run: RunConfig) -> Iterator[Problem]:
@@ -34,6 +45,11 @@ def missing_data(run: RunConfig) -> Iterator[Problem]:
 def missing_model(run: RunConfig) -> Iterator[Problem]:
     if run.model.path is not None and not (Path(run.model.path) / "config.json").is_file():
         yield Problem("no-model", "model.path", run.model.path, "must hold a config.json", _download(run.model.path))
+
+
+def or_on_the_hub(check: Check[RunConfig]) -> Check[RunConfig]:
+    """``missing_data`` or ``missing_model`` for the local engine, which also reads from the hub."""
+    return lambda run: (problem for problem in check(run) if not is_hub_id(problem.value))
 
 
 HF_KEYS = {  # name of a shape -> key of config.json
@@ -69,8 +85,11 @@ def differing_shapes(key: str, directory: str | None, shape: ArchitectureConfig 
 
 def _download(path: str) -> str:
     """How to get the model; ``path`` itself may be the model's id."""
-    name = path if _MODEL_ID.fullmatch(path) and not Path(path).parent.is_dir() else "ORG/NAME"
-    return f"download the model: hf download {name} --local-dir {path} (or modelscope download --model {name})"
+    return f"download the model: {download_command(path if is_hub_id(path) else 'ORG/NAME', path)}"
+
+
+def download_command(name: str, directory: str) -> str:
+    return f"hf download {name} --local-dir {directory} (or modelscope download --model {name})"
 
 
 def steps_of_epochs(epochs: float, rows: int, prompts: int) -> int:

@@ -1,5 +1,6 @@
 """Hydra composition, and errors that name file, key, value and the nearest valid name."""
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
 
-from coca_mindspeed.config.schema import PATH_KEYS, RunConfig
+from coca_mindspeed.config.schema import OWN_KEYS, PATH_KEYS, RunConfig
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, Problem, UsageError, did_you_mean, validation_problems
+from coca_mindspeed.utils.own_code import is_own, pinned
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 GROUPS = ("model", "hardware", "parallel", "method", "data")
@@ -216,7 +218,8 @@ def _compose(directory: Path, stem: str, overrides: Sequence[str]) -> DictConfig
     with initialize_config_dir(str(directory), version_base="1.3"):
         composed = compose(stem, overrides=[*_search_path(directory), *overrides])
     _add_defaults(composed)
-    _expand_home(composed)
+    _change_texts(composed, PATH_KEYS, _expanded)
+    _change_texts(composed, OWN_KEYS, partial(_pinned, directory))
     return composed
 
 
@@ -289,15 +292,27 @@ def _add_defaults(composed: DictConfig) -> None:
                         composed[section][key] = defaults[key]
 
 
-def _expand_home(composed: DictConfig) -> None:
-    """Read ``~`` in paths as the user's home directory, before other keys are made of them."""
-    for section, _, key in (name.rpartition(".") for name in PATH_KEYS):
+def _change_texts(composed: DictConfig, keys: Sequence[str], change: Callable[[str], str]) -> None:
+    """Replace the texts of ``keys``, before other keys are made of them."""
+    for section, _, key in (name.rpartition(".") for name in keys):
         values = OmegaConf.select(composed, section)
         if OmegaConf.is_dict(values) and not OmegaConf.is_missing(values, key) and isinstance(values.get(key), str):
             raw = OmegaConf.to_container(values, resolve=False)
             assert isinstance(raw, dict)
-            if raw[key].startswith("~"):
-                values[key] = str(Path(raw[key]).expanduser())
+            if (changed := change(raw[key])) != raw[key]:
+                values[key] = changed
+
+
+def _expanded(path: str) -> str:
+    """Read ``~`` as the user's home directory."""
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def _pinned(directory: Path, name: str) -> str:
+    """Name a file of the user's own by its absolute path and fingerprint; the schema refuses one that is not there."""
+    with contextlib.suppress(ValueError):
+        return pinned(name, directory) if is_own(name) and "${" not in name else name
+    return name
 
 
 def _parse_yaml(file: Path) -> None:

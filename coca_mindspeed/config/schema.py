@@ -6,17 +6,21 @@ made of the same parts.  Keys of MindSpeed-RL itself live under ``mindspeed_rl``
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.config.own_method import own_method
 from coca_mindspeed.config.resume import KeyFacts
-from coca_mindspeed.config.values import Day, FreeForm, TemplateVariables
+from coca_mindspeed.config.values import ColumnNames, Day, FreeForm, GraderName, TemplateVariables
 from coca_mindspeed.errors import did_you_mean
+from coca_mindspeed.utils.own_code import is_own, pinned
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
 PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
+#: Keys that may name an object of the user's own.
+OWN_KEYS = ("method.name", "data.grader")
 #: What the local engine calls its devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
 # Facts of the keys below; a key without any is read by every engine, and a resumed run may not change it.
@@ -26,6 +30,7 @@ _LOCAL_ATTENTION = KeyFacts(cluster="set mindspeed_rl.megatron_training.use_flas
 _RECOMPUTATION = KeyFacts("memory", _ROUNDING, "set mindspeed_rl.megatron_training.recompute_granularity instead")
 _ADAPTERS = KeyFacts(cluster="cluster runs have no adapters")
 _SFT = KeyFacts(cluster="run this stage with the local engine first, and name its result as model.path")
+_COLUMNS = KeyFacts(cluster="convert the file: coca-mindspeed data prepare records --columns")
 _SYNTHETIC = KeyFacts(cluster="cluster runs have no synthetic data")
 _SAMPLED_AT_ONCE = KeyFacts(
     "memory", "later steps and evaluations draw other samples", "set mindspeed_rl.generate_config.max_num_seqs instead"
@@ -40,6 +45,7 @@ _NO_ENTROPY = KeyFacts(cluster="the loss has no entropy term there")
 _VALIDATION = KeyFacts("free", cluster="a validation samples a group for each question")
 _WHOLE_FILE = KeyFacts("free", cluster="shorten data.evaluate instead")
 _EVALUATED_LATER = KeyFacts("free", cluster="convert and evaluate the weights separately (docs/evaluation.md)")
+_BEST = KeyFacts("free", cluster="choose an iteration by its validation, and convert its checkpoint")
 _LOGGERS = KeyFacts("free", cluster="MindSpeed-RL 2.3.0 logs to TensorBoard and W&B")
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
 
@@ -85,7 +91,10 @@ class ModelConfig(Section):
     """The model."""
 
     path: str | None = Field(
-        None, min_length=1, description="Hugging Face directory of a causal LM; null: the built-in tiny model"
+        None,
+        min_length=1,
+        description="Hugging Face directory of a causal LM, or its id on the hub, ORG/NAME (local engine); null: the "
+        "built-in tiny model",
     )
     megatron_path: Annotated[str | None, _CLUSTER] = Field(
         None, min_length=1, description="Ascend: Megatron weights for the run's TP and PP (launch/convert_weights.sh)"
@@ -148,7 +157,7 @@ class WarmUpConfig(Section):
 class MethodConfig(Section):
     """Training method (docs/method.md)."""
 
-    name: str = Field("coca", description=", ".join(METHODS))
+    name: str = Field("coca", description=f"{', '.join(METHODS)}, or one of your own (docs/library.md)")
     invalid_reward: float = Field(
         -1.0,
         ge=-100,
@@ -178,18 +187,31 @@ class MethodConfig(Section):
     clip: float = Field(0.2, gt=0, lt=1, description="epsilon of the clipped ratio")
     loss_aggregation: LossAggregation = Field("sum", description="sum, token_mean or segment_mean")
 
+    @field_validator("name")
+    @classmethod
+    def _known_method(cls, name: str) -> str:
+        if is_own(name):
+            return pinned(name)
+        if name not in METHODS:
+            near = did_you_mean(name, METHODS)
+            raise ValueError(f"unknown training method {name!r}{near}; known methods: {', '.join(METHODS)}")
+        return name
+
     @model_validator(mode="after")
-    def _known_method(self) -> "MethodConfig":
-        if self.name not in METHODS:
-            near = did_you_mean(self.name, METHODS)
-            raise ValueError(f"name: unknown training method {self.name!r}{near}; known methods: {', '.join(METHODS)}")
+    def _entropy_bonus_of_coca(self) -> "MethodConfig":
         if self.entropy_bonus and self.name != "coca":
             raise ValueError(f"entropy_bonus: has an effect with coca only, found name={self.name}; set it to 0")
         return self
 
     @property
     def training_method(self) -> TrainingMethod:
-        return training_method(self.name)
+        """The method; raises ConfigError if one of the user's own cannot be used."""
+        return own_method(self.name) if is_own(self.name) else training_method(self.name)
+
+    @property
+    def label(self) -> str:
+        """The method's own name, for reports."""
+        return self.training_method.name
 
     def parser(self) -> ResponseParser:
         """The parser of this method's responses."""
@@ -200,10 +222,20 @@ class DataConfig(Section):
     """Questions for training and evaluation."""
 
     name: Literal["arithmetic", "records"] = Field(
-        "arithmetic", description="arithmetic: built-in questions; records: JSON Lines"
+        "arithmetic", description="arithmetic: built-in questions; records: your own"
     )
-    train: str | None = Field(None, min_length=1, description="training records (JSON Lines)")
-    evaluate: Annotated[str | None, _CLUSTER] = Field(None, min_length=1, description="held-out records (JSON Lines)")
+    train: str | None = Field(
+        None,
+        min_length=1,
+        description="training records (JSON Lines); local engine: also CSV, Parquet and others, or a data set of the "
+        "hub, ORG/NAME[:CONFIGURATION[:SPLIT]] (docs/data.md)",
+    )
+    evaluate: Annotated[str | None, _CLUSTER] = Field(None, min_length=1, description="held-out records, as data.train")
+    columns: Annotated[ColumnNames, _COLUMNS] = Field(
+        default_factory=dict,
+        description="columns of the rows by field of a record, e.g. {question: problem, answer: solution}, or "
+        "{messages: messages} for chats; {}: the rows are records",
+    )
     train_size: Annotated[int, _SYNTHETIC] = Field(50_000, ge=1, description="arithmetic: number of training questions")
     evaluate_size: Annotated[int, _SYNTHETIC] = Field(
         2_000, ge=1, description="arithmetic: number of held-out questions"
@@ -217,7 +249,7 @@ class DataConfig(Section):
     rows: Annotated[int | None, _CLUSTER] = Field(
         None, ge=1, description="number of training records, if the file is not on this machine"
     )
-    grader: str = Field("auto", description="grader; docs/grading.md")
+    grader: GraderName = Field("auto", description="grader (docs/grading.md), or one of your own (docs/library.md)")
     grader_options: FreeForm = Field(default_factory=dict, description="options of the grader; docs/grading.md")
     require_evaluated: bool = Field(
         True, description="training gives no reward to an unevaluated mathematical answer; docs/grading.md"
@@ -356,6 +388,9 @@ class CheckpointConfig(Section):
 
     interval: int = Field(50, ge=0, description="steps between checkpoints; 0: last step only")
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
+    best: Annotated[Literal["eval/accuracy", "eval/auroc", "eval/ece", "eval/brier"] | None, _BEST] = Field(
+        None, description="also keep the model that is best in this held-out metric, in OUTPUT/best_model; null: none"
+    )
 
 
 class LoggingConfig(Section):
@@ -420,7 +455,9 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _readings_of_a_confidence_first(self) -> "RunConfig":
         if self.evaluation.readings:
-            if self.method.training_method.confidence_position == "last":
+            # One of the user's own is imported later, by the checks of a run.
+            own = is_own(self.method.name)
+            if not own and self.method.training_method.confidence_position == "last":
                 raise ValueError(
                     f"evaluation.readings: needs a method that states its confidence first, found {self.method.name}"
                 )

@@ -6,6 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from coca_mindspeed.errors import did_you_mean
+from coca_mindspeed.utils.own_code import is_own, pinned
+
 # transformers gives these a value in every template, so that a variable of the same name would have no effect.
 _RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception")
 
@@ -42,6 +45,26 @@ def template_day(value: str | None) -> str | None:
     return value
 
 
+def grader_name(value: str) -> str:
+    """Add the fingerprint to the file of a grader of the user's own."""
+    return pinned(value) if is_own(value) else value
+
+
+_FIELDS = ("id", "dataset", "category", "question", "answer", "system", "metadata", "messages")
+
+
+def column_names(values: dict[str, str]) -> dict[str, str]:
+    """Check a mapping of the fields of a record, or ``messages``, to columns."""
+    for name in values:
+        if name not in _FIELDS:
+            raise ValueError(f"{name}: no such field{did_you_mean(name, _FIELDS)}; expected {', '.join(_FIELDS)}")
+    if values and "messages" not in values and not {"question", "answer"} <= set(values):
+        raise ValueError("expected columns of question and answer, or of messages")
+    return values
+
+
 FreeForm = Annotated[dict[str, Any], AfterValidator(_finite)]
 TemplateVariables = Annotated[dict[str, Any], AfterValidator(template_variables)]
 Day = Annotated[str | None, AfterValidator(template_day)]
+ColumnNames = Annotated[dict[str, str], AfterValidator(column_names)]
+GraderName = Annotated[str, AfterValidator(grader_name)]

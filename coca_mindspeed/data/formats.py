@@ -208,20 +208,24 @@ class HubDataset:
     split: str
 
 
-def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None) -> Iterator[Row]:
-    """Stream a data set's rows from the hub; the row's ``file`` is its name there.
+def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None, *, streaming: bool = True) -> Iterator[Row]:
+    """The rows of a data set of the hub; a row's ``file`` is its name there.
+
+    ``streaming`` reads it without keeping it; otherwise ``datasets`` downloads it to its cache, with its own bars.
 
     Raises:
         MissingDependencyError: ``datasets`` is not installed.
         DataError: the hub or the data set cannot be reached, or the stream breaks.
     """
-    require("datasets", purpose="--hub (downloaded files are read by --input)")
+    require("datasets", purpose="data sets of the hub (files downloaded from it need no package)")
     import datasets
 
     name = "/".join(filter(None, (dataset.repository, dataset.configuration, dataset.split)))
     number = 0
     try:
-        stream = datasets.load_dataset(dataset.repository, dataset.configuration, split=dataset.split, streaming=True)
+        stream = datasets.load_dataset(
+            dataset.repository, dataset.configuration, split=dataset.split, streaming=streaming
+        )
         if columns is not None and stream.column_names is not None:
             stream = stream.select_columns([column for column in stream.column_names if column in columns])
         for number, values in enumerate(stream, start=1):
@@ -230,5 +234,5 @@ def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None) -> Ite
     except Exception as error:
         raise DataError(
             f"{name}: cannot be read from the hub beyond row {number}: {type(error).__name__}: {str(error)[:300]}; "
-            "without network access, pass downloaded files with --input"
+            "without network access, name downloaded files instead (--input)"
         ) from error

@@ -92,6 +92,32 @@ _CODE_BLOCK = "Give the whole program in one ```python code block."
 BIG_MATH_COLUMNS = frozenset({"problem", "answer", "source", "domain", "llama8b_solve_rate"})
 
 
+def mapped(columns: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a record from the columns of a user's row; ``messages`` gives question and answer."""
+    readers: dict[str, Any] = {"question": _text, "answer": _scalar_text, "id": _scalar_text}
+    chat = _question_and_answer(row, columns["messages"]) if "messages" in columns else {}
+    own = {name: readers.get(name, _column)(row, column) for name, column in columns.items() if name != "messages"}
+    return {**chat, **own}
+
+
+def _question_and_answer(row: Mapping[str, Any], column: str) -> dict[str, str]:
+    """The user's message and the assistant's, if there is one; raises RowError for any other chat."""
+    messages = _column(row, column)
+    try:
+        turns = [(message["role"], message["content"]) for message in messages]
+    except (TypeError, KeyError):
+        raise RowError(f"column {column!r} should be a list of role and content, found {_describe(messages)}") from None
+    roles = [role for role, _ in turns]
+    if "system" in roles:
+        reason = "would replace the method's prompt, which asks for the confidence; remove it"
+        raise RowError(f"column {column!r} has a system message, which {reason}")
+    if roles not in (["user"], ["user", "assistant"]):
+        raise RowError(f"column {column!r} should be one user's and one assistant's message, found {', '.join(roles)}")
+    if not all(isinstance(content, str) for _, content in turns):
+        raise RowError(f"column {column!r} should have text in each content, found another type")
+    return dict(zip(("question", "answer"), (content for _, content in turns), strict=False))
+
+
 def big_math(row: Mapping[str, Any], number: int) -> Record:
     """Convert a row with ``problem``, ``answer``, ``source``, ``domain``, ``llama8b_solve_rate``.
 

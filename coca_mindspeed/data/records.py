@@ -80,7 +80,7 @@ def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: i
     """
     unknown = sorted(set(row) - set(_FIELDS))
     if missing := [name for name in _REQUIRED if name not in row]:
-        found = f"; found {unknown[0]!r}, which no record has" if unknown else ""
+        found = f"; found {unknown[0]!r}, which no record has; docs/data.md says how to name columns" if unknown else ""
         raise DataError(f"{where}: field {missing[0]!r} is missing{found}; a record has {', '.join(_FIELDS)}")
     if unknown:
         known = f"a record has {', '.join(_FIELDS)}; put other values into 'metadata'"

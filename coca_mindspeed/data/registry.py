@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coca_mindspeed.data import published
-from coca_mindspeed.data.formats import HubDataset, Row, data_files, hub_rows, read_rows
+from coca_mindspeed.data.formats import HubDataset, Row, data_files, file_format, hub_rows, read_rows
 from coca_mindspeed.data.published import RowError, Ungradable
 from coca_mindspeed.data.records import Record, read_records, record_from_json
 from coca_mindspeed.errors import DataError, did_you_mean
+from coca_mindspeed.utils.hub import is_hub_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,19 @@ class DataSource:
         return ["question", "answer"] if self.name == "triviaqa" and path.name.endswith(".qa.csv") else None
 
 
-def _own_record(row: Mapping[str, Any], number: int) -> Record:
+def _own_record(columns: Mapping[str, str], dataset: str, row: Mapping[str, Any], number: int) -> Record:
+    """A user's row as a record; with ``columns``, other columns are not read."""
+    values = published.mapped(columns, row) if columns else row
     try:
-        return record_from_json(row, "row", dataset="records", number=number)
+        return record_from_json(values, "row", dataset=dataset, number=number)
     except DataError as error:
         raise RowError(str(error).removeprefix("row: ")) from error
+
+
+def own_rows(columns: Mapping[str, str], dataset: str = "records") -> DataSource:
+    """The source ``records``, with the columns of a record's fields; without any, the rows are records."""
+    read = frozenset(columns.values()) or None
+    return DataSource("records", "training", partial(_own_record, columns, dataset), columns=read)
 
 
 _TRIVIAQA_COLUMNS = frozenset({"question", "question_id", "question_source", "answer"})
@@ -74,7 +83,7 @@ _SOURCES: tuple[DataSource, ...] = (
     DataSource("humaneval", "benchmark", published.humaneval, HubDataset("openai/openai_humaneval", None, "test")),
     DataSource("simpleqa", "benchmark", published.simpleqa, HubDataset("basicv8vc/SimpleQA", None, "test")),
     DataSource("triviaqa", "benchmark", published.triviaqa, _TRIVIAQA, _TRIVIAQA_COLUMNS),
-    DataSource("records", "training", _own_record),
+    own_rows({}),
 )
 SOURCES = {source.name: source for source in _SOURCES}
 
@@ -100,6 +109,38 @@ def read_published(source: DataSource, inputs: Sequence[Path]) -> Iterator[Recor
             continue
         if source.outside is None or source.outside(record) is None:
             yield record
+
+
+def read_own(place: str, columns: Mapping[str, str]) -> list[Record]:
+    """The records of a user's file in any format, or of a data set of the hub: ORG/NAME[:CONFIGURATION[:SPLIT]].
+
+    Raises DataError with file, row and column.
+    """
+    path, on_hub = Path(place), is_hub_id(place)
+    plain = path.suffix != ".gz" and file_format(path) in (None, ".jsonl", ".ndjson")
+    if plain and not columns and not on_hub:
+        return list(read_records(path))
+    source = own_rows(columns, place.partition(":")[0] if on_hub else path.stem)
+    rows = hub_rows(hub_dataset(place), source.columns, streaming=False) if on_hub else source.rows([path])
+    found: dict[str, str] = {}
+    records = []
+    for row in rows:
+        try:
+            record = source.record(row, row.number)
+        except RowError as error:
+            raise DataError(f"{row.where}: {error}") from error
+        if record.id in found:
+            raise DataError(f"{row.where}: id {record.id!r} was already used in {found[record.id]}")
+        found[record.id] = row.where
+        records.append(record)
+    return records
+
+
+def hub_dataset(named: str, split: str = "train") -> HubDataset:
+    """The data set of ``ORG/NAME[:CONFIGURATION[:SPLIT]]``."""
+    repository, _, rest = named.partition(":")
+    configuration, _, named_split = rest.partition(":")
+    return HubDataset(repository, configuration or None, named_split or split)
 
 
 def read_evaluation_sets(named: Sequence[str]) -> Iterator[Record]:

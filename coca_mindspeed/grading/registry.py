@@ -7,7 +7,9 @@ from typing import Any
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError, did_you_mean
+from coca_mindspeed.grading.own import OwnGrader
 from coca_mindspeed.grading.verdict import MeasuredGrader, Verdict
+from coca_mindspeed.utils.own_code import is_own, pinned
 
 # Imported on use: the exact grader needs neither sympy nor openai.
 _GRADERS = {
@@ -27,7 +29,15 @@ _BY_CATEGORY = {"math": "math", "code": "code", "factual": "factual"}
 
 
 def known_grader(name: str) -> str:
-    """Return ``name``, or raise ``GradingError`` if it is not one of ``GRADER_NAMES``."""
+    """Return ``name``, or raise ``GradingError`` if it is not one of ``GRADER_NAMES``.
+
+    A grader of the user's own is returned with its fingerprint; ``GradingError`` if there is no such file.
+    """
+    if is_own(name):
+        try:
+            return pinned(name)
+        except ValueError as error:
+            raise GradingError(f"grader {name!r}: {error}") from error
     return _known(name, GRADER_NAMES, "grader")
 
 
@@ -43,7 +53,10 @@ def build_grader(name: str, config: Mapping[str, Any] | None = None) -> Measured
 
     Raises:
         GradingError: an unknown name or option, or something that the grader needs is missing.
+        ConfigError: a grader of the user's own cannot be imported.
     """
+    if is_own(name):
+        return OwnGrader(known_grader(name), config or {})
     grader = grader_class(name)
     options = dict(config or {})
     for option in options:

@@ -140,7 +140,7 @@ class RejectUnevaluated:
 
     def regrade(self, record: Record, answer: str, verdict: Verdict) -> Verdict:
         named = record.metadata.get("grader")
-        if not verdict.correct or (record.category != "math" if named is None else named != "math"):
+        if not verdict.correct or verdict.final or (record.category != "math" if named is None else named != "math"):
             return verdict
         problem = why_unevaluated(record.question, record.answer, answer)
         if not problem:

@@ -27,6 +27,7 @@ class Verdict:
     outcome: Outcome
     reason: str = ""  # always set if ungradable
     seconds: float = 0.0  # wall time of grading; 0 if not measured
+    final: bool = False  # data.require_evaluated does not apply
 
     @property
     def correct(self) -> bool:

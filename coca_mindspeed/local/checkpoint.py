@@ -5,19 +5,22 @@ format), and ``optimizer.pt`` (read with ``weights_only``).  It is written under
 renamed, so a kill at any moment never leaves a partial checkpoint.
 """
 
+import math
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS
 from coca_mindspeed.local.lora import merged_weights, save_adapters
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
-from coca_mindspeed.utils.files import whole_directory
+from coca_mindspeed.utils.files import read_object, whole_directory, write_json
 
 
 def load_optimizer_state(checkpoint: Checkpoint, device: torch.device) -> dict[str, Any]:
@@ -69,6 +72,31 @@ def export_model(policy: Policy, directory: Path) -> None:
         save_model(policy, writing)
 
 
+class BestModel:
+    """The exported model of the step with the best ``metric``, in ``directory``, with a file ``best.json``."""
+
+    def __init__(self, directory: Path, metric: str) -> None:
+        """Read the best value so far; that of another metric does not count."""
+        self._directory, self._metric = directory, metric
+        self._sign = METRIC_SPECS[metric.removeprefix("eval/")].better
+        known = read_object(directory / "best.json")
+        self._best: float = known["value"] if known.get("metric") == metric else -math.inf * self._sign
+
+    def improves(self, metrics: Mapping[str, float]) -> bool:
+        """Whether a step's metrics have a better value; a NaN is none."""
+        return bool(self._sign * metrics.get(self._metric, math.nan) > self._sign * self._best)
+
+    def save(self, step: int, policy: Policy, metrics: Mapping[str, float]) -> None:
+        """Replace the exported model; raises TrainingError if it cannot be written."""
+        self._best = metrics[self._metric]
+        try:
+            with whole_directory(self._directory) as writing:
+                save_model(policy, writing)
+                write_json(writing / "best.json", {"metric": self._metric, "value": self._best, "step": step})
+        except Exception as error:  # safetensors raises errors of its own
+            raise TrainingError(f"step {step}: {self._directory} could not be written: {error}") from error
+
+
 def save_checkpoint(
     directory: Path,
     step: int,
@@ -117,8 +145,8 @@ def _prune(directory: Path, keep: int) -> None:
 
 
 # Temporary names of this module.
-_LEFTOVER = re.compile(r"\.removing_\d{6,}|\.(?:model|warm_start|step_\d{6,})\.writing")
-_REPLACED = re.compile(r"\.replaced_(model|warm_start|step_\d{6,})")
+_LEFTOVER = re.compile(r"\.removing_\d{6,}|\.(?:model|warm_start|best_model|step_\d{6,})\.writing")
+_REPLACED = re.compile(r"\.replaced_(model|warm_start|best_model|step_\d{6,})")
 _HALF_A_FILE = re.compile(r"\.\w+\.(?:jsonl?|yaml|md|png)\.[a-z0-9_]{8}")
 
 

@@ -92,8 +92,9 @@ def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
     done = 0 if found.newest is None else found.newest.step
     size = checkpoint_bytes(shapes, config.model.lora, config.optimizer.name)
     most = checkpoints_at_once(config, done, there)
-    # The trained model, and the export of a warm-up that is not done.
-    models = 1 + (config.warm_up.records is not None and not (found.path / WARMED_UP).exists())
+    # The trained model, the best one and its successor, and the export of a warm-up that is not done.
+    warm_up = config.warm_up.records is not None and not (found.path / WARMED_UP).exists()
+    models = 1 + 2 * (config.checkpoint.best is not None) + warm_up
     exported = _FLOAT32 * sum(map(math.prod, shapes.values()))
     needed = (most - there) * size + models * exported
     free = shutil.disk_usage(nearest_directory(found.path)).free

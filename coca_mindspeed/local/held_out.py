@@ -58,7 +58,7 @@ class HeldOut:
         title, file = f"answering held-out questions, {purpose}", self.output / PROGRESS
         with StepProgress(len(records), self.show_progress, title=title, file=file) as bar:
             predictions = self._answers(records, purpose, lambda done: bar.show(done))
-        label = method or self.config.method.name
+        label = method or self.config.method.label
         return [
             replace(prediction, method=label, category=record.category, seed=self.config.seed)
             for prediction, record in zip(predictions, self._repeated(records), strict=True)

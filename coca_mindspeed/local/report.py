@@ -29,7 +29,7 @@ def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[
     scores = {name: summary_metrics(predictions) for name, predictions in groups.items()}
     summary: dict[str, Any] = {
         "seed": run.config.seed,
-        "method": run.config.method.name,
+        "method": run.config.method.label,
         **scores,
         "seconds": run.seconds(),
     }

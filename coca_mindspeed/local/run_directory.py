@@ -39,13 +39,15 @@ _KIND = "run"
 LOCK = ".lock"
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 WARMED_UP = "warm_start"  # the model after the warm-up
+BEST_MODEL = "best_model"  # by checkpoint.best
+_UNFINISHED = ((".", ".writing"), (".replaced_", ""))  # names of a model while it is replaced
 # Everything that a run writes: must not exist before, and is removed by --overwrite.
 ENTRIES = (
-    *("config.yaml", "untrained", "warm_start", "warm_up", "checkpoints", "model"),
+    *("config.yaml", "untrained", "warm_start", "warm_up", "checkpoints", "model", BEST_MODEL),
     *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
     *("predictions_before.jsonl", "predictions_after.jsonl", "evaluations", "summary.json", "seconds.json", PROGRESS),
     *("report.md", "reliability.png", "training_curves.png"),
-    *(".model.writing", ".replaced_model", ".warm_start.writing", ".replaced_warm_start"),
+    *(f"{name}{model}{end}" for model in ("model", WARMED_UP, BEST_MODEL) for name, end in _UNFINISHED),
 )
 _FACTS = resume.facts_of(RunConfig)
 _MAY_CHANGE = ("free", "length", "memory")
@@ -194,7 +196,7 @@ def claim(
         if marker is None:
             marker = {
                 "id": uuid.uuid4().hex,
-                "method": config.method.name,
+                "method": config.method.label,
                 "seed": config.seed,
                 "model": config.model.path,
                 "version": __version__,
@@ -277,6 +279,11 @@ def stored_prompt_date(found: RunState) -> str | None:
 def stored_compute_dtype(found: RunState) -> str | None:
     """The compute dtype of the run to resume; None: a new run."""
     return None if found.marker is None or not found.config_path.exists() else _saved(found).model.compute_dtype
+
+
+def stored_model(found: RunState) -> str | None:
+    """The ``model.path`` of the run to resume; None: a new run, or the built-in model."""
+    return _saved(found).model.path if found.has_steps else None
 
 
 def _check_same_length(found: RunState, saved: RunConfig, config: RunConfig) -> None:

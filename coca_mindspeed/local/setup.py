@@ -54,6 +54,7 @@ from coca_mindspeed.local.validation import (
     validate_run,
     with_model,
 )
+from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_json, write_json_lines
 from coca_mindspeed.utils.process import SWITCH, uses_jemalloc
@@ -134,6 +135,7 @@ class LocalRun:
                 print_text(f"warning: {slow}", sys.stderr)
             for change in memory_changes(found, config):
                 print_text(f"--resume: {change}", sys.stderr)
+            check_own_method(config.method)
             prompt_sha256 = _check_prompts(config, found, inputs.records, show_progress)
             check_same_prompt(found, prompt_sha256)
             if config.model.path is not None:

@@ -22,7 +22,7 @@ from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
+from coca_mindspeed.local.checkpoint import BestModel, export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.device import is_out_of_memory
 from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
@@ -30,7 +30,7 @@ from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import MEAN_OF, STEPS, TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
-from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
+from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint, list_checkpoints
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
@@ -75,6 +75,8 @@ class Trainer:
         interval = config.evaluation.interval if self.held_out.records else 0
         before = log.last_rows(max(MEAN_OF, STEPS, interval))
         progress = TrainingProgress(total, self.show_progress, start, before, interval=interval)
+        metric = config.checkpoint.best
+        best = None if metric is None else BestModel(self.output / BEST_MODEL, metric)
         health, unevaluated = HealthWarnings(), RejectUnevaluated(self.grader)
         score = response_scorer(
             config.method, policy.text, unevaluated if config.data.require_evaluated else self.grader
@@ -122,6 +124,8 @@ class Trainer:
                     progress.note(warning)
 
                 last = step + 1 == total
+                if best is not None and best.improves(metrics):
+                    best.save(step + 1, policy, metrics)
                 if last or stop.is_set() or _due(config.checkpoint.interval, step):
                     saved = save_checkpoint(
                         self.output / "checkpoints", step + 1, policy, optimizer, config.checkpoint.keep

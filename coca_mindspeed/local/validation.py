@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, with_steps
+from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub, with_steps
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template
-from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.disk_space import check_space
+from coca_mindspeed.local.hub import download_model
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.model_files import (
     ContextLimit,
@@ -44,8 +46,10 @@ from coca_mindspeed.local.run_directory import (
     find_run,
     records_digest,
     stored_compute_dtype,
+    stored_model,
     stored_prompt_date,
 )
+from coca_mindspeed.utils.hub import is_hub_id
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
 _CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]
@@ -102,27 +106,40 @@ def validate_run(
         ConfigError: settings, the output directory, or the disk.
         DataError, GradingError: as :func:`check_questions`.
     """
-    raise_problems(find_problems(config, CHECKS, (missing_data, *(() if resume else (missing_model,)))))
+    missing = map(or_on_the_hub, (missing_data,) if resume else (missing_data, missing_model))
+    raise_problems(find_problems(config, CHECKS, tuple(missing)))
     found = find_run(output, resume=resume, overwrite=overwrite)
     check_writable(output)
     require_loggers(config.logging)
     if resume:
         config = _with_stored(config, found)
         check_same_settings(found, config)  # reading or making the records may take seconds
-    inputs = read_inputs(config, found)
+    inputs = read_inputs(config, found, show_progress=show_progress)
     check_same_run(found, inputs.config, inputs.digests)
     path, _ = model_directory(inputs.config, found)
     check_space(inputs.config, found, path)
     return inputs, check_questions(inputs, show_progress=show_progress)
 
 
-def read_inputs(config: RunConfig, found: RunState) -> RunInputs:
-    """Read the records of a run, and complete its configuration by them."""
+def with_downloaded_model(config: RunConfig, *, show_progress: bool) -> RunConfig:
+    """The configuration with the directory of a model of the hub, which is downloaded.
+
+    Raises ConfigError if it can be neither downloaded nor found in the cache.
+    """
+    name, remote = config.model.path, config.model.trust_remote_code
+    if name is None or not is_hub_id(name):
+        return config
+    return with_model(config, path=str(download_model(name, own_code=remote, show_progress=show_progress)))
+
+
+def read_inputs(config: RunConfig, found: RunState, *, show_progress: bool) -> RunInputs:
+    """Read the records of a run, download its model, and complete its configuration by them."""
     train, evaluate = load_data(config.data)
     config = with_steps(config, len(train))
     warm_up = read_warm_up_records(config)
     sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
     digests = {name: records_digest(records) for name, records in sets.items()}
+    config = with_downloaded_model(config, show_progress=show_progress)
     return RunInputs(_with_prompt_date(config, train), found, train, evaluate, warm_up, digests)
 
 
@@ -167,7 +184,10 @@ def model_directory(config: RunConfig, found: RunState) -> tuple[Path | None, st
 
 
 def _with_stored(config: RunConfig, found: RunState) -> RunConfig:
-    """The configuration with the compute dtype and the date that the run to resume has chosen by itself."""
+    """The configuration with what the run to resume has chosen itself: compute dtype, date, copy of a hub's model."""
+    name, stored = config.model.path or "", stored_model(found) or ""
+    if is_hub_id(name) and f"models--{name.replace('/', '--')}" in Path(stored).parts:
+        config = with_model(config, path=stored)
     if config.model.compute_dtype == "auto" and (dtype := stored_compute_dtype(found)) is not None:
         config = with_model(config, compute_dtype=dtype)
     if config.model.prompt_date is None and (day := stored_prompt_date(found)) is not None:
@@ -198,12 +218,12 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
             raise DataError(f"data.evaluate_size={config.evaluate_size}: {error}") from error
         return arithmetic_records(config.train_size, "train", config.seed), held_out
     assert config.train is not None
-    train = list(read_records(Path(config.train)))
+    train = read_own(config.train, config.columns)
     if not train:
         raise DataError(f"data.train={config.train}: holds no records")
     if config.evaluate is None:
         return train, []
-    evaluate = list(read_records(Path(config.evaluate)))
+    evaluate = read_own(config.evaluate, config.columns)
     if not evaluate:
         raise DataError(f"data.evaluate={config.evaluate}: holds no records")
     return train, evaluate
@@ -215,7 +235,8 @@ def record_sources(
     """Training and held-out records by the files that they come from, or by the keys of embedded ones."""
     sources: dict[Path | str, Sequence[Record]] = {}
     for key, file, records in (("data.train", config.train, train), ("data.evaluate", config.evaluate, evaluate)):
-        source = key if config.name == "arithmetic" or file is None else Path(file)
+        of_lines = file is not None and file.endswith(".jsonl") and not config.columns
+        source = Path(str(file)) if of_lines else str(file or key)
         sources[source] = [*sources.get(source, ()), *records]
     return sources
 
@@ -227,7 +248,7 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
     """
     if config.warm_up.records is None:
         return []
-    records = list(read_records(Path(config.warm_up.records)))
+    records = read_own(config.warm_up.records, config.data.columns)
     if not records:
         raise DataError(f"warm_up.records={config.warm_up.records}: holds no records")
     for record in records:

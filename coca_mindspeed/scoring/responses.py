@@ -10,10 +10,12 @@ from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.utils.own_code import is_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,19 @@ def held_out_metrics(correct: Tensor, stated: Tensor, confidence_lengths: Tensor
     metrics = calibration_metrics(stated[graded].numpy(), correct[graded].bool().numpy(), tokens[graded].numpy())
     defined = {name: float(value) for name, value in metrics.headline().items() if value is not None}
     return {**defined, UNGRADABLE_SHARE: float((~graded).double().mean())}
+
+
+def check_own_method(method: MethodConfig) -> None:
+    """Give credit for a small group in each stage of a method of the user's own; raises ConfigError if that fails."""
+    if not is_own(method.name):
+        return
+    correct, stated = torch.tensor([[1.0, 0.0, 1.0, math.nan]]), torch.tensor([[0.9, 0.2, math.nan, 0.5]])
+    for stage, name in enumerate(method.training_method.stages):
+        try:
+            credit_rule(method, stage)(correct, stated, torch.zeros(1, 4))
+        except Exception as error:  # noqa: BLE001  the user's own code
+            reason = f"its advantages failed for a group of four, stage {name}: {type(error).__name__}: {error}"
+            raise_problems([Problem("own-method", "method.name", method.name, reason, "see docs/library.md")])
 
 
 def predictions(rollout: Rollout) -> list[Prediction]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from coca_mindspeed.config import resume
 from coca_mindspeed.errors import Condition, Problem, as_check, find_problems, raise_problems, show_value
 from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.own_code import is_own
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.settings import NAME, VerlSettings
 
@@ -282,6 +283,8 @@ def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, re
     ConfigError for checkpoints of another method, or of other choices.
     """
     ours: dict[str, Any] = settings.method.model_dump(mode="json")
+    if is_own(settings.grader):
+        ours["grader"] = settings.grader
     if len(settings.method.training_method.stages) > 1:
         ours["total_training_steps"] = total_steps
     path = directory / FILE

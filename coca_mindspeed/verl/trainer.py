@@ -35,6 +35,7 @@ from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.scoring.metrics import HealthWarnings
+from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_json_lines
@@ -69,9 +70,13 @@ class SegmentTrainer(PPOTrainerSync):
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self._settings = verl_settings(plain)
         raise_problems(verl_problems(plain, self._settings), "verl would not train by the method:")
+        check_own_method(self._settings.method)
         matching_manifest(Path(str(verl.__file__)).parents[1], package="verl")
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # verl compares with this word
+            # With the paths of the user's own code: workers may have another working directory.
+            OmegaConf.update(config, f"{NAME}.method.name", self._settings.method.name)
+            OmegaConf.update(config, f"{NAME}.grader", self._settings.grader)
         super().__init__(config)
         self._last_step: ScoredStep | None = None
         self._earlier: MetricsBeforeResume | None = None

@@ -52,9 +52,9 @@ def test_what_is_refused_on_a_cluster():
         *(f"model.lora.{name}" for name in LoraConfig.model_fields),
         *(f"warm_up.{name}" for name in WarmUpConfig.model_fields),
         *("model.attention", "model.gradient_checkpointing", "rollout.batch_responses", "method.entropy_bonus"),
-        *(f"data.{name}" for name in ("train_size", "evaluate_size", "seed")),
+        *(f"data.{name}" for name in ("train_size", "evaluate_size", "seed", "columns")),
         *(f"trainer.{name}" for name in ("microbatch_prompts", "microbatch_tokens", "share_prompts", "device")),
-        *("trainer.threads", "optimizer.name", "optimizer.eps", "logging.swanlab"),
+        *("trainer.threads", "optimizer.name", "optimizer.eps", "logging.swanlab", "checkpoint.best"),
         *(f"evaluation.{name}" for name in ("preflight", "samples", "readings", "questions", "final_questions")),
     }
 

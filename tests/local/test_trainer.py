@@ -117,7 +117,7 @@ def test_every_method_trains_and_resumes_bit_for_bit(tmp_path, method, monkeypat
 
 
 def arguments_of(output: Path, *more: str) -> list[str]:
-    fast = ("checkpoint.interval=1", "trainer.steps=12", "evaluation.interval=4")
+    fast = ("checkpoint.interval=1", "trainer.steps=12", "evaluation.interval=4", "checkpoint.best=eval/brier")
     return ["train", "demo", *SMALL, *fast, "--output", str(output), *more]
 
 
@@ -161,6 +161,38 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
     assert main(arguments_of(tmp_path / "killed", "--resume", "--quiet")) == 0
     assert killed >= 4
     assert result(tmp_path / "killed") == result(tmp_path / "whole")
+    best = [{p.name: p.read_bytes() for p in (tmp_path / run / "best_model").iterdir()} for run in ("killed", "whole")]
+    assert best[0] == best[1]
+    assert "best.json" in best[0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "step"),
+    [("eval/brier", [0.5, 0.3, math.nan, 0.4, 0.3], 2), ("eval/auroc", [0.5, 0.6, 0.9, 0.7, math.nan], 3)],
+)
+def test_the_best_model_is_kept_beside_the_newest_checkpoints(tmp_path, monkeypatch, metric, values, step):
+    monkeypatch.setattr(
+        held_out.HeldOut, "while_training", lambda _, number, *__: {metric: values[number - 1]} if number < 6 else {}
+    )
+    keys = (f"checkpoint.best={metric}", "evaluation.interval=1", "checkpoint.interval=1", "checkpoint.keep=1")
+    output, best = tmp_path / "run", tmp_path / "run" / "best_model"
+    weights = best / "model.safetensors"
+    train(output, *keys, f"trainer.steps={step}")
+    kept = weights.read_bytes()
+    assert kept == (output / "model" / "model.safetensors").read_bytes()
+    best.rename(output / ".replaced_best_model")  # killed while it was replaced
+    (output / ".best_model.writing").mkdir()
+    train(output, *keys, "trainer.steps=5", resume=True)
+    assert json.loads((best / "best.json").read_text()) == {"metric": metric, "value": values[step - 1], "step": step}
+    assert weights.read_bytes() == kept != (output / "model" / "model.safetensors").read_bytes()
+    assert [c.step for c in list_checkpoints(output / "checkpoints")] == [5]
+    AutoModelForCausalLM.from_pretrained(best)
+
+
+def test_the_best_model_needs_evaluations(tmp_path, capsys):
+    run = ["train", "demo", "--output", str(tmp_path / "run"), "checkpoint.best=eval/brier", "evaluation.interval=0"]
+    assert main(run) == 1
+    assert "[no-evaluation]" in capsys.readouterr().err
 
 
 @pytest.mark.slow

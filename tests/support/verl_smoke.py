@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 from tokenizers import AddedToken
 
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import CocaError
@@ -40,7 +40,7 @@ def write_tiny_model_for_verl(directory: Path, seed: int) -> None:
 
 def write_questions_for_verl(directory: Path, method: str, *, train: int, evaluate: int, seed: int) -> None:
     """Write ``train.jsonl`` and ``val.jsonl``, and the records that they were made from."""
-    system_prompt = training_method(method).system_prompt
+    system_prompt = MethodConfig(name=method).training_method.system_prompt
     records = arithmetic_records(train, "train", seed), arithmetic_records(evaluate, "evaluate", seed)
     for name, chosen in zip(("train", "val"), records, strict=True):
         write_records(directory / f"{name}_records.jsonl", chosen)

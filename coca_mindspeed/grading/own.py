@@ -1,0 +1,91 @@
+"""A grader of the user's own: a function of a record and an answer, or a class that grades many answers at once."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading.fault_tolerant import FaultTolerantGrader
+from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
+from coca_mindspeed.utils.own_code import load_own, pinned
+
+_EXPECTED = "True (right), False (wrong), None (not gradable) or a Verdict"
+
+
+class OwnGrader(TalliedGrader):
+    """Grades by the object that ``name`` names; an exception of it is handled by :class:`FaultTolerantGrader`.
+
+    ``options`` are keyword arguments of the function, or of the class.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        """Raises ConfigError if the object cannot be imported, GradingError if it or its options do not fit."""
+        super().__init__()
+        self._adapter = _Adapter(name, options)
+        self._grader = FaultTolerantGrader(self._adapter)
+
+    def check(self, records: Sequence[Record]) -> None:
+        """Grade the gold answer of the first record; any verdict is accepted."""
+        for record in records[:1]:
+            try:
+                self._adapter.grade([record], [record.answer])
+            except GradingError:
+                raise
+            except Exception as error:  # the user's own code
+                where = f"{self._adapter.name}: failed on the answer {record.answer!r:.80} of record {record.id!r}"
+                raise GradingError(f"{where}: {type(error).__name__}: {error}") from error
+
+    def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        return self._grader.grade(records, answers)
+
+    def close(self) -> None:
+        self._adapter.close()
+
+
+class _Adapter:
+    """The user's object as a :class:`Grader`, without a protection against its exceptions."""
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self.name, self._options = name, dict(options)
+        self._target = load_own(pinned(name))
+        self._many = isinstance(self._target, type)
+        if not callable(self._target):
+            raise GradingError(f"{name}: expected a function or a class, found {type(self._target).__name__}")
+        try:
+            inspect.signature(self._target).bind(*(() if self._many else ("record", "answer")), **self._options)
+        except TypeError as error:
+            given = f"data.grader_options {self._options}" if self._many else f"a record, an answer and {self._options}"
+            raise GradingError(f"{name}: cannot be called with {given}: {error}") from error
+        if self._many:
+            try:
+                self._target = self._target(**self._options)
+            except Exception as error:  # the user's own code
+                raise GradingError(f"{name}: cannot be made: {type(error).__name__}: {error}") from error
+            if not callable(getattr(self._target, "grade", None)):
+                raise GradingError(f"{name}: expected a class with the method grade(records, answers), found none")
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        if self._many:
+            found = list(self._target.grade(records, answers))
+            if len(found) != len(answers):
+                raise GradingError(f"{self.name}: gave {len(found)} verdicts for {len(answers)} answers")
+        else:
+            found = [self._target(*each, **self._options) for each in zip(records, answers, strict=True)]
+        return list(map(self._verdict, found))
+
+    def _verdict(self, value: Any) -> Verdict:
+        if isinstance(value, Verdict):
+            return replace(value, final=True)
+        if value is None:
+            return Verdict(Outcome.UNGRADABLE, f"{self.name} gave None")
+        if not isinstance(value, (bool, np.bool_)):
+            raise GradingError(f"{self.name}: expected {_EXPECTED}, found {value!r:.80}")
+        return Verdict(Outcome.RIGHT if value else Outcome.WRONG, final=True)
+
+    def close(self) -> None:
+        if callable(close := getattr(self._target, "close", None)) and self._many:
+            close()

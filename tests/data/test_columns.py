@@ -1,0 +1,124 @@
+"""Users' own rows: columns by field, chats, formats, data sets of the hub, and errors with file, row and column."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.schema import DataConfig
+from coca_mindspeed.data.records import read_records
+from coca_mindspeed.errors import CocaError, DataError
+from coca_mindspeed.local.validation import load_data
+
+COLUMNS = {"question": "problem", "answer": "solution"}
+CHAT = {"messages": "messages"}
+ROWS = [{"problem": "1 + 1?", "solution": 2, "level": 1}, {"problem": "2 + 2?", "solution": 4.0, "level": 2}]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def says(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+def write(path, rows):
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        path.write_text("\n".join(",".join(map(str, row)) for row in (rows[0], *(row.values() for row in rows))) + "\n")
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def read(path, columns):
+    return load_data(DataConfig(name="records", train=path, evaluate=path, columns=columns))[0]
+
+
+@pytest.mark.parametrize("name", ["own.csv", "own.parquet", "own.jsonl"])
+def test_columns_of_every_format(tmp_path, name):
+    records = read(write(tmp_path / name, ROWS), COLUMNS)
+    answers = ["2", "4.0" if name == "own.csv" else "4"]  # a CSV file holds text
+    assert [(r.question, r.answer, r.dataset) for r in records] == [
+        ("1 + 1?", answers[0], "own"), ("2 + 2?", answers[1], "own"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["chat.jsonl", "chat.parquet"])
+def test_chats(tmp_path, name):
+    rows = [{"messages": [user("2 + 2?"), says("assistant", "4")], "gold": "four"}] * 2
+    path = write(tmp_path / name, rows)
+    assert [(r.question, r.answer) for r in read(path, CHAT)] == [("2 + 2?", "4")] * 2
+    assert [r.answer for r in read(path, {**CHAT, "answer": "gold"})] == ["four"] * 2
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "column"),
+    [
+        ({"problem": "?", "level": 1}, COLUMNS, "solution"), ({"problem": "", "solution": "1"}, COLUMNS, "problem"),
+        ({"problem": "?", "solution": [1]}, COLUMNS, "solution"),
+        ({"problem": "?", "solution": None}, COLUMNS, "solution"),
+        ({"messages": "hello"}, CHAT, "messages"), ({"messages": [{"from": "human"}]}, CHAT, "messages"),
+        ({"messages": [says("system", "Be brief."), user("?"), says("assistant", "1")]}, CHAT, "messages"),
+        ({"messages": [user("a"), says("assistant", "b"), user("c"), says("assistant", "d")]}, CHAT, "messages"),
+        ({"messages": [says("assistant", "b")]}, CHAT, "messages"), ({"messages": [user("?")]}, CHAT, "answer"),
+        ({"messages": [user("?"), says("assistant", 4)]}, CHAT, "messages"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_refused(tmp_path, row, columns, column):
+    good = {"problem": "?", "solution": "1", "messages": [user("?"), says("assistant", "1")]}
+    path = write(tmp_path / "own.jsonl", [good, row])
+    with pytest.raises(DataError) as refused:
+        read(path, columns)
+    assert str(refused.value).startswith(f"{path}:2: ")
+    assert repr(column) in str(refused.value)
+
+
+@pytest.mark.parametrize("columns", [{"question": "problem"}, {"questions": "problem", "answer": "a"}, {"id": "a"}])
+def test_mappings_that_are_refused(tmp_path, capsys, columns):
+    named = ",".join(f"{name}: {column}" for name, column in columns.items())
+    assert main(["check", "local", "model.path=x", "data.train=x.csv", f"data.columns={{{named}}}"]) == 2
+    assert "data.columns" in capsys.readouterr().err
+
+
+def test_a_bad_gold_answer_is_named_by_file_and_row(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "own.csv", [{"question": "1 + 1?", "answer": "2"}, {"question": "?", "answer": " "}])
+    data = ["data.name=records", "data.train=own.csv", "data.evaluate=own.csv", "data.grader=math"]
+    assert main(["train", "demo", "--output", "run", *data]) == 1
+    assert "own.csv: row 2" in capsys.readouterr().err
+
+
+def test_a_data_set_of_the_hub(monkeypatch, tmp_path, capsys):
+    asked = []
+
+    class Rows(list):
+        column_names = ("problem", "solution", "level")
+
+        def select_columns(self, names):
+            return [{name: row[name] for name in names} for row in self]
+
+    def load(*names, **settings):
+        asked.append((*names, settings))
+        return Rows(ROWS)
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
+    assert [r.dataset for r in read("org/sums:easy:test", COLUMNS)] == ["org/sums"] * 2
+    assert asked[0] == ("org/sums", "easy", {"split": "test", "streaming": False})
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(CocaError, match="pip install"):
+        read("org/sums", COLUMNS)
+
+
+def test_prepare_converts_columns_for_the_other_engines(tmp_path):
+    path, output = write(tmp_path / "own.csv", ROWS), tmp_path / "out"
+    prepare = ["data", "prepare", "--input", path, "--output", str(output), "--columns", json.dumps(COLUMNS)]
+    assert main([*prepare[:2], "records", *prepare[2:]]) == 0
+    assert sorted(record.question for record in read_records(output / "train.jsonl")) == ["1 + 1?", "2 + 2?"]
+    assert main([*prepare[:2], "gsm8k", *prepare[2:], "--overwrite"]) == 2

@@ -1,0 +1,224 @@
+"""Graders and methods of the user's own: how they are named, what is refused before a run, and how a run uses them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.errors import CocaError, ConfigError, GradingError
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.unevaluated import RejectUnevaluated
+from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
+from coca_mindspeed.mindspeed.start.settings import coca_settings
+from coca_mindspeed.scoring.responses import check_own_method
+from coca_mindspeed.utils.own_code import pinned
+from coca_mindspeed.verl.checks import check_same_run
+from coca_mindspeed.verl.settings import verl_settings
+from tests.local.runs_for_tests import SMALL, rows
+
+GRADER = """
+from coca_mindspeed.grading.verdict import Outcome, Verdict
+
+def grade(record, answer, *, tolerance=0.0):
+    return abs(float(answer) - float(record.answer)) <= tolerance
+
+def always(record, answer): return True
+def never(record, answer): return None
+def scores(record, answer): return 0.5
+def breaks(record, answer): raise KeyError("aliases")
+number = 3
+
+class Many:
+    closed = False
+    def __init__(self, limit=1): self.limit = limit
+    def grade(self, records, answers): return [Verdict(Outcome.RIGHT)] * (len(answers) * self.limit)
+    def close(self): Many.closed = True
+
+class Nothing: pass
+class Broken:
+    def __init__(self): raise OSError("no key")
+"""
+METHOD = """
+from dataclasses import dataclass
+from coca_mindspeed.algorithm.methods.base import MethodDefaults, OneReward, SegmentAdvantages
+
+@dataclass(frozen=True)
+class Shy(OneReward):
+    name: str = "shy"
+    def reward(self, outcomes, stage): return outcomes.correct - outcomes.stated.nan_to_num(1.0)
+
+@dataclass(frozen=True)
+class Taken(Shy):
+    name: str = "coca"
+
+@dataclass(frozen=True)
+class Late(Shy):
+    confidence_position: str = "late"
+
+class Bare:
+    name, system_prompt, confidence_position, stages = "bare", "?", "first", ("train",)
+
+@dataclass(frozen=True)
+class Fails(MethodDefaults):
+    name: str = "fails"
+    def advantages(self, outcomes, normalise, stage): return SegmentAdvantages(normalise.scaled(outcomes.gone), None)
+"""
+MATH = Record("1", "mine", "math", "What is 17 * 23?", "391")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "own_grader.py").write_text(GRADER)
+    (tmp_path / "own_method.py").write_text(METHOD)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_file_is_named_with_its_path_and_fingerprint(folder, tmp_path_factory, monkeypatch):
+    (folder / "run.yaml").write_text("defaults: [demo, _self_]\ndata: {grader: 'own_grader.py:grade'}\n")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    name = compose_run(str(folder / "run.yaml")).run.data.grader
+    assert name == pinned(f"{folder}/own_grader.py:grade") == pinned(name)
+    assert name.startswith(f"{folder / 'own_grader.py'}:grade@")
+    (folder / "own_grader.py").write_text(GRADER + "\n")
+    assert pinned(f"{folder}/own_grader.py:grade") != name
+    with pytest.raises(ConfigError, match="has changed"):
+        build_grader(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "answer", "outcome"),
+    [
+        ("grade", {}, "391", Outcome.RIGHT), ("grade", {}, "391.5", Outcome.WRONG),
+        ("grade", {"tolerance": 1.0}, "391.5", Outcome.RIGHT),
+        ("grade", {}, "about 391", Outcome.WRONG),  # its exception is the answer's fault: the gold answer is graded
+        ("breaks", {}, "391", Outcome.UNGRADABLE), ("never", {}, "391", Outcome.UNGRADABLE),
+        ("scores", {}, "391", Outcome.UNGRADABLE), ("Many", {}, "anything", Outcome.RIGHT),
+    ],
+)  # fmt: skip
+def test_verdicts(folder, name, options, answer, outcome):
+    grader = build_grader(f"own_grader.py:{name}", options)
+    assert [verdict.outcome for verdict in grader.grade([MATH], [answer])] == [outcome]
+    assert grader.metrics()[outcome.value] == 1
+    grader.close()
+
+
+def test_verdicts_are_final(folder):
+    grader = RejectUnevaluated(build_grader("own_grader.py:always"))
+    assert grader.grade([MATH], ["17 * 23"])[0].correct
+    assert not RejectUnevaluated(build_grader("math")).grade([MATH], ["17 * 23"])[0].correct
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gone.py:grade", {}), ("own_grader.py:grad", {}), ("own_grader.py:number", {}), ("own_grader.py:Nothing", {}),
+        ("own_grader.py:Broken", {}), ("own_grader.py:grade", {"exact": True}), ("own_grader.py:scores", {}),
+        ("own_grader.py:breaks", {}), ("own_grader.py:Many", {"limit": 2}), ("own_grader.py:", {}), ("no.module:x", {}),
+        ("syntax.py:grade", {}), ("raises.py:grade", {}),
+    ],
+)  # fmt: skip
+def test_graders_that_are_refused_before_a_run(folder, name, options):
+    (folder / "syntax.py").write_text("def grade(:\n")
+    (folder / "raises.py").write_text("\nimport no_such_package\n")
+    with pytest.raises(CocaError) as refused:
+        build_grader(name, options).check([MATH])
+    assert name.partition(":")[0].removeprefix("./") in str(refused.value)
+    if name.startswith("raises"):
+        assert "line 2" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("gone.py:Shy", "method.name"), *((f"own_method.py:{n}", "method.name") for n in ("Sh", "Taken", "Late", "Bare"))],
+)
+def test_methods_that_are_refused_before_torch_is_imported(folder, capsys, name, key):
+    assert main(["train", "demo", "--output", "run", f"method.name={name}"]) in (1, 2)
+    assert key in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+def test_a_method_whose_advantages_fail_is_refused_before_the_warm_up(folder, capsys):
+    for command in (["check", "demo"], ["train", "demo", "--output", "run"]):
+        assert main([*command, "method.name=own_method.py:Fails"]) == 1
+        assert "[own-method]" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+def test_data_cannot_name_code(folder):
+    (folder / "trap.py").write_text("open('sprung', 'w')\ndef grade(record, answer): return True\n")
+    for name in ("trap.py:grade", str(folder / "trap.py:grade"), pinned("trap.py:grade")):
+        records = [Record("1", "mine", "math", "?", "1", metadata={"grader": name}), Record("2", name, name, "?", "1")]
+        write_records(folder / "train.jsonl", records)
+        files = ["data.name=records", "data.train=train.jsonl", "data.evaluate=train.jsonl", "data.grader=auto"]
+        assert main(["check", "demo", *files]) == 1
+        for record in records:
+            with pytest.raises(GradingError):
+                build_grader("auto").grade([record], ["1"])
+    assert not Path("sprung").exists()
+
+
+def test_a_run_with_own_code_and_its_resume(folder, capsys):
+    own = ["data.grader=./own_grader.py:always", "method.name=own_method.py:Shy"]
+    run = ["train", "demo", "--output", "run", "--quiet", *SMALL, *own, "evaluation.interval=0"]
+    assert main([*run, "trainer.steps=2"]) == 0
+    assert [row["rollout/accuracy"] for row in rows(Path("run/metrics.jsonl")) if row["step"]] == [1.0, 1.0]
+    assert {row["method"] for row in rows(Path("run/predictions_after.jsonl"))} == {"shy"}
+    assert main([*run, "trainer.steps=3", "--resume"]) == 0
+    for file, key in (("own_grader.py", "data.grader"), ("own_method.py", "method.name")):
+        text = Path(file).read_text()
+        Path(file).write_text(text + "# changed\n")
+        assert main([*run, "trainer.steps=4", "--resume"]) == 1
+        assert f"run to resume has {key}=" in capsys.readouterr().err
+        Path(file).write_text(text)
+
+
+def test_workers_find_the_same_file_from_any_directory(folder, tmp_path_factory):
+    write_records(folder / "train.jsonl", [MATH])
+    own = ["data.grader=own_grader.py:grade", "method.name=own_method.py:Shy", "data.train=train.jsonl"]
+    run = compose_run("qwen25_1p5b_910b", [*own, "data.evaluate=null", "evaluation.interval=0"]).run
+    settings = coca_settings(mindspeed_values(run, 3, StageFiles(folder / "run"))["coca"])
+    code = (
+        "import sys; from coca_mindspeed.mindspeed.start.settings import CocaSettings\n"
+        "from coca_mindspeed.grading.registry import build_grader\n"
+        "settings = CocaSettings.model_validate_json(sys.argv[1])\n"
+        "build_grader(settings.grader, settings.grading); print(settings.method.training_method.name)"
+    )
+    elsewhere, command = tmp_path_factory.mktemp("ray"), [sys.executable, "-c", code, settings.model_dump_json()]
+    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
+    assert done.stdout.split() == ["shy"], done.stderr
+    (folder / "own_grader.py").write_text(GRADER + "\n")
+    assert "has changed" in subprocess.run(command, cwd=elsewhere, capture_output=True, text=True).stderr
+
+
+def test_verl_resumes_with_the_same_code_only(folder):
+    def settings():
+        return verl_settings({"coca": {"grader": "own_grader.py:grade", "method": {"name": "own_method.py:Shy"}}})
+
+    check_same_run(folder / "run", settings(), 4, 0)
+    check_same_run(folder / "run", settings(), 4, 2)
+    for file, key in (("own_grader.py", "grader"), ("own_method.py", "name")):
+        text = Path(file).read_text()
+        Path(file).write_text(text + "# changed\n")
+        with pytest.raises(ConfigError) as refused:
+            check_same_run(folder / "run", settings(), 4, 2)
+        assert [problem.key for problem in refused.value.problems] == [key]
+        Path(file).write_text(text)
+
+
+def test_the_code_of_the_documentation(folder):
+    text = (Path(__file__).parents[1] / "docs" / "library.md").read_text(encoding="utf-8")
+    for name in ("grader", "method"):
+        [code] = re.findall(rf"<!-- own {name} -->\n```python\n(.*?)```", text, re.DOTALL)
+        (folder / f"my_{name}.py").write_text(code)
+    grader = build_grader("my_grader.py:grade", {"tolerance": 0.5})
+    grader.check([MATH])
+    assert [verdict.correct for verdict in grader.grade([MATH] * 2, ["391.2", "392"])] == [True, False]
+    check_own_method(MethodConfig(name="my_method.py:Shy"))
