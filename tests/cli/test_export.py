@@ -49,7 +49,7 @@ def test_the_card_states_metrics_format_and_data(finished, tmp_path, method):
     assert "/home/me" not in card
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
     printed = subprocess.run([sys.executable, "-c", code[1]], capture_output=True, text=True, check=True).stdout
-    assert printed.split() == ["0.83", *"The answer is 42.".split()]
+    assert printed.split() == ["0.83", "The", "answer", "is", "42."]
 
 
 def test_without_a_card_and_over_an_earlier_export(finished, tmp_path):
