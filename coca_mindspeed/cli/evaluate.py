@@ -39,6 +39,7 @@ from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 from coca_mindspeed.utils.console import one_line, print_text
 from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
+from coca_mindspeed.utils.jsonl import read_complete_rows
 from coca_mindspeed.utils.markdown import markdown_table, print_markdown
 from coca_mindspeed.utils.tokenization import TokenCounter
 
@@ -209,8 +210,10 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
         responses = output / "responses.jsonl"
         saved = f"stopped; the responses so far are in {responses}; the same command resumes"
         claim_directory(output, settings)
-        with lock_run(output), interruptible(saved), StepProgress(len(questions), True, title="asking") as progress:
-            ask(endpoint, questions, method.system_prompt, responses, progress.show)
+        with lock_run(output), interruptible(saved):
+            done = len(read_complete_rows(responses)) if responses.exists() else 0
+            with StepProgress(len(questions), True, done, title="asking") as progress:
+                ask(endpoint, questions, method.system_prompt, responses, progress.show)
         cut = sum(row.get("finish_reason") == "length" for _, row in read_json_lines(responses))
         if cut:
             print_text(f"warning: {cut} of {len(questions)} responses were cut by --max-tokens", sys.stderr)

@@ -53,7 +53,7 @@ def ask(
     questions: Sequence[Question],
     system_prompt: str | None,
     path: Path,
-    progress: Callable[[int], None] = lambda answered: None,
+    progress: Callable[[int], None],
 ) -> None:
     """Ask the questions to which ``path`` has no response yet, and put its rows in order.
 
@@ -68,7 +68,6 @@ def ask(
     wanted = {question.key: question for question in questions}
     rows = _answered(path, wanted)
     missing = [question for key, question in wanted.items() if key not in rows]
-    progress(len(rows))
     if missing:
         with path.open("ab") as file:
 
@@ -137,7 +136,7 @@ async def _models(client: Any, endpoint: Endpoint) -> list[str] | None:
         return [str(model.id) for model in listed.data]
     except (openai.APIConnectionError, openai.AuthenticationError) as error:
         raise _explained(error, endpoint, None, None) from error
-    except (openai.APIError, AttributeError, TypeError, ValueError):  # not all servers have a list
+    except (openai.APIError, AttributeError, TypeError, ValueError, RecursionError):  # not all servers have a list
         return None
 
 
