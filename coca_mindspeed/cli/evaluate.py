@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -41,6 +42,7 @@ from coca_mindspeed.utils.console import one_line, print_text
 from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
 from coca_mindspeed.utils.jsonl import read_complete_rows
 from coca_mindspeed.utils.markdown import markdown_table, print_markdown
+from coca_mindspeed.utils.packages import require
 from coca_mindspeed.utils.tokenization import TokenCounter
 
 # Options of each format, and of --endpoint.
@@ -159,6 +161,8 @@ def _check_usage(arguments: argparse.Namespace) -> None:
     if arguments.endpoint is not None:
         if arguments.files or arguments.format != "predictions":
             raise UsageError("--endpoint asks for responses: give no files and no --format")
+        if not re.match(r"https?://[^/\[\]\s]+", arguments.endpoint):
+            raise UsageError(f"--endpoint {arguments.endpoint}: expected a URL such as http://127.0.0.1:8000/v1")
         if missing := [_typed(name) for name in ("model", "data") if getattr(arguments, name) is None]:
             raise UsageError(f"--endpoint needs {' and '.join(missing)}")
     elif not arguments.files:
@@ -179,6 +183,7 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     from coca_mindspeed.local.resumable import check_directory, claim_directory
     from coca_mindspeed.local.run_directory import check_writable, lock_run, records_digest
 
+    require("openai", purpose="evaluate --endpoint")
     output, name = arguments.output, arguments.method or "coca"
     try:
         method = training_method(name)
@@ -212,8 +217,13 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
         claim_directory(output, settings)
         with lock_run(output), interruptible(saved):
             done = len(read_complete_rows(responses)) if responses.exists() else 0
-            with StepProgress(len(questions), True, done, title="asking") as progress:
-                ask(endpoint, questions, method.system_prompt, responses, progress.show)
+            try:
+                with StepProgress(len(questions), True, done, title="asking") as progress:
+                    ask(endpoint, questions, method.system_prompt, responses, progress.show)
+            finally:
+                if not (responses.exists() and responses.stat().st_size):  # no response, so the settings bind nothing
+                    responses.unlink(missing_ok=True)
+                    (output / "settings.json").unlink()
         cut = sum(row.get("finish_reason") == "length" for _, row in read_json_lines(responses))
         if cut:
             print_text(f"warning: {cut} of {len(questions)} responses were cut by --max-tokens", sys.stderr)

@@ -14,7 +14,6 @@ from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.files import read_json_lines, to_json_line, write_json_lines
 from coca_mindspeed.utils.jsonl import drop_torn_line
-from coca_mindspeed.utils.packages import require
 
 #: Environment variable with the key; a server that needs none is asked without it.
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -64,7 +63,6 @@ def ask(
         ConfigError: the server cannot be reached, fails, or knows neither the key nor the model.
         DataError: the server refuses a question, or ``path`` holds other rows.
     """
-    require("openai", purpose="evaluate --endpoint")
     wanted = {question.key: question for question in questions}
     rows = _answered(path, wanted)
     missing = [question for key, question in wanted.items() if key not in rows]
@@ -168,10 +166,11 @@ def _read(body: bytes, endpoint: Endpoint) -> dict[str, Any]:
         choice = reply["choices"][0]
         response, reason = choice["message"]["content"] or "", choice.get("finish_reason")
         tokens = (reply.get("usage") or {}).get("completion_tokens")
-        if not isinstance(response, str) or not isinstance(reason, str | None) or not isinstance(tokens, int | None):
+        if not isinstance(response, str) or not isinstance(reason, str | None):
             raise TypeError("its fields are of other types")
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"--endpoint {endpoint.url}: expected a chat completion, found {body[:80]!r} ({error!s:.80})"
         ) from None
-    return {"response": response, "tokens": tokens, "finish_reason": reason}
+    counted = type(tokens) is int and tokens >= 0
+    return {"response": response, "tokens": tokens if counted else None, "finish_reason": reason}

@@ -247,6 +247,7 @@ def test_a_reply_that_is_no_completion_is_refused(server, command, capsys, raw):
 def test_an_unknown_model_a_wrong_key_and_no_server(server, command, capsys, monkeypatch, tmp_path):
     assert main(command(model="tony")) == 1
     assert re.search(r"--model tony: .*tiny", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()  # the right name may follow
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")
     assert main(command(output=tmp_path / "other")) == 1
     assert "OPENAI_API_KEY" in capsys.readouterr().err
@@ -258,9 +259,17 @@ def test_an_unknown_model_a_wrong_key_and_no_server(server, command, capsys, mon
 @pytest.mark.parametrize(
     "arguments",
     [
-        *([], ["--endpoint", "http://x/v1"], ["--endpoint", "u", "--model", "m", "--data", "d", "file.jsonl"]),
-        *(["file.jsonl", "--samples", "2"], ["--endpoint", "u", "--model", "m", "--data", "d", "--position", "last"]),
-        ["--endpoint", "u", "--model", "m", "--data", "d", "--method", "cocoa"],
+        *(
+            [],
+            ["--endpoint", "http://x/v1"],
+            ["--endpoint", "http://u/v1", "--model", "m", "--data", "d", "file.jsonl"],
+        ),
+        *(
+            ["file.jsonl", "--samples", "2"],
+            ["--endpoint", "http://u/v1", "--model", "m", "--data", "d", "--position", "last"],
+        ),
+        ["--endpoint", "http://u/v1", "--model", "m", "--data", "d", "--method", "cocoa"],
+        *(["--endpoint", url, "--model", "m", "--data", "d"] for url in ("127.0.0.1:8000/v1", "http://[", "ftp://x")),
     ],
 )
 def test_contradictions_are_usage_errors(arguments, tmp_path):
