@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
@@ -193,7 +194,7 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     records = list(read_records(arguments.data))
     if not records:
         raise DataError(f"--data {arguments.data}: holds no records")
-    options = {
+    options: dict[str, Any] = {
         "temperature": 1.0 if arguments.temperature is None else arguments.temperature,
         "max_tokens": arguments.max_tokens or 4096,
     }

@@ -14,7 +14,7 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.reports.tables import column_title, shown_value
 from coca_mindspeed.utils.console import one_line
-from coca_mindspeed.utils.files import check_output_path, output_directory, read_marker, write_atomically
+from coca_mindspeed.utils.files import MARKER, check_output_path, output_directory, read_marker, write_atomically
 from coca_mindspeed.utils.markdown import markdown_table
 
 _EXAMPLES = {
@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     source, output = arguments.run_directory, arguments.output
     marker = read_marker(source, "run")
-    for name in ("model", "config.yaml", "summary.json") if marker is not None else ("coca-mindspeed.json",):
-        if not (source / name).exists():
-            raise DataError(f"{source}: has no {name}; expected the directory of a finished local run")
-    assert marker is not None
+    missing = [name for name in ("model", "config.yaml", "summary.json") if not (source / name).exists()]
+    if marker is None or missing:
+        name = MARKER if marker is None else missing[0]
+        raise DataError(f"{source}: has no {name} of a run; expected the directory of a finished local run")
     check_output_path(output, arguments.overwrite)
     with output_directory(output, arguments.overwrite, "model") as directory:
         shutil.copytree(source / "model", directory, dirs_exist_ok=True)

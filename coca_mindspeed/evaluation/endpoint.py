@@ -82,7 +82,7 @@ def _answered(path: Path, wanted: Mapping[tuple[str, int], Question]) -> dict[tu
     if not path.exists():
         return {}
     drop_torn_line(path)
-    rows = {}
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
     for number, row in read_json_lines(path):
         key = (row.get("id"), row.get("sample"))
         if key not in wanted or not isinstance(row.get("response"), str):
