@@ -75,7 +75,6 @@ setup(
             "uvloop>=0.19,<1; sys_platform != 'win32'",
             "httptools>=0.6,<1",
             "aiohttp>=3.10,<4",
-            "prometheus-client>=0.20,<1",
             "coca-mindspeed[calibration]",
         ],
         "gguf": ["gguf>=0.17,<1"],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.timing import alternate
 from coca_mindspeed.algorithm.advantages import token_advantages
-from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
+from coca_mindspeed.algorithm.boundary import TokenText, segment_ends
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import training_method
 
@@ -33,16 +33,15 @@ def run(rounds: int) -> dict[str, float]:
     valid = torch.rand(responses, generator=generator) < 0.95
     correct = torch.rand(PROMPTS, GROUP, generator=generator) < 0.5
     confidence = torch.rand(PROMPTS, GROUP, generator=generator)
-    segment = confidence_segment_lengths(token_ids, lengths, text, valid)
+    ends = segment_ends(token_ids, lengths, text, [valid])
     rule, verdicts = CreditRule(training_method("coca")), correct.double()
 
     def reward_and_advantage() -> Tensor:
         credit = rule(verdicts, confidence)
-        both = [advantage.values.flatten() for advantage in (credit.confidence, credit.answer)]
-        return token_advantages(both[0], both[1], segment, lengths, TOKENS)
+        return token_advantages([values.flatten() for values in credit.values_by_segment().values()], ends, TOKENS)
 
     candidates: dict[str, Callable[[], object]] = {
-        "boundary search, s": lambda: confidence_segment_lengths(token_ids, lengths, text, valid),
+        "boundary search, s": lambda: segment_ends(token_ids, lengths, text, [valid]),
         "rewards and both advantages, s": reward_and_advantage,
     }
     if importlib.util.find_spec("verl") is not None:

@@ -32,8 +32,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.plots import new_figure, save_figure, tidy
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.evaluation.reports.plots import new_figure, save_figure, tidy
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy
@@ -81,7 +81,7 @@ def train(output: Path, method: str, seed: int, overrides: Sequence[str]) -> Pat
         composed = compose_run("demo", [*TRAINING, *data, f"seed={seed}", f"method={method}", *overrides])
         resume = (run / "config.yaml").exists()
         with LocalRun.open(composed, run, resume=resume, show_progress=False) as training:
-            training.execute(training.train)
+            training.train(training.start())
     return run / "model"
 
 

@@ -10,6 +10,7 @@ grading modules are loaded: the logger and the profiler that they import, which 
 import argparse
 import importlib
 import os
+import statistics
 import sys
 import time
 import types
@@ -19,7 +20,11 @@ from typing import Any
 
 from benchmarks.grading_answers import Item, make_items
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.math.equal import compare
+from coca_mindspeed.grading.math.extract import final_answer
 from coca_mindspeed.grading.math.grader import MathGrader
+from coca_mindspeed.grading.math.normalise import read_answer
+from coca_mindspeed.grading.math.plain import plain_verdict
 from coca_mindspeed.utils.files import write_json
 
 
@@ -40,6 +45,20 @@ def measure(name: str, grade: Callable[[Sequence[Item]], list[bool]], items: Seq
         "false_accepts": sum(found and not item.right for found, item in zip(verdicts, items, strict=True)),
         "false_rejects": sum(bool(item.right) and not found for found, item in zip(verdicts, items, strict=True)),
     }
+
+
+def processor_milliseconds(items: Sequence[Item]) -> dict[str, list[float]]:
+    """Processor time of each answer, in this process, by whether it takes algebra."""
+    compare((r"x^2+\frac{1}{2}", r"\sqrt{2}"))  # imports
+    found: dict[str, list[float]] = {"without algebra": [], "algebra": []}
+    for item in items:
+        started = time.process_time()
+        gold, answer = read_answer(item.gold), read_answer(final_answer(item.response) or "")
+        kind = "without algebra" if plain_verdict(gold, answer) else "algebra"
+        if kind == "algebra":
+            compare((gold.body, answer.body))
+        found[kind].append(1e3 * (time.process_time() - started))
+    return found
 
 
 def ours(items: Sequence[Item], grader: MathGrader) -> list[bool]:
@@ -135,7 +154,7 @@ def endure(count: int, seed: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def compare(items: Sequence[Item]) -> tuple[list[dict[str, Any]], str]:
+def compare_graders(items: Sequence[Item]) -> tuple[list[dict[str, Any]], str]:
     """One row for each grader, and why MindSpeed-RL's are missing or ``""``."""
     grader = MathGrader()
     rows = [measure("coca_mindspeed", lambda part: ours(part, grader), items)]
@@ -148,7 +167,7 @@ def compare(items: Sequence[Item]) -> tuple[list[dict[str, Any]], str]:
 
 def run(rounds: int) -> dict[str, float]:
     """For ``make bench``: milliseconds an answer, and the share of right verdicts, of each grader."""
-    rows, _ = compare(make_items(76 * rounds, seed=0))
+    rows, _ = compare_graders(make_items(76 * rounds, seed=0))
     return {
         f"{row['grader']}: {what}": value
         for row in rows
@@ -168,7 +187,11 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
 
-    rows, missing = compare(make_items(options.answers, options.seed))
+    items = make_items(options.answers, options.seed)
+    for kind, milliseconds in processor_milliseconds(items).items():
+        median = statistics.median(milliseconds)
+        print(f"{kind}: {len(milliseconds)} answers, median {median:.3f} ms of processor time")
+    rows, missing = compare_graders(items)
     if missing:
         print(f"not measured: MindSpeed-RL's own graders ({missing})")
     for row in rows:

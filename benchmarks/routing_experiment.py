@@ -124,7 +124,10 @@ def train_part(output: Path, part: str, seed: int, lessons: int, overrides: Sequ
     directory = run / "run"
     resume = (directory / "config.yaml").exists()
     with LocalRun.open(composed, directory, resume=resume, show_progress=False) as local:
-        held_out = local.held_out(local.execute(*(() if (directory / "model").exists() else (local.train,))))
+        policy = local.start()
+        if not (directory / "model").exists():
+            local.train(policy)
+        held_out = local.held_out(policy)
         predictions = held_out.evaluate(held_out.records, "after")
     counter = TokenCounter(directory / "model")
     # The end of a response is a token that was generated too.

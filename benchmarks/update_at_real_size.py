@@ -20,7 +20,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoraConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.local import lm_head
-from coca_mindspeed.local.activation_checkpointing import checkpoint_activations
+from coca_mindspeed.local.load import checkpoint_activations
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.update import update_policy
@@ -45,7 +45,7 @@ def random_rollout(responses: int, tokens: int, vocabulary: int) -> Rollout:
         token_ids=torch.randint(2, vocabulary, (responses, tokens)),
         log_probs=torch.full((responses, tokens), -12.0),
     )
-    rollout.segment_lengths = torch.full((responses,), 8)
+    rollout.segment_ends = torch.tensor([[8, tokens]]).expand(responses, 2)
     rollout.token_advantages = torch.randn(responses, 1).expand(responses, tokens)
     return rollout
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coca_mindspeed.algorithm.advantages import SegmentMasks
-    from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
+    from coca_mindspeed.algorithm.boundary import confidence_segment_lengths, segment_ends
     from coca_mindspeed.algorithm.credit import CreditRule
     from coca_mindspeed.algorithm.methods import training_method
     from coca_mindspeed.algorithm.objective import segment_objective
@@ -26,6 +26,7 @@ __all__ = [
     "coca_advantages",
     "confidence_segment_lengths",
     "parse_response",
+    "segment_ends",
     "segment_objective",
     "token_text",
     "training_method",
@@ -38,6 +39,7 @@ _MODULES = {
     "coca_advantages": "library",
     "confidence_segment_lengths": "algorithm.boundary",
     "parse_response": "algorithm.parsing",
+    "segment_ends": "algorithm.boundary",
     "segment_objective": "algorithm.objective",
     "token_text": "utils.tokenization",
     "training_method": "algorithm.methods",

@@ -29,7 +29,8 @@ class CocaAdvantages:
 
     Attributes:
         advantages: float32 ``[B, T]``, the advantage of each token, 0 on padding; on the device of the token ids.
-        masks: bool ``[B, T]`` each, the tokens of the confidence and of the answer segment; on the same device.
+        masks: bool ``[B, T]`` each, the tokens of each segment by its name (``confidence``, ``answer``), in the order
+            of the response; on the same device.
         confidences: float64 ``[B]``, the stated confidences, NaN where the response is invalid; on the CPU.
         answers: the answer segment of each response; of an invalid one, the whole text.
         credit: rewards, GESR and advantages by group; on the CPU.
@@ -77,18 +78,17 @@ def coca_advantages(
             group; a group with fewer than two others gets the advantage 0.
         tokenizer: the model's fast Hugging Face tokenizer, or its :func:`token_text`.
         group_size: G, responses to each prompt, at least 2.
-        method: ``coca``, ``rlvr``, ``joint``, ``sequential`` or ``rlcr``, or an object with the methods of
-            :class:`TrainingMethod`.
-        stage: index into the method's stages; only ``sequential`` has two.
+        method: a name of docs/method.md, such as ``coca``, or an object with the methods of :class:`TrainingMethod`.
+        stage: index into the method's stages; ``sequential`` and ``caliber`` have two.
         decimals: digits that a confidence must have after the point; None: any plain decimal.
-        max_confidence_tokens: tokens that stand in for the confidence of an invalid response.
+        max_confidence_tokens: tokens that stand in for each confidence of an invalid response.
         invalid_reward: confidence reward of an invalid response.
         ddof: of the groups' standard deviation; 1 is the sample's, 0 the population's.
         eps: added to the standard deviation.
         separate_format: see :class:`CreditRule`.
         scale: ``group``, ``batch`` or ``none``; see :class:`CreditRule`.
         reduce: with ``batch`` in several processes, adds (sum of squares, count) over all of them; every process calls
-            it once per step.
+            it equally often.
 
     Raises:
         ValueError: a wrong shape, an unknown method, or B that is no multiple of ``group_size``.
@@ -122,7 +122,7 @@ def coca_advantages(
     rollout.give_credit(rule, reduce)
     return CocaAdvantages(
         advantages=rollout.token_advantages.to(token_ids.device),
-        masks=SegmentMasks(*(mask.to(token_ids.device) for mask in rollout.masks)),
+        masks={name: mask.to(token_ids.device) for name, mask in rollout.masks.items()},
         confidences=rollout.stated.flatten(),
         answers=list(rollout.answers),
         credit=rollout.credit,

@@ -11,15 +11,15 @@ from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli.options import json_object, number, place, within
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.binning import Floats
-from coca_mindspeed.evaluation.calibration_maps import Labels, cross_fitted, fit_map, kind_for, labelled
 from coca_mindspeed.evaluation.intervals import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, show
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, answers_first, outcomes, read_predictions
+from coca_mindspeed.utils.console import markdown_table, print_markdown
 from coca_mindspeed.utils.files import write_json
-from coca_mindspeed.utils.markdown import markdown_table, print_markdown
 from coca_router.calibration import Calibration, CertificateFile, Identity, prompt_hash
 from coca_router.config import bands_from, tiers_yaml
 from coca_router.guarantee import Certificate, certify
+from coca_router.maps import Labels, cross_fitted, fit_map, kind_for, labelled
 
 _SAMPLING = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens")
 _SHOWN = ("ece", "brier", "log_score", "auroc")

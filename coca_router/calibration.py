@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, validation_problems
-from coca_mindspeed.evaluation.calibration_maps import CalibrationMap
 from coca_router.guarantee import Certificate
+from coca_router.maps import CalibrationMap
 
 FileT = TypeVar("FileT", bound=BaseModel)
 

@@ -30,7 +30,7 @@ class ListenConfig(Section):
     host: str = Field("127.0.0.1", description="0.0.0.0 for every interface; set api_key_env then")
     port: int = Field(8080, ge=0, le=65535, description="0: any free one")
     api_key_env: str | None = Field(None, description="environment variable with the key that clients show")
-    admin_key_env: str | None = Field(None, description="with the key for labels and metrics; null: api_key_env")
+    admin_key_env: str | None = Field(None, description="with the key for labels; null: api_key_env")
     hosts: list[str] = Field([], description="names in Host besides IP addresses and localhost, where no key is set")
     origins: list[str] = Field([], description="web pages (scheme://host:port) that may ask, where no key is set")
 
@@ -69,7 +69,7 @@ class ConfidenceConfig(Section):
 class TierConfig(Section):
     """One tier; the first is the cheapest."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="in headers, logs and metrics")
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="in headers and logs")
     backend: str = Field(description="a name of the section backends")
     states_confidence: bool = Field(True, description="false: a plain model, whose answers are given as they are")
     system_prompt: str | None = Field(None, description="null: the paper's; it stands before the client's own")

@@ -18,7 +18,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coca_router.openai_api import ApiError, event, read_threshold
 
-Refused = Callable[[int], None]  # called with the status of each refused request
 _HEADER_BYTES = 1 << 16
 
 
@@ -115,7 +114,7 @@ class Access:
     """Checks who may ask.
 
     Without a ``key``, ``Host`` (besides IP addresses and ``localhost``) and ``Origin`` are checked instead, so that no
-    web page can use a server on the user's own machine. ``admin_key`` is for labels and metrics; None: as ``key``.
+    web page can use a server on the user's own machine. ``admin_key`` is for labels; None: as ``key``.
     """
 
     key: str | None = None
@@ -231,11 +230,11 @@ class Reply:
 class StreamingEndpoint:
     """A handler as a plain ASGI application, so that it sees a client leave.
 
-    An error in the middle of a stream becomes an event, and no ``[DONE]`` follows; ``refused`` gets its status.
+    An error in the middle of a stream becomes an event, and no ``[DONE]`` follows.
     """
 
-    def __init__(self, answer: Callable[[Request, Reply], Awaitable[None]], refused: Refused = lambda _: None) -> None:
-        self._answer, self._refused = answer, refused
+    def __init__(self, answer: Callable[[Request, Reply], Awaitable[None]]) -> None:
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(scope, receive, send)
@@ -245,7 +244,6 @@ class StreamingEndpoint:
             if not reply.begun:
                 raise  # to error_handlers
             known = error if isinstance(error, ApiError) else _INTERNAL
-            self._refused(known.status)
             await reply.send(event(known.body()), more=False)
             if known is _INTERNAL:
                 raise
@@ -254,15 +252,14 @@ class StreamingEndpoint:
 _INTERNAL = ApiError(500, "internal error; the server's log has it", code="internal_error")
 
 
-def error_handlers(refused: Refused = lambda _: None) -> Mapping[Any, Any]:
-    """An application's ``exception_handlers``; ``refused`` gets the status, except for unknown paths."""
+def error_handlers() -> Mapping[Any, Any]:
+    """An application's ``exception_handlers``."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
             shown = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here")
         else:
             shown = error if isinstance(error, ApiError) else _INTERNAL
-            refused(shown.status)
         return JSONResponse(shown.body(), shown.status, shown.headers())
 
     return dict.fromkeys((ApiError, HTTPException, Exception), answer)

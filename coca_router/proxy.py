@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from prometheus_client import generate_latest
 from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -20,7 +19,6 @@ from coca_router import http_server as server
 from coca_router.answer import AnswerWriter
 from coca_router.backends import Backend, BackendError, http_session
 from coca_router.config import ServingConfig, tier_policies
-from coca_router.metrics import ServingMetrics
 from coca_router.openai_api import ApiError, ChatRequest, read_json_body, read_request, read_threshold
 from coca_router.request_log import LogError, RequestLog
 from coca_router.router import Router, Tier
@@ -50,7 +48,7 @@ class Proxy:
         """
         environment = os.environ if environment is None else environment
         listen = config.listen
-        self.config, self.metrics, self.shutdown = config, ServingMetrics(), server.Shutdown()
+        self.config, self.shutdown = config, server.Shutdown()
 
         def key_of(section: str, variable: str | None) -> str | None:
             if variable is not None and not environment.get(variable):
@@ -67,22 +65,21 @@ class Proxy:
         self._tiers = [Tier(tier, self._backends[tier.backend], policy) for tier, policy in tiers]
         self._log: RequestLog | None = None
         if config.log is not None:
-            directory, failed = Path(config.log.directory), self.metrics.log_errors.inc
-            self._log = RequestLog(directory, config.name, failed, texts=config.log.texts, max_days=config.log.max_days)
+            directory = Path(config.log.directory)
+            self._log = RequestLog(directory, config.name, texts=config.log.texts, max_days=config.log.max_days)
         self._running = 0
 
     def app(self) -> Starlette:
         return Starlette(
             routes=[
-                Route("/v1/chat/completions", server.StreamingEndpoint(self._chat, self._refused), methods=["POST"]),
+                Route("/v1/chat/completions", server.StreamingEndpoint(self._chat), methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/models/{name}", self._models, methods=["GET"]),
                 Route("/v1/coca/labels", self._labels, methods=["POST"]),
-                Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
             ],
             lifespan=self._lifespan,
-            exception_handlers=server.error_handlers(self._refused),
+            exception_handlers=server.error_handlers(),
         )
 
     @asynccontextmanager
@@ -94,9 +91,6 @@ class Proxy:
         if self._log is not None:
             self._log.close()
 
-    def _refused(self, status: int) -> None:
-        self.metrics.refused.labels(str(status)).inc()
-
     async def _health(self, request: Request) -> Response:
         problem = None if self._log is None else self._log.problem
         waiting = 0 if self._log is None else self._log.waiting
@@ -106,12 +100,6 @@ class Proxy:
     async def _models(self, request: Request) -> Response:
         self._access.check(request)
         return server.models_response(request, self.config.name, thresholds=True)
-
-    async def _metrics(self, request: Request) -> Response:
-        self._access.check(request, admin=True)
-        self.metrics.running.set(self._running)
-        self.metrics.log_waiting.set(0 if self._log is None else self._log.waiting)
-        return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4")
 
     async def _labels(self, request: Request) -> Response:
         self._access.check(request, admin=True)
@@ -124,7 +112,6 @@ class Proxy:
             raise ApiError(503, f"the label could not be stored: {error}", code="log_error", retry_after=5) from error
         if not stored:
             raise ApiError(404, "no answer of this id waits for a label", param="id")
-        self.metrics.labels.labels(str(label.correct).lower()).inc()
         return JSONResponse({"id": label.id, "correct": label.correct})
 
     async def _chat(self, request: Request, reply: server.Reply) -> None:
@@ -156,10 +143,8 @@ class Proxy:
         outcome, logged = "error", False
 
         def note(outcome: str) -> None:
-            ended = time.monotonic()
-            self.metrics.observe(trace, outcome, ended)
             if self._log is not None:
-                self._log.write(trace, outcome, ended, question, writer.text)
+                self._log.write(trace, outcome, time.monotonic(), question, writer.text)
 
         async def work() -> None:
             nonlocal logged

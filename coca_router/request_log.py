@@ -8,7 +8,7 @@ import json
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,20 +43,9 @@ class LogError(Exception):
 class RequestLog:
     """The log of one proxy; ``problem`` is the reason of the last write if it failed, else None."""
 
-    def __init__(
-        self,
-        directory: Path,
-        model: str,
-        failed: Callable[[], None] = lambda: None,
-        *,
-        texts: bool = False,
-        max_days: float = 90.0,
-    ) -> None:
-        """Open ``requests.sqlite``; ConfigError if that fails.
-
-        ``texts`` stores questions and answers. ``failed`` is called for each failed write.
-        """
-        self._model, self._texts, self._max_age_s, self._failed = model, texts, max_days * 86_400, failed
+    def __init__(self, directory: Path, model: str, *, texts: bool = False, max_days: float = 90.0) -> None:
+        """Open ``requests.sqlite``; ConfigError if that fails. ``texts`` stores questions and answers."""
+        self._model, self._texts, self._max_age_s = model, texts, max_days * 86_400
         self._waiting: deque[tuple[Any, ...]] = deque(maxlen=_MOST_WAITING)
         self._clean_at, self._prepared = 0.0, False
         self.problem: str | None = None
@@ -67,7 +56,7 @@ class RequestLog:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_S, check_same_thread=False)
             self._prepare()
         except sqlite3.OperationalError as error:  # a full disk, or another process that writes: tried again later
-            self._note(error)
+            self.problem = str(error)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"log.directory {directory}: the request log cannot be opened: {error}") from error
 
@@ -114,10 +103,6 @@ class RequestLog:
             self._database.executescript(_SCHEMA)
             self._prepared = True
 
-    def _note(self, error: sqlite3.Error) -> None:
-        self.problem = str(error)
-        self._failed()
-
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """A transaction; LogError if it failed and was rolled back."""
@@ -127,7 +112,7 @@ class RequestLog:
             yield
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
-            self._note(error)
+            self.problem = str(error)
             with suppress(sqlite3.Error):
                 self._database.rollback()
             raise LogError(str(error)) from error

@@ -12,9 +12,8 @@ import numpy as np
 from coca_mindspeed.cli.options import place, within
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.utils.console import one_line, print_text
+from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
 from coca_mindspeed.utils.files import write_json
-from coca_mindspeed.utils.markdown import markdown_table, print_markdown
 from coca_mindspeed.utils.tokenization import TokenCounter
 from coca_router.config import bands_from, read_serving_config, tier_policies, tiers_yaml
 from coca_router.decision import Budget

@@ -1,4 +1,4 @@
-"""The record of one request, for its answer's fields and headers, the log and the metrics; it holds no text."""
+"""The record of one request, for its answer's fields and headers, and the log; it holds no text."""
 
 import time
 from dataclasses import dataclass, field

@@ -30,15 +30,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 
-from coca_mindspeed import CreditRule, confidence_segment_lengths, parse_response, token_text, training_method
+from coca_mindspeed import CreditRule, parse_response, segment_ends, token_text, training_method
 from coca_mindspeed.data.records import record_from_json
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.upstream.fingerprint import fingerprint
 
 FUNCTIONS = ("coca_correct", "coca_confidence", "coca_segment")
-#: tokenizer: the model's directory (required); method: coca, rlvr, joint or rlcr; decimals: digits of a confidence, or
-#: None; eps: added to the standard deviation; grader and grader_options: docs/grading.md.
+#: tokenizer: the model's directory (required); method: one with two segments and one stage; decimals: digits of a
+#: confidence, or None; eps: added to the standard deviation; grader and grader_options: docs/grading.md.
 OPTIONS: dict[str, Any] = {
     "tokenizer": None,
     "method": "coca",
@@ -108,16 +108,16 @@ class Confidence(ORM):  # type: ignore[misc]
 
 
 class Segment(ORM):  # type: ignore[misc]
-    """The number of sampled tokens in the confidence segment; 0 for an answer-first method."""
+    """The number of sampled tokens in the first segment."""
 
     def __call__(self, completions: Sequence[str], **columns: Sequence[Any]) -> list[float]:
         ids = [torch.tensor(sampled) for sampled in columns["response_token_ids"]]
         valid = torch.tensor([_parsed(text).confidence is not None for text in completions])
         table = _token_text(OPTIONS["tokenizer"])
         lengths = torch.tensor([len(sampled) for sampled in ids])
-        found = confidence_segment_lengths(pad_sequence(ids, batch_first=True), lengths, table, valid)
-        rule = CreditRule(training_method(OPTIONS["method"]))
-        return [float(length) for length in rule.segment_lengths(found)]
+        position = training_method(OPTIONS["method"]).confidence_position
+        ends = segment_ends(pad_sequence(ids, batch_first=True), lengths, table, [valid], position=position)
+        return ends[:, 0].float().tolist()
 
 
 def _parsed(text: str) -> Any:
@@ -143,14 +143,14 @@ def compute_advantages(
         **_: settings of ms-swift's own estimators, without effect.
 
     Returns:
-        float ``[N, 3]``: advantage of the confidence segment, of the answer segment, length of the confidence segment;
+        float ``[N, 3]``: advantage of the first segment, of the second, tokens of the first;
         and float ``[N]``, the weighted sum of the rewards.
     """
     if rewards_per_func.shape[1] != len(FUNCTIONS):
         raise ValueError(f"expected --reward_funcs {' '.join(FUNCTIONS)}, found {rewards_per_func.shape[1]} functions")
     correct, confidence, segment = rewards_per_func.detach().cpu().view(-1, num_generations, 3).unbind(dim=2)
     credit = CreditRule(training_method(OPTIONS["method"]), eps=OPTIONS["eps"])(correct, confidence)
-    columns = (credit.confidence.values.flatten(), credit.answer.values.flatten(), segment.flatten())
+    columns = (*(values.flatten() for values in credit.values_by_segment().values()), segment.flatten())
     rewards = (rewards_per_func * reward_weights).nansum(dim=1)
     return torch.stack(columns, dim=1).to(rewards), rewards
 
@@ -170,8 +170,8 @@ def expand_advantage_to_per_token(advantages: Tensor, completion_mask: Tensor, *
         raise CocaError("CoCA cannot be combined with a teacher: remove the teacher's options")
     inside = completion_mask.bool()
     number = inside.cumsum(dim=1)  # the first token of the response has number 1
-    confidence, answer, segment = (column[:, None] for column in advantages.unbind(dim=1))
-    return torch.where(number <= segment, confidence, answer) * inside
+    first, second, segment = (column[:, None] for column in advantages.unbind(dim=1))
+    return torch.where(number <= segment, first, second) * inside
 
 
 def install() -> None:

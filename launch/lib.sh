@@ -232,7 +232,7 @@ ascend_environment() {
   done
   # On aarch64 scikit-learn's OpenMP finds no room in the static TLS block unless it is loaded first.
   if [[ $(uname -m) == aarch64 ]]; then
-    library=$("$PYTHON" -c 'from coca_mindspeed.utils.malloc import find_libgomp_of_scikit_learn as find
+    library=$("$PYTHON" -c 'from coca_mindspeed.utils.process import find_libgomp_of_scikit_learn as find
 print(find() or "")')
     if [[ -n $library && :${LD_PRELOAD:-}: != *:"$library":* ]]; then
       export LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}

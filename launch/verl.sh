@@ -61,7 +61,7 @@ smoke_on_cpu() {
   local file=$1 output=$2
   shift 2
   execute mkdir -p "$output"
-  execute "$PYTHON" -m coca_mindspeed.cli.verl_smoke "$output/tiny" "$file" "$@"
+  execute "$PYTHON" -m tests.support.verl_smoke "$output/tiny" "$file" "$@"
   export VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=tests.support.verl_host GLOO_SOCKET_IFNAME=lo
   export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
   # The run's own file, scaled down; what is typed comes last, so that it wins.

@@ -20,6 +20,8 @@ from coca_mindspeed import (
     token_text,
     training_method,
 )
+from coca_mindspeed.algorithm.methods import METHODS
+from coca_mindspeed.algorithm.parsing import SEGMENTS
 from tests.tokenizers_for_tests import qwen_like
 
 PAGE = Path(__file__).parents[1] / "docs" / "library.md"
@@ -58,7 +60,7 @@ def test_advantages_of_a_group_by_hand():
     assert found.confidences.tolist()[:3] == [0.5, 1.0, 0.9]
     assert math.isnan(found.confidences[3])
     assert found.answers == ["\n42", " 41", "42", TEXTS[3]]
-    segment = found.masks.confidence.sum(dim=1)
+    segment = found.masks["confidence"].sum(dim=1)
     closed = [qwen_like().decode(row[:n]) for row, n in zip(ids.tolist(), segment.tolist(), strict=True)]
     assert [text.count("</confidence>") for text in closed[:3]] == [1, 1, 1]
     assert segment[3] == 5
@@ -69,7 +71,7 @@ def test_advantages_of_a_group_by_hand():
     assert found.metrics["rollout/gesr"] == 0.5
     assert found.metrics["reward/confidence"] == pytest.approx((0 - 0.25 - 0.16 - 1) / 4)
     assert found.metrics["rollout/invalid_share"] == 0.25
-    assert not found.advantages[~(found.masks.confidence | found.masks.answer)].any()
+    assert not found.advantages[~(found.masks["confidence"] | found.masks["answer"])].any()
 
 
 def test_it_equals_its_parts():
@@ -83,12 +85,12 @@ def test_it_equals_its_parts():
     credit = rule(correct[None].double(), confidence[None])
     expected = torch.zeros(ids.shape)
     for row, (inside, length) in enumerate(zip(segment.tolist(), lengths.tolist(), strict=True)):
-        expected[row, :length] = credit.answer.values[0, row]
-        expected[row, :inside] = credit.confidence.values[0, row]
+        expected[row, :length] = credit.segments["answer"].values[0, row]
+        expected[row, :inside] = credit.segments["confidence"].values[0, row]
     for tokenizer in (table, qwen_like()):
         found = coca_advantages(ids, lengths, correct, tokenizer, 4)
         assert torch.equal(found.advantages, expected)
-        assert torch.equal(found.masks.confidence.sum(dim=1), segment)
+        assert torch.equal(found.masks["confidence"].sum(dim=1), segment)
 
 
 def test_processes_share_one_scale_through_reduce():
@@ -128,13 +130,15 @@ def test_verdicts_may_be_an_array_of_numpy():
     assert torch.equal(found.advantages, coca_advantages(ids, lengths, CORRECT, qwen_like(), 4).advantages)
 
 
-@pytest.mark.parametrize("method", ["coca", "rlvr", "joint", "sequential", "rlcr"])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_a_loss_with_a_gradient(method):
-    texts = TEXTS[:3] if method != "rlcr" else [f"{i}<confidence>0.{i}</confidence>" for i in (1, 5, 9)]
+    segments = SEGMENTS[METHODS[method].confidence_position]
+    texts = [
+        "".join(str(i) if s == "answer" else f"<confidence>0.{i}</confidence>" for s in segments) for i in (1, 5, 9)
+    ]
     ids, lengths = batch(texts)
     found = coca_advantages(ids, lengths, CORRECT[:3], qwen_like(), 3, method=method)
-    one_segment = not found.masks.confidence.any()
-    assert one_segment == (method == "rlcr")
+    assert torch.equal(sum(found.masks.values()).sum(dim=1), lengths)
     log_probs = torch.zeros(ids.shape, requires_grad=True)
     segment_objective(log_probs, torch.zeros(ids.shape), found.advantages, found.masks).loss.backward()
     torch.testing.assert_close(log_probs.grad, -found.advantages / 3)

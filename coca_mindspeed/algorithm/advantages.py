@@ -1,5 +1,8 @@
 """Group-relative advantages (paper, equation 9) of each segment and of its tokens."""
 
+import functools
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -7,12 +10,9 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.checks import check_tensor
 
-
-class SegmentMasks(NamedTuple):
-    """Which tokens belong to which segment, bool ``[batch, tokens]`` both; disjoint, and False on padding."""
-
-    confidence: Tensor
-    answer: Tensor
+#: Tokens of each segment by its name, in the order of the response: bool ``[batch, tokens]``, disjoint, and False on
+#: padding.
+SegmentMasks = dict[str, Tensor]
 
 
 class Advantage(NamedTuple):
@@ -78,63 +78,57 @@ def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Ad
     return Advantage(torch.where(varies[:, None], offsets / (deviation + eps), 0.0).to(torch.float32), varies)
 
 
-def segment_masks(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> SegmentMasks:
-    """Masks over ``width`` response tokens, from the lengths of confidence segments and responses, int ``[batch]``."""
-    _check_lengths(confidence_lengths, response_lengths, width)
-    position = torch.arange(width, device=response_lengths.device)
-    confidence = position < confidence_lengths[:, None]
-    return SegmentMasks(confidence, (position < response_lengths[:, None]) & ~confidence)
+def segment_masks(ends: Tensor, segments: Sequence[str], width: int) -> SegmentMasks:
+    """Masks over ``width`` response tokens.
+
+    Args:
+        ends: int ``[batch, S]``, the tokens of each response up to the end of each segment; the last is its length.
+        segments: names of the S segments.
+        width: tokens of the padded responses.
+    """
+    _check_ends(ends, len(segments), width)
+    position = torch.arange(width, device=ends.device)
+    before = [position < end[:, None] for end in ends.unbind(dim=1)]
+    own = before[:1] + [until & ~earlier for earlier, until in pairwise(before)]
+    return dict(zip(segments, own, strict=True))
 
 
-def token_advantages(
-    confidence: Tensor, answer: Tensor, confidence_lengths: Tensor, response_lengths: Tensor, width: int
-) -> Tensor:
+def token_advantages(advantages: Sequence[Tensor], ends: Tensor, width: int) -> Tensor:
     """Put each segment's advantage on its own tokens (paper, equation 10), and 0 on padding.
 
     Args:
-        confidence, answer: float ``[batch]``, advantage of each segment.
-        confidence_lengths, response_lengths: int ``[batch]``.
-        width: tokens of the padded responses.
+        advantages: float ``[batch]`` of each of the S segments.
+        ends, width: as of :func:`segment_masks`.
 
     Returns:
         float32 ``[batch, width]``.
     """
-    _check_lengths(confidence_lengths, response_lengths, width)
-    for name, advantage in (("confidence", confidence), ("answer", answer)):
-        check_tensor(name, advantage, "float", *response_lengths.shape, device=response_lengths.device)
-    # int32 positions halve the traffic of the one comparison that runs over the whole matrix.
-    position = torch.arange(width, device=response_lengths.device, dtype=torch.int32)
-    inside = position < response_lengths[:, None].to(torch.int32)
-    result = torch.where(inside, answer[:, None].to(torch.float32), 0.0)
-    # Confidence segments are short, so only the columns that any of them reaches are written twice.
-    reach = int(confidence_lengths.max()) if len(confidence_lengths) else 0
-    in_confidence = position[:reach] < confidence_lengths[:, None]
-    result[:, :reach] = torch.where(in_confidence, confidence[:, None].to(torch.float32), result[:, :reach])
+    _check_ends(ends, len(advantages), width)
+    for advantage in advantages:
+        check_tensor("advantages", advantage, "float", len(ends), device=ends.device)
+    # int32 positions halve the traffic of the comparison.
+    position = torch.arange(width, device=ends.device, dtype=torch.int32)
+    *earlier, last = zip(advantages, ends.to(torch.int32).unbind(dim=1), strict=True)
+    result = torch.where(position < last[1][:, None], last[0][:, None].to(torch.float32), 0.0)
+    # Each earlier segment overwrites the columns that it reaches, which are few for a confidence that comes first.
+    for advantage, end in reversed(earlier):
+        reach = int(end.max()) if len(end) else 0
+        inside = position[:reach] < end[:, None]
+        result[:, :reach] = torch.where(inside, advantage[:, None].to(torch.float32), result[:, :reach])
     return result
 
 
-def per_token_of_segment(advantages: Tensor, masks: SegmentMasks) -> Tensor:
-    """Divide each token's advantage by the length of its segment, so that a sum over tokens is a mean per segment.
-
-    The clipped objective keeps this: a positive factor passes through minimum and clip.
-
-    Args:
-        advantages: float ``[batch, width]``, 0 on padding.
-        masks: bool ``[batch, width]`` each.
-    """
-    tokens = sum(mask * mask.sum(dim=1, keepdim=True) for mask in masks)
-    return advantages / torch.as_tensor(tokens).clamp(min=1)
+def any_segment(masks: SegmentMasks) -> Tensor:
+    """The tokens of all segments, bool ``[batch, tokens]``."""
+    return functools.reduce(torch.logical_or, masks.values())
 
 
-def _check_lengths(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> None:
-    check_tensor("response_lengths", response_lengths, "int", "batch")
-    check_tensor(
-        "confidence_lengths", confidence_lengths, "int", *response_lengths.shape, device=response_lengths.device
-    )
-    wrong = (confidence_lengths < 0) | (confidence_lengths > response_lengths) | (response_lengths > width)
+def _check_ends(ends: Tensor, segments: int, width: int) -> None:
+    check_tensor("ends", ends, "int", "batch", segments)
+    wrong = (ends[:, 0] < 0) | (ends.diff(dim=1) < 0).any(dim=1) | (ends[:, -1] > width)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         raise ValueError(
-            f"response {row}: expected 0 <= confidence tokens <= response tokens <= {width}, "
-            f"found {int(confidence_lengths[row])} and {int(response_lengths[row])}"
+            f"response {row}: expected ends of segments that ascend from 0 to at most {width}, found "
+            f"{ends[row].tolist()}"
         )

@@ -1,16 +1,17 @@
-"""Where the confidence segment ends, on the sampled token ids themselves.
+"""Where the segments of a response end, on the sampled token ids themselves.
 
 A byte-level tokenizer may merge the last ``>`` of the closing tag with what follows, or split the tag anywhere, so
 the boundary is looked for in the bytes behind the ids; re-tokenising decoded text would move it.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.checks import check_tensor
-from coca_mindspeed.algorithm.parsing import CLOSE_TAG, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ConfidencePosition
 
 _FIRST_WINDOW = 32  # tokens searched at first; a confidence takes about ten
 _TOKENS_AT_ONCE = 2**18  # bounds the memory of one search to a few megabytes, whatever the batch
@@ -83,21 +84,21 @@ def confidence_segment_lengths(
     max_confidence_tokens: int = 16,
     position: ConfidencePosition = "first",
 ) -> Tensor:
-    """How many tokens of each response belong to its confidence segment.
+    """How many tokens of each response it takes to know its confidence.
 
-    A token belongs to it if any of its characters stand before the end of the closing tag, so a token that straddles
-    the boundary does.  Found on the sampled ids themselves: the bytes behind the ids are searched, nothing is ever
+    A token counts if any of its characters stand before the end of the closing tag, so a token that straddles the
+    boundary does.  Found on the sampled ids themselves: the bytes behind the ids are searched, nothing is ever
     re-tokenised.  An invalid response has no closing tag to find; its first ``max_confidence_tokens`` tokens stand
-    in, so that the penalty lands where the confidence should have stood.
+    in.
 
     Args:
         token_ids: int ``[batch, tokens]``, the sampled ids, right-padded with anything.
         response_lengths: int ``[batch]``.
         token_text: bytes of each id.
         valid: bool ``[batch]``, whether :class:`ResponseParser` found a confidence in the response's text.
-        max_confidence_tokens: segment length of invalid responses.
-        position: ``first``: up to the end of the first closing tag.  ``last`` (RLCR): up to the end of the last one,
-            counted from the start of the response, which is the number of tokens until the confidence is known.
+        max_confidence_tokens: length of invalid responses.
+        position: ``first`` and ``both``: up to the end of the first closing tag, which is the length of the confidence
+            segment.  ``last`` (RLCR): up to the end of the last one.
 
     Returns:
         int64 ``[batch]`` on the device of ``token_ids``.
@@ -106,31 +107,94 @@ def confidence_segment_lengths(
         ValueError: mismatching shapes, dtypes, devices or ids, or a response is said to be valid, but its tokens hold
             no closing tag.
     """
-    _check_responses(token_ids, response_lengths, token_text)
-    check_tensor("valid", valid, "bool", *response_lengths.shape, device=token_ids.device)
+    most = _most_tokens(response_lengths, max_confidence_tokens)
+    side: _Side = "last" if position == "last" else "first"
+    found = _tokens_with(token_ids, response_lengths, token_text, valid, CLOSE_TAG, len(CLOSE_TAG) - 1, side)
+    return torch.where(valid, found, most)
+
+
+def segment_ends(
+    token_ids: Tensor,
+    response_lengths: Tensor,
+    token_text: TokenText,
+    valid: Sequence[Tensor],
+    *,
+    max_confidence_tokens: int = 16,
+    position: ConfidencePosition = "first",
+) -> Tensor:
+    """The tokens of each response up to the end of each of its segments.
+
+    A confidence segment before the answer ends as :func:`confidence_segment_lengths` says.  One after the answer
+    begins with the token that holds the first character of its opening tag, and takes the rest of the response; of an
+    invalid response, its last ``max_confidence_tokens`` tokens that no earlier confidence has.
+
+    Args:
+        token_ids, response_lengths, token_text, max_confidence_tokens: as of :func:`confidence_segment_lengths`.
+        valid: bool ``[batch]`` for each confidence of the response.
+        position: of the confidences, which is the order of the segments: ``SEGMENTS[position]``.
+
+    Returns:
+        int64 ``[batch, S]`` on the device of ``token_ids``; the last column is the response's length.
+    """
+    most = _most_tokens(response_lengths, max_confidence_tokens)
+    lengths = response_lengths.to(torch.int64)
+    ends = []
+    if position != "last":
+        ends.append(
+            confidence_segment_lengths(
+                token_ids, lengths, token_text, valid[0], max_confidence_tokens=max_confidence_tokens
+            )
+        )
+    if position != "first":
+        found = _tokens_with(token_ids, lengths, token_text, valid[-1], OPEN_TAG, 0, "last") - 1
+        begin = torch.where(valid[-1], found, lengths - most)
+        ends.append(torch.maximum(begin, ends[0]) if ends else begin)
+    return torch.stack([*ends, lengths], dim=1)
+
+
+def _most_tokens(lengths: Tensor, max_confidence_tokens: int) -> Tensor:
+    """Length of the confidence segment of each response if it is invalid, int64 ``[batch]``."""
     if max_confidence_tokens < 1:
         raise ValueError(f"max_confidence_tokens should be at least 1, found {max_confidence_tokens}")
+    return lengths.to(torch.int64).clamp(max=max_confidence_tokens)
+
+
+_Side = Literal["first", "last"]
+
+
+def _tokens_with(
+    token_ids: Tensor,
+    response_lengths: Tensor,
+    token_text: TokenText,
+    valid: Tensor,
+    tag: str,
+    byte: int,
+    side: _Side,
+) -> Tensor:
+    """Tokens of each valid response up to the one that holds a byte of its first or last ``tag``, int64 ``[batch]``."""
+    _check_responses(token_ids, response_lengths, token_text)
+    check_tensor("valid", valid, "bool", *response_lengths.shape, device=token_ids.device)
     token_text.to(token_ids.device)
     lengths = response_lengths.to(torch.int64)
-    result = lengths.clamp(max=max_confidence_tokens)
+    result = torch.zeros_like(lengths)
     rows = valid.nonzero().flatten()
     width = _FIRST_WINDOW
     while len(rows):
         found = torch.cat(
             [
-                _closing_tag_in_window(token_ids[chunk], lengths[chunk], token_text, width, position)
+                _tag_in_window(token_ids[chunk], lengths[chunk], token_text, width, tag.encode(), byte, side)
                 for chunk in rows.split(max(1, _TOKENS_AT_ONCE // width))
             ]
         )
-        result[rows] = torch.where(found > 0, found, result[rows])
+        result[rows] = found
         rows = rows[found == 0]
         if len(rows) and width >= token_ids.shape[1]:
-            raise ValueError(f"response {int(rows[0])} is marked valid, but its tokens hold no {CLOSE_TAG}")
+            raise ValueError(f"response {int(rows[0])} is marked valid, but its tokens hold no {tag}")
         width *= 4
     return result
 
 
-def _window(token_ids: Tensor, lengths: Tensor, width: int, side: ConfidencePosition, token_text: TokenText) -> Tensor:
+def _window(token_ids: Tensor, lengths: Tensor, width: int, side: _Side, token_text: TokenText) -> Tensor:
     """The first (or last) ``width`` tokens of each row, our padding behind them, our separator in a last column."""
     width = min(width, token_ids.shape[1])
     start = torch.zeros_like(lengths) if side == "first" else (lengths - width).clamp(min=0)
@@ -141,23 +205,22 @@ def _window(token_ids: Tensor, lengths: Tensor, width: int, side: ConfidencePosi
     return torch.cat([torch.where(inside, ids, token_text._padding), separator], dim=1)
 
 
-def _closing_tag_in_window(
-    token_ids: Tensor, lengths: Tensor, token_text: TokenText, width: int, position: ConfidencePosition
+def _tag_in_window(
+    token_ids: Tensor, lengths: Tensor, token_text: TokenText, width: int, tag: bytes, byte: int, side: _Side
 ) -> Tensor:
-    """Tokens up to and including the closing tag's last, per row; 0 where the window does not hold a whole tag."""
-    window = _window(token_ids, lengths, width, position, token_text)
+    """Tokens up to and including the one of the tag's ``byte``, per row; 0 where the window holds no whole tag."""
+    window = _window(token_ids, lengths, width, side, token_text)
     stream, token_of_byte = token_text._byte_stream(window)
-    tag = CLOSE_TAG.encode()
     candidates = max(0, len(stream) - len(tag) + 1)
     hit = torch.ones(candidates, dtype=torch.bool, device=stream.device)
-    for offset, byte in enumerate(tag):
-        hit &= stream[offset : offset + candidates] == byte
-    last_token = token_of_byte[hit.nonzero().flatten() + len(tag) - 1]
+    for offset, value in enumerate(tag):
+        hit &= stream[offset : offset + candidates] == value
+    token = token_of_byte[hit.nonzero().flatten() + byte]
     columns = window.shape[1]
-    row, count = last_token // columns, last_token % columns + 1
-    reduce = "amin" if position == "first" else "amax"
+    row, count = token // columns, token % columns + 1
+    reduce = "amin" if side == "first" else "amax"
     found = torch.zeros_like(lengths).scatter_reduce(0, row, count, reduce, include_self=False)
-    if position == "last":
+    if side == "last":
         found = torch.where(found > 0, found + (lengths - (columns - 1)).clamp(min=0), found)
     return found
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from coca_mindspeed.algorithm.advantages import Advantage, centred, group_advantages
 from coca_mindspeed.algorithm.checks import check_tensor
 from coca_mindspeed.algorithm.methods.base import Outcomes, TrainingMethod
+from coca_mindspeed.algorithm.parsing import SEGMENTS
 
 AdvantageScale = Literal["group", "batch", "none"]
 #: Adds up (sum of squares, count) over all processes of a step.
@@ -25,21 +26,25 @@ class Credit(NamedTuple):
         gesr: float64 ``[P, 1]``, the success rate of each group's gradable answers; NaN where the group is dropped,
             because fewer than two of its answers could be graded.
         confidence_reward: float64 ``[P, G]``, the Brier score against GESR, whatever the method rewards.
-        confidence: advantage of each confidence segment.
-        answer: advantage of each answer segment.
-        deviation: the step's deviation that ``batch`` divides by; 0 with another scale.
+        segments: advantage of each segment, in the order of the response; None: it learns nothing.
+        deviation: the step's deviation that ``batch`` divides by, that of the first reward if there are several; 0
+            with another scale.
     """
 
     gesr: Tensor
     confidence_reward: Tensor
-    confidence: Advantage
-    answer: Advantage
+    segments: dict[str, Advantage | None]
     deviation: float
 
     @property
     def kept(self) -> Tensor:
         """Which groups were not dropped, bool ``[P]``."""
         return ~self.gesr[:, 0].isnan()
+
+    def values_by_segment(self) -> dict[str, Tensor]:
+        """The advantage of each response's segments, float32 ``[P, G]``; 0 for one that learns nothing."""
+        nothing = torch.zeros_like(self.confidence_reward, dtype=torch.float32)
+        return {name: nothing if found is None else found.values for name, found in self.segments.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +58,13 @@ class CreditRule:
         scale: divisor of a group's centred rewards: its own deviation plus eps (``group``, the paper's), one deviation
             of the centred rewards of the whole step (``batch``), or 1 (``none``).  It applies to the Brier scores of a
             method whose confidence segment has a reward of its own, and to the one reward of another method.  Answer
-            and format advantages of ``coca`` always have the group's scale.
+            and format advantages of the former always have the group's scale.
         ddof: of the groups' deviation; 1 is the sample's, 0 the population's.
         eps: added to the deviation.
         separate_format: normalise the Brier scores over the valid responses alone, and add the normalised 0/1 reward
             of being valid.  In the paper's form (False) one invalid response among eight, with its reward of -1,
-            shrinks the differences among the valid ones 5 to 40 times.  Equal where all are valid; for ``coca``.
+            shrinks the differences among the valid ones 5 to 40 times.  Equal where all are valid; for the methods
+            whose confidence has a reward of its own.
         entropy_bonus: added to the reward of a valid confidence is this times ``-log pi(confidence segment)``.  Its
             expectation is the entropy of the segment, which keeps the policy from stating one confidence everywhere;
             for ``coca``.
@@ -73,8 +79,18 @@ class CreditRule:
     entropy_bonus: float = 0.0
     scale: AdvantageScale = "group"
 
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """Names of a response's segments, in order."""
+        return SEGMENTS[self.method.confidence_position]
+
     def __call__(
-        self, correct: Tensor, stated: Tensor, log_probs: Tensor | None = None, reduce: Reduce | None = None
+        self,
+        correct: Tensor,
+        stated: Tensor,
+        log_probs: Tensor | None = None,
+        reduce: Reduce | None = None,
+        stated_after: Tensor | None = None,
     ) -> Credit:
         """Give credit.
 
@@ -90,6 +106,7 @@ class CreditRule:
                 ``entropy_bonus``.
             reduce: adds the sum of squares and the number of centred rewards over the processes that share a step, so
                 that ``batch`` has one deviation in all of them; None: this process has the whole step.
+            stated_after: like ``stated``, for a method that asks for a second confidence after the answer.
 
         Raises:
             ValueError: a wrong shape or dtype, a value out of its range, or an entropy bonus without log-probs.
@@ -97,34 +114,39 @@ class CreditRule:
         check_tensor("correct", correct, "float", "prompts", "group")
         if correct.shape[1] < 2:
             raise ValueError(f"correct should have at least 2 responses in a group, found {list(correct.shape)}")
-        check_tensor("stated", stated, "float", *correct.shape, device=correct.device)
         if not bool(((correct == 0) | (correct == 1) | correct.isnan()).all()):
             raise ValueError("correct should be 1, 0 or NaN (ungradable), found another number")
-        if bool(((stated < 0) | (stated > 1)).any()):
-            raise ValueError(f"stated should be in [0, 1] or NaN (invalid), found {stated.min()} to {stated.max()}")
         if self.entropy_bonus and (log_probs is None or log_probs.shape != correct.shape):
             raise ValueError(f"entropy_bonus={self.entropy_bonus} needs log_probs, float {list(correct.shape)}")
-        decimals = stated if stated.dtype == torch.float64 else stated.double().round(decimals=7)
+        if "confidence_after" in self.segments and stated_after is None:
+            raise ValueError(f"{self.method.name} needs stated_after, float {list(correct.shape)}")
         few = (~correct.isnan()).sum(dim=1, keepdim=True) < 2
         members = correct.double().masked_fill(few, torch.nan)
         outcomes = Outcomes(
             correct=members,
-            stated=decimals.masked_fill(members.isnan(), torch.nan),
+            stated=_stated("stated", stated, members),
             gesr=members.nanmean(dim=1, keepdim=True),
             log_probs=None if log_probs is None else log_probs.double(),
             invalid_reward=self.invalid_reward,
+            stated_after=None if stated_after is None else _stated("stated_after", stated_after, members),
         )
         normalise = Normalisation(self, reduce)
         advantages = self.method.advantages(outcomes, normalise, self.method.stages[self.stage])
-        return Credit(outcomes.gesr, outcomes.brier(outcomes.gesr), *advantages, normalise.deviation)
+        if unknown := advantages.keys() - set(self.segments):
+            raise ValueError(
+                f"{self.method.name} gives credit to {min(unknown)!r}, expected one of {', '.join(self.segments)}"
+            )
+        by_segment = {name: advantages.get(name) for name in self.segments}
+        return Credit(outcomes.gesr, outcomes.brier(outcomes.gesr), by_segment, normalise.deviation)
 
-    def segment_lengths(self, confidence_lengths: Tensor) -> Tensor:
-        """Tokens of each confidence *segment*, from the tokens up to the end of each stated confidence, int ``[B]``.
 
-        An answer-first response has no confidence segment: its method has one reward, which falls on every token.
-        """
-        first = self.method.confidence_position == "first"
-        return confidence_lengths if first else torch.zeros_like(confidence_lengths)
+def _stated(name: str, stated: Tensor, members: Tensor) -> Tensor:
+    """Stated confidences as float64, NaN for responses that are no ``members`` of their group."""
+    check_tensor(name, stated, "float", *members.shape, device=members.device)
+    if bool(((stated < 0) | (stated > 1)).any()):
+        raise ValueError(f"{name} should be in [0, 1] or NaN (invalid), found {stated.min()} to {stated.max()}")
+    decimals = stated if stated.dtype == torch.float64 else stated.double().round(decimals=7)
+    return decimals.masked_fill(members.isnan(), torch.nan)
 
 
 class Normalisation:
@@ -139,6 +161,16 @@ class Normalisation:
         """At the scale of each group's own deviation."""
         return group_advantages(rewards, ddof=self._rule.ddof, eps=self._rule.eps)
 
+    def stated(self, scores: Tensor, valid: Tensor) -> Advantage:
+        """The scores of stated confidences at :attr:`CreditRule.scale`, with :attr:`CreditRule.separate_format`.
+
+        ``valid`` is bool ``[P, G]``: which responses state a valid confidence.
+        """
+        if not self.separate_format:
+            return self.scaled(scores)
+        among_valid = self.scaled(scores.masked_fill(~valid, torch.nan))
+        return among_valid + self.group(valid.double().masked_fill(scores.isnan(), torch.nan))
+
     def scaled(self, rewards: Tensor) -> Advantage:
         """At :attr:`CreditRule.scale`; for one reward of a method."""
         if self._rule.scale == "group":
@@ -150,6 +182,7 @@ class Normalisation:
             squares, count = math.fsum(offsets[taking_part].square().tolist()), int(taking_part.sum())
             if self._reduce is not None:
                 squares, count = self._reduce(squares, count)
-            self.deviation = math.sqrt(squares / max(1, count)) + _LEAST_DEVIATION
-            offsets = offsets / self.deviation
+            deviation = math.sqrt(squares / max(1, count)) + _LEAST_DEVIATION
+            self.deviation = self.deviation or deviation
+            offsets = offsets / deviation
         return Advantage(offsets.to(torch.float32), varies)

@@ -5,7 +5,7 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks
+from coca_mindspeed.algorithm.advantages import SegmentMasks, any_segment
 from coca_mindspeed.algorithm.checks import check_tensor
 from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 
@@ -36,11 +36,10 @@ class SegmentStatistics(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """Result of :func:`segment_objective`: a scalar loss to minimise, and detached statistics."""
+    """Result of :func:`segment_objective`: a scalar loss to minimise, and detached statistics of each segment."""
 
     loss: Tensor
-    confidence: SegmentStatistics
-    answer: SegmentStatistics
+    segments: dict[str, SegmentStatistics]
 
 
 def segment_objective(
@@ -58,7 +57,7 @@ def segment_objective(
 
     Aggregations: ``sum`` adds a response's token terms and averages over responses (the paper); ``token_mean``
     averages over all response tokens of the batch (MindSpeed-RL's own); ``segment_mean`` averages each segment over
-    its own tokens, adds the two, and averages over responses.
+    its own tokens, adds these means, and averages over responses.
 
     Args:
         log_probs: float ``[batch, tokens]`` under the policy being trained, with gradient.
@@ -78,7 +77,7 @@ def segment_objective(
         ValueError: mismatching shapes, dtypes or devices, or an unknown aggregation.
     """
     _check(log_probs, old_log_probs, advantages, masks)
-    inside = masks.confidence | masks.answer
+    inside = any_segment(masks)
     # Padding may hold anything, infinities included: select before the exponential, or its gradient is NaN.
     log_ratio = torch.where(inside, log_probs - old_log_probs, 0.0)
     advantages = torch.where(inside, advantages, 0.0)
@@ -93,7 +92,7 @@ def segment_objective(
     elif aggregation == "token_mean":
         gain = terms.sum() / (inside.sum().clamp(min=1) if tokens is None else max(tokens, 1))
     elif aggregation == "segment_mean":
-        means = [(terms * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1) for mask in masks]
+        means = [(terms * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1) for mask in masks.values()]
         gain = torch.stack(means).sum() / responses
     else:
         raise ValueError(f"unknown loss aggregation {aggregation!r}; known: {', '.join(get_args(LossAggregation))}")
@@ -101,11 +100,20 @@ def segment_objective(
     with torch.no_grad():
         cut = clipped_ratio * advantages < ratio * advantages
         kl = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp() - 1 - log_ratio
-        confidence, answer = (
-            SegmentStatistics(mask.sum(), (cut & mask).sum(), (kl * mask).sum(), (advantages * mask).sum())
-            for mask in masks
-        )
-    return Objective(-gain, confidence, answer)
+        segments = {
+            name: SegmentStatistics(mask.sum(), (cut & mask).sum(), (kl * mask).sum(), (advantages * mask).sum())
+            for name, mask in masks.items()
+        }
+    return Objective(-gain, segments)
+
+
+def truncated_weights(old_log_probs: Tensor, rollout_log_probs: Tensor, threshold: float) -> Tensor:
+    """Weights ``min(exp(old - rollout), threshold)`` of tokens that another engine sampled; anything on padding.
+
+    Truncated importance sampling (Ionides, 2008): multiplied with the advantages, they correct for a rollout engine
+    whose log-probabilities differ from those of the training engine, both of the same policy.
+    """
+    return (old_log_probs - rollout_log_probs).exp().clamp(max=threshold)
 
 
 def _check(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, masks: SegmentMasks) -> None:
@@ -113,5 +121,5 @@ def _check(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, masks: 
     shape, device = log_probs.shape, log_probs.device
     for name, tensor in (("old_log_probs", old_log_probs), ("advantages", advantages)):
         check_tensor(name, tensor, "float", *shape, device=device)
-    for name, mask in zip(masks._fields, masks, strict=True):
-        check_tensor(f"masks.{name}", mask, "bool", *shape, device=device)
+    for name, mask in masks.items():
+        check_tensor(f"masks[{name!r}]", mask, "bool", *shape, device=device)

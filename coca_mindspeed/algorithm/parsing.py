@@ -30,9 +30,23 @@ ANSWER_FIRST_PROMPT = (
     "The final format that must be followed is:\n"
     "answer here <confidence> confidence level here </confidence>"
 )
+CONFIDENCE_TWICE_PROMPT = (
+    "You need to provide the answer to follow-up questions as well as its confidence level, once before the answer "
+    "and once after it. "
+    "The confidence level is a number between 0 and 1 (inclusive) enclosed within "
+    "<confidence> </confidence> tags. "
+    "The final format that must be followed is:\n"
+    "<confidence> confidence level here </confidence> answer here <confidence> confidence level here </confidence>"
+)
 MATH_INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
-ConfidencePosition = Literal["first", "last"]
+ConfidencePosition = Literal["first", "last", "both"]
+#: Segments of a response, in the order in which they are written; each has an advantage of its own.
+SEGMENTS: dict[ConfidencePosition, tuple[str, ...]] = {
+    "first": ("confidence", "answer"),
+    "last": ("answer", "confidence"),
+    "both": ("confidence", "answer", "confidence_after"),
+}
 
 _WHITESPACE = r"[ \t\n\r\f\v]*"
 # A plain ASCII decimal in [0, 1]: the grammar itself excludes signs, exponents, percent and anything above 1.
@@ -54,11 +68,13 @@ class ParsedResponse:
 
     Attributes:
         confidence: s in [0, 1], or None if the response is invalid.
-        answer: the answer segment; of an invalid response, the whole text.
+        answer: the text without the confidences that were read; of an invalid response, the whole text.
+        confidence_after: the second confidence of position ``both``, likewise.
     """
 
     confidence: float | None
     answer: str
+    confidence_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +84,7 @@ class ResponseParser:
     Attributes:
         position: ``first`` for confidence-first responses: only whitespace may precede the opening tag and the
             first tag pair counts.  ``last`` for answer-first ones (RLCR): only whitespace may follow the closing
-            tag and the last pair counts.
+            tag and the last pair counts.  ``both``: one of each, of which the first is *the* stated confidence.
         decimals: exactly so many digits after the point, or None for any plain decimal.  A fixed width keeps a
             small model from shortening the confidence, which would shift every position of its answer.
     """
@@ -77,8 +93,8 @@ class ResponseParser:
     decimals: int | None = None
 
     def __post_init__(self) -> None:
-        if self.position not in ("first", "last"):
-            raise ValueError(f"position should be 'first' or 'last', found {self.position!r}")
+        if self.position not in SEGMENTS:
+            raise ValueError(f"position should be one of {', '.join(SEGMENTS)}, found {self.position!r}")
         if self.decimals is not None and self.decimals < 1:
             raise ValueError(f"decimals should be at least 1 or None, found {self.decimals}")
 
@@ -92,19 +108,17 @@ class ResponseParser:
         return rf"{_WHITESPACE}{OPEN_TAG}{_WHITESPACE}({number}){_WHITESPACE}{CLOSE_TAG}"
 
     def __call__(self, text: str) -> ParsedResponse:
-        match = self._stated(text)
-        if match is None:
-            return ParsedResponse(None, text)
-        return ParsedResponse(
-            float(match[1]), text[match.end() :] if self.position == "first" else text[: match.start()]
-        )
-
-    def _stated(self, text: str) -> re.Match[str] | None:
-        """The tag pair that counts, with the white space before it; group 1 is the number."""
-        if self.position == "first":
-            return re.match(self.grammar, text)
-        start = text.rfind(OPEN_TAG)
-        return re.compile(self.grammar + _WHITESPACE).fullmatch(text, start) if start >= 0 else None
+        stated: list[float | None] = []
+        if self.position != "last":
+            match = re.match(self.grammar, text)
+            stated.append(match and float(match[1]))
+            text = text[match.end() :] if match else text
+        if self.position != "first":
+            start = text.rfind(OPEN_TAG)
+            match = re.compile(self.grammar + _WHITESPACE).fullmatch(text, start) if start >= 0 else None
+            stated.append(match and float(match[1]))
+            text = text[: match.start()] if match else text
+        return ParsedResponse(stated[0], text, *stated[1:])
 
 
 def parse_response(text: str, *, position: ConfidencePosition = "first", decimals: int | None = None) -> ParsedResponse:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from coca_mindspeed.baselines.inputs import ASSESSOR_PROMPT, bare_questions
+from coca_mindspeed.baselines import ASSESSOR_PROMPT, bare_questions
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.policy import Policy

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.baselines.inputs import BASELINES, VOTES, answers_in_order
+from coca_mindspeed.baselines import BASELINES, VOTES, answers_in_order
 from coca_mindspeed.baselines.predictors import (
     ASSESSOR_FIT,
     Assessor,
@@ -21,8 +21,7 @@ from coca_mindspeed.baselines.predictors import (
     train_assessor,
     train_probe,
 )
-from coca_mindspeed.baselines.probabilities import question_probabilities
-from coca_mindspeed.baselines.target_model import TargetModel, prompt_states
+from coca_mindspeed.baselines.target_model import TargetModel, prompt_states, question_probabilities
 from coca_mindspeed.baselines.votes import Equivalences, majority_predictions
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError

@@ -15,8 +15,8 @@ from typing import Any
 
 from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError, UsageError, did_you_mean
-from coca_mindspeed.utils.malloc import restart_with_jemalloc
 from coca_mindspeed.utils.packages import missing_package
+from coca_mindspeed.utils.process import restart_with_jemalloc
 
 COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in about two minutes and compare it before and after",

@@ -31,7 +31,7 @@ from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.configuration import (
     find_verl_run,
     known_keys,
-    run_layout,
+    plan_rows,
     unknown_keys,
     verl_configuration,
     verls_directory,
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--write", type=Path, metavar="FILE", help="write MindSpeed-RL's configuration to FILE")
     parser.add_argument("--output", type=place, metavar="DIR", help="output directory of the run (default: runs/RUN)")
-    stage = "stage of the method (sequential has 0 and 1)"
+    stage = "stage of the method (sequential and caliber have 0 and 1)"
     parser.add_argument("--stage", type=at_least(0), default=0, metavar="N", help=stage)
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in DIR")
     script = "write the facts that the launch scripts read: platform, nodes, NPUs, CPUs, each stage as fresh or resume"
@@ -107,13 +107,8 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
     settings = verl_settings(config)
     unknown = unknown_keys(config, arguments.overrides, known_keys(verls_directory()))
     raise_problems([*unknown, *verl_problems(config, settings)], f"{file.name} cannot run:")
-    layout = run_layout(config, settings)
     if not arguments.quiet:
-        phases = (("training", layout.training), ("rollout", layout.rollout))
-        memory = [Phase(name, parts, sum(p.gib for p in parts), layout.limit_gib) for name, parts in phases if parts]
-        note = "estimates from shapes; verl lets training and rollout take turns on a device"
-        _print(f"{file.stem} on verl", layout.rows, memory, [note])
-    raise_problems(layout.problems, f"{file.name} cannot run:")
+        _print(f"{file.stem} on verl", plan_rows(config, settings), [], [])
 
 
 def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
@@ -138,12 +133,11 @@ def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     """Print the plan and the memory of a local run; refuse one that its device cannot hold."""
     from coca_mindspeed.local.device import choose_device
     from coca_mindspeed.local.disk_space import TINY_MODEL, weight_shapes
-    from coca_mindspeed.local.memory import estimate_memory
-    from coca_mindspeed.local.memory_probe import check_memory, free_bytes
+    from coca_mindspeed.local.memory import check_memory, estimate_memory, free_bytes
     from coca_mindspeed.local.model_files import read_model_config
-    from coca_mindspeed.local.optimizer import require_optimizer
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
+    from coca_mindspeed.local.update import require_optimizer
 
     device, path = choose_device(config.trainer.device), config.model.path
     require_optimizer(config.optimizer, device)

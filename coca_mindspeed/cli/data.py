@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
 from coca_mindspeed.cli.options import at_least, number, place
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
 from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
@@ -32,7 +32,11 @@ from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.files import check_output_path
 from coca_mindspeed.verl.records import export_for_verl
 
-SYSTEM_PROMPTS = {"confidence-first": CONFIDENCE_FIRST_PROMPT, "answer-first": ANSWER_FIRST_PROMPT}
+SYSTEM_PROMPTS = {
+    "confidence-first": CONFIDENCE_FIRST_PROMPT,
+    "answer-first": ANSWER_FIRST_PROMPT,
+    "confidence-twice": CONFIDENCE_TWICE_PROMPT,
+}
 
 _DESCRIPTION = """\
 Convert published files into records, in bounded memory.
@@ -97,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verl.set_defaults(run_action=_export_for_verl)
 
 
-def _add_prompt(parser: argparse.ArgumentParser, meaning: str) -> None:
+def _add_prompt(parser: argparse._ActionsContainer, meaning: str) -> None:
     parser.add_argument("--prompt", choices=sorted(SYSTEM_PROMPTS), default="confidence-first", help=meaning)
 
 
@@ -198,15 +202,11 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--output", type=place, required=True, metavar="DIRECTORY", help="the directory to make")
     option("--overwrite", action="store_true", help="replace an earlier output")
-    option(
-        "--skip-bad",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="skip up to N malformed rows, and list them (default: 0)",
-    )
+    skipped = "skip up to N malformed rows, and list them (default: 0)"
+    option("--skip-bad", type=at_least(0), default=0, metavar="N", help=skipped)
 
-    filtering = parser.add_argument_group("filters").add_argument
+    filters = parser.add_argument_group("filters")
+    filtering = filters.add_argument
     filtering(
         "--difficulty",
         type=number("a number from 0 to 1", lambda value: 0 <= value <= 1),
@@ -220,12 +220,7 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     filtering("--tokenizer", type=Path, metavar="DIRECTORY", help="tokenizer that counts prompt tokens")
     filtering("--max-tokens", type=at_least(1), metavar="N", help="longest prompt, chat template included")
     filtering("--min-tokens", type=at_least(0), default=0, metavar="N", help="shortest prompt")
-    filtering(
-        "--prompt",
-        choices=sorted(SYSTEM_PROMPTS),
-        default="confidence-first",
-        help="system prompt that is counted (default: confidence-first)",
-    )
+    _add_prompt(filters, "system prompt that is counted (default: %(default)s)")
 
     cleaning = parser.add_argument_group("cleaning").add_argument
     cleaning(
@@ -243,18 +238,8 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("drop", "report", "off"),
         help="treatment of gold answers that cannot be graded (default: drop; benchmarks: report)",
     )
-    cleaning(
-        "--duplicates",
-        action=argparse.BooleanOptionalAction,
-        help="drop repeated questions (default: of training sets)",
-    )
-    cleaning(
-        "--near-duplicates",
-        type=number("0, or a number above 0.3 and at most 1", lambda value: value == 0 or 0.3 < value <= 1),
-        metavar="SIMILARITY",
-        help="drop questions with this Jaccard similarity of token trigrams to an earlier one with equal numbers and "
-        "gold answer; 0: off (default: 0.8 for training sets)",
-    )
+    repeated = "drop repeated questions (default: of training sets)"
+    cleaning("--duplicates", action=argparse.BooleanOptionalAction, help=repeated)
 
     order = parser.add_argument_group("order").add_argument
     order(
@@ -310,9 +295,7 @@ def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> P
     inputs = arguments.input if arguments.hub is None else _hub_dataset(source, arguments.hub)
     if not isinstance(inputs, HubDataset):
         data_files(inputs)  # before tokenizers are loaded and evaluation sets read
-    near, against = arguments.near_duplicates, arguments.decontaminate
-    if near is None:
-        near = 0.8 if default(arguments.duplicates) else 0.0
+    against = arguments.decontaminate
     return Preparation(
         source=source,
         inputs=inputs,
@@ -322,7 +305,6 @@ def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> P
         gold=arguments.gold or ("drop" if training else "report"),
         check_labels=check_labels,
         drop_duplicates=default(arguments.duplicates),
-        near_duplicates=near or None,
         validation=arguments.validation,
         shuffle=default(arguments.shuffle),
         seed=arguments.seed,

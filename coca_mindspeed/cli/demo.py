@@ -1,7 +1,6 @@
 """``coca-mindspeed demo``: warm up the tiny model to be over-confident, train it, and report before and after."""
 
 import argparse
-import functools
 import re
 from pathlib import Path
 
@@ -34,16 +33,15 @@ def run(arguments: argparse.Namespace) -> int:
     composed = compose_run("demo", [f"seed={arguments.seed}", *arguments.overrides])
     if composed.run.evaluation.final_questions == 0:
         raise ConfigError("evaluation.final_questions=0: the demo shows answers before and after; at least 1 is needed")
-    flags = {
-        "resume": arguments.resume,
-        "overwrite": arguments.overwrite,
-        "show_progress": not arguments.quiet,
-    }
+    flags = {"resume": arguments.resume, "overwrite": arguments.overwrite, "show_progress": not arguments.quiet}
     validated = validate_run(composed.run, arguments.output, **flags)
     from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
     from coca_mindspeed.local.setup import LocalRun
 
     with LocalRun.open(composed, arguments.output, **flags, validated=validated) as local:
-        local.execute(functools.partial(local.evaluate_before, log=False), local.train, local.evaluate)
+        policy = local.start()
+        local.evaluate_before(policy)
+        local.train(policy, log_before=False)
+        local.evaluate(policy)
     write_run_report(local, _INTRODUCTION, _NOTES)
     return 0

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.methods import training_method
-from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.cli.options import at_least, json_object, place, template_variables, within
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.adapters import read_lm_eval, read_responses, read_rollouts
+from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
@@ -34,15 +34,13 @@ from coca_mindspeed.evaluation.predictions import (
     outcomes,
     write_predictions,
 )
-from coca_mindspeed.evaluation.reports.scoreboard import Column, PairedDifference, Scoreboard
-from coca_mindspeed.evaluation.reports.tables import risk_tables, summary_table, transfer_tables
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
+from coca_mindspeed.evaluation.scoreboard import Column, PairedDifference, Scoreboard
+from coca_mindspeed.evaluation.tables import risk_tables, summary_table
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
-from coca_mindspeed.utils.console import one_line, print_text
-from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
-from coca_mindspeed.utils.jsonl import read_complete_rows
-from coca_mindspeed.utils.markdown import markdown_table, print_markdown
+from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
+from coca_mindspeed.utils.files import read_complete_rows, read_json_lines, write_atomically, write_json
 from coca_mindspeed.utils.packages import require
 from coca_mindspeed.utils.tokenization import TokenCounter
 
@@ -52,7 +50,6 @@ _FORMATS = {
     "predictions": (),
     "rollouts": ("position", "decimals"),
     "opencompass": ("position", "decimals", "tokenizer"),
-    "lm_eval": ("position", "decimals", "tokenizer"),
     "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
 }
 _OPTIONS_OF = {
@@ -69,8 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=tuple(_FORMATS),
         default="predictions",
-        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; lm_eval: samples_*.jsonl of "
-        "lm-evaluation-harness; rollouts: a dump of a training; "
+        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; rollouts: a dump of a training; "
         "responses: lines of id and response, graded against --gold (default: %(default)s)",
     )
     option("--endpoint", metavar="URL", help="ask a server instead of reading files; the same command resumes")
@@ -90,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--grader", choices=GRADER_NAMES, help="of responses; auto: by record (default: auto)")
     option("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
     option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
-    option("--position", choices=("first", "last"), help="last: answer-first methods (default: first)")
+    option("--position", choices=tuple(SEGMENTS), help="last: answer-first methods, both: caliber (default: first)")
     option("--decimals", type=at_least(1), help="accept only confidences with this many decimals")
     option("--method", help="name of the method, for reports and the paper's table; of --endpoint: it gives the prompt")
     option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
@@ -119,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         name = one_line(arguments.against.name)
         text += f"\nDifference to {name}, paired by question:\n\n{compared}"
     text += _readings(runs)
-    for table in (*risk_tables(board), *transfer_tables(board)):
+    for table in risk_tables(board):
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
     text += _suggested(runs)
     write_predictions(arguments.output / "predictions.jsonl", predictions)
@@ -294,8 +290,6 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     if arguments.format == "opencompass":
         return read_opencompass(path, parser=parser, tokenizer=tokenizer)
-    if arguments.format == "lm_eval":
-        return read_lm_eval(path, parser=parser, tokenizer=tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:
         return read_responses(
@@ -385,12 +379,8 @@ def _difference(found: PairedDifference, metric: str) -> str:
 def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[str, object]) -> dict[str, object]:
     options = ("bins", "bins_closed", "replicates", "seed")
     results = {run.label: {c.name: _cell(board, run, c) for c in board.columns} for run in board.runs}
-    transfer = {
-        label: {source: _none_for_nan(row) for source, row in matrix.items()}
-        for label, matrix in board.transfers.items()
-    }
     chosen = {name: getattr(arguments, name) for name in options}
-    return {**chosen, "results": results, "transfer": transfer, "differences": differences}
+    return {**chosen, "results": results, "differences": differences}
 
 
 def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:

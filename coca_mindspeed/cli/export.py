@@ -12,14 +12,14 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import HEADLINE
-from coca_mindspeed.evaluation.reports.tables import column_title, shown_value
-from coca_mindspeed.utils.console import one_line
+from coca_mindspeed.evaluation.tables import column_title, shown_value
+from coca_mindspeed.utils.console import markdown_table, one_line
 from coca_mindspeed.utils.files import MARKER, check_output_path, output_directory, read_marker, write_atomically
-from coca_mindspeed.utils.markdown import markdown_table
 
 _EXAMPLES = {
     "first": ("<confidence> 0.83 </confidence> The answer is 42.", "before"),
     "last": ("The answer is 42. <confidence> 0.83 </confidence>", "after"),
+    "both": ("<confidence> 0.7 </confidence> The answer is 42. <confidence> 0.83 </confidence>", "before and after"),
 }
 
 

@@ -9,15 +9,7 @@ from rich.table import Table
 
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.upstream.manifest import (
-    PROGRAMS,
-    HookCheck,
-    Manifest,
-    describe,
-    examine,
-    load_manifests,
-    skeleton,
-)
+from coca_mindspeed.upstream.manifest import PROGRAMS, HookCheck, Manifest, examine, load_manifests, skeleton
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.files import write_atomically
 
@@ -73,7 +65,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         table.add_column(heading)
     for finding in findings:
         hook = finding.hook
-        result = "ok" if finding.matches else f"differs: expected {hook.sha256[:12]}, found {_short(finding)}"
+        result = "ok" if finding.matches else f"differs: {finding.difference}"
         table.add_row(hook.target, hook.kind, hook.process, result)
     PlainConsole().print_table(table)
     differing = [finding.hook.target for finding in findings if not finding.matches]
@@ -101,7 +93,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     root = _checkout(arguments.mindspeed_rl, "it with --mindspeed-rl")
     manifest, findings = _best_fit(root, arguments.release)
-    if differing := [describe(finding) for finding in findings if not finding.matches]:
+    if differing := [f"{each.hook.target} ({each.difference})" for each in findings if not each.matches]:
         raise ConfigError(f"{root}: not release {manifest.release} unedited: {'; '.join(differing)}")
     if patched_hooks(manifest, root):
         raise ConfigError(f"{root}: the patch is applied already; export from an unedited checkout")
@@ -131,7 +123,3 @@ def _best_fit(root: Path, release: str | None) -> tuple[Manifest, list[HookCheck
         raise UsageError(f"no manifest for release {release!r}; known: {known}")
     examined = [(manifest, examine(manifest, root)) for manifest in chosen]
     return min(examined, key=lambda pair: sum(not finding.matches for finding in pair[1]))
-
-
-def _short(finding: HookCheck) -> str:
-    return finding.found[:12] if len(finding.found) == 64 else finding.found

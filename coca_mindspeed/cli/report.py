@@ -4,22 +4,20 @@ import argparse
 from pathlib import Path
 
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.metrics import MetricOptions
-from coca_mindspeed.evaluation.paper import check_setting, paper_report
-from coca_mindspeed.evaluation.reports.report import write_report
-from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
-from coca_mindspeed.evaluation.reports.tables import compare_with_paper
+from coca_mindspeed.evaluation.paper import check_setting
+from coca_mindspeed.evaluation.report import write_report
 from coca_mindspeed.evaluation.runs import read_runs
-from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.markdown import print_markdown
+from coca_mindspeed.evaluation.scoreboard import Scoreboard
+from coca_mindspeed.evaluation.tables import compare_with_paper
+from coca_mindspeed.utils.console import print_markdown, print_text
 
 DEFAULT_SETTING = "qwen2.5-7b/math"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("runs", nargs="*", type=Path, metavar="RUN", help="run directories and prediction files")
+    option("runs", nargs="+", type=Path, metavar="RUN", help="run directories and prediction files")
     option("--output", type=place, default=Path("report"), help="directory to write (default: %(default)s)")
     option("--title", default="Calibration report", help="of the page (default: %(default)s)")
     option("--samples", type=at_least(0), default=3, help="responses shown a run and data set (default: %(default)s)")
@@ -35,19 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SETTING",
         help=f"compare with the paper's figures of this model and training data (default: {DEFAULT_SETTING})",
     )
-    option("--paper", action="store_true", help="print the paper's own category tables, rebuilt, and stop")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.paper:
-        if arguments.runs or arguments.compare_paper is not None:
-            raise UsageError(
-                "--paper prints only the paper's tables; use --compare-paper alone to compare runs with the paper"
-            )
-        print_markdown(paper_report())
-        return 0
-    if not arguments.runs:
-        raise UsageError("name at least one run directory or prediction file, or use --paper")
     if arguments.compare_paper is not None:
         check_setting(arguments.compare_paper)
     runs = read_runs(arguments.runs)

@@ -27,7 +27,11 @@ def run(arguments: argparse.Namespace) -> int:
     from coca_mindspeed.local.setup import LocalRun
 
     with LocalRun.open(composed, output, **flags, validated=validated) as run:
-        run.execute(run.preflight, run.evaluate_before, run.train, run.evaluate)
+        policy = run.start()
+        run.preflight(policy)
+        run.evaluate_before(policy)
+        run.train(policy)
+        run.evaluate(policy)
     # print instead of rich: a wrapped path cannot be copied.
     if run.predictions:
         write_run_report(run, _introduction(run.config))

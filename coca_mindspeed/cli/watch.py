@@ -1,18 +1,175 @@
 """``coca-mindspeed watch``: a running training in the terminal, until it has done its last step."""
 
 import argparse
+import json
+import math
 import shlex
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
+import numpy as np
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
 from coca_mindspeed.cli.options import above
-from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
+from coca_mindspeed.config.compose import validate_run
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.evaluation.binning import bin_table
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, calibration_metrics, show
+from coca_mindspeed.local.progress import STEPS, Pace
 from coca_mindspeed.local.run_directory import LOCK
+from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, health_problems
+from coca_mindspeed.utils.console import duration, terminal_text
+from coca_mindspeed.utils.files import PROGRESS, is_ours, read_complete_rows, read_json_lines
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDTH = 30
+_SCALARS: tuple[tuple[str, str], ...] = (
+    ("reward/confidence", "confidence reward"),
+    ("reward/answer", "answer reward"),
+    ("rollout/ece", "ECE, rollout"),
+    ("rollout/auroc", "AUROC, rollout"),
+    ("rollout/brier", "Brier, rollout"),
+    ("response/length", "response length"),
+    ("eval/accuracy", "accuracy, held out"),
+    ("eval/ece", "ECE, held out"),
+    ("eval/auroc", "AUROC, held out"),
+    ("eval/success_rate", "success rate, held out"),
+    ("eval/tokens_to_confidence", "tokens to confidence"),
+)
+_BEGUN = ("metrics.jsonl", "mindspeed_rl.yaml")  # the latter is there before the first iteration on Ascend
+_SAMPLE_FILES = 20  # newest files of rollout samples behind the reliability table; each holds few answers
+
+
+class RunDirectory:
+    """Reads the files of a running training."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def config(self) -> RunConfig | None:
+        """Return the run's configuration; None if it cannot be read."""
+        path = self.path / "config.yaml"
+        try:
+            return validate_run(read_yaml(path), lambda: (path,))
+        except (OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
+            return None
+
+    def is_run(self) -> bool:
+        """Whether a run of any engine has begun here."""
+        return is_ours(self.path, "run") or any((self.path / name).exists() for name in _BEGUN)
+
+    def runs_below(self) -> list[Path]:
+        """Return the runs at most two directories below this one, the most recent first."""
+        below = [path for pattern in ("*/", "*/*/") for path in self.path.glob(pattern) if RunDirectory(path).is_run()]
+        return sorted(below, key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def stage(self) -> str:
+        """Return how far the stage before the first step is; empty if it has written nothing."""
+        try:
+            state = json.loads((self.path / PROGRESS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # not there, or half written
+            return ""
+        left = "" if state["left"] is None else f", about {duration(state['left'])} left"
+        return f"{state['title']} {state['step']}/{state['total']}{left}"
+
+    def finished(self) -> bool:
+        """Whether the last step is done."""
+        config, rows = self.config(), self.rows("metrics.jsonl")
+        return config is not None and bool(rows) and rows[-1].get("step") == config.total_steps
+
+    def progress(self, done: int) -> str:
+        """Return ``of 300, about 4 min left`` after step ``done``; empty if the run's configuration cannot be read."""
+        config = self.config()
+        if config is None:
+            return ""
+        total = config.total_steps
+        timing = self.rows("timing.jsonl")[-max(STEPS, config.evaluation.interval) :]
+        left = Pace.of_training(total, config.evaluation.interval, timing).left(done) if done < total else None
+        return f" of {total}" + ("" if left is None else f", about {duration(left)} left")
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Return the rows of the newest sample files."""
+        paths = sorted((self.path / "samples").glob("*.jsonl"))[-_SAMPLE_FILES:]
+        return [row for path in paths for _, row in read_json_lines(path)]
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Return the complete rows of metrics.jsonl or timing.jsonl."""
+        path = self.path / name
+        return [row for _, row in read_complete_rows(path)] if path.exists() else []
+
+
+def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+    """Draw a metric over time in ``width`` characters, each the mean of its part of the values."""
+    known = np.array([value for value in values if not math.isnan(value)])
+    if not len(known):
+        return ""
+    means = np.array([part.mean() for part in np.array_split(known, min(width, len(known)))])
+    low, high = means.min(), means.max()
+    level = np.zeros(len(means)) if high == low else (means - low) / (high - low)
+    return "".join(_BLOCKS[round(x * (len(_BLOCKS) - 1))] for x in level)
+
+
+def _scalars(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 1))
+    for name in ("metric", "first", "last", "course"):
+        table.add_column(name, justify="right" if name in ("first", "last") else "left")
+    for key, label in _SCALARS:
+        if values := [math.nan if row[key] is None else float(row[key]) for row in rows if key in row]:
+            ends = [UNDEFINED if math.isnan(value) else f"{value:.3f}" for value in (values[0], values[-1])]
+            table.add_row(label, *ends, sparkline(values))
+    return table
+
+
+def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
+    usable = [row for row in samples if isinstance(row.get("correct"), bool) and "confidence" in row]
+    if not usable:
+        return Text("no rollout samples yet")
+    confidence = np.array([row["confidence"] for row in usable], dtype=np.float64)  # None becomes NaN
+    correct = np.array([row["correct"] for row in usable])
+    bins, metrics = bin_table(confidence, correct), calibration_metrics(confidence, correct)
+    values = metrics.values
+    table = Table(box=None, padding=(0, 1))
+    for name in ("confidence", "answers", "correct"):
+        table.add_column(name, justify="right")
+    table.add_column("█ fraction correct   │ stated confidence")
+    for i, count in enumerate(bins.count):
+        span = f"{bins.edges[i]:.1f}-{bins.edges[i + 1]:.1f}"
+        if not count:
+            table.add_row(span, "0", UNDEFINED, "")
+            continue
+        bar = ["█" if (k + 0.5) / _WIDTH <= bins.accuracy[i] else " " for k in range(_WIDTH)]
+        bar[min(_WIDTH - 1, int(bins.confidence[i] * _WIDTH))] = "│"
+        table.add_row(span, f"{count}", f"{bins.accuracy[i]:.2f}", "".join(bar))
+    shown = ", ".join(f"{METRIC_SPECS[name].label} {show(name, values[name])}" for name in ("ece", "auroc", "brier"))
+    return Group(table, Text(f"{metrics.n_valid} of {metrics.n} answers state a confidence; {shown}"))
+
+
+def dashboard(directory: RunDirectory) -> RenderableType:
+    """Return the state of a run, for rich to print."""
+    rows = directory.rows("metrics.jsonl")
+    if not rows:
+        text = directory.stage() or "waiting for the first step"
+        return Panel(Text(text), title=terminal_text(str(directory.path)))
+    step = rows[-1].get("step", "?")
+    progress = directory.progress(step) if isinstance(step, int) else ""
+    parts: list[RenderableType] = []
+    if len(rows) >= NO_SIGNAL_STEPS and (problems := health_problems(rows[-NO_SIGNAL_STEPS:])):
+        text = "\n".join(f"warning: {problem.text}" for problem in problems)
+        parts.append(Text(f"{text}\nsee docs/training.md", style="bold red"))
+    return Group(
+        *parts,
+        Panel(_scalars(rows), title=terminal_text(f"{directory.path.name}, step {step}{progress}")),
+        Panel(_reliability(directory.samples()), title="Reliability of the latest rollout samples"),
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -149,17 +149,18 @@ class WarmUpConfig(Section):
 class MethodConfig(Section):
     """Training method (docs/method.md)."""
 
-    name: str = Field("coca", description="coca, rlvr, joint, sequential or rlcr")
+    name: str = Field("coca", description=", ".join(METHODS))
     invalid_reward: float = Field(
         -1.0,
         ge=-100,
         le=0,
-        description="confidence reward of a response without a valid confidence; coca with separate_format has none",
+        description="confidence reward of a response without a valid confidence; has no effect with separate_format on "
+        "methods whose confidence has a reward of its own",
     )
     separate_format: bool = Field(
         True,
-        description="coca: normalise Brier scores among valid responses and add an advantage for being valid; "
-        "false: the paper's form",
+        description="methods whose confidence has a reward of its own: normalise its scores among valid responses and "
+        "add an advantage for being valid; false: the paper's form",
     )
     entropy_bonus: Annotated[float, _NO_ENTROPY] = Field(
         0.0, ge=0, le=1, description="coca, local engine: weight of the confidence segment's entropy in its reward"
@@ -170,8 +171,8 @@ class MethodConfig(Section):
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_scale: Literal["group", "batch", "none"] = Field(
         "group",
-        description="divisor of the centred Brier rewards (coca) or of the one reward of other methods: deviation of "
-        "the group (the paper) or of the whole step, or none; docs/method.md",
+        description="divisor of the centred rewards of the confidence, or of a method's one reward: deviation of the "
+        "group (the paper) or of the whole step, or none; docs/method.md",
     )
     advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
     advantage_eps: float = Field(1e-6, ge=0, le=1, description="added to the deviation of a group's rewards")
@@ -298,7 +299,9 @@ class OptimizerConfig(Section):
 class TrainerConfig(Section):
     """The training loop of the local engine."""
 
-    steps: Annotated[int, _LENGTH] = Field(300, ge=1, description="steps of each stage (two stages: sequential)")
+    steps: Annotated[int, _LENGTH] = Field(
+        300, ge=1, description="steps of each stage (two stages: sequential, caliber)"
+    )
     minibatches: int = Field(1, ge=1, description="updates per pass; groups stay whole")
     ppo_epochs: int = Field(1, ge=1, description="passes over a step's responses")
     microbatch_prompts: Annotated[int | None, _PACKING] = Field(
@@ -418,7 +421,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _readings_of_a_confidence_first(self) -> "RunConfig":
         if self.evaluation.readings:
-            if self.method.training_method.confidence_position != "first":
+            if self.method.training_method.confidence_position == "last":
                 raise ValueError(
                     f"evaluation.readings: needs a method that states its confidence first, found {self.method.name}"
                 )

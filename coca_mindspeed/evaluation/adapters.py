@@ -1,4 +1,4 @@
-"""Predictions from other files: rollout dumps, lm-evaluation-harness, and responses graded against gold answers.
+"""Predictions from other files: rollout dumps, and responses graded against gold answers.
 
 :func:`.opencompass.output.read_opencompass` reads OpenCompass's output.
 """
@@ -17,7 +17,6 @@ from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_js
 from coca_mindspeed.grading.label_check import check_records, misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
 from coca_mindspeed.utils.files import read_json_lines
-from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
 _MAX_UNGRADABLE = 0.01  # share of answers; above it the gradable ones may differ from all
@@ -91,62 +90,6 @@ def read_rollouts(path: Path, *, parser: ResponseParser | None = None) -> list[P
         predictions.append(prediction_from_json(values, where))
     if not predictions:
         raise DataError(f"{path}: holds no rollouts")
-    return predictions
-
-
-def read_lm_eval(
-    path: Path, *, parser: ResponseParser | None = None, tokenizer: TokenCounter | None = None
-) -> list[Prediction]:
-    """Read ``samples_TASK_TIME.jsonl`` of lm-evaluation-harness (``--log_samples``), graded by its task.
-
-    Each metric that is 0 or 1 for every answer is a verdict; ``method`` is ``METRIC,FILTER``, as in the harness's own
-    results.  The confidence is parsed from the unfiltered response.
-
-    Raises:
-        DataError: with file and line; no metric is a verdict, or a question has several responses.
-    """
-    parser = parser or ResponseParser()
-    rows = list(read_json_lines(path))
-    task = path.stem.removeprefix("samples_").rpartition("_")[0] or path.stem
-    values: dict[tuple[str, str], list[Any]] = {}
-    for number, row in rows:
-        match row:
-            case {"resps": [[str()]], "metrics": [*metrics], "filter": str(name), "doc_id": _} if all(
-                isinstance(metric, str) for metric in metrics
-            ):
-                for metric in metrics:
-                    values.setdefault((metric, name), []).append(row.get(metric))
-            case _:
-                raise DataError(
-                    f"{path}:{number}: expected 'resps' with one generated text (repeats: 1), 'doc_id', 'filter' and "
-                    f"names of 'metrics', found resps {row.get('resps')!r:.80} and keys {sorted(row)}"
-                )
-    verdicts = {
-        key for key, found in values.items() if all(isinstance(v, bool | int | float) and v in (0, 1) for v in found)
-    }
-    if not verdicts:
-        raise DataError(f"{path}: no metric is 0 or 1 for every answer, found {sorted({name for name, _ in values})}")
-    predictions = []
-    for number, row in rows:
-        response = row["resps"][0][0]
-        parsed, tokens = parse_and_count(response, parser, tokenizer)
-        question = value_of(row, "arguments.gen_args_0.arg_0", "")
-        for metric in row["metrics"]:
-            if (metric, row["filter"]) not in verdicts:
-                continue
-            fields = {
-                "id": str(row["doc_id"]),
-                "dataset": task,
-                "question": question if isinstance(question, str) else json.dumps(question),
-                "response": response,
-                "confidence": parsed.confidence,
-                "correct": bool(row[metric]),
-                "tokens_to_confidence": tokens,
-                "method": f"{metric},{row['filter']}",
-                "model": path.resolve().parent.name,
-                "gold": str(row.get("target", "")),
-            }
-            predictions.append(prediction_from_json(fields, f"{path}:{number}"))
     return predictions
 
 

@@ -316,17 +316,3 @@ def average_interval(parts: Sequence[Estimates], name: str, level: float = 0.95)
 def average_under_calibration(parts: Sequence[Estimates]) -> EceUnderCalibration:
     """Return the mean over data sets of the ECE under perfect calibration."""
     return EceUnderCalibration(np.mean([part.calibrated.draws for part in parts], axis=0))
-
-
-def shifted_percentiles(estimate: float, values: Floats, level: float = 0.95, lower: float = -math.inf) -> Interval:
-    """Return percentiles of bootstrap replicates ``[r]``, shifted so that their mean is the estimate.
-
-    The bounds are at least ``lower``; replicates of NaN are left out.  Not valid for ECE: its estimate exceeds the true
-    error by about as much as its replicates exceed the estimate.
-    """
-    known = values[~np.isnan(values)]
-    if math.isnan(estimate) or not len(known):
-        return Interval(estimate)
-    tail = (1 - level) / 2
-    low, high = np.quantile(known, [tail, 1 - tail]) + (estimate - known.mean())
-    return Interval(estimate, float(np.clip(low, lower, estimate)), max(float(high), estimate))

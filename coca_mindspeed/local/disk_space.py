@@ -10,12 +10,7 @@ from safetensors import safe_open
 
 from coca_mindspeed.config.schema import LoraConfig, RunConfig
 from coca_mindspeed.errors import Problem, raise_problems
-from coca_mindspeed.local.run_directory import (
-    WARMED_UP,
-    RunState,
-    list_checkpoints,
-    nearest_directory,
-)
+from coca_mindspeed.local.run_directory import WARMED_UP, RunState, list_checkpoints, nearest_directory
 from coca_mindspeed.utils.files import read_object
 
 _MIB = 2**20

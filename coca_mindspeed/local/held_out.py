@@ -114,9 +114,7 @@ class HeldOut:
         questions = self.records[: self.config.evaluation.questions]
         # The same seed each time, so that only the policy changes between evaluations.
         answers = self._answers(
-            questions,
-            "evaluate while training",
-            lambda done: show(f"step {step}, evaluating {done}/{len(questions)}"),
+            questions, "evaluate while training", lambda done: show(f"step {step}, evaluating {done}/{len(questions)}")
         )
         if self.config.evaluation.readings or self.config.evaluation.samples > 1:
             write_predictions(self.output / "evaluations" / f"step_{step:06d}.jsonl", answers)
@@ -127,7 +125,7 @@ class HeldOut:
         answers = answers[: len(self._repeated(self.records[: self.config.evaluation.questions]))]
         data = outcomes(answers)
         if log.tensorboard is not None and is_installed("matplotlib"):
-            from coca_mindspeed.evaluation.reports.plots import reliability_image  # matplotlib, only where it draws
+            from coca_mindspeed.evaluation.plots import reliability_image  # matplotlib, only where it draws
 
             image = reliability_image(data, title=f"step {step}")
             log.tensorboard.add_image("eval/reliability", image, step, dataformats="HWC")

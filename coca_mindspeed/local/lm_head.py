@@ -251,13 +251,7 @@ class _Gradient:
             return logits, self._as_policy(self._layer.scaled(logits))
 
     def add(
-        self,
-        rows: Tensor,
-        logits: Tensor,
-        of_policy: Tensor,
-        probabilities: Tensor,
-        tokens: Tensor,
-        gradient: Tensor,
+        self, rows: Tensor, logits: Tensor, of_policy: Tensor, probabilities: Tensor, tokens: Tensor, gradient: Tensor
     ) -> None:
         """Add the gradient of these rows; ``gradient`` is the loss's by the log-probs of ``tokens``.
 

@@ -20,8 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.data.chat_template import reads_clock, write_into_template
-from coca_mindspeed.data.prompts import prompt_messages, render_chat
+from coca_mindspeed.data.prompts import prompt_messages, reads_clock, render_chat, write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.utils.files import LONE_SURROGATE, read_object

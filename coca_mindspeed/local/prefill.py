@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from coca_mindspeed.local.policy import Policy, Sharing
+from coca_mindspeed.local.policy import Sharing
 
 _GROWTH = 1.5  # capacity factor; room for the longest response from the start would be unused by most rows
 _LEAST_ROOM = 16  # tokens
@@ -198,21 +198,3 @@ def positions_of(mask: Tensor | None, ids: Tensor) -> Tensor:
     if mask is None:
         return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-
-
-def prompt_states(policy: Policy, prompts: Sequence[Sequence[int]], layer: int) -> Tensor:
-    """Hidden states of each prompt's last token, float32 ``[n, hidden]`` on the CPU; one batch.
-
-    ``layer`` 0 is the embedding, i the output of block i, and negative ones count from the last.
-    """
-    ids, mask = pad_left(prompts, policy.pad_id, policy.device)
-    with torch.inference_mode(), policy.autocast():
-        output = policy.lm_head.body(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask,
-            position_ids=positions_of(mask, ids),
-            output_hidden_states=True,
-            use_cache=False,
-        )
-    states: Tensor = output.hidden_states[layer][:, -1].float().cpu()
-    return states.clone()  # inference tensors cannot enter a graph

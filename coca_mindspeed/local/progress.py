@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,48 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
-from coca_mindspeed.utils.eta import Pace, duration
+from coca_mindspeed.utils.console import duration
+
+STEPS = 50  # that an estimate goes by: responses grow and shrink in the course of a training
+_EVALUATION = "seconds/evaluation"
+
+
+class Pace:
+    """Remaining time of ``total`` steps, with an evaluation every ``interval`` steps (0: none), from recent steps."""
+
+    def __init__(self, total: int, interval: int = 0) -> None:
+        self._total, self._interval = total, interval
+        self._last: deque[tuple[int, float]] = deque(maxlen=STEPS)
+        self._evaluation = 0.0
+
+    @classmethod
+    def of_training(cls, total: int, interval: int, timing: Iterable[Mapping[str, float | None]]) -> "Pace":
+        """Return the pace by rows of a training run's ``timing.jsonl``, oldest first; earlier ones may be missing."""
+        pace = cls(total, interval)
+        for row in timing:
+            pace.add_training_step(row)
+        return pace
+
+    def add(self, steps: int, seconds: float) -> None:
+        """Add ``steps`` steps that took ``seconds`` together."""
+        self._last.append((steps, seconds))
+
+    def add_training_step(self, timing: Mapping[str, float | None]) -> None:
+        """Add a step by its row of ``timing.jsonl``."""
+        seconds = {name: value for name, value in timing.items() if name.startswith("seconds/") and value is not None}
+        self._evaluation = seconds.pop(_EVALUATION, self._evaluation)
+        if seconds:
+            self.add(1, sum(seconds.values()))
+
+    def left(self, done: int) -> float | None:
+        """Return the seconds left after the first ``done`` steps, evaluations included; None if unknown."""
+        steps = sum(steps for steps, _ in self._last)
+        if not steps:
+            return None
+        evaluations = self._total // self._interval - done // self._interval if self._interval else 0
+        mean = sum(seconds for _, seconds in self._last) / steps
+        return (self._total - done) * mean + evaluations * self._evaluation
+
 
 _Self = TypeVar("_Self", bound="StepProgress")
 MEAN_OF = 10  # steps

@@ -7,11 +7,10 @@ from typing import Any
 
 from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.reports.tables import column_title, print_metrics, shown_value, summary_metrics
+from coca_mindspeed.evaluation.tables import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.local.setup import LocalRun
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import markdown_table, print_text
 from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
-from coca_mindspeed.utils.markdown import markdown_table
 from coca_mindspeed.utils.packages import missing_package
 
 _FEW_VALID = 0.5
@@ -61,7 +60,7 @@ SR: share of responses with a valid confidence. TTC: tokens until the confidence
 def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> str:
     """Write the plots and return their sections; without matplotlib, the command that installs it."""
     try:
-        from coca_mindspeed.evaluation.reports.plots import reliability_diagram, save_figure, training_curves
+        from coca_mindspeed.evaluation.plots import reliability_diagram, save_figure, training_curves
     except ModuleNotFoundError as error:
         text = f"no plots: {missing_package(error)}"
         print_text(text, sys.stderr)

@@ -102,7 +102,7 @@ def predict(
     """Answer every record ``samples`` times at temperature 1 and grade the answers (paper, evaluation protocol).
 
     The temperature of ``rollout`` is not used.  ``progress`` is called with the number of records done.  ``readings``
-    adds the greedy and the expected confidence of each question, if the method states its confidence first.
+    adds the greedy and the expected confidence of each question, if the method states one before the answer.
     """
     rollout = rollout.model_copy(update={"temperature": 1.0})
     rows = evaluation_batch(rollout)
@@ -113,7 +113,7 @@ def predict(
         graded = respond_and_grade(policy, chunk, grader, method, rollout, generator, samples)
         found += [replace(p, sample=row % samples) for row, p in enumerate(predictions(graded))]
         progress(start + len(chunk))
-    if not readings or method.training_method.confidence_position != "first":
+    if not readings or method.training_method.confidence_position == "last":
         return found
     numbers = Numbers.of(policy, (p.response for p in found), method.confidence_decimals)
     if numbers is None:

@@ -22,7 +22,6 @@ def resumable_map(
     *,
     title: str,
     show_progress: bool = True,
-    progress_file: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Run ``work(part number, items of the part)`` on the parts that ``directory`` lacks; return all rows in order.
 
@@ -36,7 +35,7 @@ def resumable_map(
         raise ValueError(f"size should be at least 1, found {size}")
     count = -(-len(items) // size)
     rows: list[dict[str, Any]] = []
-    with StepProgress(count, show_progress, title=title, file=progress_file) as progress:
+    with StepProgress(count, show_progress, title=title) as progress:
         for number in range(count):
             path = directory / f"part_{number:06d}.jsonl"
             chunk = items[number * size : (number + 1) * size]

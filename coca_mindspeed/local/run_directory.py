@@ -17,8 +17,7 @@ from typing import Any
 
 from coca_mindspeed import __version__
 from coca_mindspeed.config import resume
-from coca_mindspeed.config.compose import to_yaml, validate_run
-from coca_mindspeed.config.overrides import REMOVED_KEYS, RENAMED_KEYS
+from coca_mindspeed.config.compose import REMOVED_KEYS, RENAMED_KEYS, to_yaml, validate_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
@@ -180,12 +179,7 @@ def records_digest(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def claim(
-    found: RunState,
-    config: RunConfig,
-    data: Mapping[str, Mapping[str, Any]],
-    prompt_sha256: str,
-    *,
-    overwrite: bool,
+    found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt_sha256: str, *, overwrite: bool
 ) -> Mapping[str, Any]:
     """Write the marker and ``config.yaml``; return the marker.  The directory must be locked.
 

@@ -263,12 +263,7 @@ class Decoder:
         most = None if max_new_tokens is None else longest + max_new_tokens
         self.cache = PreallocatedCache(policy.model.config, most)
         started = prefill_prompts(
-            self._layer.hidden_states,
-            prompts,
-            self.cache,
-            policy.pad_id,
-            policy.device,
-            sharing=policy.sharing,
+            self._layer.hidden_states, prompts, self.cache, policy.pad_id, policy.device, sharing=policy.sharing
         )
         self.width, self._mask = started.width, started.mask
         # Without a mask all rows have the same length and position.

@@ -1,10 +1,10 @@
-"""A run of the local engine as a list of stages: check, load, SFT warm-up, train, evaluate."""
+"""The stages of a run of the local engine: check, start (load, SFT warm-up), preflight, evaluate, train."""
 
 import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,8 @@ from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
-from coca_mindspeed.local.memory_probe import check_memory
+from coca_mindspeed.local.memory import check_memory
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
-from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.progress import SFTProgress
@@ -44,6 +43,7 @@ from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.train import Trainer
+from coca_mindspeed.local.update import require_optimizer
 from coca_mindspeed.local.validation import (
     LengthLimits,
     RunInputs,
@@ -56,12 +56,9 @@ from coca_mindspeed.local.validation import (
 )
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_json, write_json_lines
-from coca_mindspeed.utils.malloc import SWITCH, uses_jemalloc
+from coca_mindspeed.utils.process import SWITCH, uses_jemalloc
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
-
-#: Takes the policy that the stage before it returned.
-Stage = Callable[[Policy], Policy]
 
 
 @dataclass
@@ -79,7 +76,7 @@ class LocalRun:
         resume, overwrite, show_progress: as in :meth:`open`.
         before, predictions: answers to the held-out questions, once :meth:`evaluate_before` and :meth:`evaluate` have
             run.
-        run_id: of the run's marker, which :meth:`load` writes.
+        run_id: of the run's marker, which :meth:`start` writes.
     """
 
     config: RunConfig
@@ -97,7 +94,6 @@ class LocalRun:
     before: list[Prediction] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
     run_id: str = ""
-    _baseline: Sequence[Prediction] = ()
 
     @classmethod
     def open(
@@ -180,15 +176,20 @@ class LocalRun:
         """The checkpoint to continue from."""
         return self.found.newest
 
-    def execute(self, *stages: Stage) -> Policy:
-        """Load, run the SFT warm-up, and then ``stages``."""
-        policy = self.sft_warm_up(self.load())
+    def start(self) -> Policy:
+        """Load the policy, write the run's marker, and teach the format by ``warm_up.records``.
+
+        Without these records, or when a checkpoint is resumed, nothing is taught.
+        """
+        policy = self._load()
+        if self.resume_from is None and self.config.model.path is not None and self.inputs.warm_up:
+            records = self.inputs.warm_up
+            policy = run_sft_warm_up(policy, records, self.config, self.output, show_progress=self.show_progress)
+            policy = self._with_adapters(policy)
         self._add_seconds("warm_up", self._started)
-        for stage in stages:
-            policy = stage(policy)
         return policy
 
-    def load(self) -> Policy:
+    def _load(self) -> Policy:
         """Load the checkpoint, the model of ``model.path`` or the warmed-up tiny model; write the run's marker."""
         config = self.config
         path, where = model_directory(config, self.found)
@@ -202,20 +203,11 @@ class LocalRun:
         self._claim()
         return policy
 
-    def sft_warm_up(self, policy: Policy) -> Policy:
-        """Teach the format by ``warm_up.records``; nothing without them, or when a checkpoint is resumed."""
-        if self.resume_from is not None or self.config.model.path is None or not self.inputs.warm_up:
-            return policy
-        policy = run_sft_warm_up(
-            policy, self.inputs.warm_up, self.config, self.output, show_progress=self.show_progress
-        )
-        return self._with_adapters(policy)
-
-    def preflight(self, policy: Policy) -> Policy:
+    def preflight(self, policy: Policy) -> None:
         """Refuse a policy that hardly states a confidence; its samples are those of step 0.  Not for a resumed run."""
         count = self.config.evaluation.preflight
         if self.found.has_steps or not count:
-            return policy
+            return
         if self.show_progress:
             print_text(f"sampling {count} responses before the first step", sys.stderr)
         with interruptible("stopped before the first step"):
@@ -224,30 +216,25 @@ class LocalRun:
         write_json_lines(file, found.rows())
         print_text(found, sys.stderr)
         raise_problems(found.problems(), f"no training yet; all responses: {file}")
-        return policy
 
-    def evaluate_before(self, policy: Policy, *, log: bool = True) -> Policy:
-        """Answer the held-out questions before the first step; ``log`` their metrics as step 0.
+    def evaluate_before(self, policy: Policy) -> None:
+        """Answer the held-out questions before the first step.
 
         A resumed run keeps its earlier answers; without them it has none, because its policy is already trained.
         """
         with self._timed("evaluate"):
             trained = self.resume_from is not None
             self.before = self.held_out(policy).before(trained=trained, keep=self.resume)
-            self._baseline = self.before if log else ()
-        return policy
 
-    def train(self, policy: Policy) -> Policy:
-        """Train to the last step; see :meth:`Trainer.run`."""
+    def train(self, policy: Policy, *, log_before: bool = True) -> None:
+        """Train to the last step; see :meth:`Trainer.run`.  ``log_before`` logs the answers before it as step 0."""
         with self._timed("train"):
-            self.trainer(policy).run(self.resume_from, self._baseline)
-        return policy
+            self.trainer(policy).run(self.resume_from, self.before if log_before else ())
 
-    def evaluate(self, policy: Policy) -> Policy:
+    def evaluate(self, policy: Policy) -> None:
         """Answer the held-out questions; see :meth:`HeldOut.after`."""
         with self._timed("evaluate"):
             self.predictions = self.held_out(policy).after()
-        return policy
 
     def seconds(self) -> dict[str, float]:
         """Wall time of the stages and in total, all sessions of a resumed run together.

@@ -15,22 +15,20 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.methods import TrainingMethod
-from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, SEGMENTS, ConfidencePosition
 from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConfig, WarmUpConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
-from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import common_prefix_length
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
-from coca_mindspeed.local.update import microbatches
+from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbatches
 from coca_mindspeed.utils.files import PROGRESS
 
 
@@ -48,16 +46,19 @@ DrawExamples = Callable[[np.random.Generator], Sequence[SFTExample]]
 
 @dataclass(frozen=True)
 class ResponseFormat:
-    """Position and decimals of the confidence; ``spaced`` puts spaces around it, as the method's prompt does."""
+    """Position and decimals of the confidences; ``spaced`` puts spaces around it, as the method's prompt does."""
 
     position: ConfidencePosition
     decimals: int = 2
     spaced: bool = False
 
-    def response(self, confidence: float, answer: str) -> str:
-        space = " " if self.spaced else ""
-        tagged = f"{OPEN_TAG}{space}{confidence:.{self.decimals}f}{space}{CLOSE_TAG}"
-        return f"{tagged}{space}{answer}" if self.position == "first" else f"{answer}{space}{tagged}"
+    def response(self, answer: str, *confidences: float) -> str:
+        """The answer with its confidences, of which there are two in position ``both``."""
+        space, given = " " if self.spaced else "", iter(confidences)
+        return space.join(
+            answer if segment == "answer" else f"{OPEN_TAG}{space}{next(given):.{self.decimals}f}{space}{CLOSE_TAG}"
+            for segment in SEGMENTS[self.position]
+        )
 
 
 class _DivergedError(TrainingError):
@@ -145,9 +146,7 @@ class SFTStage:
                 0 if self.question_weight else common_prefix_length(prompts, policy.sharing)
             )  # computed once per pass
             limit = TrainerConfig(
-                microbatch_prompts=None,
-                microbatch_tokens=max(1, self.microbatch_tokens - shared),
-                share_prompts=False,
+                microbatch_prompts=None, microbatch_tokens=max(1, self.microbatch_tokens - shared), share_prompts=False
             )
             own = [length - shared for length in prompt_lengths]
             parts = [part.rows for part in microbatches(every, 1, lengths, own, limit)]
@@ -257,8 +256,11 @@ def _overconfident_response(
         place = places[int(random.integers(len(places)))]
         wrong = (int(answer[place]) + int(random.integers(1, 10))) % 10
         answer = f"{answer[:place]}{wrong}{answer[place + 1 :]}"
-    confidence = random.uniform(0.9, 1.0) if random.random() < config.overconfident else random.random()
-    return response_format.response(confidence, answer)
+    confidences = [
+        random.uniform(0.9, 1.0) if random.random() < config.overconfident else random.random()
+        for _ in SEGMENTS[response_format.position][1:]
+    ]
+    return response_format.response(answer, *confidences)
 
 
 CHECKPOINTS = "warm_up"  # within a run's directory
@@ -339,7 +341,7 @@ def _run_or_continue(
 
 
 def _check_lengths(policy: Policy, records: Sequence[Record], response_format: ResponseFormat, most: int) -> None:
-    responses = encode_responses(policy, [response_format.response(0.0, record.answer) for record in records])
+    responses = encode_responses(policy, [response_format.response(record.answer, 0.0, 0.0) for record in records])
     for record, response in zip(records, responses, strict=True):
         if len(response) > most:
             raise DataError(

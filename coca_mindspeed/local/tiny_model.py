@@ -11,8 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG
-from coca_mindspeed.data.chat_template import NO_SYSTEM_PROMPT
-from coca_mindspeed.data.prompts import instruction_suffix
+from coca_mindspeed.data.prompts import NO_SYSTEM_PROMPT, instruction_suffix
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 

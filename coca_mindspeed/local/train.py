@@ -27,17 +27,15 @@ from coca_mindspeed.local.device import is_out_of_memory
 from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.logging import LogError, RunLog
-from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.progress import MEAN_OF, TrainingProgress
+from coca_mindspeed.local.progress import MEAN_OF, STEPS, TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
-from coca_mindspeed.local.update import NotFiniteError, update_policy
+from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
-from coca_mindspeed.utils.eta import STEPS
 
 _MEMORY_ADVICE = (
     "trainer.microbatch_tokens or trainer.microbatch_prompts bounds the memory of an update, "

@@ -1,21 +1,196 @@
-"""The update of a policy on one step's experience, and its split into microbatches."""
+"""The update of a policy: AdamW, log-probs of given responses with gradient, and one step's microbatches."""
 
 import functools
+import importlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
 import torch
+from packaging.version import Version
 from torch import Tensor
+from transformers import DynamicCache
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import Objective, segment_objective
-from coca_mindspeed.config.schema import RunConfig, TrainerConfig
-from coca_mindspeed.local.log_probs import ResponseBatch
+from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConfig
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.lm_head import TokenScores, scores_of_logits
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.prefill import common_prefix_length, pad_left, positions_of, prefill_prompts
 from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.utils.packages import require
+
+_OLDEST = Version("0.50")  # the oldest tested on a CPU
+_DEVICES = ("cpu", "cuda")
+_SMALLEST = 4096  # bitsandbytes': smaller tensors have 32-bit moments
+
+
+def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
+    """Raise ConfigError if bitsandbytes is needed and missing, too old, or does not support the device."""
+    if config.name == "adamw":
+        return
+    where = f"optimizer.name={config.name}"
+    if device.type not in _DEVICES:
+        raise ConfigError(f"{where}: bitsandbytes computes on {' and '.join(_DEVICES)}, not {device.type}; use adamw")
+    require("bitsandbytes", purpose=where)
+    found = version("bitsandbytes")
+    if Version(found) < _OLDEST:
+        raise ConfigError(
+            f"{where}: needs bitsandbytes {_OLDEST} or newer, found {found} (pip install '.[adamw-8bit]')"
+        )
+
+
+def build_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
+    settings: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": config.betas,
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+    }
+    if config.name == "adamw_8bit":
+        return _build_8_bit(policy, settings)
+    fused = policy.device.type in ("cpu", "cuda") or None  # one kernel for all parameters
+    return torch.optim.AdamW(policy.trained_parameters(), fused=fused, **settings)
+
+
+def _build_8_bit(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimizer:
+    bitsandbytes: Any = importlib.import_module("bitsandbytes")
+
+    class AdamW(bitsandbytes.optim.AdamW):
+        """Each group sets the bits of its moments; the library's own setting is global."""
+
+        def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
+            return {**super().get_config(gindex, pindex, group), "optim_bits": group["optim_bits"]}
+
+    sizes: dict[int, list[torch.nn.Parameter]] = {}
+    for parameter in policy.trained_parameters():
+        sizes.setdefault(_bits(policy, parameter), []).append(parameter)
+    groups = [{"params": parameters, "optim_bits": bits} for bits, parameters in sizes.items()]
+    optimizer: torch.optim.Optimizer = AdamW(groups, optim_bits=8, **settings)
+    return optimizer
+
+
+def _bits(policy: Policy, parameter: torch.nn.Parameter) -> int:
+    """Bits of a parameter's moments.
+
+    Most rows of an embedding have no gradient in a step: where a second moment is rounded to 0, the rest of the first
+    moment would be divided by eps alone.
+    """
+    embedding = policy.model.get_input_embeddings().weight
+    return 32 if parameter is embedding or parameter.numel() < _SMALLEST else 8
+
+
+@dataclass(frozen=True)
+class ResponseBatch:
+    """Responses to score; :mod:`coca_mindspeed.local.lm_head` bounds the logits in memory.
+
+    Attributes:
+        policy: the policy.
+        prompts: P prompts.
+        token_ids: int64 ``[R, tokens]``, group by group; results behind a response's end are meaningless.
+        temperature: as in sampling.
+        share_prompts: run each prompt once; its responses attend to its keys and values, gradient included.
+        group_sizes: rows of each prompt, if groups differ in size.
+    """
+
+    policy: Policy
+    prompts: Sequence[Sequence[int]]
+    token_ids: Tensor
+    temperature: float
+    share_prompts: bool = True
+    group_sizes: Sequence[int] | None = None
+
+    def scores(self) -> TokenScores:
+        """Log-prob and entropy of every response token, float32 ``[R, tokens]`` each."""
+        with self.policy.autocast():
+            states = self._states()
+            if not self._fits_one_chunk:
+                return self.policy.lm_head.scores(states, self.token_ids, self._as_policy)
+            logits = self.policy.lm_head.logits(states)
+        return scores_of_logits(self._as_policy(logits), self.token_ids)
+
+    def backward(self, loss_of: Callable[[Tensor], Tensor]) -> TokenScores:
+        """Accumulate the gradient of a loss; return the scores, detached.  Logits are computed once.
+
+        ``loss_of`` maps log-probs ``[R, tokens]`` to a sum of terms of one token's log-prob each.
+        """
+        if self._fits_one_chunk:
+            log_probs, entropy = self.scores()
+            loss_of(log_probs).backward()
+            return TokenScores(log_probs.detach(), entropy)
+        with self.policy.autocast():
+            return self.policy.lm_head.backward(self._states(), self.token_ids, self._as_policy, loss_of)
+
+    @cached_property
+    def _prompt_of(self) -> Tensor:
+        """The prompt of each response, int64 ``[R]``."""
+        prompts, rows, sizes = len(self.prompts), len(self.token_ids), self.group_sizes
+        if sizes is None:
+            if rows % prompts:
+                raise ValueError(f"token_ids has {rows} rows, expected a multiple of the {prompts} prompts")
+            sizes = [rows // prompts] * prompts
+        if len(sizes) != prompts or sum(sizes) != rows:
+            raise ValueError(f"group_sizes {list(sizes)} should name {prompts} prompts and {rows} rows in all")
+        return torch.tensor([p for p, size in enumerate(sizes) for _ in range(size)], device=self.policy.device)
+
+    @property
+    def _fits_one_chunk(self) -> bool:
+        return self.policy.lm_head.fits_one_chunk(self.token_ids.numel())
+
+    def _as_policy(self, logits: Tensor) -> Tensor:
+        return self.policy.sampling_logits(logits, self.temperature)
+
+    def _states(self) -> Tensor:
+        """Hidden states that predict each response token, ``[R, tokens, hidden]``."""
+        groups = len(self._prompt_of) > len(self.prompts)
+        sharing = self.policy.sharing if self.share_prompts else "none"
+        # With nothing to share, a separate prefill would be one more pass and save none.
+        if sharing != "none" and (groups or common_prefix_length(self.prompts, sharing)):
+            return self._states_behind_prefill()
+        policy, rows = self.policy, self._prompt_of
+        ids, mask = pad_left(self.prompts, policy.pad_id, policy.device)
+        ids = torch.cat([ids[rows], self.token_ids[:, :-1]], dim=1)
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask[rows], (0, self.token_ids.shape[1] - 1), value=True)
+        states = policy.lm_head.hidden_states(
+            input_ids=ids,
+            # Without a mask and a cache transformers looks for several texts in a row, at the price of a mask.
+            attention_mask=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask,
+            position_ids=positions_of(mask, ids),
+            use_cache=False,
+        )
+        return states[:, -self.token_ids.shape[1] :]
+
+    def _states_behind_prefill(self) -> Tensor:
+        policy, rows, width = self.policy, self._prompt_of, self.token_ids.shape[1]
+        forward, cache = policy.lm_head.hidden_states, DynamicCache(config=policy.model.config)
+        started = prefill_prompts(forward, self.prompts, cache, policy.pad_id, policy.device, policy.sharing)
+        first = _take_rows(started.output[:, -1:], rows)
+        if width == 1:
+            return first
+        for layer in cache.layers:
+            layer.keys, layer.values = _take_rows(layer.keys, rows), _take_rows(layer.values, rows)
+        mask = started.mask
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask[rows], (0, width - 1), value=True)
+        states = forward(
+            input_ids=self.token_ids[:, :-1],
+            attention_mask=mask,
+            position_ids=started.lengths[rows, None] + torch.arange(width - 1, device=policy.device),
+            cache=cache,
+            use_cache=True,
+        )
+        return torch.cat([first, states], dim=1)
+
+
+def _take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """``tensor[rows]``; a CPU's index_select is faster, a GPU's gradient by brackets is deterministic."""
+    return tensor.index_select(0, rows) if tensor.device.type == "cpu" else tensor[rows]
+
 
 #: Overhead of a pass in tokens: the minimum (a small model on a CPU), and a share of a full pass, so that large
 #: microbatches are few.
@@ -103,11 +278,7 @@ def _microbatch(rows: Sequence[int], group_size: int) -> Microbatch:
 
 
 def _fill(
-    order: Sequence[int],
-    group_size: int,
-    lengths: Sequence[int],
-    prompt_lengths: Sequence[int],
-    config: TrainerConfig,
+    order: Sequence[int], group_size: int, lengths: Sequence[int], prompt_lengths: Sequence[int], config: TrainerConfig
 ) -> Iterator[tuple[int, list[int]]]:
     """Fill passes with rows, in order; yield the tokens and the rows of each pass."""
     assert config.microbatch_tokens is not None
@@ -133,7 +304,7 @@ class _MicrobatchResult(NamedTuple):
     """Objective of a microbatch, and the sum of each segment's entropies."""
 
     objective: Objective
-    entropy: tuple[Tensor, Tensor]
+    entropy: dict[str, Tensor]
 
 
 class NotFiniteError(ArithmeticError):
@@ -168,12 +339,12 @@ def update_policy(
             norms.append(norm)
             every_part += parts
     metrics = {"objective/loss": sum(losses) / len(losses), "objective/grad_norm": sum(norms) / len(norms)}
-    for index, name in enumerate(("confidence", "answer")):
-        total, *others = (getattr(part.objective, name) for part in every_part)
+    for name in every_part[0].entropy:
+        total, *others = (part.objective.segments[name] for part in every_part)
         for more in others:
             total = total + more
         metrics |= {f"{name}/{key}": value for key, value in total.means().items()}
-        entropy = sum(float(part.entropy[index]) for part in every_part)
+        entropy = sum(float(part.entropy[name]) for part in every_part)
         metrics[f"{name}/entropy"] = entropy / max(1.0, float(total.tokens))
     return metrics
 
@@ -190,7 +361,7 @@ def _accumulate_gradient(
     for microbatch in microbatches_of(rollout, minibatch, config):
         rows, responses = responses_of(policy, rollout, microbatch, config)
         width = responses.token_ids.shape[1]
-        masks = SegmentMasks(*(mask[rows, :width].to(device) for mask in masks_of_all))
+        masks = {name: mask[rows, :width].to(device) for name, mask in masks_of_all.items()}
         objective_of = functools.partial(
             segment_objective,
             old_log_probs=rollout.log_probs[rows, :width].to(device),
@@ -202,8 +373,8 @@ def _accumulate_gradient(
             tokens=tokens,
         )
         scores = responses.backward(lambda log_probs: objective_of(log_probs).loss)  # noqa: B023 - called at once
-        confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
-        parts.append(_MicrobatchResult(objective_of(scores.log_probs), (confidence, answer)))
+        entropy = {name: scores.entropy.masked_fill(~mask, 0.0).sum() for name, mask in masks.items()}
+        parts.append(_MicrobatchResult(objective_of(scores.log_probs), entropy))
     return parts
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, with_steps
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
-from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
+from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
 from coca_mindspeed.grading.label_check import check_records
@@ -91,12 +91,7 @@ class RunInputs:
 
 
 def validate_run(
-    config: RunConfig,
-    output: Path,
-    *,
-    resume: bool = False,
-    overwrite: bool | None = None,
-    show_progress: bool = True,
+    config: RunConfig, output: Path, *, resume: bool = False, overwrite: bool | None = None, show_progress: bool = True
 ) -> tuple[RunInputs, MeasuredGrader]:
     """Check all that is known of a run without torch; write nothing.
 

@@ -4,7 +4,6 @@ Docstrings and comments name the upstream function that would refuse the run on 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -31,7 +30,6 @@ from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.start.driver import split_config
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 
-_SHOWN = 3  # nearest values that a message names
 _SIZES = ("npus", "tp", "pp", "cp", "rollout_tp", "rollout_pp", "micro_batch", "mini_batch", "prompts", "group")
 
 
@@ -65,20 +63,6 @@ def _parallelism(r: ResolvedConfig) -> Iterator[Condition]:
         elif r.reset_attention_mask:
             reason = "must be general for Ulysses with reset_attention_mask"
             yield "cp-mask", "attention_mask", r.attention_mask == "general", reason
-
-
-def _recomputation(r: ResolvedConfig) -> Iterator[Condition]:
-    """``TransformerConfig.__post_init__`` and ``validate_args``."""
-    yield "recompute", "recompute", r.recompute in (None, "full", "selective"), "must be full or selective"
-    granularity = f"for recompute_granularity: {r.recompute}"
-    if r.recompute == "selective":
-        yield "recompute-method", "recompute_method", r.recompute_method is None, f"must be null {granularity}"
-        yield "recompute-layers", "recompute_layers", r.recompute_layers is None, f"must be null {granularity}"
-    if r.recompute == "full":
-        known = r.recompute_method in ("uniform", "block")
-        yield "recompute-method", "recompute_method", known, f"must be uniform or block {granularity}"
-        within = r.recompute_layers is not None and 1 <= r.recompute_layers <= r.stage_layers
-        yield "recompute-layers", "recompute_layers", within, f"must be from 1 to {r.stage_layers} {granularity}"
 
 
 def _rollout(r: ResolvedConfig) -> Iterator[Condition]:
@@ -174,7 +158,7 @@ def _training(r: ResolvedConfig) -> Iterator[Condition]:
     yield "verifier-weights", "verifier_weights", same, f"must be one weight for each of {r.verifiers} verifiers"
 
 
-_LAYOUT = (_parallelism, _recomputation, _rollout, _batches, _dispatch_sizes, _lengths, _training)
+_LAYOUT = (_parallelism, _rollout, _batches, _dispatch_sizes, _lengths, _training)
 
 
 def layout_problems(resolved: ResolvedConfig) -> list[Problem]:
@@ -227,7 +211,7 @@ def run_problems(
         lambda run: differing_shapes("model.path", run.model.path, run.model.architecture, "model.architecture"),
         lambda run: set_twice(run, written),
         lambda run: _npus(run, resolved),
-        lambda run: explained_layout_problems(resolved),
+        lambda run: _layout(resolved),
         lambda run: () if memory is None else _memory(resolved, memory),
         lambda run: _hooks(run, file_values()),
         _upstream_keys,
@@ -235,16 +219,12 @@ def run_problems(
     return find_problems(run, checks)
 
 
-def explained_layout_problems(resolved: ResolvedConfig) -> Iterator[Problem]:
-    """Problems of the layout under configuration keys, with the nearest values that work."""
+def _layout(resolved: ResolvedConfig) -> Iterator[Problem]:
+    """Problems of the layout under configuration keys; that of a minibatch's prompts has the number of minibatches."""
     for problem in layout_problems(resolved):
-        value = _as_set(resolved, problem.key, problem.value)
-        yield problem._replace(key=KEYS[problem.key], value=value, fix=_set_to(resolved, problem.key))
-
-
-def _as_set(resolved: ResolvedConfig, name: str, value: Any) -> Any:
-    """The value of a field as its key has it: the number of minibatches for the prompts of one."""
-    return resolved.prompts // value if name == "mini_batch" and value > 0 else value
+        as_set = problem.key == "mini_batch" and problem.value > 0
+        value = resolved.prompts // problem.value if as_set else problem.value
+        yield problem._replace(key=KEYS[problem.key], value=value)
 
 
 def _npus(run: RunConfig, resolved: ResolvedConfig) -> Iterator[Problem]:
@@ -253,7 +233,7 @@ def _npus(run: RunConfig, resolved: ResolvedConfig) -> Iterator[Problem]:
     if resolved.npus != expected:
         reason = "".join(f", {npus} of them for rl_config.{key}" for key, npus in others.items())
         reason = f"hardware has {hardware.nodes} x {hardware.npus_per_node} NPUs{reason}"
-        fix = f"nearest that works: {expected}" if expected > 0 else ""
+        fix = f"set it to {expected}" if expected > 0 else ""
         yield Problem("hardware-npus", KEYS["npus"], resolved.npus, reason, fix)
 
 
@@ -308,30 +288,3 @@ def _unused_shapes(values: Mapping[str, Any]) -> Iterator[Problem]:
         if name not in named:
             expected = f"must be a model that is named by a section's key model{did_you_mean(name, named)}"
             yield Problem("unknown-key", f"model.{name}", shape, expected)
-
-
-# Sizes that divide others: a problem of one names the nearest values that do. Other problems state their limit.
-_DIVISORS = (
-    *("tp", "pp", "cp", "rollout_tp", "prompts", "mini_batch", "micro_batch"),
-    *("update_dispatch", "logprob_dispatch", "rollout_dispatch", "advantage_dispatch", "reward_dispatch"),
-)
-
-
-def nearest_working(resolved: ResolvedConfig, name: str) -> tuple[int, ...]:
-    """The nearest values of a size with which its rules hold, other keys unchanged and memory aside."""
-    if name not in _DIVISORS:
-        return ()
-    value, others = getattr(resolved, name), {problem.key for problem in layout_problems(resolved)} - {name}
-    numbers = range(1, max(2 * value, 2 * resolved.npus, 2 * resolved.group) + 1)
-    nearest_first = sorted(numbers, key=lambda number: abs(number - value))
-    working = (number for number in nearest_first if _holds(resolved.with_value(name, number), others))
-    return tuple(islice(working, _SHOWN))
-
-
-def _holds(resolved: ResolvedConfig, others: set[str]) -> bool:
-    return {problem.key for problem in layout_problems(resolved)} <= others
-
-
-def _set_to(resolved: ResolvedConfig, name: str) -> str:
-    values = [_as_set(resolved, name, value) for value in nearest_working(resolved, name)]
-    return f"nearest that works: {', '.join(map(str, values))}" if values else ""

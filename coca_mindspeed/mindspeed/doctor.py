@@ -31,7 +31,7 @@ from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from coca_mindspeed.mindspeed.start.inputs import check_prompts_of_files
 from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.upstream.manifest import ManifestError, SoftwareStack, load_manifests, matching_manifest, stack_of
-from coca_mindspeed.utils.limits import memory_limit, usable_cpus
+from coca_mindspeed.utils.process import memory_limit, usable_cpus
 
 _DEFAULT_RELEASE = "2.3.0"
 _OPEN_FILES = 32768  # Ray opens a few hundred sockets per worker, and zmq one for each pair of ranks

@@ -85,6 +85,9 @@ def _hooks(c: HookConfig) -> Iterator[Condition]:
     yield "hook-guarantee-order", "rl_config.guarantee_order", not (rl.get("guarantee_order") and single), reason
     measured = not (rl.get("async_engine") and c.settings.rollout_log_probs)
     yield "hook-async-engine", "coca.rollout_log_probs", measured, "must be false with rl_config.async_engine"
+    key, weighs = "coca.rollout_is_threshold", c.settings.rollout_is_threshold is not None
+    reason = "must be null without coca.rollout_log_probs; vLLM also needs the temperature 1"
+    yield "rollout-weights", key, c.settings.rollout_log_probs or not weighs, reason
 
 
 def _groups(c: HookConfig) -> Iterator[Condition]:

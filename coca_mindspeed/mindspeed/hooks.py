@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.upstream.fingerprint import module_path
-from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, describe, examine
+from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, examine
 
 _applied: dict[str, Manifest] = {}  # by process
 
@@ -34,7 +34,7 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
     if differing := [finding for finding in examine(manifest, root) if not finding.matches]:
         raise ManifestError(
             f"the MindSpeed-RL at {root} differs from release {manifest.release}: "
-            + "; ".join(describe(finding) for finding in differing)
+            + "; ".join(f"{finding.hook.target} ({finding.difference})" for finding in differing)
         )
     in_patch = patched_hooks(manifest, root)
     changes = [

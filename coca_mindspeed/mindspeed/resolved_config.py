@@ -5,7 +5,7 @@ Defaults are those of MindSpeed-RL's config classes, because a key that a YAML f
 
 import math
 from collections.abc import Callable, Mapping, Sized
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from coca_mindspeed.config.schema import RunConfig
@@ -74,8 +74,6 @@ class ResolvedConfig:
     sequence_parallel: bool = _key("actor.sequence_parallel", False)
     distributed_optimizer: bool = _key("actor.use_distributed_optimizer", False)
     recompute: str | None = _key("training.recompute_granularity", None)
-    recompute_method: str | None = _key("training.recompute_method", None)
-    recompute_layers: int | None = _key("training.recompute_num_layers", None)
     attention_mask: str | None = _key("actor.attention_mask_type", "causal")
     reset_attention_mask: bool = _key("training.reset_attention_mask", False)
     no_pad_to_seq_lengths: bool = _key("training.no_pad_to_seq_lengths", False)
@@ -173,11 +171,6 @@ class ResolvedConfig:
         return self.rollout_dispatch or self.responses // self.rollout_dp
 
     @property
-    def stage_layers(self) -> int:
-        """Layers of a pipeline stage."""
-        return self.layers // self.pp
-
-    @property
     def longest(self) -> int:
         """Longest prompt and response together."""
         return self.max_prompt + self.max_new
@@ -190,13 +183,6 @@ class ResolvedConfig:
         else:
             tokens = self.micro_batch * self.longest
         return -(-tokens // self.cp)
-
-    def with_value(self, name: str, value: Any) -> "ResolvedConfig":
-        """Change one field and the fields derived from it."""
-        changes: dict[str, Any] = {name: value}
-        if name == "prompts" and self.mini_batch and self.prompts % self.mini_batch == 0:
-            changes["mini_batch"] = max(1, value // (self.prompts // self.mini_batch))
-        return replace(self, **changes)
 
 
 def _full_key(name: str) -> str:

@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.compose import ComposedConfig, compose_run, config_directory
-from coca_mindspeed.config.overrides import hydra_override
+from coca_mindspeed.config.compose import ComposedConfig, compose_run, config_directory, hydra_override
 from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.errors import ConfigError, show_value
 from coca_mindspeed.mindspeed.checks import other_npus

@@ -27,7 +27,8 @@ def rollout_metrics(rollout: Rollout) -> dict[str, Mean]:
     graded, kept = ~correct.isnan(), credit.kept
     measured = calibration_metrics(stated[graded].numpy(), correct[graded].bool().numpy())
     accuracy = measured.values["accuracy"]
-    lengths, segment = rollout.lengths.double(), rollout.segment_lengths.double()
+    ends = rollout.segment_ends.double()
+    lengths = dict(zip(credit.segments, ends.diff(dim=1, prepend=ends.new_zeros(len(ends), 1)).T, strict=True))
     earned = ~credit.confidence_reward.isnan()
     means = [
         (
@@ -35,9 +36,8 @@ def rollout_metrics(rollout: Rollout) -> dict[str, Mean]:
             {
                 "grading/ungradable_share": float((~graded).double().mean()),
                 "rollout/invalid_share": float(stated.isnan().double().mean()),
-                "response/length": float(lengths.mean()),
-                "response/confidence_length": float(segment.mean()),
-                "response/answer_length": float((lengths - segment).mean()),
+                "response/length": float(ends[:, -1].mean()),
+                **{f"response/{segment}_length": float(own.mean()) for segment, own in lengths.items()},
             },
         ),
         (int((~stated.isnan()).sum()), {"rollout/confidence": float(stated.nanmean())}),
@@ -59,11 +59,18 @@ def rollout_metrics(rollout: Rollout) -> dict[str, Mean]:
             int(kept.sum()),
             {
                 "rollout/gesr": float(credit.gesr.nanmean()),
-                "group/no_confidence_variance_share": float((~credit.confidence.varies[kept]).double().mean()),
-                "group/no_answer_variance_share": float((~credit.answer.varies[kept]).double().mean()),
+                **{
+                    f"group/no_{segment}_variance_share": float((~advantage.varies[kept]).double().mean())
+                    for segment, advantage in credit.segments.items()
+                    if advantage is not None
+                },
             },
         ),
     ]
+    if rollout.stated_after is not None:
+        after = calibration_metrics(rollout.stated_after[graded].numpy(), correct[graded].bool().numpy())
+        names = ("ece", "auroc", "brier")
+        means.append((after.n_valid, {f"rollout/{name}_after": after.values[name] for name in names}))
     if credit.deviation:
         means.append((1, {"advantage/deviation": credit.deviation}))
     return {
@@ -121,8 +128,8 @@ def health_problems(rows: Sequence[Mapping[str, Any]]) -> list[HealthProblem]:
 
 def _segment_problems(rows: Sequence[Mapping[str, Any]]) -> list[HealthProblem]:
     confidence = _mean(rows, "group/no_confidence_variance_share")
-    answer = _mean(rows, "group/no_answer_variance_share")
-    if min(confidence, answer) >= _NEARLY_ALL:
+    answer = _mean(rows, "group/no_answer_variance_share")  # NaN if the answers earn nothing (log_score)
+    if confidence >= _NEARLY_ALL and answer >= _NEARLY_ALL:
         text = (
             f"nothing to learn: in {confidence:.0%} of the groups all confidence rewards are equal, in {answer:.0%} "
             "all answer rewards, so their advantages are 0"

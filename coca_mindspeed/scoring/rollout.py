@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks, per_token_of_segment, segment_masks, token_advantages
-from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
+from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks, token_advantages
+from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends
 from coca_mindspeed.algorithm.credit import Credit, CreditRule, Reduce
 from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
 from coca_mindspeed.data.records import Record
@@ -36,12 +36,13 @@ class Rollout:
         texts: the B decoded responses.
         answers: the answer segment of each; of a response without a valid confidence, the whole text.
         stated: float64 ``[P, G]``, the stated confidences; NaN where a response states no valid one.
+        stated_after: likewise, the second ones of a method that asks for two; None: it does not.
         confidence_lengths: int64 ``[B]``, tokens up to the end of the stated confidence.
+        segment_ends: int64 ``[B, S]``, tokens up to the end of each segment; the last are the responses' lengths.
         verdicts: of the grader.
         grading_seconds: wall time of the grader.
         correct: float64 ``[P, G]``, 1 or 0; NaN where the answer could not be graded.
         credit: rewards and advantages of each segment.
-        segment_lengths: int64 ``[B]``, tokens of each confidence segment.
         token_advantages: float32 ``[B, T]``, 0 behind a response's end.
     """
 
@@ -58,18 +59,19 @@ class Rollout:
     texts: Sequence[str] = ()
     answers: Sequence[str] = ()
     stated: Tensor = field(init=False)
+    stated_after: Tensor | None = None
     confidence_lengths: Tensor = field(init=False)
+    segment_ends: Tensor = field(init=False)
 
     verdicts: Sequence[Verdict] = ()
     grading_seconds: float = 0.0
     correct: Tensor = field(init=False)
 
     credit: Credit = field(init=False)
-    segment_lengths: Tensor = field(init=False)
     token_advantages: Tensor = field(init=False)
 
     def read(self, text: TokenText, parser: ResponseParser, max_confidence_tokens: int) -> "Rollout":
-        """Decode the responses, parse their confidences and find the end of each confidence segment.
+        """Decode the responses, parse their confidences and find the ends of their segments.
 
         Args:
             text: bytes of each token id.
@@ -80,15 +82,19 @@ class Rollout:
         self.texts = text.decode(self.token_ids, self.lengths)
         parsed = [parser(response) for response in self.texts]
         self.answers = [p.answer for p in parsed]
-        stated = torch.tensor([math.nan if p.confidence is None else p.confidence for p in parsed], dtype=torch.float64)
-        self.stated = stated.view(-1, self.group_size)
-        self.confidence_lengths = confidence_segment_lengths(
-            self.token_ids,
-            self.lengths,
-            text,
-            ~stated.isnan(),
-            max_confidence_tokens=max_confidence_tokens,
-            position=parser.position,
+        stated = [confidences([p.confidence for p in parsed])]
+        self.stated = stated[0].view(-1, self.group_size)
+        if parser.position == "both":
+            stated.append(confidences([p.confidence_after for p in parsed]))
+            self.stated_after = stated[1].view(-1, self.group_size)
+        valid = [~each.isnan() for each in stated]
+        given = (self.token_ids, self.lengths, text)
+        options: Any = {"max_confidence_tokens": max_confidence_tokens, "position": parser.position}
+        self.segment_ends = segment_ends(*given, valid, **options)
+        self.confidence_lengths = (
+            confidence_segment_lengths(*given, valid[0], **options)
+            if parser.position == "last"
+            else self.segment_ends[:, 0]
         )
         return self
 
@@ -106,14 +112,13 @@ class Rollout:
         Raises:
             ValueError: a wrong shape or dtype.
         """
-        self.segment_lengths = rule.segment_lengths(self.confidence_lengths)
         of_segment = None
         if rule.entropy_bonus and self.log_probs is not None:
-            inside = torch.arange(self.log_probs.shape[1]) < self.segment_lengths[:, None]
+            inside = segment_masks(self.segment_ends, rule.segments, self.width)["confidence"]
             of_segment = torch.where(inside, self.log_probs, 0.0).sum(dim=1).view(-1, self.group_size)
-        self.credit = rule(self.correct, self.stated, of_segment, reduce)
-        confidence, answer = (advantage.values.flatten() for advantage in (self.credit.confidence, self.credit.answer))
-        self.token_advantages = token_advantages(confidence, answer, self.segment_lengths, self.lengths, self.width)
+        self.credit = rule(self.correct, self.stated, of_segment, reduce, self.stated_after)
+        advantages = [values.flatten() for values in self.credit.values_by_segment().values()]
+        self.token_advantages = token_advantages(advantages, self.segment_ends, self.width)
         return self
 
     @property
@@ -124,23 +129,15 @@ class Rollout:
     @property
     def masks(self) -> SegmentMasks:
         """Tokens of each segment, bool ``[B, T]`` each."""
-        return segment_masks(self.segment_lengths, self.lengths, self.width)
+        return segment_masks(self.segment_ends, list(self.credit.segments), self.width)
 
-    def training_columns(self, *, segment_mean: bool = False) -> dict[str, Tensor]:
-        """The columns that an update reads: ``advantages`` and ``segment_length``.
-
-        Args:
-            segment_mean: divide each token's advantage by the length of its segment, so that an objective that sums
-                over tokens averages over each segment.
+    def training_columns(self) -> dict[str, Tensor]:
+        """The columns that an update reads: ``advantages`` and ``segment_ends``.
 
         Returns:
-            float32 ``[B, T]``, 0 on padding, and int ``[B]``, tokens of each confidence segment.
+            float32 ``[B, T]``, 0 on padding, and int64 ``[B, S]``.
         """
-        tokens = self.token_advantages
-        return {
-            "advantages": per_token_of_segment(tokens, self.masks) if segment_mean else tokens,
-            "segment_length": self.segment_lengths,
-        }
+        return {"advantages": self.token_advantages, "segment_ends": self.segment_ends}
 
     def rows(self, shown: Iterable[int]) -> list[dict[str, Any]]:
         """Rows of a samples dump: response and verdict where they are known, then the numbers.
@@ -153,15 +150,16 @@ class Rollout:
         """
         group, credit, stated = self.group_size, self.credit, self.stated.flatten()
         correct = self.correct.flatten()
+        after = {} if self.stated_after is None else {"confidence_after": self.stated_after.flatten()}
+        advantages = {name: values.flatten() for name, values in credit.values_by_segment().items()}
         return [
             {
                 **self._graded(row),
-                "confidence": None if bool(stated[row].isnan()) else as_stated(float(stated[row])),
+                **{name: stated_or_none(values[row]) for name, values in {"confidence": stated, **after}.items()},
                 "correct": None if bool(correct[row].isnan()) else bool(correct[row]),
                 "gesr": _number(credit.gesr[row // group]),
                 "confidence_reward": _number(credit.confidence_reward.flatten()[row]),
-                "confidence_advantage": float(credit.confidence.values.flatten()[row]),
-                "answer_advantage": float(credit.answer.values.flatten()[row]),
+                **{f"{name}_advantage": float(values[row]) for name, values in advantages.items()},
                 "tokens": int(self.lengths[row]),
                 "confidence_tokens": int(self.confidence_lengths[row]),
             }
@@ -179,6 +177,16 @@ def correctness(verdicts: Iterable[Verdict]) -> Tensor:
     """1 for right and 0 for wrong answers, NaN for those that could not be graded, float64 ``[n]``."""
     known = (verdict.correct_or_none for verdict in verdicts)
     return torch.tensor([math.nan if correct is None else float(correct) for correct in known], dtype=torch.float64)
+
+
+def confidences(stated: Iterable[float | None]) -> Tensor:
+    """Stated confidences as float64 ``[n]``, NaN for None."""
+    return torch.tensor([math.nan if value is None else value for value in stated], dtype=torch.float64)
+
+
+def stated_or_none(value: Tensor) -> float | None:
+    """A confidence as it was stated; None for NaN."""
+    return None if bool(value.isnan()) else as_stated(float(value))
 
 
 def _number(value: Tensor) -> float | None:

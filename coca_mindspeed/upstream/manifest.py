@@ -4,10 +4,10 @@ A YAML file of ``patches/`` describes one release of MindSpeed-RL, verl, vLLM or
 sources that differ from a manifest.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
@@ -24,8 +24,6 @@ class ManifestError(CocaError):
     """A manifest cannot be used, or an installation matches none."""
 
 
-_OPTIONAL = {"package", "stack", "uncut_sampling_environment"}
-Entry = TypeVar("Entry")
 _FIELDS = ConfigDict(extra="forbid", str_strip_whitespace=True, coerce_numbers_to_str=True)
 
 
@@ -90,11 +88,12 @@ class SoftwareStack:
     packages: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, config=_FIELDS)
 class Manifest:
     """The hooks of one release, and the facts in which releases differ.
 
     Attributes:
+        package: one of :data:`PROGRAMS`.
         stack: the versions that belong to a release of MindSpeed-RL, from its guide and requirements.
         uncut_sampling_environment: variables of Ray's workers where neither top_k nor top_p cuts the distribution.
     """
@@ -103,9 +102,9 @@ class Manifest:
     release: str
     commit: str
     hooks: tuple[Hook, ...]
-    package: str = "mindspeed_rl"
+    package: Literal["mindspeed_rl", "verl", "vllm", "vllm_ascend"] = "mindspeed_rl"
     stack: SoftwareStack | None = None
-    uncut_sampling_environment: Mapping[str, str] = field(default_factory=dict)
+    uncut_sampling_environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +117,13 @@ class HookCheck:
     @property
     def matches(self) -> bool:
         return self.found == self.hook.sha256
+
+    @property
+    def difference(self) -> str:
+        """Both fingerprints, or why there is none."""
+        if len(self.found) != 64:
+            return self.found
+        return f"expected {self.hook.sha256[:12]}, found {self.found[:12]}"
 
 
 def manifest_directory() -> Path:
@@ -133,27 +139,12 @@ def load_manifest(path: Path) -> Manifest:
         content = read_yaml(path)
     except (OSError, YamlError) as error:
         raise ManifestError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(content, dict) or set(content) - _OPTIONAL != {"release", "commit", "hooks"}:
-        raise ManifestError(f"{path}: expected release, commit, hooks, and perhaps {', '.join(sorted(_OPTIONAL))}")
-    package = str(content.get("package", "mindspeed_rl"))
-    if package not in PROGRAMS:
-        raise ManifestError(f"{path}: package should be one of {', '.join(PROGRAMS)}, found {package!r}")
-    return Manifest(
-        path,
-        str(content["release"]),
-        str(content["commit"]),
-        tuple(_read(Hook, entry, f"{path}: hooks[{index}]") for index, entry in enumerate(content["hooks"])),
-        package,
-        stack=_read(SoftwareStack, content["stack"], f"{path}: stack") if "stack" in content else None,
-        uncut_sampling_environment=content.get("uncut_sampling_environment") or {},
-    )
-
-
-def _read(kind: type[Entry], entry: Any, where: str) -> Entry:
+    if not isinstance(content, dict):
+        raise ManifestError(f"{path}: expected a mapping with release, commit and hooks")
     try:
-        return TypeAdapter(kind).validate_python(entry)
+        return TypeAdapter(Manifest).validate_python({**content, "path": path})
     except ValidationError as error:
-        raise ManifestError("\n".join(f"{where}: {problem}" for problem in validation_problems(error))) from error
+        raise ManifestError("\n".join(f"{path}: {problem}" for problem in validation_problems(error))) from error
 
 
 def load_manifests(directory: Path | None = None, package: str = "mindspeed_rl") -> list[Manifest]:
@@ -206,21 +197,11 @@ def matching_manifest(
         raise ManifestError(
             f"the {PROGRAMS[package]} at {root} is not a supported one: {len(differing)} of {len(manifest.hooks)} "
             f"hooked definitions differ from release {manifest.release}, the closest: "
-            + "; ".join(describe(finding) for finding in differing)
+            + "; ".join(f"{finding.hook.target} ({finding.difference})" for finding in differing)
             + f". Supported releases: {', '.join(f'{m.release} ({m.commit[:7]})' for m in known)}. Take one of "
             "them unedited, or write a manifest for yours (coca-mindspeed patches fingerprint; docs/port.md)"
         )
     return manifest
-
-
-def describe(finding: HookCheck) -> str:
-    """Describe a finding that does not match."""
-    found = finding.found
-    return (
-        f"{finding.hook.target} (expected {finding.hook.sha256[:12]}, found {found[:12]})"
-        if len(found) == 64
-        else found
-    )
 
 
 def skeleton(manifest: Manifest, root: Path, release: str, commit: str) -> dict[str, Any]:
@@ -228,14 +209,10 @@ def skeleton(manifest: Manifest, root: Path, release: str, commit: str) -> dict[
 
     A missing target keeps its hook, with the reason in place of the fingerprint.
     """
-    hooks = []
-    for finding in examine(manifest, root):
-        hook = finding.hook
-        entry = {"target": hook.target, "kind": hook.kind}
-        for name in ("key", "replacement", "process", "platform", "rollout", "reason"):
-            if (value := getattr(hook, name)) is not None:
-                entry[name] = value
-        hooks.append({**entry, "sha256": finding.found})
+    hooks = [
+        {name: value for name, value in {**asdict(finding.hook), "sha256": finding.found}.items() if value is not None}
+        for finding in examine(manifest, root)
+    ]
     facts: dict[str, Any] = {} if manifest.package == "mindspeed_rl" else {"package": manifest.package}
     if manifest.stack is not None:  # to be edited by hand
         facts["stack"] = asdict(manifest.stack)

@@ -1,9 +1,12 @@
-"""Safe console output: text of models and files is never interpreted as terminal escapes or rich markup."""
+"""Safe console output and Markdown tables: text is never interpreted as terminal escapes or rich markup."""
 
 import os
+import re
 import sys
+import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -109,3 +112,77 @@ def _as_list(table: Table) -> RenderableType:
             if isinstance(cell, str) and cell.strip():
                 lines.append(f"{column.header}: {cell}" if column.header else cell)
     return Group(*lines)
+
+
+def markdown_cell(text: object) -> str:
+    """Return text for a Markdown table: one line, with bars escaped."""
+    return one_line(str(text)).replace("|", "\\|")
+
+
+def markdown_table(
+    header: Sequence[object], rows: Iterable[Sequence[object]], *, numbers: Collection[int] = (), padded: bool = True
+) -> str:
+    """Return a Markdown table; the columns in ``numbers`` are right-aligned, ``padded`` aligns the plain text too."""
+    lines = [[markdown_cell(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(line[i]) for line in lines) if padded else 0 for i in range(len(header))]
+    marks = [":" if i in numbers else "-" for i in range(len(header))]
+    rule = ["-" * (width + 1) + mark if padded else f" --{mark} " for width, mark in zip(widths, marks, strict=True)]
+    sides = [f"{'>' if mark == ':' else '<'}{width or ''}" for width, mark in zip(widths, marks, strict=True)]
+    aligned = [[f"{cell:{side}}" for cell, side in zip(line, sides, strict=True)] for line in lines]
+    first, *others = [f"| {' | '.join(cells)} |" for cells in aligned]
+    return "\n".join([first, f"|{'|'.join(rule)}|", *others]) + "\n"
+
+
+def print_markdown(text: str) -> None:
+    """Print Markdown on standard output; on a terminal, tables are fitted to its width."""
+    console = PlainConsole()
+    if not console.is_terminal:
+        print_text(text.removesuffix("\n"))
+        return
+    for is_table, lines in groupby(text.splitlines(), key=lambda line: line.startswith("|")):
+        if not is_table:
+            print_text("\n".join(lines))
+            continue
+        header, rule, *rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+        table = Table()
+        for name, mark in zip(header, rule, strict=True):
+            table.add_column(terminal_text(_unescaped(name)), justify="right" if mark.endswith(":") else "left")
+        for cells in rows:
+            table.add_row(*map(_unescaped, cells))
+        console.print_table(table)
+
+
+def _unescaped(cell: str) -> str:
+    return cell.replace("\\|", "|").strip("`")
+
+
+_SILENT_SECONDS = 10.0
+
+
+class SlowProgress:
+    """Prints progress on standard error every ten seconds."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self._title, self._total = title, total
+        self._started = self._told = time.monotonic()
+
+    def show(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self._told < _SILENT_SECONDS or done >= self._total:
+            return
+        self._told = now
+        left = duration((now - self._started) / done * (self._total - done)) if done else "some time"
+        print_text(f"{self._title}: {done:,} of {self._total:,}, about {left} left", sys.stderr)
+
+
+def duration(seconds: float) -> str:
+    """Format a duration: ``50 s``, ``4 min``, ``2 h 10 min``, ``3 d 4 h``."""
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24} h"

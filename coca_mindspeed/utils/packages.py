@@ -13,7 +13,7 @@ REQUIRED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "joblib", "hydra", "omegaconf", "antlr4"),
     *("pydantic", "yaml", "jinja2", "rich", "regex", "packaging", "sympy", "mpmath"),
 )
-ROUTER = ("starlette", "uvicorn", "uvloop", "httptools", "aiohttp", "prometheus_client")
+ROUTER = ("starlette", "uvicorn", "uvloop", "httptools", "aiohttp")
 # Import name -> extra of setup.py.
 _EXTRAS = {
     "tensorboard": "tensorboard",

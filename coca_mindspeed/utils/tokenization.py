@@ -119,5 +119,6 @@ def parse_and_count(
     if parsed.confidence is None or counter is None:
         return parsed, None
     # The index after the closing tag.
-    end = len(text) - len(parsed.answer) if parser.position == "first" else len(text.rstrip())
+    first = re.match(parser.grammar, text) if parser.position != "last" else None
+    end = first.end() if first else len(text.rstrip())
     return parsed, counter.before(text, end)

@@ -17,7 +17,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.scoring.metrics import rollout_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
-from coca_mindspeed.scoring.rollout import Rollout, correctness
+from coca_mindspeed.scoring.rollout import Rollout, confidences, correctness
 from coca_mindspeed.verl.settings import VerlSettings
 
 
@@ -83,11 +83,11 @@ class ScoredStep:
     predictions: Sequence[Mapping[str, Any]]
     stage: int | None
 
-    def columns(self, *, segment_mean: bool) -> dict[str, Tensor]:
+    def columns(self) -> dict[str, Tensor]:
         """:meth:`Rollout.training_columns` for all ``rows``; 0 for padding and broken groups."""
         return {
             name: torch.zeros(self.rows, *column.shape[1:], dtype=column.dtype).index_copy_(0, self.order, column)
-            for name, column in self.rollout.training_columns(segment_mean=segment_mean).items()
+            for name, column in self.rollout.training_columns().items()
         }
 
     def metrics(self) -> dict[str, float]:
@@ -142,24 +142,23 @@ def score_step(
         verdicts=verdicts,
     )
     rollout.correct = correct.view(-1, group)
-    rollout.stated = _floats([prediction["confidence"] for prediction in predictions]).view(-1, group)
+    rollout.stated = confidences(prediction["confidence"] for prediction in predictions).view(-1, group)
+    if "confidence_after" in reports[0]:
+        rollout.stated_after = confidences(report["confidence_after"] for report in reports).view(-1, group)
     rollout.confidence_lengths = torch.tensor([report["confidence_tokens"] for report in reports])
+    rollout.segment_ends = torch.tensor([report["segment_ends"] for report in reports])
     rollout.give_credit(credit_rule(settings.method, stage))
     several = len(settings.method.training_method.stages) > 1
     return ScoredStep(rollout, order, len(keys), groups.broken, predictions, stage if several else None)
 
 
 def _checked(report: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    if missing := {"prediction", "verdict", "reason", "confidence_tokens"} - report.keys():
+    if missing := {"prediction", "verdict", "reason", "confidence_tokens", "segment_ends"} - report.keys():
         raise TrainingError(
             f"{where}: verl's reward_extra_info has no {min(missing)!r}, found {sorted(report)}; expected "
             "reward.reward_manager.name=coca"
         )
     return report
-
-
-def _floats(given: Sequence[float | None]) -> Tensor:
-    return torch.tensor([math.nan if value is None else value for value in given], dtype=torch.float64)
 
 
 def validation_predictions(reports: Mapping[str, Sequence[Any]]) -> list[Prediction]:
@@ -177,8 +176,8 @@ def validation_metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
     found: dict[str, float] = {}
     for prefix, rows in named.items():
         metrics = held_out_metrics(
-            _floats([row.correct for row in rows]),
-            _floats([row.confidence for row in rows]),
+            confidences(row.correct for row in rows),
+            confidences(row.confidence for row in rows),
             torch.tensor([row.tokens_to_confidence or 0 for row in rows]),
         )
         found |= {f"{prefix}/{name}": value for name, value in metrics.items()}

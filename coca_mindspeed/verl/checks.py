@@ -16,10 +16,6 @@ from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.settings import NAME, VerlSettings
 
-#: verl clamps the log-ratio to 20 before it reads ``clip_ratio_c``, so that nothing is clipped from here on.
-NEVER_CUTS = 1e9
-LOSS_AGG_MODES = {"sum": "seq-mean-token-sum", "token_mean": "token-mean", "segment_mean": "seq-mean-token-sum"}
-
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MEGATRON = f"{ACTOR}.megatron"
 CORRECTION = "algorithm.rollout_correction"
@@ -104,8 +100,6 @@ _REQUIRED = (
     ("objective", "algorithm.use_kl_in_reward", False, False, _NO_KL),
     ("objective", f"{ACTOR}.use_kl_loss", False, False, _NO_KL),
     ("objective", f"{ACTOR}.entropy_coeff", 0, 0, "the objective has no entropy term"),
-    ("objective", f"{ACTOR}.loss_scale_factor", None, None, "it multiplies the gradient"),
-    ("objective", f"{ACTOR}.policy_loss.loss_mode", "vanilla", "vanilla", "the objective is the clipped ratio's"),
     ("objective", f"{ACTOR}.strategy", "fsdp", ("fsdp2", "fsdp", "megatron"), "the plugin is untested with others"),
     ("objective", f"{MEGATRON}.context_parallel_size", 1, 1, _NO_CP),
     ("objective", f"{MEGATRON}.dynamic_context_parallel", False, False, _NO_CP),
@@ -113,31 +107,24 @@ _REQUIRED = (
     ("objective", "trainer.critic_warmup", 0, 0, "there is no critic, and the actor would not be trained"),
     ("objective", f"{CORRECTION}.rollout_is", None, (None, "token"), f"a weight of the whole response {_MIXES}"),
     ("objective", f"{CORRECTION}.rollout_is_batch_normalize", False, False, f"the mean weight of a batch {_MIXES}"),
+    (
+        *("objective", f"{CORRECTION}.rollout_is_threshold", 2.0, "a number above 0"),
+        *("a lower bound too would remove tokens from the objective", lambda value: _is_number(value) and value > 0),
+    ),
     ("objective", f"{CORRECTION}.rollout_rs", None, None, "rejection removes tokens from the objective"),
     ("objective", f"{CORRECTION}.bypass_mode", False, False, "old log-probs are the trainer's own"),
 )
 
 
-def requirements(settings: VerlSettings) -> Iterator[Requirement]:
-    """Every key that the method needs to have one value."""
-    yield from (Requirement(*row) for row in _REQUIRED)
-    method, code = settings.method, "objective"
-    mode, reason = LOSS_AGG_MODES[method.loss_aggregation], f"coca.method.loss_aggregation={method.loss_aggregation}"
-    yield Requirement(code, f"{ACTOR}.loss_agg_mode", "token-mean", mode, reason)
-    for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
-        yield Requirement(code, f"{ACTOR}.{name}", 0.2, method.clip, f"coca.method.clip is {method.clip}")
-    reason = "verl's second clip, of large ratios with a negative advantage, changes the objective"
-    key, wanted = f"{ACTOR}.clip_ratio_c", f"{NEVER_CUTS:g} or more (1e30)"
-    yield Requirement(code, key, 3.0, wanted, reason, lambda found: _is_number(found) and found >= NEVER_CUTS)
-    key, reason = f"{CORRECTION}.rollout_is_threshold", "a lower bound too would remove tokens from the objective"
-    yield Requirement(code, key, 2.0, "a number above 0", reason, lambda found: _is_number(found) and found > 0)
+#: Every key of verl's that the method needs to have one value.
+REQUIREMENTS = tuple(Requirement(*row) for row in _REQUIRED)
 
 
 def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Problem]:
     """All problems of a resolved verl configuration in plain containers, whose section ``coca`` is ``settings``."""
     run = VerlRun(config, settings)
     found = []
-    for each in requirements(settings):
+    for each in REQUIREMENTS:
         if not each.accepts(value := value_of(config, each.key, each.default)):
             found.append(Problem(each.code, each.key, value, each.expected))
     conditions = [as_check(each, VerlRun.value) for each in (_method, _batches)]
@@ -210,7 +197,6 @@ _DEFAULTS = {
     f"{ACTOR}.strategy": "fsdp",
     f"{ACTOR}.ppo_epochs": 1,
     f"{ROLLOUT}.calculate_log_probs": True,
-    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
 }
 
 

@@ -1,4 +1,4 @@
-"""Compose a verl configuration, refuse keys that verl does not know, and plan the layout and memory of a run.
+"""Compose a verl configuration, refuse keys that verl does not know, and describe a run.
 
 Where verl is not installed, only our own files are composed; :mod:`.checks` knows verl's defaults of the keys that
 matter, and ``upstream_keys.json`` the keys of 0.9.1.
@@ -9,7 +9,6 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from coca_mindspeed.config.checks import differing_shapes
 from coca_mindspeed.config.compose import config_directory
-from coca_mindspeed.config.model_size import (
-    BF16,
-    FP32,
-    GIB,
-    Part,
-    kv_bytes_per_token,
-    layer_parameters,
-    model_parameters,
-)
-from coca_mindspeed.config.schema import ArchitectureConfig
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, did_you_mean
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 from coca_mindspeed.verl.checks import ACTOR, MEGATRON, MINI_BATCH, ROLLOUT, TOKENS, VerlRun
@@ -41,8 +29,6 @@ from coca_mindspeed.verl.settings import NAME, VerlSettings
 VERLS_OWN = "ppo_trainer"
 _BASE = "coca_base"
 MODEL = "actor_rollout_ref.model.path"
-_MICROBATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
-_TENSOR, _PIPELINE = (f"{MEGATRON}.{kind}_model_parallel_size" for kind in ("tensor", "pipeline"))
 
 
 def ready_made_verl_runs() -> list[str]:
@@ -125,80 +111,22 @@ def _defaults(file: Path) -> list[str]:
     return [name for name in defaults if isinstance(name, str)] if isinstance(defaults, list) else []
 
 
-@dataclass(frozen=True, slots=True)
-class RunLayout:
-    """A run's plan: labels and values, and a device's memory.
-
-    ``training`` and ``rollout`` are the memory during the update and the rollout, empty where the model's shape is not
-    known; ``problems`` are of memory.
-    """
-
-    rows: tuple[tuple[str, str], ...]
-    training: tuple[Part, ...]
-    rollout: tuple[Part, ...]
-    limit_gib: float
-    problems: tuple[Problem, ...]
-
-
-def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
-    """Plan a run in which :func:`~coca_mindspeed.verl.checks.verl_problems` finds no problem."""
-    run, share_key = VerlRun(config, settings), f"{ROLLOUT}.gpu_memory_utilization"
-    shape = None if settings.device.model is None else model_shape(settings.device.model)
-    limit, share = settings.device.memory_gib, run.value(share_key)
-    tensor = run.value(f"{ROLLOUT}.tensor_model_parallel_size")
-    rows = _rows(run, tensor)
-    if shape is None:
-        return RunLayout(tuple(rows), (), (), limit, ())
-    training, weights = _training(run, shape), BF16 * model_parameters(shape) / tensor
-    cache, sequence = share * limit * GIB - weights, kv_bytes_per_token(shape, tensor) * run.longest
-    rollout = (
-        Part("rollout weights", weights, "2 bytes x parameters / tensor parallel size"),
-        Part("KV cache", cache, "the rest of gpu_memory_utilization x memory"),
-    )
-    rows.append(("model", f"{model_parameters(shape) / 1e9:.2f} billion parameters, {shape.layers} layers"))
-    held = max(0.0, cache / sequence)
-    rows.append(("KV cache", f"holds about {held:.0f} of the longest sequences an engine and device"))
-    origin = f"configs/model/{settings.device.model}.yaml, which coca.device.model names"
-    problems = differing_shapes(MODEL, value_of(config, MODEL), shape, origin)
-    if (needed := sum(part.gib for part in training)) > limit:
-        reason = f"an update needs about {needed:.0f} GiB of each device"
-        problems.append(Problem("memory-update", "coca.device.memory_gib", limit, reason))
-    if cache <= sequence:
-        reason = f"the KV cache must hold one sequence of {run.longest} tokens"
-        problems.append(Problem("memory-kv-cache", share_key, share, reason))
-    return RunLayout(tuple(rows), training, rollout, limit, tuple(problems))
-
-
-def model_shape(name: str) -> ArchitectureConfig:
-    """The architecture in ``configs/model/NAME.yaml``; raises ``ConfigError`` if there is none."""
-    path = config_directory() / "model" / f"{name}.yaml"
-    content = read_yaml(path) if path.is_file() else {}
-    model = content.get("model", content) if isinstance(content, dict) else {}
-    if "architecture" not in model:
-        known = sorted(file.stem for file in path.parent.glob("*.yaml") if "architecture" in file.read_text())
-        raise ConfigError(f"coca.device.model: {name!r} has no shape in configs/model; known: {', '.join(known)}")
-    return ArchitectureConfig.model_validate(model["architecture"])
-
-
-def _microbatch_tokens(run: VerlRun) -> int:
-    """Tokens of the largest microbatch on a device."""
-    if run.dynamic:
-        return int(run.value(TOKENS))
-    shared = 1 if run.megatron else run.devices_of_a_rank[1]
-    return (run.value(_MICROBATCH) or 1) * run.longest // shared
-
-
-def _rows(run: VerlRun, tensor: int) -> list[tuple[str, str]]:
+def plan_rows(config: Mapping[str, Any], settings: VerlSettings) -> list[tuple[str, str]]:
+    """Labels and values of a run in which :func:`~coca_mindspeed.verl.checks.verl_problems` finds no problem."""
+    run = VerlRun(config, settings)
     value, devices, nodes = run.value, run.devices, run.value("trainer.nnodes")
-    method = run.settings.method
-    files = {key: value_of(run.config, key) for key in ("data.train_files", "data.val_files", MODEL)}
+    tensor = value(f"{ROLLOUT}.tensor_model_parallel_size")
+    method = settings.method
+    files = {key: value_of(config, key) for key in ("data.train_files", "data.val_files", MODEL)}
     absent = {key: " (MISSING)" * (not Path(str(path)).exists()) for key, path in files.items()}
     prompts, group, mini = value("data.train_batch_size"), value(f"{ROLLOUT}.n"), value(MINI_BATCH)
     responses, stages = prompts * group, method.training_method.stages
     engine = f"FSDP over {run.ranks} ranks"
     if run.megatron:
-        engine = f"Megatron, TP {value(_TENSOR)}, PP {value(_PIPELINE)}, DP {run.ranks}"
-    microbatches = f"up to {_microbatch_tokens(run)} tokens" if run.dynamic else f"of {value(_MICROBATCH)}"
+        tp, pp = (value(f"{MEGATRON}.{kind}_model_parallel_size") for kind in ("tensor", "pipeline"))
+        engine = f"Megatron, TP {tp}, PP {pp}, DP {run.ranks}"
+    microbatch = value_of(config, f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    microbatches = f"up to {value(TOKENS)} tokens" if run.dynamic else f"of {microbatch}"
     new_tokens = responses * value("data.max_response_length")
     steps = value("trainer.total_training_steps")
     length = f"{steps} steps" if steps else f"epochs: {value('trainer.total_epochs')}"
@@ -215,29 +143,6 @@ def _rows(run: VerlRun, tensor: int) -> list[tuple[str, str]]:
         ("tokens", f"{run.longest} a sequence at most; {new_tokens:,} new ones a step"),
         ("length", length + (f", shared by {' and '.join(stages)}" if len(stages) > 1 else "")),
     ]
-
-
-def _training(run: VerlRun, shape: ArchitectureConfig) -> tuple[Part, ...]:
-    parameters, tokens = model_parameters(shape), _microbatch_tokens(run)
-    gathered = max(layer_parameters(shape), shape.vocab * shape.hidden)
-    kept = BF16 * tokens * (shape.hidden * shape.layers + 4 * shape.hidden + 3 * shape.ffn)
-    logits = tokens * shape.vocab * (2 * BF16 + 2 * FP32)
-    if run.megatron:
-        tensor, pipeline = run.value(_TENSOR), run.value(_PIPELINE)
-        held = (BF16 + FP32) * parameters / (tensor * pipeline)
-        # A pipeline stage has 1/PP of the layers, and the activations of PP microbatches at once.
-        return (
-            Part("weights, gradients", held, "6 bytes x parameters / (TP x PP)"),
-            Part("optimizer state", 3 * FP32 * parameters / run.devices, "12 bytes x parameters / devices"),
-            Part("activations", kept / tensor, f"{tokens} tokens / TP, recomputed layer by layer"),
-            Part("logits", logits / tensor, "12 bytes x tokens x vocabulary / TP"),
-        )
-    return (
-        Part("training state", 4 * FP32 * parameters / run.devices, "16 bytes x parameters / devices"),
-        Part("gathered weights", 2 * BF16 * gathered, "the largest layer or embedding, and the next one's"),
-        Part("activations", kept, f"{tokens} tokens, recomputed layer by layer"),
-        Part("logits", logits, "12 bytes x tokens x vocabulary"),
-    )
 
 
 _SHIPPED = Path(__file__).with_name("upstream_keys.json")

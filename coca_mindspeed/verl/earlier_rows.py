@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.jsonl import cut_back, read_steps
+from coca_mindspeed.utils.files import cut_back, read_steps, write_atomically
 
 
 def file_of_verls_log(project: str, experiment: str, environment: Mapping[str, str] | None = None) -> Path:

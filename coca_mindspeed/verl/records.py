@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.data.chat_template import TemplateKeys, check_template
-from coca_mindspeed.data.prompts import bounded_prompt_tokens, prompt_messages
+from coca_mindspeed.data.prompts import TemplateKeys, bounded_prompt_tokens, check_template, prompt_messages
 from coca_mindspeed.data.records import Record, read_records, record_from_json, record_to_json
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.utils.files import to_json_line, write_json_lines

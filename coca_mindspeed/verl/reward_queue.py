@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.scoring.responses import ResponseScorer, predictions
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Rollout, stated_or_none
 
 _BATCH = 512
 # One response alone costs a millisecond, in a batch a tenth of that; the responses of a group arrive close together.
@@ -47,8 +47,9 @@ class ScoringQueue:
             ``reward_score``, 1 for an answer that training rewards, else 0; and ``reward_extra_info``:
             ``prediction``, the fields of a :class:`Prediction`, whose ``correct`` is the grader's verdict;
             ``verdict`` and ``reason`` as training rewards it (may be stricter: ``coca.require_evaluated``);
-            ``confidence_tokens`` up to the end of the stated confidence; and ``acc``, the name by which verl's
-            validation finds an accuracy, in which an ungradable answer counts as wrong.
+            ``confidence_tokens`` up to the end of the stated confidence; ``segment_ends``; ``confidence_after`` of a
+            method that asks for two confidences; and ``acc``, the name by which verl's validation finds an accuracy, in
+            which an ungradable answer counts as wrong.
         """
         result = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(token_ids.to("cpu", torch.int64), record, result))
@@ -102,6 +103,9 @@ class ScoringQueue:
                 "verdict": verdict.outcome.value,
                 "reason": verdict.reason,
                 "confidence_tokens": int(rollout.confidence_lengths[index]),
+                "segment_ends": rollout.segment_ends[index].tolist(),
             }
+            if rollout.stated_after is not None:
+                report["confidence_after"] = stated_or_none(rollout.stated_after[index, 0])
             reports.append({"reward_score": float(verdict.correct), "reward_extra_info": report})
         return reports

@@ -1,58 +1,63 @@
-"""verl's own loss, with clip fractions and KL of each segment among its metrics.
-
-Value and gradient are verl's; ``algorithm.objective`` only gives the metrics.
-"""
+"""The loss of verl's actor: ``algorithm.objective``, with clip fractions and KL of each segment among its metrics."""
 
 from collections.abc import MutableMapping
 from typing import Any
 
-import torch
 from verl.utils.metric import AggregationType, Metric
-from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.algorithm.parsing import SEGMENTS
+from coca_mindspeed.config.schema import MethodConfig
 
-#: The column of verl's queue with the tokens of each row's confidence segment, int ``[rows, 1]``.
-CONFIDENCE_SEGMENT_TOKENS = "confidence_segment_tokens"
+#: The column of verl's queue with the tokens of each row up to the end of each segment, int ``[rows, S]``.
+SEGMENT_ENDS = "segment_ends"
+#: The column of the weights by which verl corrects for the rollout engine; absent without a correction.
+ROLLOUT_WEIGHTS = "rollout_is_weights"
 _PREFIX = "segment_sums/"
 
 
 class SegmentLoss:
-    """A loss function for verl's actor; its value and gradient are those of verl's ``ppo_loss``.
+    """A loss function for verl's actor, in place of verl's ``ppo_loss``, whose keys it does not read.
 
-    ``config`` is verl's ``ActorConfig``, ``clip`` the epsilon of the ratio's trust region.
+    verl adds up the gradients of microbatches and averages them over data-parallel ranks, so the loss is normalised by
+    the responses and tokens of the mini-batch on all ranks, and multiplied by the number of ranks.
     """
 
-    def __init__(self, config: Any, clip: float) -> None:
-        self._config, self._clip = config, clip
+    def __init__(self, method: MethodConfig) -> None:
+        self._clip, self._aggregation = method.clip, method.loss_aggregation
+        self._segments = SEGMENTS[method.training_method.confidence_position]
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
         """Return the loss of one microbatch, and metrics with sums over the tokens of each segment."""
-        loss, metrics = ppo_loss(self._config, model_output, data, dp_group)
-        with torch.no_grad():
-            metrics.update(self._segment_sums(model_output, data))
-        return loss, metrics
-
-    def _segment_sums(self, model_output: Any, data: Any) -> dict[str, Any]:
-        log_probs = no_padding_2_padding(model_output["log_probs"].detach(), data)
-        columns = data.select("response_mask", "old_log_probs", "advantages").to_padded_tensor()
-        lengths = columns["response_mask"].sum(dim=1).long()
-        column = data[CONFIDENCE_SEGMENT_TOKENS]  # verl's queue returns rows of length 1
-        confidence = (column.values() if column.is_nested else column.reshape(-1)).to(lengths)
-        statistics = segment_objective(
+        log_probs = no_padding_2_padding(model_output["log_probs"], data)
+        weighted = ROLLOUT_WEIGHTS in data
+        names = ("response_mask", "old_log_probs", "advantages", *([ROLLOUT_WEIGHTS] if weighted else []))
+        columns = data.select(*names).to_padded_tensor()
+        column = data[SEGMENT_ENDS]  # verl's queue returns rows of equal length
+        ends = (column.values() if column.is_nested else column).reshape(-1, len(self._segments))
+        advantages = columns["advantages"].float()
+        if weighted:  # as a positive factor, a weight passes through minimum and clip
+            advantages = advantages * columns[ROLLOUT_WEIGHTS].float()
+        objective = segment_objective(
             log_probs.float(),
             columns["old_log_probs"].float(),
-            columns["advantages"].float(),
-            segment_masks(confidence, lengths, log_probs.shape[1]),
+            advantages,
+            segment_masks(ends.to(log_probs.device), self._segments, log_probs.shape[1]),
             clip=self._clip,
+            aggregation=self._aggregation,
+            responses=data["global_batch_size"],
+            tokens=data["batch_num_tokens"],
         )
-        return {
-            f"{_PREFIX}{segment}/{name}": Metric(value=total, aggregation=AggregationType.SUM)
-            for segment, sums in (("confidence", statistics.confidence), ("answer", statistics.answer))
+        loss = objective.loss * data["dp_size"]
+        metrics = {
+            f"{_PREFIX}{segment}/{name}": total
+            for segment, sums in objective.segments.items()
             for name, total in {"tokens": float(sums.tokens), **sums.sums()}.items()
         }
+        metrics["actor/pg_loss"] = float(loss.detach())
+        return loss, {name: Metric(value=value, aggregation=AggregationType.SUM) for name, value in metrics.items()}
 
 
 def divide_segment_sums(metrics: MutableMapping[str, Any]) -> dict[str, float]:

@@ -6,19 +6,10 @@ from typing import Any
 from pydantic import Field
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.scoring.settings import EngineSection, ScoringSettings, checked_section
+from coca_mindspeed.scoring.settings import ScoringSettings, checked_section
 
 #: The name of our trainer, reward manager and advantage estimator in verl's registries.
 NAME = "coca"
-
-
-class DeviceSettings(EngineSection):
-    """Used only by the plan that ``coca-mindspeed check`` prints."""
-
-    memory_gib: float = Field(80.0, gt=0, description="memory of one GPU or NPU")
-    model: str | None = Field(
-        None, description="NAME in configs/model/NAME.yaml for the memory estimate; null: no estimate"
-    )
 
 
 class VerlSettings(ScoringSettings):
@@ -29,7 +20,6 @@ class VerlSettings(ScoringSettings):
     )
     samples_interval: int = Field(10, ge=0, description="steps between sample dumps; 0: none")
     samples_prompts: int = Field(4, ge=1, description="questions per dump, with all responses")
-    device: DeviceSettings = DeviceSettings()
 
     def stage(self, step: int, total_steps: int) -> int:
         """The method's stage in a step (from 1); stages share the steps of a run equally."""

@@ -2,14 +2,12 @@
 
 The loop is verl's own.  How a run differs from the paper (arXiv 2603.05881), apart from the options of docs/method.md:
 
-1. The objective is verl's ``ppo_loss``, not ``algorithm.objective``.  It has the paper's formula for the settings that
-   :mod:`~coca_mindspeed.verl.checks` requires: no second clip, no KL term, no entropy term, no critic.
-2. Invalid responses have a format advantage of their own (``coca.method.separate_format``; false: the paper's form).
-3. The ratio is taken to log-probabilities that the trainer computes before the update.  Token weights that correct for
+1. Invalid responses have a format advantage of their own (``coca.method.separate_format``; false: the paper's form).
+2. The ratio is taken to log-probabilities that the trainer computes before the update.  Token weights that correct for
    the rollout engine may be added (``algorithm.rollout_correction.rollout_is=token``; null: the paper's form).
-4. A group that lacks a response because a rollout failed trains nothing (``coca.broken_groups`` allows some), and
+3. A group that lacks a response because a rollout failed trains nothing (``coca.broken_groups`` allows some), and
    neither does a group with fewer than two gradable answers.
-5. The stages of ``sequential`` share the steps and the optimizer of one run.
+4. The stages of ``sequential`` and ``caliber`` share the steps and the optimizer of one run.
 """
 
 import copy
@@ -28,10 +26,9 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
-from coca_mindspeed.data.chat_template import write_into_template
+from coca_mindspeed.data.prompts import write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import write_predictions
@@ -45,7 +42,7 @@ from coca_mindspeed.verl.batch import ScoredStep, check_broken, score_step, vali
 from coca_mindspeed.verl.checks import check_length, check_same_run, verl_problems
 from coca_mindspeed.verl.earlier_rows import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.records import check_prompts, check_rows
-from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS, SegmentLoss, divide_segment_sums
+from coca_mindspeed.verl.segment_loss import ROLLOUT_WEIGHTS, SEGMENT_ENDS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
 # Passing a column on takes time row by row: the reports of the reward manager, and the targets of a critic.
@@ -119,8 +116,7 @@ class SegmentTrainer(PPOTrainerSync):
     def on_init_end(self) -> None:
         """Set our loss, after waiting for the reward workers: verl does not check that they could be built."""
         ray.get([worker.__ray_ready__.remote() for worker in self.get_reward_handles()])
-        actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-        self.actor_rollout_wg.set_loss_fn(SegmentLoss(actor, self._settings.method.clip))
+        self.actor_rollout_wg.set_loss_fn(SegmentLoss(self._settings.method))
         super().on_init_end()
 
     def on_validate_begin(self) -> None:
@@ -157,19 +153,19 @@ class SegmentTrainer(PPOTrainerSync):
             settings=settings,
             stage=settings.stage(self.global_steps, self.total_training_steps),
         )
-        columns = step.columns(segment_mean=settings.method.loss_aggregation == "segment_mean")
+        columns = step.columns()
         advantages = response_to_nested(columns["advantages"], mask)
         fields = {
             "advantages": advantages,
             "returns": advantages,  # there is no critic
-            CONFIDENCE_SEGMENT_TOKENS: columns["segment_length"][:, None],
+            SEGMENT_ENDS: columns["segment_ends"],
         }
         correction = self.config.algorithm.get("rollout_correction", None)
         if correction is not None and all(name in data.keys() for name in log_probs):  # noqa: SIM118  a TensorDict
             padded = DataProto(batch=data.select("response_mask", *log_probs).to_padded_tensor())
             corrected, found = compute_rollout_correction_and_add_to_batch(padded, correction)
             metrics.update(found)
-            for name in ("response_mask", "rollout_is_weights"):
+            for name in ("response_mask", ROLLOUT_WEIGHTS):
                 if name in corrected.batch.keys():  # noqa: SIM118
                     fields[name] = response_to_nested(corrected.batch[name], mask)
         batch = transfer_queue.kv_batch_put(

@@ -141,7 +141,7 @@ def update(
             log_probs,
             rollout.log_probs[rows],
             advantages[rows],
-            SegmentMasks(*(mask[rows] for mask in masks)),
+            {name: mask[rows] for name, mask in masks.items()},
             clip=settings.clip,
         ).loss
         optimizer.zero_grad()

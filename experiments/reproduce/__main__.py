@@ -9,10 +9,9 @@ from pathlib import Path
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.resumable import check_directory, claim_directory
-from coca_mindspeed.utils.console import PlainConsole, print_text
+from coca_mindspeed.utils.console import PlainConsole, markdown_table, print_text
 from coca_mindspeed.utils.files import lock_of_process
-from coca_mindspeed.utils.limits import usable_cpus
-from coca_mindspeed.utils.markdown import markdown_table
+from coca_mindspeed.utils.process import usable_cpus
 from experiments.reproduce.plan import Job, Plan, jobs_of, plan_path, read_plan
 
 

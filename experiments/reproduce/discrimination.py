@@ -10,8 +10,8 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.metrics import UNDEFINED, calibration_metrics
+from coca_mindspeed.evaluation.plots import line_style, new_figure, plot_text, tidy
 from coca_mindspeed.evaluation.predictions import Prediction, gradable, outcomes, read_as, read_predictions
-from coca_mindspeed.evaluation.reports.plots import line_style, new_figure, plot_text, tidy
 from experiments.reproduce.plan import Plan
 from experiments.reproduce.results import Results
 from experiments.reproduce.tables import Table

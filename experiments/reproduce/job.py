@@ -126,8 +126,11 @@ def _train(place: Workplace, job: Job) -> list[Prediction]:
     directory = job.directory(place.output) / "run"
     resume = is_ours(directory, "run")
     with LocalRun.open(composed, directory, resume=resume, show_progress=place.show_progress) as local:
-        before = [local.evaluate_before] if config.evaluation.samples > 1 else []  # the curve's step 0
-        held_out = local.held_out(local.execute(*before, local.train))
+        policy = local.start()
+        if config.evaluation.samples > 1:  # the curve's step 0
+            local.evaluate_before(policy)
+        local.train(policy)
+        held_out = local.held_out(policy)
         predictions = held_out.evaluate(held_out.records, "after")
     return [replace(p, method=job.name) for p in predictions]
 

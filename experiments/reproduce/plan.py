@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, ValidationError, field_validator
 
 from coca_mindspeed.algorithm.methods import training_method
-from coca_mindspeed.algorithm.parsing import ConfidencePosition
+from coca_mindspeed.algorithm.parsing import SEGMENTS, ConfidencePosition
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.errors import ConfigError, UsageError, did_you_mean, validation_problems
@@ -35,7 +35,7 @@ _BASELINES: dict[str, tuple[Kind, tuple[str, ...]]] = {
     "rlvr+assessor": ("assessor", ("rlvr", "start-first")),
     "coca+family_mean": ("family_mean", ("coca",)),
 }
-_RESERVED_METHODS = (*get_args(Baseline), "start-first", "start-last")
+_RESERVED_METHODS = (*get_args(Baseline), *(f"start-{position}" for position in SEGMENTS))
 _RESERVED_SETTINGS = ("report", "settings.json", ".lock")
 # Keys that built-in questions replace -> the only value that an override may give.
 _REPLACED_KEYS = {
@@ -214,7 +214,9 @@ class Job:
     @property
     def start_method(self) -> str:
         """For a start: a method with the same confidence position."""
-        return next(m for m in ("coca", "rlcr") if self.name == f"start-{training_method(m).confidence_position}")
+        return next(
+            m for m in ("coca", "rlcr", "caliber") if self.name == f"start-{training_method(m).confidence_position}"
+        )
 
     def done(self, output: Path) -> bool:
         return (self.directory(output) / "cell.json").is_file()  # written last

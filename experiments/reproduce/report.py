@@ -6,10 +6,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from coca_mindspeed import __version__
-from coca_mindspeed.evaluation.reports.plots import save_figure, training_curves
-from coca_mindspeed.utils.console import one_line
+from coca_mindspeed.evaluation.plots import save_figure, training_curves
+from coca_mindspeed.utils.console import markdown_table, one_line
 from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.markdown import markdown_table
 from experiments.reproduce.claims import LAST_STEPS, claims, claims_table, sequential_phases
 from experiments.reproduce.discrimination import discrimination_tables, learning_curves
 from experiments.reproduce.plan import Plan

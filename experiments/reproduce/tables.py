@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from coca_mindspeed.evaluation.intervals import Estimates, Interval, paired_intervals
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, QUALITY_METRICS, UNDEFINED, UNDER_CALIBRATION_LABEL
 from coca_mindspeed.evaluation.paper import paper, printed, published
+from coca_mindspeed.evaluation.plots import BLUE, GREY, VERMILION, new_figure, plot_text, tidy
 from coca_mindspeed.evaluation.predictions import gradable, outcomes
-from coca_mindspeed.evaluation.reports.plots import BLUE, GREY, VERMILION, new_figure, plot_text, tidy
 from experiments.reproduce.plan import Plan
 from experiments.reproduce.results import Results, Spread, spread
 

@@ -65,8 +65,8 @@ def test_rewards_that_are_equal_by_definition_teach_nothing(confidences, correct
     credit = CreditRule(training_method("coca"), eps=eps)(
         torch.tensor([correct], dtype=torch.float64), torch.tensor([confidences], dtype=dtype)
     )
-    assert credit.confidence.values.tolist() == [[0.0] * len(confidences)]
-    assert credit.confidence.varies.tolist() == [False]
+    assert credit.segments["confidence"].values.tolist() == [[0.0] * len(confidences)]
+    assert credit.segments["confidence"].varies.tolist() == [False]
 
 
 @given(
@@ -84,7 +84,7 @@ def test_advantages_of_stated_decimals_against_fractions(drawn):
     exact = [-((Fraction(h, 100) - p) ** 2) for h in hundredths]
     advantage = CreditRule(training_method("coca"))(
         torch.tensor([correct]).double(), torch.tensor([[h / 100 for h in hundredths]])
-    ).confidence
+    ).segments["confidence"]
     assert advantage.varies.item() == (len(set(exact)) > 1)
     if len(set(exact)) > 1:
         deviation = math.sqrt(statistics.variance(exact))
@@ -102,29 +102,30 @@ def test_nan_takes_no_part():
 
 
 def test_tokens_get_their_own_segments_advantage():
-    result = token_advantages(
-        confidence=torch.tensor([1.0, 2.0, 3.0, 4.0]),
-        answer=torch.tensor([-1.0, -2.0, -3.0, -4.0]),
-        confidence_lengths=torch.tensor([2, 0, 3, 0]),
-        response_lengths=torch.tensor([4, 5, 3, 0]),
-        width=5,
-    )
+    first, second, third = torch.tensor([[1.0, 2.0, 3.0, 4.0], [-1.0, -2.0, -3.0, -4.0], [7.0, 8.0, 9.0, 0.0]])
+    ends = torch.tensor([[2, 4], [0, 5], [3, 3], [0, 0]])
+    result = token_advantages([first, second], ends, 5)
     assert result.tolist() == [[1, 1, -1, -1, 0], [-2, -2, -2, -2, -2], [3, 3, 3, 0, 0], [0, 0, 0, 0, 0]]
-    masks = segment_masks(torch.tensor([2, 0]), torch.tensor([4, 5]), 5)
-    assert masks.confidence.int().tolist() == [[1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
-    assert masks.answer.int().tolist() == [[0, 0, 1, 1, 0], [1, 1, 1, 1, 1]]
+    masks = segment_masks(ends[:2], ("confidence", "answer"), 5)
+    assert masks["confidence"].int().tolist() == [[1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
+    assert masks["answer"].int().tolist() == [[0, 0, 1, 1, 0], [1, 1, 1, 1, 1]]
+    ends = torch.tensor([[2, 3, 4], [0, 0, 5], [1, 3, 3], [0, 0, 0]])
+    result = token_advantages([first, second, third], ends, 5)
+    assert result.tolist() == [[1, 1, -1, 7, 0], [8] * 5, [3, -3, -3, 0, 0], [0] * 5]
 
 
 @given(st.data())
 def test_token_advantages_are_the_masks_times_the_advantages(data):
     width = data.draw(st.integers(1, 9))
     lengths = data.draw(st.lists(st.integers(0, width), min_size=1, max_size=6))
-    confidence = [data.draw(st.integers(0, length)) for length in lengths]
-    a, b = torch.randn(len(lengths)), torch.randn(len(lengths))
-    masks = segment_masks(torch.tensor(confidence), torch.tensor(lengths), width)
-    assert not bool((masks.confidence & masks.answer).any())
-    expected = masks.confidence * a[:, None] + masks.answer * b[:, None]
-    assert torch.equal(token_advantages(a, b, torch.tensor(confidence), torch.tensor(lengths), width), expected)
+    names = "abcd"[: data.draw(st.integers(1, 4))]
+    inner = [sorted(data.draw(st.integers(0, length)) for _ in names[1:]) for length in lengths]
+    ends = torch.tensor([[*own, length] for own, length in zip(inner, lengths, strict=True)])
+    advantages = torch.randn(len(names), len(lengths))
+    masks = segment_masks(ends, names, width)
+    assert torch.equal(sum(masks.values()).int(), (torch.arange(width) < ends[:, -1:]).int())
+    expected = sum(mask * own[:, None] for mask, own in zip(masks.values(), advantages, strict=True))
+    assert torch.equal(token_advantages(list(advantages), ends, width), expected)
 
 
 @pytest.mark.filterwarnings("error")
@@ -140,22 +141,21 @@ def test_bad_rewards_are_refused(rewards):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"confidence_lengths": torch.tensor([2, 3])}, "response 1: expected 0 <= confidence tokens"),
-        ({"confidence_lengths": torch.tensor([-1, 1])}, "response 0"),
-        ({"width": 2}, "<= 2, found 1 and 3"),
-        ({"confidence_lengths": torch.tensor([1])}, "confidence_lengths should be int"),
-        ({"response_lengths": torch.tensor([3.0, 2.0])}, "response_lengths should be int"),
-        ({"answer": torch.zeros(3)}, "answer should be float"),
-        ({"confidence": torch.zeros(2, dtype=torch.int64)}, "confidence should be float"),
-        ({"confidence": torch.zeros(2, device="meta")}, "confidence should be .* on meta"),
+        ({"ends": torch.tensor([[1, 3], [3, 2]])}, "response 1"),
+        ({"ends": torch.tensor([[-1, 3], [1, 2]])}, "response 0"),
+        ({"width": 2}, "at most 2"),
+        ({"ends": torch.tensor([1, 3])}, "ends should be int"),
+        ({"ends": torch.tensor([[1.0, 3.0]])}, "ends should be int"),
+        ({"ends": torch.tensor([[1], [1]])}, "ends should be int"),
+        ({"advantages": [torch.zeros(3)] * 2}, "advantages should be float"),
+        ({"advantages": [torch.zeros(2, dtype=torch.int64)] * 2}, "advantages should be float"),
+        ({"advantages": [torch.zeros(2, device="meta")] * 2}, "advantages should be .* on meta"),
     ],
 )
 def test_mismatches_raise(change, message):
     arguments = {
-        "confidence": torch.zeros(2),
-        "answer": torch.zeros(2),
-        "confidence_lengths": torch.tensor([1, 1]),
-        "response_lengths": torch.tensor([3, 2]),
+        "advantages": [torch.zeros(2), torch.zeros(2)],
+        "ends": torch.tensor([[1, 3], [1, 2]]),
         "width": 3,
     }
     with pytest.raises(ValueError, match=message):

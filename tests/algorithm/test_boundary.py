@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
+from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.utils.tokenization import token_text
 from tests import tokenizers_for_tests as kinds
@@ -122,6 +122,45 @@ def test_a_straddling_token_is_confidence():
     ids = torch.tensor([[0, 1, 2, 3, 4, 5, 6]])
     found = confidence_segment_lengths(ids, torch.tensor([7]), table, torch.tensor([True]))
     assert found.tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "ends"),
+    [
+        (["4", "2", "<conf", "idence>", ".5", "</confidence>", " "], {"last": [2, 7]}),
+        (["4", "2 <", "confidence>", ".5", "</confidence>"], {"last": [1, 5]}),  # a straddling token is confidence
+        (["<confidence>", "1</", "confidence>", "4"], {"first": [3, 4], "last": [2, 4], "both": [3, 3, 4]}),
+        (
+            ["<confidence>", "1", "</confidence>4", "2", "<confidence>", ".5", "</confidence>", "\n"],
+            {"both": [3, 4, 8], "first": [3, 8], "last": [4, 8]},
+        ),
+        (["<confidence>", "1", "</confidence>", "<confidence>.5</confidence>"], {"both": [3, 3, 4]}),
+        (["1", "2", "3"], {"first": [2, 3], "last": [1, 3], "both": [2, 2, 3]}),  # invalid: two tokens
+        (["1"], {"first": [1, 1], "last": [0, 1], "both": [1, 1, 1]}),
+    ],
+)
+def test_ends_of_the_segments(pieces, ends):
+    table = TokenText([piece.encode() for piece in pieces])
+    ids, lengths = torch.arange(len(pieces))[None], torch.tensor([len(pieces)])
+    for position, expected in ends.items():
+        parsed = ResponseParser(position)("".join(pieces))
+        stated = [parsed.confidence, parsed.confidence_after][: len(expected) - 1]
+        valid = [torch.tensor([value is not None]) for value in stated]
+        found = segment_ends(ids, lengths, table, valid, max_confidence_tokens=2, position=position)
+        assert found.tolist() == [expected], position
+
+
+@given(st.lists(st.sampled_from(["<confidence>.5</confidence>", "x", "<confidence>", "</confidence>"]), max_size=90))
+def test_the_last_confidence_begins_with_its_opening_tag(pieces):
+    text = "".join(pieces)
+    table = TokenText([bytes([i]) for i in range(128)])
+    ids, lengths = torch.tensor([list(text.encode()) or [0]]), torch.tensor([len(text)])
+    parsed = ResponseParser("both")(text)
+    valid = [torch.tensor([value is not None]) for value in (parsed.confidence, parsed.confidence_after)]
+    first, second, whole = segment_ends(ids, lengths, table, valid, position="both")[0].tolist()
+    if parsed.confidence is not None and parsed.confidence_after is not None:
+        assert text[first:second] == parsed.answer
+    assert 0 <= first <= second <= whole == len(text)
 
 
 def test_a_character_split_over_tokens_right_behind_the_tag():

@@ -14,15 +14,16 @@ UP = 1 / math.sqrt(2)  # (x - mean) / sample deviation of two unequal numbers
 N = math.nan
 
 
-def credit(correct, stated, method="coca", log_probs=None, **choices):
+def credit(correct, stated, method="coca", log_probs=None, stated_after=None, **choices):
     rule = CreditRule(training_method(method), **{"eps": 0.0, **choices})
-    return rule(torch.tensor([correct]).double(), torch.tensor([stated], dtype=torch.float64), log_probs)
+    stated, after = (None if s is None else torch.tensor([s], dtype=torch.float64) for s in (stated, stated_after))
+    return rule(torch.tensor([correct]).double(), stated, log_probs, stated_after=after)
 
 
 def test_by_hand():
     """One group of two: r_a = (1, 0), GESR 0.5, s = (0.5, 0), so r_c = (0, -0.25)."""
     result = credit([True, False], [0.5, 0.0])
-    for advantage in (result.confidence, result.answer):
+    for advantage in (result.segments["confidence"], result.segments["answer"]):
         torch.testing.assert_close(advantage.values, torch.tensor([[UP, -UP]]))
         assert advantage.varies.tolist() == [True]
     assert result.gesr.tolist() == [[0.5]]
@@ -31,31 +32,33 @@ def test_by_hand():
 
 def test_one_segment_may_have_nothing_to_learn_from():
     result = credit([True, True], [0.9, 0.4])
-    torch.testing.assert_close(result.confidence.values, torch.tensor([[UP, -UP]]))
-    assert result.answer.values.tolist() == [[0.0, 0.0]]
-    assert (result.confidence.varies.tolist(), result.answer.varies.tolist()) == ([True], [False])
+    torch.testing.assert_close(result.segments["confidence"].values, torch.tensor([[UP, -UP]]))
+    assert result.segments["answer"].values.tolist() == [[0.0, 0.0]]
+    assert (result.segments["confidence"].varies.tolist(), result.segments["answer"].varies.tolist()) == (
+        [True],
+        [False],
+    )
 
 
-def test_answer_first_responses_have_no_confidence_segment():
-    lengths = torch.tensor([4, 2])
-    for name, method in METHODS.items():
-        expected = [0, 0] if name == "rlcr" else [4, 2]
-        assert CreditRule(method).segment_lengths(lengths).tolist() == expected
+def test_the_one_reward_of_rlcr_is_both_segments():
+    assert CreditRule(METHODS["rlcr"]).segments == ("answer", "confidence")
     # RLCR: 1 - (.5 - 1)^2 = .75 against -(.5)^2 = -.25, on every token
-    torch.testing.assert_close(credit([True, False], [0.5, 0.5], "rlcr").answer.values, torch.tensor([[UP, -UP]]))
+    torch.testing.assert_close(
+        credit([True, False], [0.5, 0.5], "rlcr").segments["answer"].values, torch.tensor([[UP, -UP]])
+    )
 
 
 def test_confidence_reward_is_the_brier_score_whatever_the_method_rewards():
     for name in METHODS:
-        result = credit([True, False], [0.5, N], name, invalid_reward=-2.0)
+        result = credit([True, False], [0.5, N], name, invalid_reward=-2.0, stated_after=[0.5, 0.5])
         assert result.confidence_reward.tolist() == [[0.0, -2.0]]
 
 
 def test_the_stage_decides_what_sequential_rewards():
     first, second = (credit([True, False], [0.0, 0.5], "sequential", stage=s) for s in (0, 1))
     for segment in ("confidence", "answer"):
-        torch.testing.assert_close(getattr(first, segment).values, torch.tensor([[UP, -UP]]))
-        torch.testing.assert_close(getattr(second, segment).values, torch.tensor([[-UP, UP]]))
+        torch.testing.assert_close(first.segments[segment].values, torch.tensor([[UP, -UP]]))
+        torch.testing.assert_close(second.segments[segment].values, torch.tensor([[-UP, UP]]))
 
 
 @pytest.mark.filterwarnings("error")
@@ -80,7 +83,7 @@ def test_wrong_arguments_are_refused_by_name(name, value):
 def test_an_ungradable_answer_is_no_member_of_its_group():
     """r_a = (1, 0, -), so GESR is 1/2; s = (.5, 0, 1), so r_c = (0, -.25, -)."""
     result = credit([1, 0, N], [0.5, 0.0, 1.0])
-    for advantage in (result.confidence, result.answer):
+    for advantage in (result.segments["confidence"], result.segments["answer"]):
         torch.testing.assert_close(advantage.values, torch.tensor([[UP, -UP, 0]]))
     assert result.gesr.tolist() == [[0.5]]
     assert str(result.confidence_reward.tolist()) == "[[-0.0, -0.25, nan]]"
@@ -90,7 +93,7 @@ def test_an_ungradable_answer_is_no_member_of_its_group():
 @pytest.mark.parametrize("correct", [[1, N, N], [N, N, N]])
 def test_a_group_of_fewer_than_two_gradable_answers_is_dropped(correct):
     result = credit(correct, [0.9, 0.1, 0.5])
-    for values, varies in (result.confidence, result.answer):
+    for values, varies in (result.segments["confidence"], result.segments["answer"]):
         assert not values.any()
         assert varies.tolist() == result.kept.tolist() == [False]
     assert result.gesr.isnan().all()
@@ -102,10 +105,12 @@ def test_an_invalid_response_does_not_enter_the_comparison_of_the_valid_ones():
     given = ([True, False, True, False], [0.5, 0.0, N, N])
     form = 0.5 * math.sqrt(3)
     separate = credit(*given)
-    torch.testing.assert_close(separate.confidence.values, torch.tensor([[UP + form, form - UP, -form, -form]]))
+    torch.testing.assert_close(
+        separate.segments["confidence"].values, torch.tensor([[UP + form, form - UP, -form, -form]])
+    )
     assert separate.confidence_reward.tolist() == [[0.0, -0.25, -1.0, -1.0]]
     # the paper's form: (0, -.25, -1, -1) has mean -.5625 and squared deviations .316406, .097656 and twice .191406
-    literal = credit(*given, separate_format=False).confidence.values
+    literal = credit(*given, separate_format=False).segments["confidence"].values
     deviation = math.sqrt(0.796875 / 3)
     torch.testing.assert_close(literal, torch.tensor([[0.5625, 0.3125, -0.4375, -0.4375]]) / deviation)
 
@@ -120,8 +125,8 @@ def test_an_invalid_response_does_not_enter_the_comparison_of_the_valid_ones():
 )
 def test_groups_with_fewer_than_two_valid_responses(confidence, expected):
     result = credit([True, True], confidence)
-    torch.testing.assert_close(result.confidence.values, torch.tensor([expected], dtype=torch.float32))
-    assert result.confidence.varies.tolist() == [any(expected)]
+    torch.testing.assert_close(result.segments["confidence"].values, torch.tensor([expected], dtype=torch.float32))
+    assert result.segments["confidence"].varies.tolist() == [any(expected)]
 
 
 def test_the_entropy_bonus_is_earned_by_rare_confidences():
@@ -133,17 +138,19 @@ def test_the_entropy_bonus_is_earned_by_rare_confidences():
     log_probs = torch.tensor([[-1.0, -5.0]])
     for bonus, expected in ((0.0, [UP, -UP]), (0.1, [-UP, UP]), (0.0625, [0, 0])):
         result = credit(*given, log_probs=log_probs, entropy_bonus=bonus)
-        torch.testing.assert_close(result.confidence.values, torch.tensor([expected], dtype=torch.float32))
+        torch.testing.assert_close(result.segments["confidence"].values, torch.tensor([expected], dtype=torch.float32))
         assert result.confidence_reward.tolist() == [[0.0, -0.25]]
     invalid = credit([1, 0, 1], [0.5, 0.0, N], log_probs=torch.tensor([[-1.0, -5.0, -9.0]]), entropy_bonus=0.1)
     form = 2 / 3 / math.sqrt(1 / 3)
-    torch.testing.assert_close(invalid.confidence.values, torch.tensor([[form / 2 + UP, form / 2 - UP, -form]]))
+    torch.testing.assert_close(
+        invalid.segments["confidence"].values, torch.tensor([[form / 2 + UP, form / 2 - UP, -form]])
+    )
     # With .1 the rewards are (.1, .25), which are centred with the bonus.
     for scale, expected in (("none", 0.075), ("batch", 1.0)):
-        found = credit(*given, log_probs=log_probs, entropy_bonus=0.1, scale=scale).confidence.values
+        found = credit(*given, log_probs=log_probs, entropy_bonus=0.1, scale=scale).segments["confidence"].values
         torch.testing.assert_close(found, torch.tensor([[-expected, expected]]))
     joint = credit(*given, method="joint", log_probs=log_probs, entropy_bonus=0.1)
-    assert torch.equal(joint.answer.values, credit(*given, method="joint").answer.values)
+    assert torch.equal(joint.segments["answer"].values, credit(*given, method="joint").segments["answer"].values)
     with pytest.raises(ValueError, match="log_probs"):
         credit(*given, entropy_bonus=0.1)
 
@@ -153,7 +160,7 @@ def test_where_all_are_valid_both_forms_are_the_papers(group, data):
     correct, confidence = (list(part) for part in zip(*group, strict=True))
     eps = data.draw(st.sampled_from([1e-6, 0.5]))
     forms = [credit(correct, confidence, eps=eps, separate_format=form) for form in (True, False)]
-    for a, b in zip(*((form.confidence, form.answer) for form in forms), strict=True):
+    for a, b in zip(*((form.segments["confidence"], form.segments["answer"]) for form in forms), strict=True):
         assert torch.equal(a.values, b.values)
 
 
@@ -170,9 +177,9 @@ def test_the_scale_by_hand():
         found = rule(correct, stated)
         first, second = (UP, UP) if divisor is None else (0.125 / divisor, 0.175 / divisor)
         expected = [[first, -first], [second, -second], [0, 0]]
-        torch.testing.assert_close(found.confidence.values, torch.tensor(expected, dtype=torch.float32))
-        torch.testing.assert_close(found.answer.values, torch.tensor([[UP, -UP], [0, 0], [0, 0]]))
-        assert found.confidence.varies.tolist() == [True, True, False]
+        torch.testing.assert_close(found.segments["confidence"].values, torch.tensor(expected, dtype=torch.float32))
+        torch.testing.assert_close(found.segments["answer"].values, torch.tensor([[UP, -UP], [0, 0], [0, 0]]))
+        assert found.segments["confidence"].varies.tolist() == [True, True, False]
         assert found.deviation == pytest.approx(deviation if scale == "batch" else 0.0, abs=1e-7)
 
 
@@ -186,8 +193,15 @@ def test_the_one_reward_of_a_method_has_the_scale(method, reward):
     centred = [[(a - b) / 2, (b - a) / 2] for a, b in reward]
     deviation = math.sqrt(sum(d * d for row in centred for d in row) / 4)
     found = CreditRule(training_method(method), scale="batch")(correct, stated)
-    torch.testing.assert_close(found.answer.values, torch.tensor(centred, dtype=torch.float32) / deviation)
-    assert torch.equal(found.confidence.values, found.answer.values)
+    torch.testing.assert_close(found.segments["answer"].values, torch.tensor(centred, dtype=torch.float32) / deviation)
+    assert torch.equal(found.segments["confidence"].values, found.segments["answer"].values)
+
+
+def test_rlcr_without_the_deviation_is_its_own_setting():
+    """R = 1 - (.5 - 1)^2 = .75 and -(.9)^2 = -.81: centred, on both segments."""
+    found = credit([1, 0], [0.5, 0.9], "rlcr", scale="none")
+    for advantage in found.segments.values():
+        torch.testing.assert_close(advantage.values, torch.tensor([[0.78, -0.78]]))
 
 
 def test_members_that_take_part_and_no_others_make_the_deviation():
@@ -201,8 +215,8 @@ def test_members_that_take_part_and_no_others_make_the_deviation():
     form = 2 / 3 / math.sqrt(1 / 3)
     brier = math.sqrt(3 / 2)
     expected = [form / 2 + brier, form / 2 - brier, -form, 0]
-    torch.testing.assert_close(found.confidence.values[0], torch.tensor(expected, dtype=torch.float32))
-    assert not found.confidence.values[1].any()
+    torch.testing.assert_close(found.segments["confidence"].values[0], torch.tensor(expected, dtype=torch.float32))
+    assert not found.segments["confidence"].values[1].any()
 
 
 def step(groups=24, size=5):
@@ -225,7 +239,7 @@ def in_parts(rule, given, parts):
 
     list(run(lambda *own: sums.append(own) or own))
     total = math.fsum(squares for squares, _ in sums), sum(count for _, count in sums)
-    found = torch.cat([part.confidence.values for part in run(lambda *_: total)])
+    found = torch.cat([part.segments["confidence"].values for part in run(lambda *_: total)])
     return found[torch.cat(parts).argsort()]
 
 
@@ -246,7 +260,7 @@ def test_a_step_without_members_has_no_advantages_and_still_takes_part_in_the_su
     reduce = lambda *own: seen.append(own) or own  # noqa: E731
     found = rule(torch.full((1, 2), N), torch.full((1, 2), 0.5), reduce=reduce)
     assert seen == [(0.0, 0)]
-    assert not found.confidence.values.any()
+    assert not found.segments["confidence"].values.any()
 
 
 def normalised(rewards, size, ddof, eps):
@@ -308,4 +322,4 @@ def test_against_plain_arithmetic(groups, method, ddof, separate_format):
     for row, group in enumerate(groups):
         expected = oracle(method, *group, -1.5, ddof, 0.05, separate_format)
         for name, wanted in zip(("confidence", "answer"), expected, strict=True):
-            assert getattr(found, name).values[row].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+            assert found.segments[name].values[row].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-6)

@@ -1,5 +1,6 @@
 """The training methods: rewards and advantages by hand."""
 
+import math
 import pickle
 
 import pytest
@@ -9,13 +10,19 @@ from coca_mindspeed.algorithm.advantages import group_advantages
 from coca_mindspeed.algorithm.credit import CreditRule, Normalisation
 from coca_mindspeed.algorithm.methods import METHODS, training_method
 from coca_mindspeed.algorithm.methods.base import Outcomes
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
 
 N = torch.nan
 # Two prompts, G = 4.  Prompt 0: GESR 0.75; its third response is invalid.  Prompt 1: nobody is right, GESR 0.
 RIGHT = torch.tensor([[1.0, 1.0, 1.0, 0.0], [0.0] * 4], dtype=torch.float64)
 STATED = torch.tensor([[0.75, 1.0, N, 0.25], [0.0, 0.5, 1.0, 0.1]], dtype=torch.float64)
 BRIER = torch.tensor([[0.0, -0.0625, -1.0, -0.25], [0.0, -0.25, -1.0, -0.01]], dtype=torch.float64)
+# t = (right + GESR) / 2 is .875, .875, .875 and .375, so -(s - t)^2 / 2
+DCPO = torch.tensor([[-(1 / 128), -(1 / 128), -1.0, -(1 / 128)], [0.0, -0.125, -0.5, -0.005]], dtype=torch.float64)
+# of s if right, else of 1 - s: ln .75, .999, invalid, .75; .999, .5, .001, .9; divided by ln 1000
+LOG = torch.tensor([[0.75, 0.999, 0.001, 0.75], [0.999, 0.5, 0.001, 0.9]], dtype=torch.float64).log() / math.log(1000)
+AFTER = torch.tensor([[0.5, 1.0, 1.0, N], [0.0, 0.5, 0.2, 0.1]], dtype=torch.float64)
+BRIER_AFTER = torch.tensor([[-0.25, 0.0, 0.0, -1.0], [0.0, -0.25, -0.04, -0.01]], dtype=torch.float64)
 RLCR = torch.tensor([[1 - 0.0625, 1.0, 0.0, -0.0625], [0.0, -0.25, -1.0, -0.01]], dtype=torch.float64)
 
 
@@ -28,14 +35,42 @@ RLCR = torch.tensor([[1 - 0.0625, 1.0, 0.0, -0.0625], [0.0, -0.25, -1.0, -0.01]]
         ("sequential", 0, RIGHT, RIGHT),
         ("sequential", 1, BRIER, BRIER),
         ("rlcr", 0, RLCR, RLCR),
+        ("dcpo", 0, DCPO, RIGHT),
+        ("log_score", 0, LOG, None),
+        ("caliber", 0, BRIER, None),
+        ("caliber", 1, BRIER, RIGHT),
     ],
 )
 def test_who_earns_what(name, stage, confidence, answer):
-    credit = CreditRule(training_method(name), stage, separate_format=False)(RIGHT, STATED)
-    for found, reward in ((credit.confidence, confidence), (credit.answer, answer)):
-        assert all(map(torch.equal, found, group_advantages(reward)))
+    credit = CreditRule(training_method(name), stage, separate_format=False)(RIGHT, STATED, stated_after=AFTER)
+    after = BRIER_AFTER if (name, stage) == ("caliber", 1) else None
+    for segment, reward in {"confidence": confidence, "answer": answer, "confidence_after": after}.items():
+        found = credit.segments.get(segment)
+        if reward is None:
+            assert found is None
+        else:
+            expected = group_advantages(reward)
+            torch.testing.assert_close(found.values, expected.values)
+            assert torch.equal(found.varies, expected.varies)
     assert credit.gesr.tolist() == [[0.75], [0.0]]  # over all samples, invalid ones too
     torch.testing.assert_close(credit.confidence_reward, BRIER)
+
+
+def test_gdpo_adds_the_advantages_of_coca_on_every_token():
+    coca, gdpo = (CreditRule(training_method(name))(RIGHT, STATED).segments for name in ("coca", "gdpo"))
+    for advantage in gdpo.values():
+        assert torch.equal(advantage.values, coca["confidence"].values + coca["answer"].values)
+        assert advantage.varies.tolist() == [True, True]
+
+
+def test_both_confidences_of_caliber_are_compared_among_their_valid_ones():
+    """The second of the fourth response is invalid: being valid is worth 1, 1, 1, 0."""
+    found = CreditRule(training_method("caliber"), 1)(RIGHT, STATED, stated_after=AFTER).segments["confidence_after"]
+    valid = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0] * 4])
+    expected = group_advantages(BRIER_AFTER.masked_fill(AFTER.isnan(), N)).values + group_advantages(valid).values
+    torch.testing.assert_close(found.values, expected)
+    with pytest.raises(ValueError, match="caliber needs stated_after"):
+        CreditRule(training_method("caliber"))(RIGHT, STATED)
 
 
 def test_a_response_that_takes_no_part_has_no_reward():
@@ -46,17 +81,20 @@ def test_a_response_that_takes_no_part_has_no_reward():
 @pytest.mark.parametrize("name", METHODS)
 def test_advantages_depend_on_values_and_not_on_tensors(name):
     method, rule = METHODS[name], CreditRule(METHODS[name], entropy_bonus=0.1)
-    outcomes = Outcomes(RIGHT, STATED, RIGHT.mean(1, keepdim=True), torch.full_like(RIGHT, -1.0), -1.0)
-    clone = Outcomes(*(t.clone() for t in outcomes[:4]), -1.0)
+    outcomes = Outcomes(RIGHT, STATED, RIGHT.mean(1, keepdim=True), torch.full_like(RIGHT, -1.0), -1.0, AFTER)
+    clone = Outcomes(*(t.clone() for t in outcomes[:4]), -1.0, AFTER.clone())
     one, other = (method.advantages(o, Normalisation(rule, None), method.stages[0]) for o in (outcomes, clone))
-    assert all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(a, b) for name in one for a, b in zip(one[name], other[name], strict=True))
 
 
 def test_registry():
-    assert list(METHODS) == ["coca", "rlvr", "joint", "sequential", "rlcr"]
-    assert {m.system_prompt for n, m in METHODS.items() if n != "rlcr"} == {CONFIDENCE_FIRST_PROMPT}
-    assert METHODS["rlcr"].system_prompt == ANSWER_FIRST_PROMPT
-    assert METHODS["rlcr"].confidence_position == "last"
+    prompts = {"first": CONFIDENCE_FIRST_PROMPT, "last": ANSWER_FIRST_PROMPT, "both": CONFIDENCE_TWICE_PROMPT}
+    assert all(method.system_prompt == prompts[method.confidence_position] for method in METHODS.values())
+    positions = {name: method.confidence_position for name, method in METHODS.items()}
+    assert {name for name in positions if positions[name] == "last"} == {"rlcr", "dcpo", "log_score"}
+    assert {name for name in positions if positions[name] == "both"} == {"caliber"}
+    assert METHODS["caliber"].stages == ("warm-up", "train")
     assert METHODS["sequential"].stages == ("accuracy", "confidence")
     assert pickle.loads(pickle.dumps(METHODS)) == METHODS  # noqa: S301
     with pytest.raises(ValueError, match="cocoa"):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks, token_advantages
+from coca_mindspeed.algorithm.advantages import segment_masks, token_advantages
 from coca_mindspeed.algorithm.objective import segment_objective
 
 AGGREGATIONS = ["sum", "token_mean", "segment_mean"]
@@ -18,14 +18,19 @@ def batch(size=6, width=9, seed=0):
     log_probs = -torch.rand(size, width, generator=generator, dtype=torch.float64)
     old = log_probs + 0.4 * torch.randn(size, width, generator=generator, dtype=torch.float64)
     a, b = torch.randn(2, size, generator=generator)
-    advantages = token_advantages(a, b, confidence, lengths, width).double()
-    return log_probs, old, advantages, segment_masks(confidence, lengths, width)
+    ends = torch.stack([confidence, lengths], dim=1)
+    advantages = token_advantages([a, b], ends, width).double()
+    return log_probs, old, advantages, segment_masks(ends, ("confidence", "answer"), width)
+
+
+def masks_of(confidence, answer):
+    return {"confidence": confidence, "answer": answer}
 
 
 def test_by_hand():
     """One response: two confidence tokens with A = 1, one answer token with A = -2; one token of padding."""
     ratio = torch.tensor([[1.5, 0.5, 0.5, 1.0]])
-    masks = SegmentMasks(torch.tensor([[True, True, False, False]]), torch.tensor([[False, False, True, False]]))
+    masks = masks_of(torch.tensor([[True, True, False, False]]), torch.tensor([[False, False, True, False]]))
     advantages = torch.tensor([[1.0, 1.0, -2.0, 0.0]])
     result = {
         name: segment_objective(ratio.log(), torch.zeros(1, 4), advantages, masks, aggregation=name)
@@ -35,7 +40,7 @@ def test_by_hand():
     assert result["sum"].loss.item() == pytest.approx(-(1.2 + 0.5 - 1.6))
     assert result["token_mean"].loss.item() == pytest.approx(-(1.2 + 0.5 - 1.6) / 3)
     assert result["segment_mean"].loss.item() == pytest.approx(-((1.2 + 0.5) / 2 - 1.6))
-    confidence, answer = result["sum"].confidence.means(), result["sum"].answer.means()
+    confidence, answer = result["sum"].segments["confidence"].means(), result["sum"].segments["answer"].means()
     assert confidence["clip_fraction"] == 0.5  # 1.5 is cut off, 0.5 with a positive advantage is not
     assert answer["clip_fraction"] == 1.0
     assert confidence["advantage"] == 1.0
@@ -47,9 +52,9 @@ def test_by_hand():
 def test_against_a_plain_loop(aggregation):
     log_probs, old, advantages, masks = batch()
     expected = 0.0
-    all_tokens = int((masks.confidence | masks.answer).sum())
+    all_tokens = int((masks["confidence"] | masks["answer"]).sum())
     for i in range(len(log_probs)):
-        for mask in masks:
+        for mask in masks.values():
             tokens = mask[i].nonzero().flatten().tolist()
             for t in tokens:
                 rho, a = math.exp(log_probs[i, t] - old[i, t]), advantages[i, t].item()
@@ -76,34 +81,34 @@ def test_microbatches_add_up_to_the_batch(aggregation, size):
     log_probs.requires_grad_()
     whole = segment_objective(log_probs, old, advantages, masks, aggregation=aggregation)
     (gradient,) = torch.autograd.grad(whole.loss, log_probs)
-    tokens = int((masks.confidence | masks.answer).sum())
+    tokens = int((masks["confidence"] | masks["answer"]).sum())
     parts = []
     for rows in torch.arange(6).split(size):
-        part = (log_probs[rows], old[rows], advantages[rows], SegmentMasks(*(m[rows] for m in masks)))
+        part = (log_probs[rows], old[rows], advantages[rows], {name: m[rows] for name, m in masks.items()})
         parts.append(segment_objective(*part, aggregation=aggregation, responses=6, tokens=tokens))
     (sum_of_gradients,) = torch.autograd.grad(sum(p.loss for p in parts), log_probs)
     torch.testing.assert_close(sum_of_gradients, gradient)
-    total = parts[0].confidence
+    total = parts[0].segments["confidence"]
     for part in parts[1:]:
-        total = total + part.confidence
-    assert total.means() == pytest.approx(whole.confidence.means())
+        total = total + part.segments["confidence"]
+    assert total.means() == pytest.approx(whole.segments["confidence"].means())
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_each_advantage_moves_only_its_own_tokens(aggregation):
     log_probs, old, advantages, masks = batch()
     log_probs.requires_grad_()
-    only_confidence = torch.where(masks.confidence, advantages, 0.0)
+    only_confidence = torch.where(masks["confidence"], advantages, 0.0)
     loss = segment_objective(log_probs, old, only_confidence, masks, aggregation=aggregation).loss
     (gradient,) = torch.autograd.grad(loss, log_probs)
-    assert bool((gradient[~masks.confidence] == 0).all())
-    assert bool((gradient[masks.confidence] != 0).any())
+    assert bool((gradient[~masks["confidence"]] == 0).all())
+    assert bool((gradient[masks["confidence"]] != 0).any())
 
 
 @pytest.mark.parametrize("garbage", [torch.inf, -torch.inf, torch.nan, 1e30])
 def test_padding_may_hold_anything(garbage):
     log_probs, old, advantages, masks = batch()
-    inside = masks.confidence | masks.answer
+    inside = masks["confidence"] | masks["answer"]
     clean = segment_objective(log_probs, old, advantages, masks)
     dirty = torch.where(inside, log_probs, garbage).requires_grad_()
     result = segment_objective(dirty, old, torch.where(inside, advantages, garbage), masks)
@@ -120,17 +125,21 @@ def test_on_policy_gradient_is_the_policy_gradient():
     result = segment_objective(leaf, log_probs, advantages, masks)
     (gradient,) = torch.autograd.grad(result.loss, leaf)
     torch.testing.assert_close(gradient, -advantages / 6)
-    assert result.confidence.means()["clip_fraction"] == result.answer.means()["clip_fraction"] == 0
-    assert result.answer.means()["kl"] == 0
+    assert (
+        result.segments["confidence"].means()["clip_fraction"]
+        == result.segments["answer"].means()["clip_fraction"]
+        == 0
+    )
+    assert result.segments["answer"].means()["kl"] == 0
 
 
 def test_an_empty_segment_counts_nothing():
-    masks = SegmentMasks(torch.zeros(1, 2, dtype=torch.bool), torch.ones(1, 2, dtype=torch.bool))
+    masks = masks_of(torch.zeros(1, 2, dtype=torch.bool), torch.ones(1, 2, dtype=torch.bool))
     result = segment_objective(
         torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), masks, aggregation="segment_mean"
     )
     assert result.loss.item() == -1.0
-    assert result.confidence.means() == {"clip_fraction": 0.0, "kl": 0.0, "advantage": 0.0}
+    assert result.segments["confidence"].means() == {"clip_fraction": 0.0, "kl": 0.0, "advantage": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +149,7 @@ def test_an_empty_segment_counts_nothing():
         (2, torch.zeros(6), "advantages should be"),
         (2, torch.zeros(6, 9, device="meta"), "advantages should be .* on meta"),
         (2, torch.zeros(6, 9, dtype=torch.int64), "advantages should be float"),
-        (3, SegmentMasks(torch.zeros(6, 9), torch.zeros(6, 9)), "masks.confidence should be bool"),
+        (3, masks_of(torch.zeros(6, 9), torch.zeros(6, 9)), r"masks\['confidence'\] should be bool"),
     ],
 )
 def test_mismatches_raise(position, value, message):
@@ -161,7 +170,7 @@ def test_an_unknown_aggregation_is_refused():
 def test_a_ratio_beyond_float32_that_the_clip_holds(aggregation, log_ratio, advantage):
     """The clip cuts the token off: its gradient is 0, not 0 * inf, and its neighbours keep theirs."""
     log_probs = torch.tensor([[log_ratio, 0.1]], requires_grad=True)
-    masks = SegmentMasks(torch.tensor([[True, False]]), torch.tensor([[False, True]]))
+    masks = masks_of(torch.tensor([[True, False]]), torch.tensor([[False, True]]))
     result = segment_objective(
         log_probs, torch.zeros(1, 2), torch.tensor([[advantage, 1.0]]), masks, aggregation=aggregation
     )
@@ -169,7 +178,7 @@ def test_a_ratio_beyond_float32_that_the_clip_holds(aggregation, log_ratio, adva
     parts = 2 if aggregation == "token_mean" else 1
     assert result.loss.item() == pytest.approx(-(1.2 * advantage + math.exp(0.1)) / parts)
     assert gradient[0].tolist() == pytest.approx([0.0, -math.exp(0.1) / parts])
-    assert all(math.isfinite(value) for value in result.confidence.means().values())
+    assert all(math.isfinite(value) for value in result.segments["confidence"].means().values())
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -178,7 +187,7 @@ def test_no_tokens_at_all(aggregation):
     nothing = torch.zeros(2, 3, dtype=torch.bool)
     log_probs = torch.zeros(2, 3, requires_grad=True)
     for tokens in (None, 0):
-        given = (log_probs, torch.zeros(2, 3), torch.ones(2, 3), SegmentMasks(nothing, nothing))
+        given = (log_probs, torch.zeros(2, 3), torch.ones(2, 3), masks_of(nothing, nothing))
         result = segment_objective(*given, aggregation=aggregation, tokens=tokens)
         (gradient,) = torch.autograd.grad(result.loss, log_probs)
         assert result.loss.item() == 0

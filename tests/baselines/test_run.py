@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from coca_mindspeed import cli
-from coca_mindspeed.baselines.inputs import BASELINES, VOTES, answers_in_order
+from coca_mindspeed.baselines import BASELINES, VOTES, answers_in_order
 from coca_mindspeed.baselines.predictors import FitConfig, ProbeConfig, save_probe, train_probe
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.cli import baseline as baseline_command

@@ -117,7 +117,6 @@ def test_inspect_counts(tmp_path, capsys):
                 "--difficulty nan 1",
                 "--min-tokens 6 --max-tokens 5 --tokenizer x",
                 "--validation nan",
-                "--near-duplicates 0.3",
                 "--ngram 3",
                 f"--skip-bad {'9' * 5000}",
             )

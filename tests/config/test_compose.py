@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from coca_mindspeed.cli.config import reference_markdown, section_table
 from coca_mindspeed.config.compose import compose_run, config_directory, ready_made_runs
-from coca_mindspeed.config.reference import reference_markdown, section_table
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.mindspeed.start.settings import CocaSettings

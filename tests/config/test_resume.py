@@ -31,6 +31,7 @@ def test_what_a_resumed_run_must_not_change_on_mindspeed_rl():
         "model": None,
         "coca": {
             *("method", "grader", "grading", "require_evaluated", "platform", "chat_template_kwargs", "prompt_date"),
+            "rollout_is_threshold",
         },
         "megatron_training": {
             *("seed", "data_path", "tokenizer_name_or_path", "global_batch_size", "split", "no_shuffle", "seq_length"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
-from coca_mindspeed.config.reference import reference_markdown
+from coca_mindspeed.cli.config import reference_markdown
 from coca_mindspeed.config.schema import PATH_KEYS, ArchitectureConfig, RunConfig, Section
 
 RUN = RunConfig()

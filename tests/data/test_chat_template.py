@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 from transformers.utils import chat_template_utils
 
-from coca_mindspeed.data.chat_template import (
+from coca_mindspeed.data.prompts import (
     NO_SYSTEM_PROMPT,
     TEMPLATE_KEYS,
     check_template,
     reads_clock,
+    render_chat,
     write_into_template,
 )
-from coca_mindspeed.data.prompts import render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from tests import tokenizers_for_tests as kinds

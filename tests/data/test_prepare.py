@@ -17,7 +17,6 @@ from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.data.registry import SOURCES
 from coca_mindspeed.errors import DataError
 from tests.data import source_rows, synthetic_big_math
-from tests.data.test_deduplication import LONG
 
 
 def big_math_row(problem, answer="1", source="orca_math", rate=0.5):
@@ -33,6 +32,7 @@ def findings(output):
     return [json.loads(line) for line in (output / "findings.jsonl").read_text().splitlines()]
 
 
+LONG = "A farmer has a field of wheat and sells every bushel of it at the market for a price of {} coins a bushel"
 EVERY_FATE = [
     big_math_row(LONG.format(30)),
     big_math_row("What is the capital of nowhere?", source="web"),
@@ -41,7 +41,6 @@ EVERY_FATE = [
     big_math_row("What is wrong with this gold answer?", answer="\\text{"),
     big_math_row(LONG.format(30).upper()),
     big_math_row(LONG.format(30), answer="2"),
-    big_math_row(LONG.format(30).replace("farmer", "grower")),
     big_math_row(LONG.format(31)),
     {"problem": "no answer", "source": "x", "llama8b_solve_rate": 0.5},
 ]
@@ -64,7 +63,6 @@ def every_fate(tmp_path, **changes):
         "skip_bad": 1,
         "filters": {"source": by_source(set(), {"web"}), "difficulty": by_difficulty(0.1, 0.9)},
         "evaluation": EvaluationIndex(EVALUATION, 12),
-        "near_duplicates": 0.7,
         "shuffle": False,
     }
     return Preparation(**{**values, **changes})
@@ -77,25 +75,23 @@ def test_every_dropped_row_is_listed_with_its_reason(tmp_path):
         (file, 2, "source", "web"),
         (file, 3, "difficulty", "below 0.1"),
         (file, 4, "contamination", "gsm8k"),
-        (file, 10, "malformed", "malformed"),
+        (file, 9, "malformed", "malformed"),
         (file, 5, "gold", "it cannot be parsed"),
         (file, 6, "duplicate", "same gold answer"),
         (file, 7, "duplicate", "another gold answer"),
-        (file, 8, "near_duplicate", "same numbers and gold answer"),
     ]
     details = {f["row"]: f["detail"] for f in findings(tmp_path / "out")}
     assert details[4] == "e7: a quick brown fox jumps over one lazy dog each and every"
-    assert details[10] == "column 'answer' is missing; the row has 'problem', 'source', 'llama8b_solve_rate'"
+    assert details[9] == "column 'answer' is missing; the row has 'problem', 'source', 'llama8b_solve_rate'"
     assert details[6] == details[7] == f"of {file}:1"
-    assert details[8].endswith(f"to {file}:1")
-    assert [record.id for record in read_records(tmp_path / "out" / "train.jsonl")] == ["big_math-0", "big_math-8"]
-    assert (report.rows_in, report.rows_out) == (10, 2)
+    assert [record.id for record in read_records(tmp_path / "out" / "train.jsonl")] == ["big_math-0", "big_math-7"]
+    assert (report.rows_in, report.rows_out) == (9, 2)
     written = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert (written["rows_in"], written["rows_out"], written["outputs"]["train.jsonl"]["rows"]) == (10, 2, 2)
+    assert (written["rows_in"], written["rows_out"], written["outputs"]["train.jsonl"]["rows"]) == (9, 2, 2)
     assert list(written["dropped"]) == [stage for stage in STAGES if stage in written["dropped"]]
     assert written["dropped"]["duplicate"] == {"another gold answer": 1, "same gold answer": 1}
-    assert sum(sum(reasons.values()) for reasons in written["dropped"].values()) == 8
-    assert (written["inputs"][0]["rows"], len(written["inputs"][0]["sha256"])) == (10, 64)
+    assert sum(sum(reasons.values()) for reasons in written["dropped"].values()) == 7
+    assert (written["inputs"][0]["rows"], len(written["inputs"][0]["sha256"])) == (9, 64)
     markdown = (tmp_path / "out" / "report.md").read_text()
     assert f"- `{file}:4` contamination: gsm8k: e7: a quick brown fox" in markdown
 
@@ -113,7 +109,7 @@ def test_one_bad_row_more_than_allowed_stops_the_run(tmp_path):
 
 def test_a_data_set_of_which_nothing_is_left_says_why(tmp_path):
     preparation = every_fate(tmp_path, filters={"source": by_source({"nothing"}, set())})
-    with pytest.raises(DataError, match="source: 9, malformed: 1"):
+    with pytest.raises(DataError, match="source: 8, malformed: 1"):
         prepare(preparation, tmp_path / "out")
     empty = write_jsonl(tmp_path / "empty.jsonl", [])
     with pytest.raises(DataError, match="of 0"):
@@ -128,7 +124,7 @@ def test_ids_have_to_be_unique(tmp_path):
 
 def test_a_benchmark_is_kept_whole_and_doubtful_gold_is_reported(tmp_path):
     rows = [{**source_rows.MATH500[0], "unique_id": str(i), "answer": a} for i, a in enumerate(["1", "\\text{", "3"])]
-    whole = {"gold": "report", "drop_duplicates": False, "near_duplicates": None, "shuffle": False}
+    whole = {"gold": "report", "drop_duplicates": False, "shuffle": False}
     preparation = preparation_of("math500", [write_jsonl(tmp_path / "m.jsonl", rows)], **whole)
     report = prepare(preparation, tmp_path / "out")
     assert [record.id for record in read_records(tmp_path / "out" / "test.jsonl")] == ["0", "1", "2"]
@@ -197,9 +193,7 @@ def test_splits_are_disjoint_of_the_size_asked_for_and_in_order_unless_shuffled(
 def test_every_row_comes_out_or_is_listed(tmp_path_factory, questions, validation, shuffle):
     directory = tmp_path_factory.mktemp("rows")
     path = write_jsonl(directory / "big.jsonl", [big_math_row(question) for question in questions])
-    preparation = preparation_of(
-        "big_math", [path], skip_bad=99, validation=validation, shuffle=shuffle, near_duplicates=0.9
-    )
+    preparation = preparation_of("big_math", [path], skip_bad=99, validation=validation, shuffle=shuffle)
     if not any(questions):
         with pytest.raises(DataError, match="big_math"):
             prepare(preparation, directory / "out")

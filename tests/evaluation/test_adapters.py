@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.adapters import read_lm_eval, read_responses, read_rollouts
+from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
@@ -171,34 +171,3 @@ def test_tokens_are_counted_to_the_end_of_the_confidence(tokenizer):
     for directory in (tokenizer / "no", tokenizer.parent):
         with pytest.raises(DataError, match=re.escape(str(directory))):
             TokenCounter(directory)
-
-
-def test_samples_of_lm_eval(tmp_path):
-    """Both filters of a task are read, and a metric that is no verdict is not."""
-    rows = [
-        {"doc_id": i, "doc": {}, "target": "42", "arguments": {"gen_args_0": {"arg_0": "q", "arg_1": {}}},
-         "resps": [["<confidence>0.8</confidence>42"]], "filtered_resps": ["42"], "filter": name,
-         "metrics": ["exact_match", "bleu"], "exact_match": right, "bleu": 0.5}
-        for i, name, right in ((0, "strict", 1.0), (0, "flexible", 0.0), (1, "strict", 0.0), (1, "flexible", 1.0))
-    ]  # fmt: skip
-    path = tmp_path / "samples_gsm8k_cot_2026-11-25T12-00-00.1.jsonl"
-
-    def read(changed):
-        path.write_text("".join(json.dumps(row) + "\n" for row in changed))
-        return read_lm_eval(path)
-
-    found = [(p.id, p.dataset, p.method, p.confidence, p.correct) for p in read(rows)]
-    assert found == [
-        (str(row["doc_id"]), "gsm8k_cot", f"exact_match,{row['filter']}", 0.8, bool(row["exact_match"])) for row in rows
-    ]
-    assert [p.question for p in read([{**rows[0], "arguments": [["q", {}]]}])] == [""]
-    for wrong in (
-        {"exact_match": 0.5},
-        {"resps": [["a", "b"]]},
-        {"resps": [[[-1.0, True]]]},
-        {"metrics": None},
-        {"metrics": [["exact_match"]]},
-        {"filter": {}},
-    ):
-        with pytest.raises(DataError):
-            read([{**row, **wrong} for row in rows])

@@ -16,7 +16,6 @@ from coca_mindspeed.evaluation.intervals import (
     average_interval,
     independent_units,
     paired_intervals,
-    shifted_percentiles,
 )
 from coca_mindspeed.evaluation.metrics import MetricOptions, calibration_metrics
 from coca_mindspeed.evaluation.predictions import Outcomes
@@ -187,11 +186,6 @@ def test_mismatch_is_refused():
         paired_intervals(Estimates(drawn(10)), Estimates(drawn(10), questions=np.arange(10) // 2))
     with pytest.raises(ValueError, match="length 10"):
         Estimates(drawn(10), questions=np.zeros(9))
-
-
-def test_percentiles_are_shifted_and_clipped():
-    interval = shifted_percentiles(0.1, np.array([0.0, 0.2, 0.4, np.nan]), level=1.0, lower=0.0)
-    assert (interval.low, interval.high) == pytest.approx((0.0, 0.3))
 
 
 def test_a_difference_of_ece_is_as_wide_as_both():

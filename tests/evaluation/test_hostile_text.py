@@ -7,14 +7,13 @@ import pytest
 from rich.console import Console
 
 from coca_mindspeed.cli import main
+from coca_mindspeed.cli.watch import RunDirectory, dashboard
+from coca_mindspeed.evaluation.plots import plot_text, png_bytes, reliability_diagram, training_curves
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
-from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
-from coca_mindspeed.evaluation.reports.plots import plot_text, png_bytes, reliability_diagram, training_curves
-from coca_mindspeed.evaluation.reports.report import write_report
-from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
+from coca_mindspeed.evaluation.report import write_report
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.utils.console import one_line, printable
-from coca_mindspeed.utils.markdown import markdown_table
+from coca_mindspeed.evaluation.tables import print_metrics, summary_metrics
+from coca_mindspeed.utils.console import markdown_table, one_line, printable
 
 NAMES = [
     "[bold]run[/x]",
@@ -86,5 +85,5 @@ def test_evaluate_prints_no_terminal_escape(tmp_path, capsys):
     assert main(["evaluate", str(tmp_path / "p.jsonl"), "--output", str(tmp_path / "o"), "--replicates", "5"]) == 0
     for text in (capsys.readouterr().out, (tmp_path / "o" / "metrics.md").read_text()):
         assert "\x1b" not in text
-        for shown in ("| {}", "maps: {}:", "\n{}: from 0.9 on"):  # tables, transfer of maps, suggested threshold
+        for shown in ("| {}", "\n{}: from 0.9 on"):  # tables, suggested threshold
             assert shown.format("\\x1b[2Jgone\\ud800 # x [/x]") in text

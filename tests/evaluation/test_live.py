@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from coca_mindspeed.cli import main, watch
+from coca_mindspeed.cli.watch import RunDirectory, dashboard, sparkline
 from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard, sparkline
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import LOCK
 from coca_mindspeed.utils.files import PROGRESS, write_marker

@@ -109,16 +109,9 @@ def edited(work_dir, number, changes):
     return read_opencompass(work_dir)
 
 
-def test_external_confidence_wins(work_dir):
-    first, second, *_ = edited(work_dir, "0", {"confidence": 0.77, "tokens_to_confidence": 160})
-    assert (first.confidence, first.tokens_to_confidence, second.confidence) == (0.77, 160, 0.1)
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"confidence": 85}, r"gsm8k\.json, sample 3: .*'confidence'"),
-        ({"confidence": 0.5, "tokens_to_confidence": -1}, "'tokens_to_confidence'"),
         ({"prediction": "removed"}, r"gsm8k\.json, sample 3: .*'prediction'"),
     ],
 )

@@ -1,12 +1,13 @@
 """The paper's figures, and the fifteen cells in which its tables disagree."""
 
 import math
+from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import round_half_up, show
-from coca_mindspeed.evaluation.paper import printed, published, rebuilt_cells
+from coca_mindspeed.evaluation.paper import paper, printed, published
 
 # (setting, method, metric, category): printed, rebuilt
 KNOWN = {
@@ -27,8 +28,25 @@ KNOWN = {
 }
 
 
+def category_mean(values):
+    """The mean over a category's data sets without undefined ones, rounded half up to hundredths."""
+    known = [value for value in values if value is not None]
+    return (sum(known, Decimal(0)) / len(known)).quantize(Decimal("0.01"), rounding=ROUND_HALF_UP)
+
+
 def test_category_tables_are_rebuilt_in_every_cell_but_fifteen():
-    cells = rebuilt_cells()
+    tables = paper()
+    cells = {
+        (setting, method, metric, category): (
+            figure,
+            category_mean([tables.per_dataset[setting][method][metric][name] for name in tables.categories[category]]),
+        )
+        for setting, methods in tables.per_category.items()
+        for method, metrics in methods.items()
+        for metric, figures in metrics.items()
+        for category, figure in figures.items()
+        if figure is not None
+    }
     assert len(cells) == 411
     assert {key: (f"{a:.2f}", f"{b:.2f}") for key, (a, b) in cells.items() if a != b} == KNOWN
 

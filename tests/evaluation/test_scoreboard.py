@@ -8,9 +8,9 @@ import pytest
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.metrics import MetricOptions
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
-from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
-from coca_mindspeed.evaluation.reports.tables import compare_with_paper
 from coca_mindspeed.evaluation.runs import Run, read_runs
+from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
+from coca_mindspeed.evaluation.tables import compare_with_paper
 
 
 def rows(dataset, pairs, **fields):

@@ -142,7 +142,7 @@ def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
 def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("print(42)")
-    until_ready, start = processes.until_ready, jobs.remote.start
+    until_ready, start = processes.until_ready, jobs.processes.start
     started: list[subprocess.Popen[bytes]] = []
 
     def remember(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
@@ -155,7 +155,7 @@ def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest
         time.sleep(max(0.0, deadline.left() + 0.1))
         return until_ready(reading, writing, deadline)
 
-    monkeypatch.setattr(jobs.remote, "start", remember)
+    monkeypatch.setattr(jobs.processes, "start", remember)
     monkeypatch.setattr(jobs.processes, "until_ready", late)
     assert jobs.run_script(str(script), b"", 100, seconds=0.5).output == b"42\n"
 
@@ -186,7 +186,9 @@ def test_children_that_write_on_win_no_time(monkeypatch: pytest.MonkeyPatch, tmp
     script = tmp_path / "program.py"
     script.write_text(FLOOD)
     started = time.monotonic()
-    assert jobs.run_script(str(script), b"", 100, seconds=1.0).timed_out
+    with pytest.raises(jobs.JobError) as failure:
+        jobs.run_script(str(script), b"", 100, seconds=1.0)
+    assert failure.value.timed_out
     assert time.monotonic() - started < 3.5
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.grading.code.inside.process import WALL_FACTOR, Clock, descendants
+from coca_mindspeed.grading.code.inside.process import STARVED, WALL_FACTOR, Clock, JobError, descendants
 
 pytestmark = pytest.mark.timing
 
@@ -155,9 +155,10 @@ def test_a_deadline_is_in_charged_time_and_at_last_in_wall_time() -> None:
     assert deadline.sooner(5.0).left() <= 0.2
     time.sleep(0.25)
     assert deadline.left() <= 0
-    assert not deadline.starved()
+    assert deadline.expired(0.2)
     late = clock.deadline(0.05)
     clock.excuse(60.0)
     time.sleep(0.05 * WALL_FACTOR)
-    assert late.left() <= 0
-    assert late.starved()
+    with pytest.raises(JobError) as busy:
+        late.expired(0.05)
+    assert busy.value.outcome == STARVED

@@ -15,8 +15,8 @@ pytestmark = needs_sandbox
 
 # Speaks the protocol itself: announces what it likes and answers 0 to everything, whatever the tests call.
 SERVER = """
-import json, os, sys
-requests, answers = int(sys.argv[1]), int(sys.argv[2])
+import __main__, json, os
+requests, answers = __main__.REQUESTS, __main__.ANSWERS
 def serve(exports):
     os.write(answers, json.dumps({"exports": exports}).encode() + b"\\n")
     for line in os.fdopen(requests):

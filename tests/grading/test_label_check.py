@@ -13,7 +13,7 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.registry import AutoGrader
-from coca_mindspeed.utils.eta import SlowProgress
+from coca_mindspeed.utils.console import SlowProgress
 from tests.shared_data import shared_data
 
 TESTS = {"kind": "asserts", "code": "assert f(1) == 1"}
@@ -51,6 +51,7 @@ def grader() -> Iterator[AutoGrader]:
         record(" ", dataset="simpleqa"),
         record("", "factual"),
         record("", "factual", metadata={"aliases": ["the", "!"]}),
+        record("Madrid, because " + "the king moved there " * 12, "factual"),
         record("", "code"),
         record("", "code", metadata={"tests": {**TESTS, "code": "assert f(1) =="}}),
         record("", "code", metadata={"tests": {**TESTS, "code": "assert 1 == 1"}}),
@@ -108,7 +109,7 @@ def test_slow_work_says_how_far_it_has_come(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("coca_mindspeed.utils.eta.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("coca_mindspeed.utils.console.time.monotonic", lambda: now[0])
     progress = SlowProgress("parsing", 1_000)
     for done, seconds in ((100, 5.0), (200, 10.0), (300, 15.0), (400, 20.0), (1_000, 50.0)):
         now[0] = seconds

@@ -13,7 +13,7 @@ import torch
 
 trl = pytest.importorskip("trl", reason="TRL has an environment of its own: run `make test-trl`")
 
-from coca_mindspeed import SegmentMasks, parse_response, segment_objective  # noqa: E402
+from coca_mindspeed import parse_response, segment_objective  # noqa: E402
 from coca_mindspeed.config.compose import compose_run  # noqa: E402
 from coca_mindspeed.errors import CocaError  # noqa: E402
 from coca_mindspeed.local.setup import warm_start  # noqa: E402
@@ -99,7 +99,8 @@ def test_the_loss_of_trl_is_the_papers(model, tmp_path):
     # Old log-probs on both sides of the clip.
     noise = 0.3 * torch.randn(log_probs.shape, generator=torch.Generator().manual_seed(0))
     batch["old_per_token_logps"] = log_probs.detach() + noise
-    masks = SegmentMasks(mask & (torch.arange(width) < 6), mask & (torch.arange(width) >= 6))
+    first = torch.arange(width) < 6
+    masks = {"confidence": mask & first, "answer": mask & ~first}
     ours = segment_objective(log_probs, batch["old_per_token_logps"], batch["advantages"], masks, clip=0.2).loss
     trainer.model.eval()  # outside of train(), TRL knows no accumulation; the model has no dropout
     loss = trainer._compute_loss(trainer.model, batch)

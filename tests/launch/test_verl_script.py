@@ -123,7 +123,7 @@ def test_without_verl_its_install_command_and_guide_are_named(options, tmp_path)
         (2, "coca_qwen25_7b --smoke --resume", "nothing to resume"),
         (2, "coca_qwen25_7b --smoke data.train_files=x", "--smoke sets data.train_files itself"),
         (2, "coca_qwen25_7b --smoke +data.val_files=x", "--smoke sets data.val_files itself; leave data.val"),
-        (1, "coca_qwen25_7b --dry-run actor_rollout_ref.actor.clip_ratio_c=3.0", "actor.clip_ratio_c=3.0: "),
+        (1, "coca_qwen25_7b --dry-run actor_rollout_ref.actor.entropy_coeff=0.1", "actor.entropy_coeff=0.1: "),
     ],
 )
 def test_refused_calls(code, arguments, said):

@@ -6,9 +6,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from coca_mindspeed.local import lm_head
-from coca_mindspeed.local.activation_checkpointing import checkpoint_activations
-from coca_mindspeed.local.log_probs import ResponseBatch
+from coca_mindspeed.local.load import checkpoint_activations
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.update import ResponseBatch
 from tests import tokenizers_for_tests as kinds
 
 _SHAPE = {

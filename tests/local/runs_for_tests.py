@@ -43,7 +43,7 @@ class Session(NamedTuple):
 def open_session(composed, output: Path, *, resume: bool = False, show_progress: bool = False) -> Session:
     run = LocalRun.open(composed, output, resume=resume, show_progress=show_progress)
     try:
-        return Session(run, run.trainer(run.execute()))
+        return Session(run, run.trainer(run.start()))
     except BaseException:
         run.close()
         raise

@@ -6,8 +6,8 @@ import torch
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.sampler import sample_responses
+from coca_mindspeed.local.update import ResponseBatch
 from tests.local.models_for_tests import random_policy, write_random_model
 from tests.local.runs_for_tests import result, train
 
@@ -73,6 +73,6 @@ def test_a_run_with_it_ends_with_the_same_bytes(tmp_path):
 
 def test_a_model_without_such_layers_is_refused(tmp_path, monkeypatch):
     path = write_random_model(tmp_path / "model", "llama")
-    monkeypatch.setattr("coca_mindspeed.local.activation_checkpointing.GradientCheckpointingLayer", torch.nn.Conv3d)
+    monkeypatch.setattr("coca_mindspeed.local.load.GradientCheckpointingLayer", torch.nn.Conv3d)
     with pytest.raises(ConfigError, match=r"model\.path=.*: a LlamaForCausalLM has no layers that can be recomputed"):
         load_policy(path, ModelConfig(gradient_checkpointing=True), torch.device("cpu"))

@@ -17,13 +17,13 @@ import yaml
 from rich.console import Console
 
 from coca_mindspeed.cli import main
+from coca_mindspeed.cli.watch import RunDirectory, dashboard
 from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.config.schema import LoggingConfig, LoraConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
-from coca_mindspeed.evaluation.reports.tables import print_metrics
+from coca_mindspeed.evaluation.tables import print_metrics
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local.disk_space import TINY_MODEL, checkpoint_bytes, weight_shapes
 from coca_mindspeed.local.logging import RunLog

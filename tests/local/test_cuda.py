@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.advantages import segment_masks, token_advantages
-from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
+from coca_mindspeed.algorithm.boundary import segment_ends
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.objective import segment_objective
@@ -29,15 +29,15 @@ def test_the_algorithm_on_the_device_equals_the_cpu():
     correct, confidence = torch.rand(8, 8) < 0.5, torch.rand(8, 8)
     results = []
     for device in ("cpu", "cuda"):
-        segment = confidence_segment_lengths(ids.to(device), lengths.to(device), text, valid.to(device))
+        ends = segment_ends(ids.to(device), lengths.to(device), text, [valid.to(device)])
         credit = CreditRule(training_method("coca"))(correct.to(device).double(), confidence.to(device))
-        a, b = (advantage.values.flatten() for advantage in (credit.confidence, credit.answer))
-        advantages = token_advantages(a, b, segment, lengths.to(device), 300)
-        masks = segment_masks(segment, lengths.to(device), 300)
+        values = [advantage.values.flatten() for advantage in credit.segments.values()]
+        advantages = token_advantages(values, ends, 300)
+        masks = segment_masks(ends, list(credit.segments), 300)
         torch.manual_seed(0)
         log_probs = torch.randn(64, 300).sub(2).to(device)
         loss = segment_objective(log_probs, log_probs * 1.01, advantages, masks).loss
-        results.append((segment.cpu(), advantages.cpu(), loss.cpu()))
+        results.append((ends.cpu(), advantages.cpu(), loss.cpu()))
     for on_cpu, on_device in zip(*results, strict=True):
         torch.testing.assert_close(on_device, on_cpu, rtol=1e-4, atol=1e-4)
 

@@ -23,7 +23,7 @@ from transformers import (
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.log_probs import ResponseBatch
+from coca_mindspeed.local.update import ResponseBatch
 from tests.local.models_for_tests import set_chunk_of, write_random_model
 
 _SHAPE = {

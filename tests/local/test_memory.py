@@ -13,9 +13,16 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local import memory_probe
-from coca_mindspeed.local.memory import Batch, estimate_memory, largest_microbatch, largest_sample
-from coca_mindspeed.local.memory_probe import check_memory, measure, memory_problems
+from coca_mindspeed.local import memory
+from coca_mindspeed.local.memory import (
+    Batch,
+    check_memory,
+    estimate_memory,
+    largest_microbatch,
+    largest_sample,
+    measure,
+    memory_problems,
+)
 from tests.local.models_for_tests import write_random_model
 from tests.local.starts_for_tests import arguments
 
@@ -112,8 +119,8 @@ def model(tmp_path_factory):
 )
 def test_only_a_run_that_may_not_fit_is_measured(model, room, measured, code, monkeypatch):
     asked = []
-    monkeypatch.setattr(memory_probe, "free_bytes", lambda device: room)
-    monkeypatch.setattr(memory_probe, "measure", lambda *_: asked.append(1) or {"update": [10**6, 12 * 10**5]})
+    monkeypatch.setattr(memory, "free_bytes", lambda device: room)
+    monkeypatch.setattr(memory, "measure", lambda *_: asked.append(1) or {"update": [10**6, 12 * 10**5]})
     try:
         check_memory(run_of(path=model), CPU)
         found = None
@@ -141,7 +148,7 @@ def test_a_child_that_is_killed_ends_its_list_and_one_that_fails_is_named(
 def test_a_run_that_does_not_fit_is_refused_before_its_first_step(tmp_path, model, monkeypatch, capsys):
     """By a process of its own, that leaves the run's random numbers as they are."""
     state = torch.random.get_rng_state()
-    monkeypatch.setattr(memory_probe, "free_bytes", lambda device: 2 * 10**6)  # less than Python takes
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 2 * 10**6)  # less than Python takes
     assert main(arguments(tmp_path, model)) == 1
     shown = capsys.readouterr().err
     assert "[memory-update]" in shown
@@ -151,9 +158,9 @@ def test_a_run_that_does_not_fit_is_refused_before_its_first_step(tmp_path, mode
 
 
 MEASURED = """
-from coca_mindspeed.local import memory_probe
-memory_probe._SHARES = (0.0, 0.25, 0.5, 1.0)
-memory_probe.main()
+from coca_mindspeed.local import memory
+memory._SHARES = (0.0, 0.25, 0.5, 1.0)
+memory.main()
 """
 
 
@@ -167,8 +174,8 @@ def test_extrapolation_and_formula_against_the_peaks_of_a_process(tmp_path, chec
     AutoModelForCausalLM.from_config(config).save_pretrained(path)
     lengths = ("rollout.max_prompt_tokens=120", "rollout.max_new_tokens=120", "trainer.threads=1")
     run = run_of(*lengths, f"model.gradient_checkpointing={checkpointing}", "trainer.microbatch_prompts=4", path=path)
-    request = {"config": run.model_dump(mode="json"), "batches": memory_probe._batches(run)}
-    environment = {**os.environ, **memory_probe._ALLOCATOR}
+    request = {"config": run.model_dump(mode="json"), "batches": memory._batches(run)}
+    environment = {**os.environ, **memory._ALLOCATOR}
     command = [sys.executable, "-c", MEASURED]
     done = subprocess.run(command, input=json.dumps(request), env=environment, stdout=subprocess.PIPE, text=True)
     need, lines = estimate_memory(run, config, {}), [json.loads(line) for line in done.stdout.splitlines()]

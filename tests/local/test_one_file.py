@@ -73,7 +73,9 @@ def test_it_takes_the_first_step_of_the_engine(example, session):
     assert found["loss"] == pytest.approx(metrics["objective/loss"], abs=1e-5)
     assert float(expected.norm()) > 0.1
     assert float((change(again.model, before) - expected).norm()) < 1e-4 * float(expected.norm())
-    assert bool(graded.credit.confidence.values.any()), "the confidence segments should have something to learn"
+    assert bool(graded.credit.segments["confidence"].values.any()), (
+        "the confidence segments should have something to learn"
+    )
 
 
 def test_its_settings_are_the_demos(example, session):

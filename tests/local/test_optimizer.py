@@ -9,12 +9,12 @@ import torch
 
 from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
-from coca_mindspeed.local import optimizer as optimizer_module
+from coca_mindspeed.local import update as optimizer_module
 from coca_mindspeed.local.checkpoint import load_optimizer_state
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.optimizer import build_optimizer, require_optimizer
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.schedule import learning_rate
+from coca_mindspeed.local.update import build_optimizer, require_optimizer
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import result, rows, small_session, train
 

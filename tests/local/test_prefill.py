@@ -6,8 +6,7 @@ from transformers import DynamicCache, Gemma2Config, LlamaConfig
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import prefill as prefill
-from coca_mindspeed.local.activation_checkpointing import checkpoint_activations
-from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.load import checkpoint_activations, load_policy
 from coca_mindspeed.local.prefill import PreallocatedCache, prefill_prompts
 from tests.local.models_for_tests import response_log_probs, write_random_model
 

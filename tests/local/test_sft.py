@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, write_records
@@ -205,7 +205,7 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
     """Against logits taken one sequence at a time; the end of the response counts, the prompt and padding do not."""
     policy = load_policy(place / "model", ModelConfig(), CPU)
     chosen = records("example", 7, 3)
-    texts = [ResponseFormat("first", spaced=True).response(0.5, "9" * (i + 1)) for i in range(3)]
+    texts = [ResponseFormat("first", spaced=True).response("9" * (i + 1), 0.5) for i in range(3)]
     prompts = policy.encode_prompts(chosen, "Say it.")
     responses = encode_responses(policy, texts)
     assert all(response[-1] == policy.tokenizer.eos_token_id for response in responses)
@@ -269,10 +269,10 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
         seen.clear()
 
 
-@pytest.mark.parametrize("position", ["first", "last"])
+@pytest.mark.parametrize("position", SEGMENTS)
 @pytest.mark.parametrize("decimals", [1, 2, 3])
 def test_the_layout_is_that_of_the_prompt_and_its_confidence_is_valid(position, decimals):
-    text = ResponseFormat(position, decimals, spaced=True).response(0.999, "Paris")
+    text = ResponseFormat(position, decimals, spaced=True).response("Paris", 0.999, 0.999)
     parsed = ResponseParser(position, decimals)(text)
     assert parsed.confidence is not None
     assert parsed.answer.strip() == "Paris"

@@ -56,10 +56,7 @@ def test_entropy_of_each_segment_is_that_of_the_sampler(session, rollout):
     """Before its first update the policy is the one that sampled, so both segments' sums add up to the sampler's."""
     _, metrics = updated(session, rollout)
     masks = rollout.masks
-    total = sum(
-        metrics[f"{name}/entropy"] * float(mask.sum())
-        for name, mask in (("confidence", masks.confidence), ("answer", masks.answer))
-    )
+    total = sum(metrics[f"{name}/entropy"] * float(mask.sum()) for name, mask in masks.items())
     assert metrics["confidence/entropy"] != pytest.approx(metrics["answer/entropy"], rel=1e-3)
     assert total == pytest.approx(float((rollout.entropy * rollout.lengths).sum()), rel=1e-4)
 

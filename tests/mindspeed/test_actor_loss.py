@@ -4,6 +4,7 @@ Megatron divides a microbatch's loss by the number of microbatches and averages 
 MindSpeed-RL is a stub whose base class returns the log-probabilities.
 """
 
+import math
 import sys
 import types
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import SegmentStatistics, segment_objective
+from coca_mindspeed.algorithm.parsing import SEGMENTS
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.metrics import divide_ratios
@@ -66,7 +68,7 @@ def batch():
         "ref_log_prob": torch.randn(shape, generator=generator) - 2,
         "advantages": torch.randn(shape, generator=generator),
         "response_length": lengths[:, None].int(),
-        columns.SEGMENT_LENGTH: torch.randint(0, 3, (ROWS, 1), generator=generator).int(),
+        columns.SEGMENT_ENDS: torch.stack([torch.randint(0, 3, (ROWS,), generator=generator), lengths], dim=1).int(),
         columns.ROLLOUT_LOG_PROBS: torch.randn(shape, generator=generator) - 2,
     }
 
@@ -74,7 +76,7 @@ def batch():
 def _whole(batch, aggregation):
     """Gradient of the objective of the whole batch with respect to the log-probabilities."""
     log_probs = batch["log_probs"].clone().requires_grad_()
-    masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), batch["response_length"][:, 0].long(), WIDTH)
+    masks = segment_masks(batch[columns.SEGMENT_ENDS].long(), SEGMENTS["first"], WIDTH)
     segment_objective(
         log_probs, batch["old_log_prob"], batch["advantages"], masks, aggregation=aggregation
     ).loss.backward()
@@ -132,8 +134,8 @@ def test_statistics_of_microbatches_average_to_those_of_the_batch(actor_loss, mo
     inside = torch.arange(WIDTH) < batch["response_length"]
     gap = (batch["old_log_prob"] - batch[columns.ROLLOUT_LOG_PROBS]).abs()[inside].mean()
     assert whole["rollout/log_prob_gap"] == pytest.approx(float(gap), rel=1e-5)
-    masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), batch["response_length"][:, 0].long(), WIDTH)
-    for name, mask in (("confidence", masks.confidence), ("answer", masks.answer), ("rollout", inside)):
+    masks = segment_masks(batch[columns.SEGMENT_ENDS].long(), SEGMENTS["first"], WIDTH)
+    for name, mask in {**masks, "rollout": inside}.items():
         entropy = -batch["old_log_prob"][mask].mean()
         assert whole[f"{name}/entropy"] == pytest.approx(float(entropy), rel=1e-5), name
     saved = sys.modules["mindspeed_rl.utils.utils"].MsProbe.saved
@@ -164,3 +166,22 @@ def test_a_kl_term_is_averaged_over_the_mini_batchs_tokens(actor_loss, monkeypat
     # d/dx of 0.5 * mean of (x - reference)^2 over the response tokens
     penalty = torch.where(inside, batch["log_probs"] - batch["ref_log_prob"], 0.0) / inside.sum()
     torch.testing.assert_close(gradient, _whole(batch, "sum") + penalty)
+
+
+def test_tokens_weigh_by_the_truncated_ratio_to_the_rollout(actor_loss, monkeypatch):
+    """By hand: old / rollout = 3 (truncated to 2), 0.5 and, on padding, anything; the policy is the old one."""
+    loss = _loss(actor_loss, monkeypatch, rollout_is_threshold=2.0)
+    loss._mini_batch = actor_loss.MiniBatch(rows=1, tokens=2, ranks=1)
+    log_probs = torch.tensor([[-1.0, -1.0, float("inf")]], requires_grad=True)
+    part = {
+        "old_log_prob": log_probs.detach(),
+        "advantages": torch.tensor([[0.25, -0.75, 9.0]]),
+        "response_length": torch.tensor([[2]]),
+        columns.SEGMENT_ENDS: torch.tensor([[1, 2]]),
+        columns.ROLLOUT_LOG_PROBS: torch.tensor([[-1.0 - math.log(3), -1.0 + math.log(2), 0.0]]),
+    }
+    value, statistics = loss.compute_loss(log_probs, part, actual_micro_batch_size=1, use_dynamic_bsz=False)
+    value.backward()
+    assert value.item() == pytest.approx(-(2 * 0.25 - 0.5 * 0.75))
+    torch.testing.assert_close(log_probs.grad, torch.tensor([[-0.5, 0.375, 0.0]]))
+    assert divide_ratios(statistics)["rollout/is_weight"] == pytest.approx(1.25)

@@ -1,4 +1,4 @@
-"""Plan and checks of a cluster run: memory by hand; each check by code, key, value and nearest working value."""
+"""Plan and checks of a cluster run: memory by hand; each check by code, key and value."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from coca_mindspeed.config.resume import facts_of
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed import checks, hook_checks
-from coca_mindspeed.mindspeed.checks import layout_problems, nearest_working
+from coca_mindspeed.mindspeed.checks import layout_problems
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, estimate_memory
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
@@ -154,13 +154,11 @@ def problems_of_run(overrides: list[str]) -> tuple[Problem, ...]:
 
 @pytest.mark.parametrize(("overrides", "expected"), REFUSED, ids=[overrides for overrides, _ in REFUSED])
 def test_refused_runs(overrides, expected):
-    """All problems of a run: code, key, value, and the nearest values that divide."""
-    found = [
-        (p.code, p.key, json.dumps(p.value), p.fix.partition("nearest that works: ")[2].replace(" ", ""))
-        for p in problems_of_run([full(override) for override in overrides.split()])
-    ]
+    """All problems of a run: code, key and value."""
+    problems = problems_of_run([full(override) for override in overrides.split()])
+    found = [(problem.code, problem.key, json.dumps(problem.value)) for problem in problems]
     rows = [row.split("|") for row in filter(None, expected.split(" "))]
-    assert found == [(code, full(key), value, nearest) for code, key, value, nearest in rows]
+    assert found == [(code, full(key), value) for code, key, value in rows]
 
 
 @pytest.mark.parametrize(("changes", "code", "field"), read_table(__file__, "refused_layouts.tsv"))
@@ -186,8 +184,6 @@ def test_every_code_is_tested():
         "rollout.temperature=0.7",
         f"{GENERATE}max_num_batched_tokens=2048 {GENERATE}ascend_scheduler_config_enabled=false",
         "optimizer.schedule=cosine",
-        "T.recompute_granularity=full T.recompute_method=uniform T.recompute_num_layers=1",
-        "T.recompute_granularity=selective",
         "A.tensor_model_parallel_size=2 A.context_parallel_size=2 T.attention_mask_type=general",
         "A.tensor_model_parallel_size=2 A.context_parallel_size=2 A.context_parallel_algo=megatron_cp_algo",
     ],
@@ -259,16 +255,6 @@ def test_a_layout_that_passes_divides_everything(tp, pp, rollout_tp, prompts, no
     assert resolved.layers % pp == 0
 
 
-@pytest.mark.parametrize("field", ["tp", "pp", "rollout_tp", "prompts", "mini_batch", "micro_batch"])
-@pytest.mark.parametrize("value", [3, 5, 9])
-def test_values_that_are_said_to_work_do(field, value):
-    broken = _SEVEN.with_value(field, value)
-    for candidate in nearest_working(broken, field):
-        assert not layout_problems(broken.with_value(field, candidate)) or {
-            v.key for v in layout_problems(broken.with_value(field, candidate))
-        } <= {v.key for v in layout_problems(broken)} - {field}
-
-
 # Checks of the plan itself: files of the machine, sizes of its memory, iterations.
 _NOT_COMPARED = {"mindspeed_rl", "model.architecture"} | {
     "data.rows",
@@ -316,20 +302,6 @@ def test_no_key_of_ours_is_ignored_in_silence(key, base):
         other = "other"
     refused, values = planned(compose_run("qwen25_7b_910b", [f"{key}={other}"]).run)
     assert key in refused or values != base[1]
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [RL + "adv_dispatch_size=24"],
-        [RL + "reward_dispatch_size=24"],
-        [RL + "actor_update_dispatch_size=384", "rollout.prompts=96", "trainer.minibatches=3"],
-    ],
-)
-def test_nearest_values_pass_all_checks(overrides):
-    (problem,) = problems_of_run(overrides)
-    first, *_ = problem.fix.removeprefix("nearest that works: ").split(", ")
-    assert problems_of_run([*overrides, f"{problem.key}={first}"]) == ()
 
 
 def test_a_model_of_another_shape_is_refused(tmp_path):

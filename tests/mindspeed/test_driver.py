@@ -262,9 +262,9 @@ def test_a_run_is_resumed_only_from_a_checkpoint(tmp_path, tracker, advised):
 def test_training_columns():
     asked = ["responses", "ref_log_prob", "advantages"]
     without = training_columns(asked, reference=False, rollout_log_probs=True)
-    assert without == ["responses", "advantages", columns.SEGMENT_LENGTH, columns.ROLLOUT_LOG_PROBS]
+    assert without == ["responses", "advantages", columns.SEGMENT_ENDS, columns.ROLLOUT_LOG_PROBS]
     with_reference = training_columns(asked, reference=True, rollout_log_probs=False)
-    assert with_reference == [*asked, columns.SEGMENT_LENGTH]
+    assert with_reference == [*asked, columns.SEGMENT_ENDS]
     assert asked == ["responses", "ref_log_prob", "advantages"]
 
 

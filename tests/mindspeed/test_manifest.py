@@ -217,7 +217,7 @@ def test_a_manifest_that_is_wrong_names_file_and_key(tmp_path, change, key):
     path.write_text(yaml.safe_dump({"release": "1", "commit": "c", "hooks": [entry]}))
     with pytest.raises(ManifestError) as caught:
         load_manifest(path)
-    assert f"{path}: hooks[0]: {key}: " in str(caught.value)
+    assert f"{path}: hooks.0.{key}: " in str(caught.value)
 
 
 def test_the_shipped_manifests_are_whole():

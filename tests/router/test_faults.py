@@ -207,8 +207,6 @@ def test_a_body_that_never_ends_frees_its_place():
             assert (answer.status, json.load(answer)["error"]["code"]) == (408, "request_timeout")
         until(lambda: proxy._running == 0)
         assert ask(url).coca["tier"] == "small"
-        page = httpx.get(url.replace("/v1", "/metrics")).text
-    assert all(f'coca_refused_total{{status="{status}"}} 1.0' in page for status in (408, 429))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -143,12 +143,10 @@ def test_tokens_are_the_engines_count_where_it_counts_them(dialect, tmp_path):
     log = {"directory": str(tmp_path)}
     with before(RawEngine(stream(sent), close=False), backend={"dialect": dialect}, log=log) as url:
         answer = ask(url)
-        page = httpx.get(url.replace("/v1", "/metrics")).text
     assert answer.coca["tokens"] == {"small": 9}
     assert answer.coca["tokens_to_confidence"] == (1 if dialect == "openai" else 3)
     assert answer.usage.completion_tokens == (8 if dialect == "openai" else 6)
     assert answer.usage.prompt_tokens == 7
-    assert 'coca_generated_tokens_total{tier="small"} 9.0' in page
     assert logged(tmp_path)[0]["answer_tokens"] == answer.usage.completion_tokens
 
 
@@ -253,9 +251,7 @@ def test_parameters_of_clients():
         for more, param in REFUSED:
             answer = http.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, **more})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), more
-        page = http.get(url.replace("/v1", "/metrics")).text
     assert len(small.requests) == asked
-    assert f'coca_refused_total{{status="400"}} {len(REFUSED)}.0' in page
 
 
 def test_answers_have_the_fields_of_openais():

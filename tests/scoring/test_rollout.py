@@ -8,7 +8,7 @@ import torch
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.scoring.metrics import Mean, rollout_metrics, values
+from coca_mindspeed.scoring.metrics import Mean, health_problems, rollout_metrics, values
 from coca_mindspeed.scoring.rollout import Rollout
 
 N = math.nan
@@ -22,6 +22,7 @@ def credited(correct=CORRECT, stated=CONFIDENCE, lengths=LENGTHS, *, method="coc
     rollout = Rollout(group_size=2, lengths=torch.tensor(lengths), width=4, **known)
     rollout.stated = torch.tensor(stated, dtype=torch.float64).view(-1, 2)
     rollout.confidence_lengths = torch.ones(len(correct), dtype=torch.int64)
+    rollout.segment_ends = torch.stack([rollout.confidence_lengths, rollout.lengths], dim=1)
     rollout.correct = torch.tensor(correct, dtype=torch.float64).view(-1, 2)
     return rollout.give_credit(CreditRule(training_method(method), eps=eps))
 
@@ -76,11 +77,32 @@ def test_a_batch_without_a_gradable_answer_is_undefined_and_not_zero():
     assert metrics["group/dropped_share"] == (1.0, 2)
 
 
-def test_answer_first_responses_have_no_confidence_segment():
+def test_the_segments_of_answer_first_responses():
     rollout = credited(method="rlcr")
     metrics = values(rollout_metrics(rollout))
-    assert (metrics["response/confidence_length"], metrics["response/answer_length"]) == (0, 2.5)
-    assert rollout.training_columns()["segment_length"].tolist() == [0] * 4
+    assert (metrics["response/answer_length"], metrics["response/confidence_length"]) == (1, 1.5)
+
+
+def test_the_second_confidence_has_metrics_and_a_column_of_its_own():
+    rollout = credited()
+    rollout.stated_after = torch.tensor([[1.0, 0.0], [1.0, N]], dtype=torch.float64)
+    rollout.segment_ends = torch.tensor([[1, 1, 2], [1, 2, 3], [0, 0, 1], [1, 2, 4]])
+    rollout.give_credit(CreditRule(training_method("caliber"), stage=1, eps=0.0))
+    metrics = values(rollout_metrics(rollout))
+    assert (metrics["rollout/ece_after"], metrics["rollout/brier_after"], metrics["rollout/auroc_after"]) == (0, 0, 1)
+    assert metrics["rollout/brier"] == pytest.approx((0.25 + 0 + 0.01) / 3)
+    assert metrics["response/confidence_after_length"] == (1 + 1 + 1 + 2) / 4
+    rows = rollout.rows(range(4))
+    assert [row["confidence_after"] for row in rows] == [1.0, 0.0, 1.0, None]
+    up = 1 / math.sqrt(2)
+    assert rollout.token_advantages[1].tolist() == pytest.approx([-up, -up, 0, 0])  # second confidences: 0 and 0
+
+
+def test_a_segment_that_earns_nothing_has_no_share_of_groups_and_is_not_warned_of():
+    metrics = values(rollout_metrics(credited(method="log_score")))
+    assert "group/no_answer_variance_share" not in metrics
+    assert health_problems([{**metrics, "group/no_confidence_variance_share": 0.2}] * 5) == []
+    assert [p.code for p in health_problems([{"group/no_confidence_variance_share": 1.0}])] == ["no_confidence_signal"]
 
 
 def test_undefined_metrics_have_no_weight():
@@ -111,9 +133,7 @@ def test_columns():
         [-up, 0, 0, 0],
     ]  # the last two answers are both right
     torch.testing.assert_close(columns["advantages"], torch.tensor(expected))
-    assert columns["segment_length"].tolist() == [1] * 4
-    means = credited(eps=0.0).training_columns(segment_mean=True)["advantages"]
-    torch.testing.assert_close(means[1], torch.tensor([-up, -up / 2, -up / 2, 0]))  # an answer of two tokens
+    assert columns["segment_ends"].tolist() == [[1, 2], [1, 3], [1, 1], [1, 4]]
 
 
 def test_rows_hold_null_for_undefined_values():

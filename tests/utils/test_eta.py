@@ -2,7 +2,8 @@
 
 import pytest
 
-from coca_mindspeed.utils.eta import STEPS, Pace, duration
+from coca_mindspeed.local.progress import STEPS, Pace
+from coca_mindspeed.utils.console import duration
 
 
 def row(step, evaluation=None, *, rollout=2.0):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.utils.jsonl import cut_back, read_steps
+from coca_mindspeed.utils.files import cut_back, read_steps
 
 
 def log_of(tmp_path: Path, content: str) -> Path:

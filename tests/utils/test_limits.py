@@ -5,7 +5,7 @@ import pytest
 
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.mindspeed.doctor import Machine
-from coca_mindspeed.utils.limits import memory_limit, usable_cpus
+from coca_mindspeed.utils.process import memory_limit, usable_cpus
 
 V1 = "sys/fs/cgroup/memory"
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from coca_mindspeed.utils import malloc
-from coca_mindspeed.utils.malloc import SWITCH, find_jemalloc
+from coca_mindspeed.utils import process
+from coca_mindspeed.utils.process import SWITCH, find_jemalloc
 
 JEMALLOC = find_jemalloc()
 needs_jemalloc = pytest.mark.skipif(JEMALLOC is None or sys.platform != "linux", reason="libjemalloc2 is not installed")
@@ -19,7 +19,7 @@ SMALL = (
 OTHER = "libm.so.6"  # a library that is preloaded for another purpose
 ASKS = """
 import json, os, subprocess, sys
-from coca_mindspeed.utils.malloc import restart_with_jemalloc, uses_jemalloc
+from coca_mindspeed.utils.process import restart_with_jemalloc, uses_jemalloc
 restart_with_jemalloc()
 child = subprocess.run([sys.executable, "-c", "import ctypes; print(hasattr(ctypes.CDLL(None), 'mallctl'))"],
                        capture_output=True, text=True, check=True)
@@ -28,7 +28,7 @@ print(json.dumps([uses_jemalloc(), os.environ.get("LD_PRELOAD"), child.stdout.st
 
 
 def clean_environment(**more):
-    others = (*malloc._GLIBC_SETTINGS, "LD_PRELOAD", "MALLOC_CONF", SWITCH)
+    others = (*process._GLIBC_SETTINGS, "LD_PRELOAD", "MALLOC_CONF", SWITCH)
     return {name: value for name, value in os.environ.items() if name not in others} | more
 
 
@@ -43,7 +43,7 @@ def clean_environment(**more):
         ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False, None, False),
         ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}, False, None, False),
         # A system that ignores LD_PRELOAD: the restarted process does not start again.
-        ({malloc._RESTARTED: '{"LD_PRELOAD": null}'}, False, None, False),
+        ({process._RESTARTED: '{"LD_PRELOAD": null}'}, False, None, False),
     ],
 )
 def test_jemalloc_is_used_unless_the_user_chose_and_is_not_inherited(environment, used, preloaded, inherited):
@@ -54,9 +54,9 @@ def test_jemalloc_is_used_unless_the_user_chose_and_is_not_inherited(environment
 
 def test_nothing_is_started_without_the_library(monkeypatch):
     monkeypatch.setattr(os, "environ", clean_environment())
-    monkeypatch.setattr(malloc, "find_jemalloc", lambda: None)
+    monkeypatch.setattr(process, "find_jemalloc", lambda: None)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("restarted"))
-    malloc.restart_with_jemalloc()
+    process.restart_with_jemalloc()
 
 
 @needs_jemalloc

@@ -73,7 +73,7 @@ def test_an_optional_package_is_named_with_its_extra(names, extra):
     assert command == f"pip install '.[{extra}]'"
 
 
-OURS = ("cli", "cli.verl_smoke", "mindspeed.start.driver", "mindspeed.start.cluster", "mindspeed.conversion")
+OURS = ("cli", "mindspeed.start.driver", "mindspeed.start.cluster", "mindspeed.conversion")
 EXPERIMENTS = ("expected_confidence", "gguf_import", "real_world", "reproduce")
 MODULES = [
     *(f"coca_mindspeed.{name}" for name in (*OURS, "upstream.ray_cluster")),

@@ -2,10 +2,10 @@
 
 import pytest
 
+from coca_mindspeed.cli.watch import RunDirectory
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.evaluation.predictions import write_predictions
-from coca_mindspeed.evaluation.reports.live import RunDirectory
 from coca_mindspeed.evaluation.runs import read_named
 from coca_mindspeed.local.run_directory import RunState, check_same_run
 from coca_mindspeed.mindspeed.start import run_file

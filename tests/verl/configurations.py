@@ -20,8 +20,6 @@ def configuration(changes=None):
             "actor": {
                 "ppo_mini_batch_size": 8,
                 "ppo_micro_batch_size_per_gpu": 4,
-                "loss_agg_mode": "seq-mean-token-sum",
-                "clip_ratio_c": 1e30,
             },
             "rollout": {
                 "n": 4,
@@ -64,4 +62,5 @@ def columns(confidence, outcome, *, confidence_tokens=3, tokens=5, reason=""):
         "verdict": outcome.value,
         "reason": reason,
         "confidence_tokens": confidence_tokens,
+        "segment_ends": [confidence_tokens, tokens],
     }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.scoring.responses import credit_rule
@@ -92,23 +92,32 @@ def one_group(*rows, **settings):
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
-@pytest.mark.parametrize("method", ["coca", "rlvr", "joint", "sequential", "rlcr"])
+@pytest.mark.parametrize(
+    "method", ["coca", "rlvr", "joint", "sequential", "rlcr", "dcpo", "log_score", "gdpo", "caliber"]
+)
 def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
     settings = VerlSettings.model_validate({"method": {"name": method, "advantage_scale": scale}})
     keys, rows, lengths = shuffled()
+    twice = METHODS[method].confidence_position == "both"
+    if twice:
+        for said in rows:
+            first, whole = said["segment_ends"]
+            said |= {"segment_ends": [first, first, whole], "confidence_after": said["prediction"]["confidence"]}
     by_key = {key: (said, int(length)) for key, said, length in zip(keys, rows, lengths, strict=True)}
     reports = [by_key[key][0] for key in KEYS]
     stated = [math.nan if (s := report["prediction"]["confidence"]) is None else s for report in reports]
     expected = Rollout(group_size=G, lengths=torch.tensor([by_key[key][1] for key in KEYS]), width=int(lengths.max()))
     expected.correct = torch.tensor([report["verdict"] == "right" for report in reports]).view(P, G).double()
     expected.stated = torch.tensor(stated, dtype=torch.float64).view(P, G)
+    expected.stated_after = expected.stated if twice else None
     expected.confidence_lengths = torch.tensor([report["confidence_tokens"] for report in reports])
+    expected.segment_ends = torch.tensor([report["segment_ends"] for report in reports])
     expected.give_credit(credit_rule(settings.method, 0))
-    found = step(settings.model_dump()).columns(segment_mean=False)
+    found = step(settings.model_dump(), keys=keys, rows=rows, response_lengths=lengths).columns()
     for place, key in enumerate(KEYS):
         row = keys.index(key)
         torch.testing.assert_close(found["advantages"][row], expected.token_advantages[place], rtol=0, atol=0)
-        assert int(found["segment_length"][row]) == int(expected.segment_lengths[place])
+        assert found["segment_ends"][row].tolist() == by_key[key][0]["segment_ends"]
     assert found["advantages"].any()
 
 
@@ -137,30 +146,14 @@ def test_padding_and_broken_groups_have_no_advantages():
     with pytest.raises(TrainingError, match=r"1 of 3 groups .*coca\.broken_groups"):
         step(**changes)
     found = step({"broken_groups": 1}, **changes)
-    written = found.columns(segment_mean=False)
+    written = found.columns()
     for row, key in enumerate(changes["keys"]):
         if key.startswith(("u1", "pad")):
             assert not written["advantages"][row].any()
-            assert int(written["segment_length"][row]) == 0
+            assert not written["segment_ends"][row].any()
     assert written["advantages"].any()
     assert found.metrics()["group/broken"] == 1.0
     assert len(found.dump(7, 99)) == 2 * G
-
-
-def test_the_sum_over_tokens_of_the_segment_means_columns_is_segment_mean():
-    """Loss and gradient, off-policy so that the clip bites."""
-    found = step()
-    masks, rows = found.rollout.masks, found.order
-    old = -torch.rand(masks.answer.shape, generator=torch.Generator().manual_seed(1))
-    results = []
-    for mean, aggregation in ((True, "sum"), (False, "segment_mean")):
-        advantages = found.columns(segment_mean=mean)["advantages"][rows]
-        new = (old + torch.randn(old.shape, generator=torch.Generator().manual_seed(2))).requires_grad_()
-        objective = segment_objective(new, old, advantages, masks, aggregation=aggregation)
-        objective.loss.backward()
-        results.append((objective.loss.detach(), new.grad))
-        assert float(objective.confidence.clipped) > 0
-    torch.testing.assert_close(results[0], results[1])
 
 
 def test_an_ungradable_answer_is_left_out_of_its_group():
@@ -172,7 +165,7 @@ def test_an_ungradable_answer_is_left_out_of_its_group():
     assert found.rollout.credit.gesr.tolist() == [[pytest.approx(1 / 3)]]
     # r_a = (1, 0, 0): mean 1/3, sample deviation 1/sqrt(3)
     expected = [2 / math.sqrt(3), -1 / math.sqrt(3), 0.0, -1 / math.sqrt(3)]
-    advantages = found.columns(segment_mean=False)["advantages"]
+    advantages = found.columns()["advantages"]
     assert advantages[:, -1].tolist() == pytest.approx(expected)
     assert not advantages[2].any()
     assert found.metrics()["rollout/accuracy"] == pytest.approx(1 / 3)

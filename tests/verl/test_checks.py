@@ -21,15 +21,13 @@ def problems(changes):
 
 
 def test_verls_own_defaults_are_refused_key_by_key():
-    """An empty configuration is verl's defaults: GAE, greedy validation, a second clip, another reward manager."""
+    """An empty configuration is verl's defaults: GAE, greedy validation, another reward manager."""
     assert {problem.key for problem in verl_problems({"coca": {}}, VerlSettings())} == {
         "trainer.v1.trainer_mode",
         "algorithm.adv_estimator",
         "reward.reward_manager.name",
         f"{VALIDATION}.do_sample",
         f"{VALIDATION}.temperature",
-        f"{ACTOR}.loss_agg_mode",
-        f"{ACTOR}.clip_ratio_c",
         f"{ROLLOUT}.n",
     }
 
@@ -81,14 +79,8 @@ SEQUENTIAL = {"coca.method.name": "sequential"}
         ({}, []),
         ({"critic.enable": None}, []),  # verl asks the estimator, and ours needs no critic
         ({"critic.enable": False}, []),
-        *(
-            ({"coca.method.loss_aggregation": aggregation, f"{ACTOR}.loss_agg_mode": mode}, [])
-            for aggregation, mode in (
-                ("sum", "seq-mean-token-sum"),
-                ("token_mean", "token-mean"),
-                ("segment_mean", "seq-mean-token-sum"),
-            )
-        ),
+        ({"coca.method.clip": 0.1, "coca.method.loss_aggregation": "segment_mean"}, []),
+        ({f"{ACTOR}.policy_loss.loss_mode": "gspo", f"{ACTOR}.clip_ratio_c": 3.0}, []),  # ours is the loss
         (DYNAMIC_BATCHES, []),
         ({**DYNAMIC_BATCHES, TOKENS: 100}, [("packing", TOKENS, 100)]),  # less than 128
         ({**DYNAMIC_BATCHES, TOKENS: 100, f"{ACTOR}.ulysses_sequence_parallel_size": 2}, []),

@@ -5,15 +5,12 @@ import yaml
 
 from coca_mindspeed import cli
 from coca_mindspeed.config.compose import config_directory
-from coca_mindspeed.config.model_size import model_parameters
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.configuration import (
     find_verl_run,
     known_keys,
-    model_shape,
     ready_made_verl_runs,
-    run_layout,
     unknown_keys,
     verl_configuration,
 )
@@ -33,12 +30,9 @@ def test_the_ready_made_runs():
         config = verl_configuration(file, [])
         settings = verl_settings(config)
         assert verl_problems(config, settings) == []
-        assert run_layout(config, settings).problems == ()
         assert config["trainer"]["default_local_dir"] == f"runs/{name}/checkpoints"
-        shape = model_shape(str(settings.device.model))
-        assert model_parameters(shape) > 1e9
         bucket = config["actor_rollout_ref"]["rollout"]["checkpoint_engine"]["update_weights_bucket_megabytes"]
-        assert 4 * shape.vocab * shape.hidden < bucket * 2**20  # the largest weight, in float32
+        assert bucket * 2**20 > 4 * 152_064 * 3584  # Qwen2.5-7B's embedding in float32
 
 
 def test_every_key_of_ours_is_stated_with_its_default():
@@ -67,7 +61,7 @@ def test_a_file_of_ones_own_may_stand_on_ours(tmp_path):
     assert find_verl_run(str(mine)) == mine
     config = verl_configuration(mine, ["trainer.nnodes=2", "coca.broken_groups=1"])
     assert config["coca"]["method"]["name"] == "joint"
-    assert config["coca"]["device"]["model"] == "qwen25_3b"
+    assert config["actor_rollout_ref"]["model"]["path"] == "models/Qwen2.5-3B-Instruct"
     assert config["trainer"]["nnodes"] == config["reward"]["num_workers"] == 2  # a reward worker on each node
     assert verl_settings(config).broken_groups == 1
 
@@ -86,7 +80,6 @@ def test_check_prints_the_plan(capsys):
     assert "16 on 2 nodes" in out
     assert out.count("(MISSING)") == 3
     assert "learning rate" in out
-    assert "7.62 billion parameters" in out
     assert "128 questions x 16 responses = 2048" in out
     assert out.endswith("\nOK\n")
     assert cli.main(["check", "coca_qwen25_7b", "--quiet"]) == 0
@@ -100,9 +93,6 @@ def test_check_prints_the_plan(capsys):
     [
         ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward=true"),
         ("coca.method.name=cocoa", "coca.method.name='cocoa'"),
-        ("coca.device.memory_gib=40", "coca.device.memory_gib=40"),
-        ("actor_rollout_ref.rollout.gpu_memory_utilization=0.1", "gpu_memory_utilization=0.1"),
-        ("coca.device.model=gpt9", "coca.device.model: 'gpt9'"),
         ("coca.method.name=sequential", "trainer.total_epochs=1"),
     ],
 )
@@ -130,12 +120,6 @@ def test_keys_that_verl_does_not_know_are_refused(override, key):
     file = find_verl_run("coca_qwen25_7b_megatron")
     found = unknown_keys(verl_configuration(file, [override]), [override], known_keys(None))
     assert [(problem.code, problem.key) for problem in found] == ([] if key is None else [("unknown-key", key)])
-
-
-def test_a_model_of_another_shape_is_refused(tmp_path, capsys):
-    (tmp_path / "config.json").write_text('{"hidden_size": 5}')
-    assert cli.main(["check", "coca_qwen25_7b", f"actor_rollout_ref.model.path={tmp_path}"]) == 1
-    assert "[shapes]" in capsys.readouterr().err
 
 
 def test_a_configuration_without_the_section_is_told_how_to_write_one():

@@ -4,15 +4,30 @@ Configurations name the methods of this package, so it imports torch, which take
 """
 
 from coca_mindspeed.algorithm.methods.base import TrainingMethod
+from coca_mindspeed.algorithm.methods.caliber import Caliber
 from coca_mindspeed.algorithm.methods.coca import Coca
+from coca_mindspeed.algorithm.methods.dcpo import Dcpo
+from coca_mindspeed.algorithm.methods.gdpo import Gdpo
 from coca_mindspeed.algorithm.methods.joint import Joint
+from coca_mindspeed.algorithm.methods.log_score import LogScore
 from coca_mindspeed.algorithm.methods.rlcr import Rlcr
 from coca_mindspeed.algorithm.methods.rlvr import Rlvr
 from coca_mindspeed.algorithm.methods.sequential import Sequential
 
 __all__ = ["METHODS", "TrainingMethod", "training_method"]
 
-METHODS: dict[str, TrainingMethod] = {method.name: method for method in (Coca(), Rlvr(), Joint(), Sequential(), Rlcr())}
+_METHODS: tuple[TrainingMethod, ...] = (
+    Coca(),
+    Rlvr(),
+    Joint(),
+    Sequential(),
+    Rlcr(),
+    Dcpo(),
+    LogScore(),
+    Gdpo(),
+    Caliber(),
+)
+METHODS: dict[str, TrainingMethod] = {method.name: method for method in _METHODS}
 
 
 def training_method(name: str) -> TrainingMethod:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, SEGMENTS, ConfidencePosition
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,7 @@ class Outcomes(NamedTuple):
         gesr: float64 ``[P, 1]``, the mean of ``correct`` in each group (equation 7).
         log_probs: float64 ``[P, G]`` of each confidence segment under the policy that sampled it; None: not known.
         invalid_reward: what a response without a valid confidence earns in place of a Brier score.
+        stated_after: like ``stated``, the second confidence of a method that asks for two; None: there is none.
     """
 
     correct: Tensor
@@ -34,19 +35,21 @@ class Outcomes(NamedTuple):
     gesr: Tensor
     log_probs: Tensor | None
     invalid_reward: float
+    stated_after: Tensor | None = None
 
-    def brier(self, target: Tensor) -> Tensor:
+    def brier(self, target: Tensor, stated: Tensor | None = None) -> Tensor:
         """``-(s - target)^2`` (equation 8, where the target is GESR), float64 ``[P, G]``; NaN: takes no part."""
-        score = -(self.stated - target).square()
-        score = score.masked_fill(self.stated.isnan(), self.invalid_reward)
+        stated = self.stated if stated is None else stated
+        return self.scored(-(stated - target).square(), stated)
+
+    def scored(self, score: Tensor, stated: Tensor) -> Tensor:
+        """``score`` of each ``stated`` confidence, ``invalid_reward`` without one, NaN for what takes no part."""
+        score = score.masked_fill(stated.isnan(), self.invalid_reward)
         return score.masked_fill(self.correct.isnan(), float("nan"))
 
 
-class SegmentAdvantages(NamedTuple):
-    """Advantages of each segment's tokens."""
-
-    confidence: Advantage
-    answer: Advantage
+#: Advantages of each segment's tokens by its name in ``SEGMENTS``.  A segment without one learns nothing.
+SegmentAdvantages = dict[str, "Advantage"]
 
 
 class TrainingMethod(Protocol):
@@ -62,7 +65,7 @@ class TrainingMethod(Protocol):
 
     @property
     def confidence_position(self) -> ConfidencePosition:
-        """Whether the confidence is stated before the answer or after it."""
+        """Whether the confidence is stated before the answer, after it, or both: the order of the segments."""
         ...
 
     @property
@@ -99,4 +102,4 @@ class OneReward(MethodDefaults):
 
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         advantage = normalise.scaled(self.reward(outcomes, stage))
-        return SegmentAdvantages(advantage, advantage)
+        return dict.fromkeys(SEGMENTS[self.confidence_position], advantage)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Coca(MethodDefaults):
-    """The paper's method, with ``separate_format`` and ``entropy_bonus`` of :class:`CreditRule`."""
+    """The paper's method, with ``entropy_bonus`` of :class:`CreditRule`."""
 
     name: str = "coca"
 
@@ -29,9 +29,4 @@ class Coca(MethodDefaults):
         valid = ~outcomes.stated.isnan()
         if outcomes.log_probs is not None and normalise.entropy_bonus:
             brier = brier - normalise.entropy_bonus * outcomes.log_probs.masked_fill(~valid, 0.0)
-        answer = normalise.group(outcomes.correct)
-        if not normalise.separate_format:
-            return SegmentAdvantages(normalise.scaled(brier), answer)
-        among_valid = normalise.scaled(brier.masked_fill(~valid, float("nan")))
-        being_valid = normalise.group(valid.double().masked_fill(outcomes.correct.isnan(), float("nan")))
-        return SegmentAdvantages(among_valid + being_valid, answer)
+        return {"confidence": normalise.stated(brier, valid), "answer": normalise.group(outcomes.correct)}

@@ -1,11 +1,11 @@
-"""Duplicates, near duplicates and contamination, by hashed n-grams.
+"""Duplicates and contamination, by hashed n-grams.
 
 Hashes are 64-bit and depend on the text alone, so results are the same on every machine.
 """
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -17,13 +17,9 @@ from coca_mindspeed.data.records import Record
 
 Hashes = npt.NDArray[np.uint64]
 
-# Scripts without spaces (kana, CJK, hangul) are cut into characters, all others into words; each remaining symbol
-# is a token of its own, since x+2 and x-2 are different questions.
+# Scripts without spaces (kana, CJK, hangul) are cut into characters, all others into words.
 _SCRIPT = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
-_WORD = rf"[{_SCRIPT}]|[^\W_{_SCRIPT}]+"
-_WORDS = re.compile(_WORD)
-_TOKENS = re.compile(rf"{_WORD}|\S")
-_NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
+_WORDS = re.compile(rf"[{_SCRIPT}]|[^\W_{_SCRIPT}]+")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: odd, well mixed
 
 
@@ -35,16 +31,6 @@ def normalise(text: str) -> str:
 def words(text: str) -> list[str]:
     """Words of a normalised text, without symbols."""
     return _WORDS.findall(text)
-
-
-def tokens(text: str) -> list[str]:
-    """Words and symbols of a normalised text."""
-    return _TOKENS.findall(text)
-
-
-def numbers(text: str) -> tuple[str, ...]:
-    """Numbers of a normalised text, sorted, with repeats."""
-    return tuple(sorted(_NUMBERS.findall(text)))
 
 
 def digest(text: str) -> int:
@@ -76,11 +62,6 @@ def ngram_hashes(units: list[str], n: int) -> Hashes:
     return mix(np.lib.stride_tricks.sliding_window_view(hashes, n) @ np.multiply.accumulate(base))
 
 
-_SHINGLE = 3  # tokens
-_PERMUTATIONS = 120
-_RECALL = 0.999
-
-
 class ExactDuplicates:
     """Finds repeated questions by a 64-bit hash of their normalised text."""
 
@@ -92,82 +73,6 @@ class ExactDuplicates:
         answer = digest(normalise(record.answer))
         known = self._first.setdefault(digest(normalise(record.question)), (index, answer))
         return None if known[0] == index else (known[0], known[1] == answer)
-
-
-def shingles(question: str) -> Hashes:
-    """Sorted distinct hashed token trigrams of a question."""
-    return np.unique(ngram_hashes(tokens(normalise(question)), _SHINGLE))
-
-
-def jaccard(left: Hashes, right: Hashes) -> float:
-    """``|A and B| / |A or B|`` of two sorted sets."""
-    common = len(np.intersect1d(left, right, assume_unique=True))
-    return common / (len(left) + len(right) - common)
-
-
-def bands_for(threshold: float) -> tuple[int, int]:
-    """Return ``(bands, rows)``: the longest bands whose probability of a collision at ``threshold`` is at least 99.9%.
-
-    Two sets of similarity s collide in at least one of b bands of r rows with probability ``1 - (1 - s^r)^b``.
-    """
-    bandings = ((_PERMUTATIONS // rows, rows) for rows in range(_PERMUTATIONS, 0, -1))
-    return next((bands, rows) for bands, rows in bandings if 1 - (1 - threshold**rows) ** bands >= _RECALL)
-
-
-class NearDuplicates:
-    """Finds records that repeat an earlier one, by MinHash.
-
-    Memory: 8 bytes per record and band, and the shingles of colliding records.  ``threshold`` is the Jaccard
-    similarity of token trigrams, in (0.3, 1].
-    """
-
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
-        self._bands, self._rows = bands_for(threshold)
-        generator = np.random.default_rng(0x5EED)
-        shape = (self._bands, self._rows, 1)
-        self._multipliers = generator.integers(1, 2**63, shape, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-        self._offsets = generator.integers(0, 2**63, shape, dtype=np.uint64)
-        self._keys: list[Hashes] = []
-
-    def add(self, record: Record) -> None:
-        """Add the next record."""
-        smallest = mix(shingles(record.question) * self._multipliers + self._offsets).min(axis=-1)  # [bands, rows]
-        # What has to be equal goes into every band's key: others do not even collide.
-        same = digest(repr((numbers(normalise(record.question)), normalise(record.answer))))
-        key: Hashes = np.full(self._bands, same, dtype=np.uint64)
-        for row in range(self._rows):
-            key = mix(key ^ smallest[:, row])
-        self._keys.append(key)
-
-    def repeats(self, questions: Callable[[int], str]) -> dict[int, tuple[int, float]]:
-        """Return ``{index: (earlier index, similarity)}`` of the records that repeat an earlier kept one.
-
-        ``questions`` returns the question of an index in the order of :meth:`add`.
-        """
-        if not self._keys:
-            return {}
-        keys = np.stack(self._keys)
-        shared = np.zeros(keys.shape, dtype=bool)  # keys that another record has too
-        for band in range(self._bands):
-            _, inverse, counts = np.unique(keys[:, band], return_inverse=True, return_counts=True)
-            shared[:, band] = counts[inverse] > 1
-        members: dict[tuple[int, int], list[int]] = {}
-        sets: dict[int, Hashes] = {}
-        found: dict[int, tuple[int, float]] = {}
-        for index in np.flatnonzero(shared.any(axis=1)).tolist():
-            mine = shingles(questions(index))
-            bands = np.flatnonzero(shared[index]).tolist()
-            buckets = [members.setdefault((band, int(keys[index, band])), []) for band in bands]
-            for earlier in sorted({other for bucket in buckets for other in bucket}):
-                if (similarity := jaccard(mine, sets[earlier])) >= self._threshold:
-                    found[index] = (earlier, similarity)
-                    break
-            else:
-                sets[index] = mine
-                for bucket in buckets:
-                    bucket.append(index)
-        return found
 
 
 SHORTEST = 6  # words

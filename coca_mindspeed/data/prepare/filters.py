@@ -4,8 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.data.chat_template import write_into_template
-from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens
+from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens, write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.registry import grader_class, grader_name

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coca_mindspeed.data.formats import HubDataset, Row
-from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, NearDuplicates, digest
+from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, digest
 from coca_mindspeed.data.prepare.filters import Filter, LabelChecker
 from coca_mindspeed.data.prepare.report import Finding, FindingLog, PreparationReport, sorted_counts
 from coca_mindspeed.data.published import RowError, Ungradable
@@ -46,13 +46,10 @@ class RecordBuffer:
         self._file.seek(self._offsets[index])
         return self._file.readline()
 
-    def value(self, index: int, field: str) -> str:
-        return str(json.loads(self.line(index))[field])
-
 
 GoldMode = Literal["drop", "report", "off"]
 _GOLD_BATCH = 512  # records
-_REPORTED = ("skip_bad", "gold", "drop_duplicates", "near_duplicates", "validation", "shuffle", "seed")
+_REPORTED = ("skip_bad", "gold", "drop_duplicates", "validation", "shuffle", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,6 @@ class Preparation:
         filters: stage of the report -> filter.
         evaluation: for decontamination.
         gold: treatment of records whose gold answer cannot be graded.
-        near_duplicates: drop questions of at least this similarity to an earlier one; None: keep them.
         validation: fraction of the records, in [0, 1), for ``validation.jsonl``.
         described: further options for the report.
     """
@@ -77,7 +73,6 @@ class Preparation:
     evaluation: EvaluationIndex | None = None
     gold: GoldMode = "drop"
     drop_duplicates: bool = True
-    near_duplicates: float | None = 0.8
     validation: float = 0.0
     shuffle: bool = True
     seed: int = 0
@@ -105,12 +100,12 @@ def prepare(
         for row in preparation.source.rows(preparation.inputs):
             cleaning.take(row)
             on_row()
-        kept = cleaning.kept()
-        if not kept:
+        cleaning.finish()
+        if not records.rows:
             reasons = [f"{stage}: {counts.total()}" for stage, counts in log.dropped.items()]
             why = ", ".join(reasons) or "the input has no rows"
             raise DataError(f"{preparation.source.name}: no row is left of {cleaning.rows_in}: {why}")
-        outputs = _write(preparation, records, kept, directory)
+        outputs = _write(preparation, records, directory)
         options = {name: getattr(preparation, name) for name in _REPORTED}
         report = PreparationReport(
             dataset=preparation.source.name,
@@ -134,8 +129,6 @@ class _Cleaning:
         self._files: Counter[str] = Counter()  # rows of each file, in order
         self._ids: dict[int, tuple[str, int]] = {}
         self._exact = ExactDuplicates()
-        threshold = preparation.near_duplicates
-        self._near = None if threshold is None else NearDuplicates(threshold)
         self._unchecked: list[tuple[Record, Row]] = []
         self._bad = 0
         self.rows_in = 0
@@ -211,18 +204,11 @@ class _Cleaning:
             self._drop(row, "duplicate", reason, f"of {self._records.rows[earlier].where}")
             return
         self._records.append(line, row)
-        if self._near is not None:
-            self._near.add(record)
 
-    def kept(self) -> list[int]:
-        """Return the buffer indices of the records that remain after near duplicates are dropped."""
+    def finish(self) -> None:
+        """Check the last batch of gold answers."""
         if self._unchecked:
             self._check_labels()
-        repeats = {} if self._near is None else self._near.repeats(lambda i: self._records.value(i, "question"))
-        for index, (earlier, similarity) in repeats.items():
-            detail = f"{similarity:.3f} to {self._records.rows[earlier].where}"
-            self._drop(self._records.rows[index], "near_duplicate", "same numbers and gold answer", detail)
-        return [index for index in range(len(self._records.rows)) if index not in repeats]
 
     def inputs(self) -> list[dict[str, Any]]:
         """Name, rows and SHA-256 of each file read."""
@@ -236,17 +222,16 @@ class _Cleaning:
         self._log.add(Finding(row.file, row.number, stage, reason, detail))
 
 
-def _write(
-    preparation: Preparation, records: RecordBuffer, kept: list[int], directory: Path
-) -> dict[str, dict[str, Any]]:
+def _write(preparation: Preparation, records: RecordBuffer, directory: Path) -> dict[str, dict[str, Any]]:
     """Write the splits; a record's position depends on the seed and its id alone."""
 
     def drawn(index: int) -> bytes:
-        identity = f"{preparation.seed}\0{records.value(index, 'id')}"
+        identity = f"{preparation.seed}\0{json.loads(records.line(index))['id']}"
         return blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
+    kept = range(len(records.rows))
     held_out = round(preparation.validation * len(kept))
-    shuffled = sorted(kept, key=drawn) if preparation.shuffle or held_out else kept
+    shuffled = sorted(kept, key=drawn) if preparation.shuffle or held_out else list(kept)
     splits = {"train" if preparation.source.role == "training" else "test": shuffled[held_out:]}
     if preparation.validation:
         splits["validation"] = shuffled[:held_out]

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.utils.console import one_line
+from coca_mindspeed.utils.console import markdown_table, one_line
 from coca_mindspeed.utils.files import to_json_line, write_atomically, write_json
-from coca_mindspeed.utils.markdown import markdown_table
 
 # In the order of the pipeline.
 STAGES = {
@@ -21,7 +20,6 @@ STAGES = {
     "contamination": "shares a passage with an evaluation question",
     "gold": "gold answer cannot be graded",
     "duplicate": "repeats an earlier question",
-    "near_duplicate": "nearly repeats an earlier question",
 }
 _EXAMPLES = 5
 

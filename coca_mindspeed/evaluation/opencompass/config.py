@@ -12,7 +12,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import (
+    ANSWER_FIRST_PROMPT,
+    CONFIDENCE_FIRST_PROMPT,
+    CONFIDENCE_TWICE_PROMPT,
+    ConfidencePosition,
+)
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS
 from coca_mindspeed.utils.console import print_failure
@@ -31,7 +36,11 @@ STOCK: Mapping[str, tuple[str, str]] = {
     "simpleqa": ("SimpleQA.simpleqa_gen_0283c3", "simpleqa_datasets"),
     "triviaqa": ("triviaqa.triviaqa_gen_0356ec", "triviaqa_datasets"),
 }
-SYSTEM_PROMPTS: Mapping[str, str] = {"first": CONFIDENCE_FIRST_PROMPT, "last": ANSWER_FIRST_PROMPT}
+SYSTEM_PROMPTS: Mapping[str, str] = {
+    "first": CONFIDENCE_FIRST_PROMPT,
+    "last": ANSWER_FIRST_PROMPT,
+    "both": CONFIDENCE_TWICE_PROMPT,
+}
 # The paper: one sample at temperature 1.0, at most 4,096 new tokens.
 TEMPERATURE, MAX_OUT_LEN = 1.0, 4096
 _CHAT = {
@@ -79,15 +88,13 @@ def with_confidence(
     *,
     position: ConfidencePosition = "first",
     system_prompt: str | None = None,
-    external: bool = False,
     decimals: int | None = None,
     tokenizer_path: str | None = None,
 ) -> dict[str, Any]:
     """Add our system prompt to a data set's configuration and wrap its evaluator.
 
     ``dataset`` is any generation data set without few-shot examples, which contradict the response format.
-    ``system_prompt`` replaces the position's own.  With ``external``, the confidence comes with the predictions, and
-    the model is not asked for one.
+    ``system_prompt`` replaces the position's own.
     """
     config = deepcopy(dict(dataset))
     infer = config["infer_cfg"]
@@ -98,16 +105,16 @@ def with_confidence(
     # A length here would override the model's; a stop word would cut the response after its confidence.
     for key in ("max_out_len", "stopping_criteria"):
         infer["inferencer"].pop(key, None)
-    if not external:
-        prompt = SYSTEM_PROMPTS[position] if system_prompt is None else system_prompt
-        _add_system_prompt(infer["prompt_template"], prompt)
+    prompt = SYSTEM_PROMPTS[position] if system_prompt is None else system_prompt
+    _add_system_prompt(infer["prompt_template"], prompt)
     evaluation = config["eval_cfg"]
     evaluation["evaluator"] = {
-        "type": f"{_EVALUATORS}.{'ExternalConfidenceEvaluator' if external else 'ConfidenceEvaluator'}",
+        "type": f"{_EVALUATORS}.ConfidenceEvaluator",
         "evaluator": evaluation["evaluator"],
         "answer_postprocessor": evaluation.pop("pred_postprocessor", None),
         "tokenizer_path": tokenizer_path,
-        **({} if external else {"position": position, "decimals": decimals}),
+        "position": position,
+        "decimals": decimals,
     }
     return config
 
@@ -193,7 +200,6 @@ def paper_config(
     datasets: tuple[str, ...] = tuple(STOCK),
     judge: Mapping[str, Any] | None = None,
     position: ConfidencePosition = "first",
-    external: bool = False,
     samples: int = 1,
 ) -> dict[str, Any]:
     """Return the whole configuration: data sets of :data:`STOCK`, model, and a summary of every metric.
@@ -202,8 +208,7 @@ def paper_config(
     """
     tokenizer = model.get("tokenizer_path")
     wrapped = [
-        with_confidence(paper_dataset(name, judge), position=position, external=external, tokenizer_path=tokenizer)
-        | {"n": samples}
+        with_confidence(paper_dataset(name, judge), position=position, tokenizer_path=tokenizer) | {"n": samples}
         for name in datasets
     ]
     abbrs = [[dataset["abbr"], metric] for dataset in wrapped for metric in HEADLINE_METRICS]
@@ -229,8 +234,7 @@ def main(argv: list[str] | None = None) -> int:
     option("--judge-api-base", help="its endpoint (default: that of the model)")
     option("--judge-key", default="EMPTY", help="its key; ENV reads OPENAI_API_KEY (default: %(default)s)")
     option("--datasets", nargs="+", choices=STOCK, default=list(STOCK), metavar="NAME", help="default: all")
-    option("--position", choices=("first", "last"), default="first", help="last: answer-first models")
-    option("--external", action="store_true", help="confidences come as keys of the predictions")
+    option("--position", choices=tuple(SYSTEM_PROMPTS), default="first", help="last: answer-first models")
     option("--samples", type=int, default=1, help="samples of every question (default: %(default)s)")
     option("--output", type=Path, required=True, help="the file to write, ending in .json")
     given = parser.parse_args(argv)
@@ -242,7 +246,7 @@ def main(argv: list[str] | None = None) -> int:
         shared["api_base"] = given.judge_api_base or given.api_base
         answer: dict[str, Any] = {"temperature": 0.0, "max_out_len": 16}
         judge = served_model("judge", name=given.judge, key=given.judge_key, **shared, **answer)
-    choices = {"position": given.position, "external": given.external, "samples": given.samples}
+    choices = {"position": given.position, "samples": given.samples}
     try:
         config = paper_config(model, datasets=tuple(given.datasets), judge=judge, **choices)
     except CocaError as error:

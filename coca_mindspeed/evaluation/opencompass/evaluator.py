@@ -18,7 +18,6 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS, METRIC_SPECS, calibration_metrics
 from coca_mindspeed.evaluation.opencompass.output import correctness
-from coca_mindspeed.evaluation.predictions import is_confidence
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
@@ -78,7 +77,9 @@ class ConfidenceEvaluator(BaseEvaluator):
             )
         if len(responses) != len(original_dataset) or len(responses) % n:
             raise DataError(f"{self._name}: {len(responses)} responses to {len(original_dataset)} questions, n = {n}")
-        confidence, tokens, answers = self._split(responses, columns)
+        parts = [parse_and_count(response, self._parser, self._counter) for response in responses]
+        confidence, tokens = [parsed.confidence for parsed, _ in parts], [count for _, count in parts]
+        answers = [self._postprocess(parsed.answer) for parsed, _ in parts]
         size = len(responses) // n
         correct: list[bool] = []
         for replica in range(n):
@@ -104,14 +105,6 @@ class ConfidenceEvaluator(BaseEvaluator):
     def _name(self) -> str:
         return str(getattr(self, "_out_dir", type(self).__name__))
 
-    def _split(
-        self, responses: Sequence[str], columns: dict[str, Any]
-    ) -> tuple[list[float | None], list[int | None], list[str]]:
-        """Confidence, tokens to confidence and answer segment of each response."""
-        parts = [parse_and_count(response, self._parser, self._counter) for response in responses]
-        answers = [self._postprocess(parsed.answer) for parsed, _ in parts]
-        return [parsed.confidence for parsed, _ in parts], [tokens for _, tokens in parts], answers
-
     def _postprocess(self, answer: str) -> str:
         if self._answer_postprocessor is None:
             return answer
@@ -136,39 +129,6 @@ class ConfidenceEvaluator(BaseEvaluator):
             raise DataError(f"{self._name}: {type(inner).__name__} also needs {unknown[0]!r}, which is not supported")
         result = inner.score(**{name: value for name, value in given.items() if name in wanted})
         return correctness(result, len(answers), f"{self._name} ({type(inner).__name__})")
-
-
-@ICL_EVALUATORS.register_module()
-class ExternalConfidenceEvaluator(ConfidenceEvaluator):
-    """For confidences that are not in the response: probe, assessor, question probability, majority voting.
-
-    Every prediction has the keys ``confidence`` and ``tokens_to_confidence`` (null where unknown); the response is all
-    answer.
-    """
-
-    def score(  # type: ignore[override]  # OpenCompass passes what the signature names
-        self,
-        predictions: list[str],
-        references: list[Any],
-        test_set: Any,
-        confidence: list[float | None],
-        tokens_to_confidence: list[int | None],
-    ) -> dict[str, Any]:
-        """Score one sample of every question; see :meth:`ConfidenceEvaluator.evaluate`."""
-        columns = {"confidence": confidence, "tokens_to_confidence": tokens_to_confidence}
-        base = {"predictions": predictions, "references": references, "test_set": test_set}
-        return self.evaluate(1, 1, test_set, **base, **columns)
-
-    def _split(
-        self, responses: Sequence[str], columns: dict[str, Any]
-    ) -> tuple[list[float | None], list[int | None], list[str]]:
-        confidence = list(columns["confidence"])
-        for index, value in enumerate(confidence):
-            if value is not None and not is_confidence(value):
-                raise DataError(
-                    f"{self._name}: prediction {index} has confidence {value!r}, expected null or a number in [0, 1]"
-                )
-        return confidence, list(columns["tokens_to_confidence"]), [self._postprocess(r) for r in responses]
 
 
 def _run_programs(records: Sequence[Record], programs: Sequence[str]) -> dict[str, Any]:

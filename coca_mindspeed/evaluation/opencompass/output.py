@@ -183,8 +183,7 @@ def read_opencompass(
 ) -> list[Prediction]:
     """Read the predictions of an OpenCompass run, from its directory with ``predictions/`` and ``results/``.
 
-    A ``confidence`` key of a prediction (probe, assessor, question probability, voting) takes precedence over the
-    confidence in the response.  Without ``tokenizer``, tokens to confidence are unknown unless the prediction has them.
+    Without ``tokenizer``, tokens to confidence are unknown unless our own evaluator has counted them.
 
     Raises:
         DataError: a file is missing or has no verdicts, or responses have no result.
@@ -204,7 +203,11 @@ def read_opencompass(
         verdicts = correctness(result, len(rows), str(path))
         questions = _questions(result["details"], len(rows))
         for index, (row, correct) in enumerate(zip(rows, verdicts, strict=True)):
-            stated, tokens = _confidence(_own(result["details"], index) or row, row, parser, tokenizer)
+            if (own := _own(result["details"], index)) is not None:
+                stated, tokens = own["confidence"], own["tokens_to_confidence"]
+            else:
+                parsed, tokens = parse_and_count(row["prediction"], parser, tokenizer)
+                stated = parsed.confidence
             gold = row.get("gold")
             values = {
                 "id": str(index % questions),
@@ -235,13 +238,3 @@ def _questions(details: Any, count: int) -> int:
         return int(own["question"]) + 1
     grouped = isinstance(details, list) and all(isinstance(d, Mapping) and "example_abbr" in d for d in details)
     return len(details) if grouped else count
-
-
-def _confidence(
-    row: Mapping[str, Any], predicted: Mapping[str, Any], parser: ResponseParser, tokenizer: TokenCounter | None
-) -> tuple[float | None, int | None]:
-    """Confidence and tokens to it, from the row or else from the response."""
-    if "confidence" in row:
-        return row["confidence"], row.get("tokens_to_confidence")
-    parsed, tokens = parse_and_count(predicted["prediction"], parser, tokenizer)
-    return parsed.confidence, tokens

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.extraction import MAX_ANSWER_CHARACTERS, Job, build_job, check_asserts, time_limit
-from coca_mindspeed.grading.code.sandbox import Limits, Report, Sandbox
+from coca_mindspeed.grading.code.inside.process import Report
+from coca_mindspeed.grading.code.sandbox import Limits, Sandbox
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
-from coca_mindspeed.utils.limits import usable_cpus
+from coca_mindspeed.utils.process import usable_cpus
 
 _MAX_WORKERS = 64
 _MOST_WORKERS_BY_DEFAULT = 32
@@ -93,7 +94,7 @@ class CodeGrader(TalliedGrader):
     def _run(self, job: Job, stop: threading.Event) -> tuple[Report, float]:
         started = time.perf_counter()
         if job.get("too_long"):
-            return Report("wrong", job["too_long"]), 0.0
+            return Report(Outcome.WRONG.value, job["too_long"]), 0.0
         total = job["seconds"] if job["kind"] == "asserts" else max(self._total_seconds, job["seconds"])
         report = self._sandbox.run(job, total, stop)
         return report, time.perf_counter() - started

@@ -23,13 +23,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.inside import process as processes
-from coca_mindspeed.grading.code.inside.process import WALL_FACTOR
+from coca_mindspeed.grading.code.inside.process import STARVED, UNAVAILABLE, UNGRADABLE, WALL_FACTOR, WRONG, Report
 
 _INSIDE = Path(__file__).with_name("inside")
 _MAX_REPORT_BYTES = 1 << 20
@@ -55,14 +55,6 @@ class Limits:
     file_bytes: int = 32 << 20  # size of one file, and of everything in /tmp together
     open_files: int = 128  # descriptors of each process
     files: int = 4_096  # in each writable file system, with directories; checked 20 times a second
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    outcome: str  # right, wrong or ungradable
-    reason: str
-    timed_out: bool = False
-    outputs: tuple[str | None, ...] = ()  # of a job of the kind "outputs": a digest for each input; None equals nothing
 
 
 @dataclass(slots=True)
@@ -103,59 +95,54 @@ class Sandbox:
         """
         if 0 <= (cpu_limit := resource.getrlimit(resource.RLIMIT_CPU)[1]) <= total_seconds:
             problem = f"the inherited limit on processor time (ulimit -t {cpu_limit}) is below a program's, "
-            return Report("ungradable", f"{problem}{total_seconds:g} s")
+            return Report(UNGRADABLE, f"{problem}{total_seconds:g} s")
         stop = stop or threading.Event()
         problem, starved = "", 0
         for attempt in range(_ATTEMPTS):
             if attempt:
                 stop.wait(_PAUSE_SECONDS * 2**attempt)
             if stop.is_set():
-                return Report("ungradable", "grading was stopped")
+                return Report(UNGRADABLE, "grading was stopped")
             try:
                 report = self._attempt(job, total_seconds, stop)
             except OSError as error:
                 if error.errno not in _UNAVAILABLE:
                     raise
-                report = Report("unavailable", f"the sandbox does not start: {error}")
-            if report.outcome not in ("unavailable", "starved"):
+                report = Report(UNAVAILABLE, f"the sandbox does not start: {error}")
+            if report.outcome not in (UNAVAILABLE, STARVED):
                 return report
             problem = report.reason
-            starved += report.outcome == "starved"
+            starved += report.outcome == STARVED
             if starved == _STARVED_ATTEMPTS:
-                return Report("ungradable", problem, timed_out=True)
-        return Report("ungradable", f"no sandbox could be started: {problem}")
+                return Report(UNGRADABLE, problem, timed_out=True)
+        return Report(UNGRADABLE, f"no sandbox could be started: {problem}")
 
     def _attempt(self, job: Mapping[str, Any], total_seconds: float, stop: threading.Event) -> Report:
         token = secrets.token_hex(16)
         with self._command() as (command, scratch), self._user() as (uid, lock):
             limits = {
+                **asdict(self.limits),
                 "uid": uid,
-                "memory_bytes": self.limits.memory_bytes,
-                "file_bytes": self.limits.file_bytes,
-                "files": self.limits.files,
-                "open_files": self.limits.open_files,
                 "processes": self._process_limit(),
                 "cpu_seconds": total_seconds + 1,
                 "alone": self.sandboxed,
             }
             content = {**job, "total_seconds": total_seconds, "token": token, "limits": limits, "scratch": scratch}
-            output, errors, killed, timed_out, starved = self._communicate(
-                command, lock, json.dumps(content).encode("ascii") + b"\n", total_seconds, stop
-            )
+            data = json.dumps(content).encode("ascii") + b"\n"
+            pipes, failure = self._communicate(command, lock, data, total_seconds, stop)
         if stop.is_set():
-            return Report("ungradable", "grading was stopped")
-        why = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        messages = _messages(output, token)
-        if not any(message.get("ready") for message in messages):
+            return Report(UNGRADABLE, "grading was stopped")
+        why = pipes.errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        messages = _messages(bytes(pipes.output), token)
+        if not any(message.pop("ready", False) for message in messages):
             # The program has not run yet.
-            return Report("unavailable", killed or why or "the harness ended at once")
-        has_verdict = "outcome" in messages[-1]
-        if killed and not (timed_out and has_verdict):  # a verdict in time may be read late
-            return Report("starved" if starved else "wrong", killed, timed_out)
-        if not has_verdict:
-            return Report("wrong", f"the tests did not come to their end{': ' if why else ''}{why}")
+            return Report(UNAVAILABLE, failure.reason if failure else why or "the harness ended at once")
         last = messages[-1]
-        return Report(last["outcome"], last["reason"], last["timed_out"], tuple(last["outputs"]))
+        if failure and not (failure.timed_out and last):  # a verdict in time may be read late
+            return failure
+        if not last:
+            return Report(WRONG, f"the tests did not come to their end{': ' if why else ''}{why}")
+        return Report(**{**last, "outputs": tuple(last["outputs"])})
 
     @contextmanager
     def _user(self) -> Iterator[tuple[int | None, list[int]]]:
@@ -209,8 +196,8 @@ class Sandbox:
 
     def _communicate(
         self, command: list[str], inherited: list[int], data: bytes, seconds: float, stop: threading.Event
-    ) -> tuple[bytes, bytes, str, bool, bool]:
-        """Return output, error output, why the job was killed or ``""``, whether by time, and whether it was starved.
+    ) -> tuple[processes.Pipes, Report | None]:
+        """Return what the harness wrote, and why it was killed or None.
 
         Standard input stays open: the harness ends when it is closed. Its first output line says that it is ready; the
         job's time starts then.
@@ -225,47 +212,28 @@ class Sandbox:
             pass_fds=inherited,
         )
         assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        stdin, stdout, stderr = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
         processes.hold(process.stdin)
-        os.set_blocking(stdin, False)
-        received = {stdout: bytearray(), stderr: bytearray()}
-        unsent, writing, killed, timed_out, starved = memoryview(data), [stdin], "", False, False
+        pipes, failure = processes.Pipes(process, data), None
         ready, deadline = False, time.monotonic() + _START_SECONDS
-        open_pipes = [stdout, stderr]
         try:
-            while open_pipes and not killed and not stop.is_set():
-                readable, writable = processes.poll(open_pipes, writing, _TICK_SECONDS)
-                idle = not (readable or writable)
-                for descriptor in readable:
-                    chunk = os.read(descriptor, 1 << 16)
-                    if not chunk:
-                        open_pipes.remove(descriptor)
-                    received[descriptor] += chunk
-                for descriptor in writable:
-                    try:
-                        unsent = unsent[os.write(descriptor, unsent[: 1 << 20]) :]
-                    except BrokenPipeError:
-                        unsent = unsent[len(unsent) :]
-                if not unsent:
-                    writing = []
-                if not ready and b"\n" in received[stdout]:
+            while pipes.open and not failure and not stop.is_set():
+                moved = pipes.move(lambda reading, writing: processes.poll(reading, writing, _TICK_SECONDS))
+                if not ready and b"\n" in pipes.output:
                     ready, deadline = True, time.monotonic() + WALL_FACTOR * seconds + _GRACE_SECONDS
-                if max(map(len, received.values())) > _MAX_REPORT_BYTES:
-                    killed = "wrote too much"
+                if max(len(pipes.output), len(pipes.errors)) > _MAX_REPORT_BYTES:
+                    failure = Report(WRONG, "wrote too much")
                 elif time.monotonic() > deadline:
-                    late = f"the sandbox did not start within {_START_SECONDS:g} s"
-                    killed, timed_out = f"took longer than {seconds:g} s" if ready else late, ready
+                    late = f"took longer than {seconds:g} s"
+                    late = late if ready else f"the sandbox did not start within {_START_SECONDS:g} s"
                     # A sleeping harness waits for its tests; a running one would have reported by now.
                     starved = ready and not self._harness_sleeps(process.pid)
-                elif idle and _memory_bytes(process.pid, self.sandboxed) > self.limits.memory_bytes:
-                    killed = "used too much memory"
+                    failure = Report(STARVED if starved else WRONG, late, timed_out=ready)
+                elif not any(moved) and _memory_bytes(process.pid, self.sandboxed) > self.limits.memory_bytes:
+                    failure = Report(WRONG, "used too much memory")
         finally:
             _kill(process)
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                pipe.close()
-        return bytes(received[stdout]), bytes(received[stderr]), killed, timed_out, starved
+            pipes.close()
+        return pipes, failure
 
 
 def _messages(output: bytes, token: str) -> list[dict[str, Any]]:
@@ -274,7 +242,7 @@ def _messages(output: bytes, token: str) -> list[dict[str, Any]]:
     for line in output.splitlines():
         try:
             message = json.loads(line)
-            if secrets.compare_digest(message["token"], token):
+            if secrets.compare_digest(message.pop("token"), token):
                 found.append(message)
         except (ValueError, KeyError, TypeError):
             continue

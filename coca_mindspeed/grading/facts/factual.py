@@ -49,8 +49,8 @@ _FUNCTIONAL = "it is was were are be by he she they we i in of on to for at from
 _FUNCTION_WORDS = frozenset(_FUNCTIONAL.split())
 _CANDIDATE_WORDS = 3
 
-# Without a limit, a long enough answer would contain every alias.
-_MAX_WORDS_AROUND = 30
+# Without a limit, a long enough answer would contain every alias; a longer gold answer is an explanation.
+_MAX_WORDS = 30
 
 # Words that an answer may add to those of its question; none of them can be another candidate.
 _ADDED_WORDS = (_FUNCTION_WORDS | _DISCOURSE | {"called", "named", "known", "its", "their", "there", "s"}) - _HEDGES
@@ -172,9 +172,9 @@ def _repeats_question(aliases: set[str], question: str, fact: str) -> bool:
 
 
 def _contains(aliases: set[str], fact: str) -> bool:
-    """Whether a fact contains an alias, names nothing else and does not deny it."""
+    """Whether the first clause of a fact contains an alias, and the fact names nothing else and does not deny it."""
     padded = f" {normalise(fact)} "
-    if len(padded.split()) > _MAX_WORDS_AROUND:
+    if len(padded.split()) > _MAX_WORDS:
         return False
     found = _longest_in(aliases, padded)
     if found is None:
@@ -185,14 +185,12 @@ def _contains(aliases: set[str], fact: str) -> bool:
     before, _, after = (side.split() for side in padded.partition(f" {found} "))
     if any(len(side) >= least and _FUNCTION_WORDS.isdisjoint(side) for side, least in ((before, 3), (after, 2))):
         return False
-    parts = [normalise(part) for part in _LIST.split(_without_thousands_commas(fact))]
-    return not any(_names_another(part, found) for part in parts)
-
-
-def _names_another(part: str, found: str) -> bool:
-    """Whether a part of a list is a short candidate that shares no word with the alias."""
-    words = set(part.split()) - _DISCOURSE
-    return 0 < len(words) <= _CANDIDATE_WORDS and words.isdisjoint(found.split())
+    named = set(found.split())
+    clauses = [set(normalise(clause).split()) for clause in _LIST.split(_without_thousands_commas(fact))]
+    first = next((words for words in clauses if not words <= _DISCOURSE or words & named), set())
+    return bool(first & named) and not any(
+        0 < len(words - _DISCOURSE) <= _CANDIDATE_WORDS and not words & named for words in clauses
+    )
 
 
 def _is_candidate(line: str, aliases: set[str]) -> bool:
@@ -208,6 +206,13 @@ def aliases_of(record: Record) -> list[str]:
     aliases = record.metadata.get("aliases", [record.answer])
     if not isinstance(aliases, list) or not aliases or not all(isinstance(alias, str) for alias in aliases):
         raise RecordError(record, f"metadata['aliases'] should be a list of at least one string, found {aliases!r:.80}")
-    if not any(map(normalise, aliases)):
+    lengths = [len(normalise(alias).split()) for alias in aliases]
+    if not any(lengths):
         raise RecordError(record, f"metadata['aliases'] {aliases!r:.80} have only articles and punctuation")
+    if min(filter(None, lengths)) > _MAX_WORDS:
+        raise RecordError(
+            record,
+            f"the gold answer {aliases[0]!r:.80} has over {_MAX_WORDS} words, which no answer repeats; shorten it, or "
+            "use the grader simpleqa",
+        )
     return aliases

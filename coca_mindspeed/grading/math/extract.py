@@ -60,8 +60,9 @@ def without_boxes(text: str) -> str:
 
 def last_tagged(response: str) -> str | None:
     """Content of ``<answer>...</answer>`` if no box follows it."""
-    opened, closed = response.rfind("<answer>"), response.rfind("</answer>")
-    if not 0 <= opened < closed or "\\boxed" in response[closed:] or "\\fbox" in response[closed:]:
+    opened = response.rfind("<answer>")
+    closed = response.find("</answer>", opened) if opened >= 0 else -1
+    if closed < 0 or "\\boxed" in response[closed:] or "\\fbox" in response[closed:]:
         return None
     return response[opened + len("<answer>") : closed]
 

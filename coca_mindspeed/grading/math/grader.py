@@ -13,8 +13,8 @@ from coca_mindspeed.grading.math.normalise import Answer, read_answer
 from coca_mindspeed.grading.math.plain import CHOICE, is_words, plain_text, plain_verdict
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 from coca_mindspeed.grading.workers import Failure, TaskResult, Workers
-from coca_mindspeed.utils.eta import SlowProgress
-from coca_mindspeed.utils.limits import usable_cpus
+from coca_mindspeed.utils.console import SlowProgress
+from coca_mindspeed.utils.process import usable_cpus
 
 # Far above the answers of benchmarks; the cost of parsing grows much faster than the length.
 MAX_ANSWER_CHARACTERS = 2_000

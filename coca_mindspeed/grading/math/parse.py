@@ -115,7 +115,8 @@ def _element(tokens: list[str]) -> Any:
     if first.startswith(r"\begin") and last == r"\end" + first[6:].partition("}")[0] + "}":
         lines = (line for line in _split(inner, (r"\\",))[0] if line and line != [r"\hline"])
         return Group("matrix", tuple(Group("row", tuple(map(_structure, _split(line, ("&",))[0]))) for line in lines))
-    if first in ("(", "[", r"\{") and last in (")", "]", r"\}") and _encloses(tokens):
+    depths = [*itertools.accumulate((token in _OPENING) - (token in _CLOSING) for token in tokens)]
+    if first in ("(", "[", r"\{") and last in (")", "]", r"\}") and all(depths[:-1]):  # the first closes at the last
         if inner and inner[0].startswith(r"\begin") and inner[-1].startswith(r"\end"):
             return _element(inner)
         parts, found = _split(inner, (",", ";"))
@@ -127,12 +128,6 @@ def _element(tokens: list[str]) -> Any:
         turned = [[{r"\pm": plus, r"\mp": minus}.get(t, t) for t in tokens] for plus, minus in ("+-", "-+")]
         return Group("", tuple(map(_scalar, turned)))
     return _scalar(tokens)
-
-
-def _encloses(tokens: list[str]) -> bool:
-    """Whether the first bracket is closed by the last one."""
-    depths = itertools.accumulate((token in _OPENING) - (token in _CLOSING) for token in tokens)
-    return all(list(depths)[:-1])
 
 
 def _scalar(tokens: list[str]) -> Any:
@@ -245,21 +240,17 @@ class _Parser:
 
     def _group(self, opened: str) -> Any:
         self._expect(opened)
+        self._bars += opened == "|"
         value = self.sum()
-        self._expect(_BRACKETS[opened])
+        self._bars -= opened == "|"
+        self._expect(_BRACKETS.get(opened, opened))
         return value
 
     def _atom(self) -> Any:
         token = self._next()
-        if token in ("(", "[", "{"):
-            return self._group(token)
+        if token in ("(", "[", "{", "|"):
+            return sympy.Abs(self._group(token)) if token == "|" else self._group(token)
         self.place += 1
-        if token == "|":
-            self._bars += 1
-            value = sympy.Abs(self.sum())
-            self._bars -= 1
-            self._expect("|")
-            return value
         if token[:1].isdigit() or (token[:1] == "." and len(token) > 1):
             if self._next() == "_":
                 return self._symbol(token)  # digits in a base

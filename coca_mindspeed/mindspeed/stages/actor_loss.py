@@ -14,8 +14,9 @@ from mindspeed_rl.utils.compute import compute_kl_penalty, get_parallel_state
 from mindspeed_rl.utils.utils import MsProbe
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import segment_masks
-from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.algorithm.advantages import any_segment, segment_masks
+from coca_mindspeed.algorithm.objective import segment_objective, truncated_weights
+from coca_mindspeed.algorithm.parsing import SEGMENTS
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.metrics import ratio
@@ -82,13 +83,17 @@ class SegmentActorLoss(BaseLossFunc):
         self, log_probs: Tensor, batch: dict[str, Tensor], mini_batch: MiniBatch, microbatches: int
     ) -> tuple[Tensor, dict[str, float]]:
         width = log_probs.shape[1]
-        lengths = batch["response_length"].flatten().long()
-        masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), lengths, width)
+        segments = SEGMENTS[self._settings.method.training_method.confidence_position]
+        masks = segment_masks(batch[columns.SEGMENT_ENDS][:, : len(segments)].long(), segments, width)
         old_log_probs = batch["old_log_prob"][:, :width] if "old_log_prob" in batch else log_probs.detach()
+        advantages, threshold = batch["advantages"][:, :width].float(), self._settings.rollout_is_threshold
+        if threshold is not None:
+            weights = truncated_weights(old_log_probs.float(), batch[columns.ROLLOUT_LOG_PROBS][:, :width], threshold)
+            advantages = advantages * weights
         objective = segment_objective(
             log_probs,
             old_log_probs.float(),
-            batch["advantages"][:, :width].float(),
+            advantages,
             masks,
             clip=float(self._meta.get("clip_ratio", 0.2)),
             aggregation=self._settings.method.loss_aggregation,
@@ -97,15 +102,17 @@ class SegmentActorLoss(BaseLossFunc):
         )
         scale = microbatches * mini_batch.ranks
         loss = objective.loss * scale
-        inside = masks.confidence | masks.answer
+        inside = any_segment(masks)
         statistics = {"actor/pg_loss": loss.item()}
-        for segment, sums in (("confidence", objective.confidence), ("answer", objective.answer)):
+        for segment, sums in objective.segments.items():
             for name, total in sums.sums().items():
                 statistics |= ratio(f"{segment}/{name}", total, float(sums.tokens))
         # Minus the mean log-prob of the sampled tokens is the policy's entropy in expectation, in nats a token; it
         # costs no pass over the vocabulary.
-        for name, mask in (("rollout", inside), ("confidence", masks.confidence), ("answer", masks.answer)):
+        for name, mask in {"rollout": inside, **masks}.items():
             statistics |= ratio(f"{name}/entropy", -_sum(old_log_probs, mask), mask.sum().item())
+        if threshold is not None:
+            statistics |= ratio("rollout/is_weight", _sum(weights, inside), inside.sum().item())
         if self._reference:
             penalty = compute_kl_penalty(log_probs, batch["ref_log_prob"][:, :width], self._meta["kl_penalty"])
             kl = torch.where(inside, penalty, 0.0).sum() / mini_batch.tokens * scale
@@ -120,8 +127,7 @@ class SegmentActorLoss(BaseLossFunc):
                 "old_log_prob": old_log_probs,
                 "log_prob": log_probs,
                 "advantages": batch["advantages"],
-                "confidence_mask": masks.confidence,
-                "answer_mask": masks.answer,
+                **{f"{name}_mask": mask for name, mask in masks.items()},
                 "loss": objective.loss,
             }
         )

@@ -80,13 +80,15 @@ class RewardWorker:
             start = time.time()
             check_groups(rows.indexes, rl_config.n_samples_per_prompt)
             scored = self._score(rows, self._training_responses, self._records)
+            stated = [scored.stated] if scored.stated_after is None else [scored.stated, scored.stated_after]
             end = time.time()  # MindSpeed-RL's timing also ends before the scores are written
             put(
                 self._dock,
                 {
                     "rm_scores": scored.correct.float().nan_to_num(0.0),
-                    columns.STATED: scored.stated.float(),
+                    columns.STATED: torch.cat(stated, dim=1).float(),
                     columns.CONFIDENCE_LENGTH: scored.confidence_lengths.unsqueeze(1),
+                    columns.SEGMENT_ENDS: scored.segment_ends,
                     columns.CORRECT: scored.correct.float(),
                 },
                 rows.indexes,

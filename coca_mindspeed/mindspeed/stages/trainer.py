@@ -4,7 +4,8 @@ The loop is MindSpeed-RL's own ``fit``: rollout, rewards, old log-probabilities,
 transfer dock.  How a run differs from the paper (arXiv 2603.05881), apart from the options of docs/method.md:
 
 1. Invalid responses have a format advantage of their own (``method.separate_format``; false: the paper's form).
-2. The ratio is taken to log-probabilities that the training engine computes before the update, not to vLLM's.
+2. The ratio is taken to log-probabilities that the training engine computes before the update, not to vLLM's.  Token
+   weights that correct for vLLM may be added (``coca.rollout_is_threshold``; null: the paper's form).
 3. A KL term against a reference model can be added (``rl_config.init_kl_coef``; 0: the paper's form).
 4. The loss of a mini-batch is normalised over all ranks (:mod:`~coca_mindspeed.mindspeed.stages.actor_loss`), so that
    the gradient does not depend on microbatches, packing or ranks; weights and activations are bfloat16.
@@ -30,7 +31,7 @@ from coca_mindspeed.scoring.metrics import HealthWarnings, rollout_metrics
 from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.jsonl import read_steps
+from coca_mindspeed.utils.files import read_steps
 
 
 def grpo_trainer(original: Any) -> Any:
@@ -53,7 +54,7 @@ def grpo_trainer(original: Any) -> Any:
         def transfer_dock_init(self) -> None:
             """Build the dock with our columns, without having the reward stage wait for them."""
             asked: list[str] = getattr(self, "dataset_additional_keys")  # noqa: B009  set by MindSpeed-RL's base class
-            written = (*columns.REWARD_COLUMNS, columns.SEGMENT_LENGTH, columns.ROLLOUT_LOG_PROBS)
+            written = (*columns.REWARD_COLUMNS, columns.ROLLOUT_LOG_PROBS)
             self.dataset_additional_keys = [*asked, *written]
             try:
                 super().transfer_dock_init()
@@ -231,7 +232,7 @@ def compute_advantages(
     guarantee_order: bool,
     sample_prompts: int,
 ) -> list[dict[str, Any]]:
-    """Take all scored rows of the iteration out of the dock and write ``advantages``, ``returns``, segment lengths.
+    """Take all scored rows of the iteration out of the dock and write ``advantages`` and ``returns``.
 
     ``count`` rows are taken and written at a time, of ``rows`` in the iteration, in order with ``guarantee_order``.
 
@@ -253,17 +254,16 @@ def compute_advantages(
         raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
     lengths = batch.scalars("response_length").long()
     rollout = Rollout(group_size=group_size, lengths=lengths, width=int(lengths.max()))
-    rollout.stated = batch.scalars(columns.STATED).view(-1, group_size)
+    rollout.stated, *after = batch.padded(columns.STATED).T.reshape(-1, rows // group_size, group_size)
+    rollout.stated_after = after[0] if after else None
     rollout.confidence_lengths = batch.scalars(columns.CONFIDENCE_LENGTH).long()
+    rollout.segment_ends = batch.padded(columns.SEGMENT_ENDS).long()
     rollout.correct = batch.scalars(columns.CORRECT).view(-1, group_size)
     rollout.give_credit(credit_rule(settings.method, settings.stage))
-    shipped = rollout.training_columns()
-    tokens = [row[:length] for row, length in zip(shipped["advantages"], lengths.tolist(), strict=True)]
-    segment = shipped["segment_length"].unsqueeze(1)
+    tokens = [row[:length] for row, length in zip(rollout.token_advantages, lengths.tolist(), strict=True)]
     for first in range(0, rows, count):
         part = slice(first, first + count)
-        own, lengths_of = tokens[part], segment[part]
-        put(dock, {"advantages": own, "returns": own, columns.SEGMENT_LENGTH: lengths_of}, batch.indexes[part])
+        put(dock, {"advantages": tokens[part], "returns": tokens[part]}, batch.indexes[part])
     metrics = {**as_ratios(rollout_metrics(rollout)), "seconds/advantage": time.perf_counter() - start}
     report(dock, {name: [value] for name, value in metrics.items()})
     shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, check_template, write_into_template
+from coca_mindspeed.data.prompts import TEMPLATE_KEYS, check_template, write_into_template
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed.start.settings import CocaSettings

@@ -18,8 +18,7 @@ from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.key_mapping import mapped_keys, our_keys
 from coca_mindspeed.mindspeed.start.inputs import digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
-from coca_mindspeed.utils.files import nearby_runs, write_atomically
-from coca_mindspeed.utils.jsonl import read_steps
+from coca_mindspeed.utils.files import nearby_runs, read_steps, write_atomically
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 RUN_FILE = "mindspeed_rl.yaml"
@@ -31,6 +30,7 @@ _IDENTITY_OF_UPSTREAM: dict[str, tuple[str, ...] | None] = {
     "actor_config": ("min_lr",),
     "rl_config": ("init_kl_coef", "shuffle_mini_batch", "verifier_function", "verifier_weight"),
     "generate_config": ("sampling_config",),
+    "coca": ("rollout_is_threshold",),
 }
 
 _PATHS = (

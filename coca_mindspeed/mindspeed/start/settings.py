@@ -36,7 +36,7 @@ class CocaSettings(ScoringSettings):
 
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict, description="see model.chat_template_kwargs")
     prompt_date: Day = Field(None, description="see model.prompt_date")
-    stage: int = Field(0, ge=0, description="stage of the method (sequential: 0, 1)")
+    stage: int = Field(0, ge=0, description="stage of the method (sequential, caliber: 0, 1)")
 
     eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation")
     eval_interval: int = Field(0, ge=0, description="iterations between validations; 0: none")
@@ -48,6 +48,9 @@ class CocaSettings(ScoringSettings):
     metrics_file: bool = Field(True, description="write output_dir/metrics.jsonl")
 
     rollout_log_probs: bool = Field(True, description="measure the gap of log-probs between rollout and training")
+    rollout_is_threshold: float | None = Field(
+        None, gt=0, description="truncated importance weights against the rollout's log-probs; null: none"
+    )
     stall_timeout: float = Field(3600.0, gt=0, description="seconds without progress until a stage fails")
 
     platform: Literal["npu", "host"] = Field("npu", description="npu, or host (CPU)")

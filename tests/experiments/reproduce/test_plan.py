@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.errors import ConfigError
@@ -37,6 +38,19 @@ def reproduce(plan, directory):
     file = directory / "plan.yaml"
     file.write_text(plan.model_dump_json())
     return main(["reproduce", "--plan", str(file), "--seeds", "1", "--jobs", "1", "--output", str(directory / "out")])
+
+
+@pytest.mark.parametrize("name", ["methods", "methods_lr"])
+def test_the_plans_of_all_methods_have_an_equal_budget(name):
+    plan = read_plan(plan_path(name))
+    assert {job.name for job in jobs_of(plan, [plan.first_seed])} >= {
+        *METHODS,
+        "start-first",
+        "start-last",
+        "start-both",
+    }
+    for setting in plan.settings.values():
+        assert {run_config(setting, own, 0).total_steps for own in setting.trained.values()} == {300}
 
 
 def test_built_in_plans():

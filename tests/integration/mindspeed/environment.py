@@ -39,6 +39,7 @@ def environment(**changes: str) -> dict[str, str]:
         "PYTHONPYCACHEPREFIX": str(REPOSITORY / ".pytest_cache" / "bytecode"),  # compiled once for all processes
         "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # of its own accord Ray starts workers at 15, which starve on a busy machine
         "RAY_prestart_worker_first_driver": "0",
         **changes,
     }

@@ -78,7 +78,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     both.log_probs = both.log_probs + 0.3 * torch.randn(both.log_probs.shape, generator=generator)
     both.give_credit(credit_rule(run.method, 0))
     rollouts = {"both": both}
-    for segment, mask in both.masks._asdict().items():
+    for segment, mask in both.masks.items():
         rollouts[segment] = copy.copy(both)
         rollouts[segment].token_advantages = torch.where(mask, both.token_advantages, 0.0)
     return Case(directory, policy, rollouts)
@@ -122,7 +122,7 @@ def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
         "response_length": rollout.lengths[:, None].int(),
         "advantages": rollout.token_advantages.contiguous(),
         "old_log_prob": rollout.log_probs.contiguous(),
-        columns.SEGMENT_LENGTH: rollout.segment_lengths[:, None].int(),
+        columns.SEGMENT_ENDS: rollout.segment_ends.int(),
         columns.ROLLOUT_LOG_PROBS: rollout.log_probs.clone(),
     }
 

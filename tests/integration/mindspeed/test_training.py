@@ -36,6 +36,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "TP2": {
         "actor_config": {"tensor_model_parallel_size": 2},
         "rl_config": {"actor_resource": {"num_npus": 2}, "guarantee_order": True, "zmq_communication": True},
+        "coca": {"rollout_is_threshold": 2.0},
     },
     "PP2": {
         "actor_config": {"pipeline_model_parallel_size": 2},
@@ -65,6 +66,24 @@ def test_the_loop_runs_at(layout: str, warm: Path, tmp_path: Path, ray_directory
     assert "reference" not in "".join(key for row in rows for key in row)
     assert all(("advantage/deviation" in row) == (layout == "DP2") for row in rows)
     assert all((row["reward/answer"] > 0) == (layout != UPSTREAM_VERIFIER) for row in rows)
+    weights = [row["rollout/is_weight"] for row in rows if "rollout/is_weight" in row]
+    assert weights == pytest.approx([1.0] * 3 * (layout == "TP2"), abs=1e-3)  # both engines are transformers on a CPU
+
+
+@pytest.mark.parametrize("method", ["dcpo", "caliber"])
+def test_a_method_with_a_confidence_after_the_answer(method: str, tmp_path: Path, ray_directory: str) -> None:
+    warm = tmp_path / "warm"
+    (warm / "model").mkdir(parents=True)
+    tiny.write_model(warm / "model", warm_up_steps=300, method=method)
+    tiny.write_questions(warm)
+    coca = {"method": {**tiny.METHOD, "name": method}, "stage": int(method == "caliber")}
+    layout = {**LAYOUTS["TP2"], "generate_config": {"sampling_config": {**tiny.SAMPLING, "max_tokens": 24}}}
+    rows = run_and_check(warm, tmp_path / "run", ray_directory, {**layout, "coca": coca})
+    after = "confidence_after" if method == "caliber" else "confidence"
+    for row in rows:
+        assert row[f"response/{after}_length"] > 1
+        assert row["rollout/invalid_share"] < 0.5
+        assert row[f"{after}/entropy"] > 0
 
 
 @pytest.mark.parametrize("mode", ["integrated", "separate"])

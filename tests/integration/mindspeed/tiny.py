@@ -26,6 +26,15 @@ from coca_mindspeed.local.tiny_model import EOS, tiny_config, tiny_tokenizer
 from coca_mindspeed.utils.tokenization import token_text
 
 _EVEN = "#"  # one character more, for a vocabulary that two tensor-parallel ranks can share
+SAMPLING = {
+    "logprobs": 1,
+    "max_tokens": 16,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "temperature": 1.0,
+    "detokenize": False,
+}
 METHOD = {"confidence_decimals": 2, "advantage_eps": 0.05, "max_confidence_tokens": 6}
 VOCABULARY_OF_64 = _EVEN + string.ascii_letters[:44]  # vLLM pads any other
 
@@ -37,6 +46,7 @@ def write_model(
     warm_up_steps: int = 0,
     config: PretrainedConfig | None = None,
     symbols: str = _EVEN,
+    method: str = "coca",
 ) -> Policy:
     """Write the tiny model, warmed up into one that answers and is too sure of itself; EOS also pads.
 
@@ -49,6 +59,7 @@ def write_model(
         warm_up_steps: of imitation; 0: untrained.
         config: of another architecture; its vocabulary is that of ``symbols``.
         symbols: characters behind those that arithmetic needs.
+        method: whose format the warm-up teaches.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -68,7 +79,7 @@ def write_model(
     )
     if warm_up_steps:
         records = arithmetic_records(4000, "train", seed)
-        warm_up(policy, records, training_method("coca"), WarmUpConfig(steps=warm_up_steps), seed)
+        warm_up(policy, records, training_method(method), WarmUpConfig(steps=warm_up_steps), seed)
         policy.model.save_pretrained(directory)
     return policy
 
@@ -196,15 +207,7 @@ def configuration(directory: Path, **changes: dict[str, Any]) -> dict[str, Any]:
             "max_num_seqs": 64,
             "max_model_len": 64,
             "dtype": "bfloat16",
-            "sampling_config": {
-                "logprobs": 1,
-                "max_tokens": 16,
-                "top_p": 1.0,
-                "top_k": -1,
-                "min_p": 0.0,
-                "temperature": 1.0,
-                "detokenize": False,
-            },
+            "sampling_config": SAMPLING,
         },
         "coca": {
             "platform": "host",

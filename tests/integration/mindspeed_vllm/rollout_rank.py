@@ -152,7 +152,7 @@ class Rollouts:
             "response_length": lengths[:, None].int(),
             "advantages": signs[:, None] * inside,
             "old_log_prob": log_probs * inside,
-            columns.SEGMENT_LENGTH: torch.ones(len(ids), 1, dtype=torch.int32),
+            columns.SEGMENT_ENDS: torch.stack([torch.ones_like(lengths), lengths], dim=1).int(),
             columns.ROLLOUT_LOG_PROBS: log_probs * inside,
         }
         metrics = engine.update(batch, SimpleNamespace(value=0.0))

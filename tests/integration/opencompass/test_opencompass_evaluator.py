@@ -13,7 +13,6 @@ from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.opencompass import config as configuration
 from coca_mindspeed.evaluation.opencompass.evaluator import (
     ConfidenceEvaluator,
-    ExternalConfidenceEvaluator,
     SandboxedHumanEvalEvaluator,
     SandboxedMBPPEvaluator,
 )
@@ -66,16 +65,6 @@ def test_several_responses_in_one_prediction_are_refused():
         score(ConfidenceEvaluator(MATH), [["1", "2"]], ["1"])
 
 
-def test_external_confidence():
-    evaluator = ExternalConfidenceEvaluator(MATH)
-    columns = {"confidence": [0.25, None], "tokens_to_confidence": [30, None]}
-    result = score(evaluator, ["1", "<confidence>0.9</confidence>"], ["1", "2"], **columns)
-    assert [row["confidence"] for row in result["details"]] == [0.25, None]
-    assert result["tokens_to_confidence"] == 30
-    with pytest.raises(DataError, match=r"prediction 1 has confidence 2, expected null or a number in \[0, 1\]"):
-        score(evaluator, ["1", "2"], ["1", "2"], **columns | {"confidence": [0.5, 2]})
-
-
 def test_mbpp_programs_run_in_the_sandbox(tmp_path):
     target = tmp_path / "written_by_the_program"
     programs = [
@@ -114,11 +103,6 @@ def test_configuration_moves_the_postprocessor_inside_and_drops_lengths():
     assert "pred_postprocessor" not in gsm8k
     assert gsm8k["evaluator"]["answer_postprocessor"]["type"].endswith("math_postprocess_v2")
     assert gsm8k["dataset_postprocessor"]
-
-
-def test_external_confidence_asks_the_model_for_none():
-    wrapped = configuration.with_confidence(configuration.stock_dataset("gsm8k"), external=True)
-    assert "begin" not in wrapped["infer_cfg"]["prompt_template"]["template"]
 
 
 def test_bad_configurations_are_refused():

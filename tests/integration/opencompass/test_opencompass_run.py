@@ -151,23 +151,3 @@ def test_predictions_are_read_back(run):
         values = calibration_metrics(arrays.confidence, arrays.correct).values
         assert values["ece"] == pytest.approx(expected(questions[name])["ece"])
         assert all(p.tokens_to_confidence is None or p.tokens_to_confidence > 4 for p in rows)
-
-
-def test_external_confidences_come_with_the_predictions(run, tmp_path):
-    folder, work_dir, questions, _, served, _ = run
-    model = configuration.served_model(
-        "crafted", name="crafted", api_base=served.url, tokenizer_path=str(folder / "tokenizer")
-    )
-    path = tmp_path / "external.json"
-    path.write_text(json.dumps(one_task(configuration.paper_config(model, datasets=("gsm8k",), external=True))))
-    predicted = json.loads((work_dir / "predictions" / "crafted" / "gsm8k.json").read_text())
-    for index, row in predicted.items():
-        row |= {"confidence": None if index == "0" else int(index) / 20, "tokens_to_confidence": 160}
-    target = tmp_path / "out" / "20260101_000000" / "predictions" / "crafted"
-    target.mkdir(parents=True)
-    (target / "gsm8k.json").write_text(json.dumps(predicted))
-    opencompass(tmp_path / "out", folder, str(path), "-m", "eval", "-r", "20260101_000000")
-    result = json.loads((target.parents[1] / "results" / "crafted" / "gsm8k.json").read_text())
-    right = [q.right for q in questions["gsm8k"]][1:]
-    assert result["auroc"] == pytest.approx(roc_auc_score(right, range(1, len(right) + 1)))
-    assert result["tokens_to_confidence"] == 160

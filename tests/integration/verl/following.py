@@ -13,9 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.algorithm.parsing import SEGMENTS
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Rollout, confidences
 from tests.integration.verl import tiny
 from tests.local.models_for_tests import response_log_probs
 
@@ -33,7 +34,7 @@ def gradient_norms(
         minibatches: updates of the step.
         group: G; a question with fewer responses teaches nothing.
     """
-    policy = tiny.load_tiny(model)
+    policy, segments = tiny.load_tiny(model), SEGMENTS[method.training_method.confidence_position]
     parameters = list(policy.model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
     lengths = torch.tensor([len(row["responses"]) for row in rows])
@@ -41,7 +42,7 @@ def gradient_norms(
     token_ids = pad_sequence([row["responses"] for row in rows], batch_first=True, padding_value=policy.pad_id)
     old = pad_sequence([row["old_log_probs"] for row in rows], batch_first=True)
     width = token_ids.shape[1]
-    advantages, segments = _credit(rows, method, lengths, width, group)
+    advantages, ends = _credit(rows, method, lengths, width, group)
     norms = []
     for minibatch in range(minibatches):
         chosen = torch.cat([part.chunk(minibatches)[minibatch] for part in torch.arange(len(rows)).chunk(ranks)])
@@ -57,7 +58,7 @@ def gradient_norms(
             log_probs,
             old[chosen],
             advantages[chosen],
-            segment_masks(segments[chosen], trained, width),
+            segment_masks(ends[chosen], segments, width),
             clip=method.clip,
             aggregation=method.loss_aggregation,
             responses=len(chosen),
@@ -68,17 +69,13 @@ def gradient_norms(
         optimizer.step()
         optimizer.zero_grad()
     theirs = pad_sequence([row["advantages"] for row in rows], batch_first=True)
-    ours = advantages
-    if method.loss_aggregation == "segment_mean":
-        counts = torch.where(torch.arange(width) < segments[:, None], segments[:, None], (lengths - segments)[:, None])
-        ours = advantages / counts.clamp(min=1)
-    return norms, float((ours - theirs).abs().max())
+    return norms, float((advantages - theirs).abs().max())
 
 
 def _credit(
     rows: Sequence[Mapping[str, Any]], method: MethodConfig, lengths: torch.Tensor, width: int, group: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages ``[rows, width]`` and tokens of each confidence segment ``[rows]``."""
+    """Advantages ``[rows, width]`` and ends of the segments ``[rows, S]``."""
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         if not row["key"].startswith("pad"):
@@ -91,7 +88,11 @@ def _credit(
     rollout.correct = torch.tensor([graded[row["verdict"]] for row in chosen]).view(-1, group)
     rollout.stated = torch.tensor(confidence, dtype=torch.float64).view(-1, group)
     rollout.confidence_lengths = torch.tensor([row["confidence_tokens"] for row in chosen])
+    rollout.segment_ends = torch.tensor([row["segment_ends"] for row in chosen])
+    if "confidence_after" in chosen[0]:
+        rollout.stated_after = confidences(row["confidence_after"] for row in chosen).view(-1, group)
     rollout.give_credit(credit_rule(method, 0))
-    advantages, segments = torch.zeros(len(rows), width), torch.zeros(len(rows), dtype=torch.int64)
-    advantages[order], segments[order] = rollout.token_advantages, rollout.segment_lengths
-    return advantages, segments
+    ends = torch.zeros(len(rows), rollout.segment_ends.shape[1], dtype=torch.int64)
+    advantages = torch.zeros(len(rows), width)
+    advantages[order], ends[order] = rollout.token_advantages, rollout.segment_ends
+    return advantages, ends

@@ -32,6 +32,7 @@ def environment(run: Path, ray_directory: str, **more: str) -> dict[str, str]:
         "WANDB_MODE": "disabled",
         "GLOO_SOCKET_IFNAME": "lo",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # of its own accord Ray starts workers at 15, which starve on a busy machine
         "RAY_TMPDIR": ray_directory,
         "HF_DATASETS_CACHE": str(run / "datasets_cache"),
         **more,

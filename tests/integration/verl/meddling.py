@@ -2,8 +2,8 @@
 
 ``COCA_TEST_BATCHES=DIR`` saves each step's rows there; ``COCA_TEST_GRADER_FAILS=DIGIT`` has the grader raise at gold
 answers that end with it; ``COCA_TEST_SESSION_FAILS=N`` has the rollout engine raise at its Nth request.
-``COCA_TEST_TURNS=1`` grades by turns, whatever is sampled: of a question with an even gold answer every other response
-is right, of the others none is.
+``COCA_TEST_TURNS=1`` replaces the sampled responses to a question by ones that state 0.1, 0.2, ..., and grades by
+turns: of a question with an even gold answer every other response is right, of the others none is.
 """
 
 import os
@@ -62,6 +62,25 @@ def _grade_by_turns(module: Any) -> None:
     module.ExactGrader.grade = grade
 
 
+def _script_responses(module: Any) -> None:
+    asked: Counter[tuple[int, ...]] = Counter()
+
+    def sample(self: Any, prompts: Any, temperature: float) -> Any:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self._model.name_or_path)
+        outputs = []
+        for prompt in map(tuple, prompts):
+            text = f"<confidence>0.{asked[prompt] % 9 + 1}</confidence>1"
+            asked[prompt] += 1
+            ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], self._eos]
+            said = {"log_probs": [0.0] * len(ids), "extra_fields": {"global_steps": self._step}}
+            outputs.append(module.TokenOutput(token_ids=ids, stop_reason="completed", **said))
+        return outputs
+
+    module.HostServer._sample = sample
+
+
 def _fail_session(module: Any) -> None:
     number, original, asked = int(os.environ["COCA_TEST_SESSION_FAILS"]), module.HostServer.generate, []
 
@@ -80,5 +99,6 @@ if "COCA_TEST_GRADER_FAILS" in os.environ:
     after_import("coca_mindspeed.grading.exact", _fail_grader)
 if "COCA_TEST_TURNS" in os.environ:
     after_import("coca_mindspeed.grading.exact", _grade_by_turns)
+    after_import("tests.support.verl_host.replica", _script_responses)
 if "COCA_TEST_SESSION_FAILS" in os.environ:
     after_import("tests.support.verl_host.replica", _fail_session)

@@ -25,9 +25,10 @@ def main(path: Path) -> None:
     parallel_state.initialize_model_parallel(job["tp"], job["pp"])
     engine, model = build_engine(job)
     data = batch_of(job, parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
+    from coca_mindspeed.config.schema import MethodConfig
     from coca_mindspeed.verl.segment_loss import SegmentLoss
 
-    found = engine.forward_backward_batch(data, SegmentLoss(actor_config(job), clip=0.2))
+    found = engine.forward_backward_batch(data, SegmentLoss(MethodConfig(loss_aggregation=job["aggregation"])))
     gradients = {}
     for name, parameter in model.named_parameters():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -149,19 +150,6 @@ def batch_of(job: dict[str, Any], rank: int, ranks: int) -> Any:
     options = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": job["micro"], "global_batch_size": count * ranks}
     tensordict_utils.assign_non_tensor(data, **options)
     return data
-
-
-def actor_config(job: dict[str, Any]) -> Any:
-    from verl.workers.config import McoreActorConfig
-
-    return McoreActorConfig(
-        strategy="megatron",
-        rollout_n=8,
-        ppo_mini_batch_size=8,
-        ppo_micro_batch_size_per_gpu=job["micro"],
-        clip_ratio_c=1e30,
-        loss_agg_mode=job["mode"],
-    )
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import Objective, segment_objective
-from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS
+from coca_mindspeed.algorithm.parsing import SEGMENTS
+from coca_mindspeed.verl.segment_loss import SEGMENT_ENDS
 from tests.integration.verl.loop import ROOT
 
 ROWS, PROMPT, VOCABULARY, WIDTH = 8, 3, 16, 6
-MODES = {"sum": "seq-mean-token-sum", "token_mean": "token-mean"}
 HOME = os.environ.get("MEGATRON_HOME")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HOME, reason="MEGATRON_HOME names no Megatron-LM checkout")]
 
@@ -41,7 +41,7 @@ def made_up(seed: int = 0) -> dict[str, Any]:
         "old_log_probs": [torch.randn(length, generator=draw) * 0.3 - 2.8 for length in lengths],
         "advantages": [torch.randn(length, generator=draw) for length in lengths],
         "rollout_is_weights": [torch.rand(length, generator=draw) * 2 for length in lengths],
-        CONFIDENCE_SEGMENT_TOKENS: [torch.randint(1, 4, (1,), generator=draw) for _ in lengths],
+        SEGMENT_ENDS: [torch.tensor([int(torch.randint(1, 4, (), generator=draw)), length]) for length in lengths],
     }
     embedding, head = torch.randn(VOCABULARY, WIDTH, generator=draw), torch.randn(WIDTH, VOCABULARY, generator=draw)
     return {"rows": rows, "embedding": embedding, "head": head * 0.3}
@@ -63,7 +63,7 @@ def expected(job: dict[str, Any], aggregation: str) -> tuple[dict[str, Tensor], 
         pad_sequence(log_probs, batch_first=True),
         pad_sequence(rows["old_log_probs"], batch_first=True),
         pad_sequence(rows["advantages"], batch_first=True) * pad_sequence(rows["rollout_is_weights"], batch_first=True),
-        segment_masks(torch.cat(rows[CONFIDENCE_SEGMENT_TOKENS]), lengths, int(lengths.max())),
+        segment_masks(torch.stack(rows[SEGMENT_ENDS]), SEGMENTS["first"], int(lengths.max())),
         clip=0.2,
         aggregation=aggregation,
     )
@@ -79,11 +79,11 @@ def expected(job: dict[str, Any], aggregation: str) -> tuple[dict[str, Tensor], 
         (2, 1, 1, 4, "sum"),
         (1, 2, 1, 2, "sum"),
         (1, 1, 2, 2, "token_mean"),
-        (2, 2, 1, 2, "token_mean"),
+        (2, 2, 1, 2, "segment_mean"),
     ],
 )
 def test_the_gradient_is_that_of_the_objective(tmp_path: Path, tp: int, pp: int, dp: int, micro: int, aggregation: str):
-    job = {**made_up(), "tp": tp, "pp": pp, "micro": micro, "mode": MODES[aggregation]}
+    job = {**made_up(), "tp": tp, "pp": pp, "micro": micro, "aggregation": aggregation}
     torch.save(job, tmp_path / "job.pt")
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -117,7 +117,7 @@ def test_the_gradient_is_that_of_the_objective(tmp_path: Path, tp: int, pp: int,
         if tp_rank == 0 and pp_rank == pp - 1:
             for name in sums:
                 sums[name] += metrics[f"segment_sums/{name}"]
-    assert sums["answer/tokens"] == float(objective.answer.tokens)
-    assert sums["answer/clip_fraction"] == pytest.approx(objective.answer.sums()["clip_fraction"])
+    assert sums["answer/tokens"] == float(objective.segments["answer"].tokens)
+    assert sums["answer/clip_fraction"] == pytest.approx(objective.segments["answer"].sums()["clip_fraction"])
     assert sums["answer/clip_fraction"] > 0
-    assert sums["confidence/clip_fraction"] == pytest.approx(objective.confidence.sums()["clip_fraction"])
+    assert sums["confidence/clip_fraction"] == pytest.approx(objective.segments["confidence"].sums()["clip_fraction"])

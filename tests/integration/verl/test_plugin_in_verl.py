@@ -25,11 +25,11 @@ from verl.utils.tracking import Tracking
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
 from coca_mindspeed.utils.text_formats import value_of
-from coca_mindspeed.verl.checks import requirements, verl_problems
+from coca_mindspeed.verl.checks import REQUIREMENTS, verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
 from coca_mindspeed.verl.earlier_rows import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.records import verl_row
-from coca_mindspeed.verl.settings import VerlSettings, verl_settings
+from coca_mindspeed.verl.settings import verl_settings
 from coca_mindspeed.verl.trainer import SegmentTrainer
 from tests.integration.verl import tiny
 from tests.verl.configurations import record
@@ -91,18 +91,18 @@ def test_what_a_configuration_leaves_out_has_verls_own_default():
     """The defaults of the requirements are those of the YAML files of this verl."""
     defaults: Any = OmegaConf.to_container(composed(VERL / "trainer" / "config", "ppo_trainer"), resolve=False)
     missing = object()
-    for requirement in requirements(VerlSettings()):
+    for requirement in REQUIREMENTS:
         found = value_of(defaults, requirement.key, missing)
         # A key that verl's YAML lacks is one that its code reads with this default.
         assert found is missing or found == requirement.default, requirement.key
 
 
 def test_the_trainer_refuses_before_anything_is_loaded(warm: Path, tmp_path: Path):
-    tiny.configuration(warm, tmp_path, actor_rollout_ref__actor__clip_ratio_c=3.0, algorithm__adv_estimator="grpo")
+    tiny.configuration(warm, tmp_path, actor_rollout_ref__actor__entropy_coeff=0.1, algorithm__adv_estimator="grpo")
     with pytest.raises(ConfigError) as caught:
         SegmentTrainer(composed(tmp_path, "run"))
     found = {(problem.key, problem.value) for problem in caught.value.problems}
-    assert found == {("actor_rollout_ref.actor.clip_ratio_c", 3.0), ("algorithm.adv_estimator", "grpo")}
+    assert found == {("actor_rollout_ref.actor.entropy_coeff", 0.1), ("algorithm.adv_estimator", "grpo")}
 
 
 @pytest.mark.parametrize(

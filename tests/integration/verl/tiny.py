@@ -8,13 +8,13 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coca_mindspeed.algorithm.methods import training_method
-from coca_mindspeed.cli.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sft import warm_up
+from tests.support.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
 
 MAX_PROMPT, MAX_NEW = 32, 24
 
@@ -106,8 +106,6 @@ def configuration(directory: Path, run: Path, *, gpus: int = 1, **keys: Any) -> 
                 "strategy": "fsdp2",
                 "ppo_mini_batch_size": 16,
                 "ppo_micro_batch_size_per_gpu": 32,
-                "loss_agg_mode": "seq-mean-token-sum",
-                "clip_ratio_c": 1e30,
                 "use_torch_compile": False,
                 "optim": {"lr": 1e-3, "weight_decay": 0.0, "betas": [0.9, 0.95], "clip_grad": 1.0},
                 "fsdp_config": {

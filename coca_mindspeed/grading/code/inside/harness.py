@@ -18,7 +18,6 @@ from typing import Any
 sys.path.insert(0, __file__.rpartition("/")[0])
 jobs = importlib.import_module("jobs")
 process = importlib.import_module("process")
-remote = importlib.import_module("remote")
 seccomp = importlib.import_module("seccomp")
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
@@ -31,14 +30,9 @@ def main() -> None:
     send(report, job, ready=True)
     try:
         result = jobs.KINDS[job["kind"]](job)
-    except remote.ProgramError as error:
-        result = remote.JobResult(remote.WRONG, f"the program {error}", error.timed_out)
-    except remote.UnavailableError as error:
-        result = remote.JobResult(remote.UNAVAILABLE, str(error))
-    except remote.StarvedError as error:
-        result = remote.JobResult(remote.STARVED, str(error), timed_out=True)
-    except remote.CannotTestError as error:
-        result = remote.JobResult(remote.UNGRADABLE, str(error))
+    except process.JobError as error:
+        subject = "the program " if error.outcome == process.WRONG else ""
+        result = process.Report(error.outcome, f"{subject}{error}", error.timed_out)
     send(report, job, **result._replace(reason=result.reason[:500])._asdict())
 
 

@@ -14,10 +14,10 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+codec = importlib.import_module("program")
 names = importlib.import_module("names")
 processes = importlib.import_module("process")
 remote = importlib.import_module("remote")
-values = importlib.import_module("values")
 
 # Of a program's output; float() would also take 1_0, nan and the digits of other scripts.
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -28,7 +28,8 @@ _OUTPUT_SLACK = 1 << 20
 _LATE_SECONDS = 0.5
 # Poll interval, and least time, for a program that has closed its output to exit.
 _EXIT_SECONDS = 0.1
-JobResult, RIGHT, WRONG, UNGRADABLE = remote.JobResult, remote.RIGHT, remote.WRONG, remote.UNGRADABLE
+Report, JobError = processes.Report, processes.JobError
+RIGHT, WRONG, UNGRADABLE = processes.RIGHT, processes.WRONG, processes.UNGRADABLE
 
 
 def run_asserts(job: dict[str, Any]) -> Any:
@@ -39,40 +40,35 @@ def run_asserts(job: dict[str, Any]) -> Any:
         wanted = names.undefined(job["tests"], namespace.keys(), job["entry_point"])
         modules = names.imported(job["tests"])
     except (SyntaxError, ValueError) as error:
-        return JobResult(UNGRADABLE, f"the tests do not compile: {error}")
+        raise JobError(UNGRADABLE, f"the tests do not compile: {error}") from None
     if not wanted.program:
-        return JobResult(UNGRADABLE, "the tests use nothing of the program")
+        raise JobError(UNGRADABLE, "the tests use nothing of the program")
     for module in sorted(modules):
         _import(module)
     for name, (module, attribute) in wanted.standard.items():
         found = _import(module)
         namespace[name] = found if attribute is None else getattr(found, attribute)
-    program = remote.load(job, wanted.program)
-    try:
-        for name in program.exports:
-            namespace[name] = program.value_of(name)
-        exec(tests, namespace)  # noqa: S102  # in the sandbox
-    except (remote.ProgramError, remote.CannotTestError):
-        raise
-    except BaseException as error:  # noqa: BLE001  # any exception of the tests
-        return JobResult(WRONG, f"{type(error).__name__}: {error}")
-    finally:
-        program.close()
+    with remote.RemoteProgram(job, wanted.program) as program:
+        try:
+            namespace |= {name: program.value_of(name) for name in program.exports}
+            exec(tests, namespace)  # noqa: S102  # in the sandbox
+        except BaseException as error:  # noqa: BLE001  # any exception of the tests
+            if program.failure is None:
+                return Report(WRONG, f"{type(error).__name__}: {error}")
     # Tests that expect an exception may have caught these.
     if program.failure is not None:
         raise program.failure
-    return JobResult(RIGHT)
+    return Report(RIGHT)
 
 
 def _after_prompt(prompt: str | None) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
-    if prompt:
-        try:
-            exec(prompt + "\n    pass\n", namespace)  # noqa: S102  # in the sandbox
-        except SyntaxError:
-            return {"__name__": "tests", "__builtins__": builtins}
-        except Exception as error:  # noqa: BLE001  # a prompt may raise anything
-            raise remote.CannotTestError(f"the prompt does not run: {type(error).__name__}: {error}") from None
+    try:
+        exec(f"{prompt}\n    pass\n" if prompt else "", namespace)  # noqa: S102  # in the sandbox
+    except SyntaxError:
+        return {"__name__": "tests", "__builtins__": builtins}
+    except Exception as error:  # noqa: BLE001  # a prompt may raise anything
+        raise JobError(UNGRADABLE, f"the prompt does not run: {type(error).__name__}: {error}") from None
     return namespace
 
 
@@ -84,31 +80,30 @@ def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise remote.CannotTestError(f"the tests need {module}, which the sandbox's Python does not have") from None
+        raise JobError(UNGRADABLE, f"the tests need {module}, which the sandbox's Python does not have") from None
 
 
 def run_calls(job: dict[str, Any]) -> Any:
     """Call the program with each case's arguments; tuples count as lists, because JSON has none."""
-    program = remote.load(job, [job["entry_point"]])
-    try:
-        try:
-            function = program.value_of(job["entry_point"])
-        except KeyError:
-            return JobResult(WRONG, f"the program does not define {job['entry_point']}")
+    name = job["entry_point"]
+    with remote.RemoteProgram(job, [name]) as program:
+        if name not in program.exports:
+            return Report(WRONG, f"the program does not define {name}")
+        function = program.value_of(name)
         if type(function) is not remote.Remote:
-            return JobResult(WRONG, f"{job['entry_point']} is not a function")
+            return Report(WRONG, f"{name} is not a function")
         for number, case in enumerate(job["cases"], start=1):
             try:
                 found = function(*case["arguments"])
-            except remote.ProgramError as error:
-                return JobResult(WRONG, f"case {number}: the program {error}", error.timed_out)
+            except JobError as error:
+                if error.outcome != WRONG:
+                    raise
+                return Report(WRONG, f"case {number}: the program {error}", error.timed_out)
             except Exception as error:  # noqa: BLE001  # any exception of the program
-                return JobResult(WRONG, f"case {number}: {type(error).__name__}: {error}")
+                return Report(WRONG, f"case {number}: {type(error).__name__}: {error}")
             if not same_result(as_json(found), case["expected"]):
-                return JobResult(WRONG, f"case {number}: another result")
-    finally:
-        program.close()
-    return JobResult(RIGHT)
+                return Report(WRONG, f"case {number}: another result")
+    return Report(RIGHT)
 
 
 def as_json(value: Any) -> Any:
@@ -121,7 +116,7 @@ def as_json(value: Any) -> Any:
 
 def same_result(found: Any, expected: Any) -> bool:
     if isinstance(found, float) and isinstance(expected, int | float) and not isinstance(expected, bool):
-        return found == expected or math.isclose(found, expected, rel_tol=_FLOAT_TOLERANCE, abs_tol=_FLOAT_TOLERANCE)
+        return found == expected or _close(found, expected)
     if isinstance(found, list) and isinstance(expected, list):
         return len(found) == len(expected) and all(map(same_result, found, expected))
     if isinstance(found, dict) and isinstance(expected, dict):
@@ -130,122 +125,92 @@ def same_result(found: Any, expected: Any) -> bool:
     return isinstance(found, bool) == isinstance(expected, bool) and bool(found == expected)
 
 
+def _close(found: float, expected: float) -> bool:
+    return math.isclose(found, expected, rel_tol=_FLOAT_TOLERANCE, abs_tol=_FLOAT_TOLERANCE)
+
+
 class ScriptRun(NamedTuple):
-    output: bytes  # empty if there is a problem
-    problem: str = ""  # why the output does not count
-    timed_out: bool = False
-    exit_code: int | None = None  # if the program ended by itself, and not with 0
-    error: str = ""  # last line of its standard error in that case
+    output: bytes
+    exit_code: int = 0
+    error: str = ""  # last line of its standard error
 
 
 def run_stdio(job: dict[str, Any]) -> Any:
-    script = write_script(job)
-    deadline = processes.program_clock().deadline(job["total_seconds"])
-    for number, case in enumerate(job["cases"], start=1):
-        if remote.expired(deadline, job["total_seconds"]):
-            reason = f"case {number}: all cases together took longer than {job['total_seconds']:g} s"
-            return JobResult(WRONG, reason, timed_out=True)
-        expected = case["output"].encode("utf-8", "surrogatepass")
-        data = case["input"].encode("utf-8", "surrogatepass")
-        try:
-            run = run_script(script, data, len(expected), job["seconds"], deadline)
-        except remote.CannotTestError as error:
+    runs = _runs(job, [case["input"] for case in job["cases"]], [case["output"] for case in job["cases"]])
+    for number, (run, case) in enumerate(zip(runs, job["cases"], strict=True), start=1):
+        if isinstance(run, JobError):
             # It has run before, so that a failure to start, other than on a busy machine, is its own fault.
-            if number == 1 or type(error) is not remote.CannotTestError:
-                raise
-            return JobResult(WRONG, f"case {number}: {error}")
-        end_leftovers(job)
-        if run.problem:
-            return JobResult(WRONG, f"case {number}: {run.problem}", run.timed_out)
+            own = number > 1 and run.outcome == UNGRADABLE
+            if run.outcome != WRONG and not own:
+                raise run
+            return Report(WRONG, f"case {number}: {run}", run.timed_out)
+        if run.exit_code:
+            return Report(WRONG, f"case {number}: exit code {run.exit_code}: {run.error}")
         if not same_output(run.output.decode("utf-8", "replace"), case["output"]):
-            return JobResult(WRONG, f"case {number}: another output")
-    return JobResult(RIGHT)
+            return Report(WRONG, f"case {number}: another output")
+    return Report(RIGHT)
 
 
-def write_script(job: dict[str, Any]) -> str:
-    script = f"{job['scratch']}/program.py"
+def _runs(job: dict[str, Any], inputs: list[str], outputs: list[str]) -> Any:
+    """Run the script on one input after the other: a ``ScriptRun``, or a ``JobError``, which does not end the runs."""
+    script, total = f"{job['scratch']}/program.py", job["total_seconds"]
     with open(script, "w", encoding="utf-8", errors="surrogatepass") as file:  # noqa: PTH123  # pathlib takes 8 ms to import
         file.write(job["source"])
-    return script
+    deadline = processes.program_clock().deadline(total)
+    for text, output in zip(inputs, outputs, strict=True):
+        most = len(output.encode("utf-8", "surrogatepass")) + _OUTPUT_SLACK
+        try:
+            if deadline.expired(total):
+                raise JobError(WRONG, f"all cases together took longer than {total:g} s", timed_out=True)
+            yield run_script(script, text.encode("utf-8", "surrogatepass"), most, job["seconds"], deadline)
+        except JobError as error:
+            yield error
+        if job["limits"]["alone"]:
+            _end_leftovers()
 
 
-def end_leftovers(job: dict[str, Any]) -> None:
+def _end_leftovers() -> None:
     """Kill processes that a run has left behind: they count against the next run's limits."""
-    if job["limits"]["alone"]:
-        with suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, 0)[0]:
-                pass
+    with suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, 0)[0]:
+            pass
 
 
-def run_script(script: str, data: bytes, expected_bytes: int, seconds: float, within: Any = None) -> ScriptRun:
-    """Run the script; its output may not be far longer than expected. Raises ``StarvedError`` on a busy machine.
+def run_script(script: str, data: bytes, most: int, seconds: float, within: Any = None) -> ScriptRun:
+    """Run the script with ``data`` as its standard input; ``JobError`` if its output does not count.
 
     Args:
-        data: standard input.
+        most: bytes of output.
         seconds: limit for this run, as ``process.Clock`` counts.
         within: deadline of all runs together, if there are several.
     """
     deadline = within.sooner(seconds) if within else processes.program_clock().deadline(seconds)
-    process = remote.start(
-        [sys.executable, "-I", "-B", "-X", "utf8", script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=script.rpartition("/")[0],
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    stdin, stdout, stderr = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
-    os.set_blocking(stdin, False)
-    output, errors, unsent = bytearray(), bytearray(), memoryview(data)
+    command = [sys.executable, "-I", "-B", "-X", "utf8", script]
+    process = processes.start(command, stderr=subprocess.PIPE, cwd=script.rpartition("/")[0])
+    pipes = processes.Pipes(process, data, close_input=True)
+    too_slow = JobError(WRONG, f"took longer than {seconds:g} s", timed_out=True)
     late_since: float | None = None
-    too_slow = ScriptRun(b"", f"took longer than {seconds:g} s", timed_out=True)
-    reading, writing = [stdout, stderr], [stdin]
     try:
-        while reading:
-            if writing and not unsent:
-                process.stdin.close()
-                writing = []
-            late = remote.expired(deadline, seconds)
-            readable, writable = processes.until_ready(reading, writing, deadline)
+        while pipes.open:
+            late = deadline.expired(seconds)
+            readable, _ = pipes.move(lambda *descriptors: processes.until_ready(*descriptors, deadline))
             if late and not readable:
-                return too_slow
-            for descriptor in readable:
-                chunk = os.read(descriptor, 1 << 16)
-                if not chunk:
-                    reading.remove(descriptor)
-                elif descriptor == stdout:
-                    output += chunk
-                else:
-                    errors = (errors + chunk)[-_STDERR_BYTES:]
-            if len(output) > expected_bytes + _OUTPUT_SLACK:
-                return ScriptRun(b"", "printed too much")
-            if remote.expired(deadline, seconds):  # if it has ended, read the rest
+                raise too_slow
+            del pipes.errors[:-_STDERR_BYTES]
+            if len(pipes.output) > most:
+                raise JobError(WRONG, "printed too much")
+            if deadline.expired(seconds):  # if it has ended, read the rest
                 late_since = late_since or time.monotonic()
                 if process.poll() is None or time.monotonic() - late_since > _LATE_SECONDS:
-                    return too_slow
-            for descriptor in writable:
-                try:
-                    unsent = unsent[os.write(descriptor, unsent[: 1 << 16]) :]
-                except BrokenPipeError:  # it need not read all of its input
-                    unsent = unsent[len(unsent) :]
+                    raise too_slow
         while (code := _exit_code(process)) is None:
-            if remote.expired(deadline, seconds):
-                return too_slow
-        if code != 0:
-            last_line = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            return ScriptRun(b"", f"exit code {code}: {last_line}", exit_code=code, error=last_line)
-    except processes.TooManyFilesError as error:
-        return ScriptRun(b"", str(error))
+            if deadline.expired(seconds):
+                raise too_slow
     finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            pipe.close()
-    return ScriptRun(bytes(output))
+        pipes.close()
+    return ScriptRun(bytes(pipes.output), code, pipes.errors.decode("utf-8", "replace").strip().rpartition("\n")[2])
 
 
 def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
@@ -265,7 +230,7 @@ def _same_word(found: str, expected: str) -> bool:
         return True
     if "." not in expected or not (_DECIMAL.fullmatch(found) and _DECIMAL.fullmatch(expected)):
         return False
-    return math.isclose(float(found), float(expected), rel_tol=_FLOAT_TOLERANCE, abs_tol=_FLOAT_TOLERANCE)
+    return _close(float(found), float(expected))
 
 
 def collect(job: dict[str, Any]) -> Any:
@@ -276,26 +241,20 @@ def collect(job: dict[str, Any]) -> Any:
     import hashlib  # takes milliseconds, and the other kinds do without
 
     found = _of_script(job) if "stdin" in job["inputs"][0] else _of_functions(job)
-    digests = (None if text is None else hashlib.sha256(text.encode()).hexdigest()[:32] for text in found)
-    return JobResult(RIGHT, outputs=tuple(digests))
+    digests = (text and hashlib.sha256(text.encode()).hexdigest()[:32] for text in found)
+    return Report(RIGHT, outputs=tuple(digests))
 
 
 def _of_script(job: dict[str, Any]) -> list[str | None]:
-    script = write_script(job)
-    deadline = processes.program_clock().deadline(job["total_seconds"])
+    inputs = [case["stdin"] for case in job["inputs"]]
     found: list[str | None] = []
-    for case in job["inputs"]:
-        if remote.expired(deadline, job["total_seconds"]):
+    for run in _runs(job, inputs, [""] * len(inputs)):
+        if isinstance(run, JobError):
+            if run.outcome != WRONG:
+                raise run
             found.append(None)
-            continue
-        data = case["stdin"].encode("utf-8", "surrogatepass")
-        run = run_script(script, data, 0, job["seconds"], deadline)
-        end_leftovers(job)
-        if run.exit_code is not None:
-            # Without the message of the error.
+        elif run.exit_code:  # without the message of the error
             found.append(json.dumps(["fails", run.exit_code, run.error.partition(": ")[0]]))
-        elif run.problem:
-            found.append(None)
         else:
             found.append(json.dumps(["prints", *run.output.decode("utf-8", "replace").split()]))
     return found
@@ -304,19 +263,16 @@ def _of_script(job: dict[str, Any]) -> list[str | None]:
 def _of_functions(job: dict[str, Any]) -> list[str | None]:
     calls = [_call(case) for case in job["inputs"]]
     found: list[str | None] = []
-    program = None
     try:
-        program = remote.load(job, sorted({name for name, _, _ in calls}))
-        for name, arguments, keywords in calls:
-            found.append(_result(program, name, arguments, keywords, job["tuples_are_lists"]))
+        with remote.RemoteProgram(job, {name for name, _, _ in calls}) as program:
+            for call in calls:
+                found.append(_result(program, *call, tuples_are_lists=job["tuples_are_lists"]))
     except remote.LoadError as error:
         return [json.dumps(["raises", _kind(error.__cause__)])] * len(calls)
-    except remote.ProgramError:
-        pass  # the remaining calls have no result
-    finally:
-        if program is not None:
-            program.close()
-    return found + [None] * (len(calls) - len(found))
+    except JobError as error:
+        if error.outcome != WRONG:
+            raise
+    return found + [None] * (len(calls) - len(found))  # after a failure the remaining calls have no result
 
 
 def _result(
@@ -331,13 +287,13 @@ def _result(
                 value = ("iterates", list(value))  # a generator, as a rule
             except TypeError:
                 return None  # an object
-    except (remote.ProgramError, remote.CannotTestError):
+    except JobError:
         raise
     except Exception as error:  # noqa: BLE001  # any exception of the program
         return json.dumps(["raises", _kind(error)])
     try:
-        encoded = values.encode(as_json(value) if tuples_are_lists else value, _no_reference)
-    except values.CannotCrossError:
+        encoded = codec.encode(as_json(value) if tuples_are_lists else value, _no_reference)
+    except codec.CannotCrossError:
         return None
     return json.dumps(["gives", _canonical(encoded)])
 
@@ -357,7 +313,7 @@ def _kind(error: BaseException | None) -> str:
 
 
 def _no_reference(value: Any) -> int:
-    raise values.CannotCrossError(type(value).__name__)
+    raise codec.CannotCrossError(type(value).__name__)
 
 
 def _canonical(encoded: Any) -> Any:

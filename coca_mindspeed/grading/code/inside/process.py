@@ -1,4 +1,4 @@
-"""Processes: a watchdog for the parent's death, limits, polling of pipes, and the clock of a program's time.
+"""Processes: a watchdog for the parent's death, limits, pipes, and the clock of a program's time.
 
 A process that must not outlive its parent inherits the reading end of a pipe whose writing end the parent holds
 (:func:`hold`), and calls :func:`end_with_writer`.
@@ -15,16 +15,18 @@ not changed; short sleeps therefore count as sleep. Calls that yield the process
 """
 
 import ctypes
+import errno
 import fcntl
 import functools
 import os
 import resource
 import select
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 # Wall time limit of a program, as a multiple of its limit; beyond it the machine is too busy.
@@ -35,6 +37,26 @@ _SWITCHES = b"\nvoluntary_ctxt_switches:"
 _TICK_SECONDS = 0.05
 _held: WeakSet["_Writer"] = WeakSet()
 _file_limits: dict[str, int] = {}
+
+RIGHT, WRONG, UNGRADABLE = "right", "wrong", "ungradable"
+UNAVAILABLE, STARVED = "unavailable", "starved"  # no process, or too little processor time: may be tried again
+
+
+class Report(NamedTuple):
+    """The result of a job."""
+
+    outcome: str
+    reason: str = ""
+    timed_out: bool = False
+    outputs: tuple[str | None, ...] = ()  # of a job of the kind "outputs": a digest for each input; None equals nothing
+
+
+class JobError(Exception):
+    """The job cannot go on: by the program's fault (``WRONG``), the tests' (``UNGRADABLE``) or the machine's."""
+
+    def __init__(self, outcome: str, reason: str, timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.outcome, self.timed_out = outcome, timed_out
 
 
 class _Writer(Protocol):
@@ -98,12 +120,8 @@ def limit_resource(name: str, value: int) -> None:
     resource.setrlimit(kind, (limit, limit))
 
 
-class TooManyFilesError(Exception):
-    """The program has created too many files; each takes kernel memory, even if it is empty."""
-
-
 def limit_files(directory: str, count: int) -> None:
-    """Limit the files in the file system of ``directory``; checked by :func:`until_ready`."""
+    """Limit the files in the file system of ``directory``, which take kernel memory; checked by :func:`until_ready`."""
     _file_limits[directory] = count
 
 
@@ -118,18 +136,71 @@ def poll(reading: list[int], writing: list[int], seconds: float) -> tuple[list[i
 
 
 def until_ready(reading: list[int], writing: list[int], deadline: "Deadline") -> tuple[list[int], list[int]]:
-    """Like :func:`poll`, until a deadline; raises :class:`TooManyFilesError`."""
+    """Like :func:`poll`, until a deadline; ``JobError`` if the program has made too many files."""
     while True:
         for directory, count in _file_limits.items():
             found = os.statvfs(directory)
             if found.f_files - found.f_ffree > count:
-                raise TooManyFilesError(f"made more than {count} files in {directory}")
+                raise JobError(WRONG, f"made more than {count} files in {directory}")
         seconds = min(deadline.left(), _TICK_SECONDS)
         started = time.monotonic()
         ready = poll(reading, writing, seconds)
         deadline.clock.excuse(time.monotonic() - started - max(0.0, seconds))
         if any(ready) or seconds <= 0:
             return ready
+
+
+def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+    """Start the program with pipes; ``JobError`` if there is no process for it."""
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+    except OSError as error:
+        outcome = UNAVAILABLE if error.errno in (errno.EAGAIN, errno.ENOMEM) else UNGRADABLE
+        raise JobError(outcome, f"the program's process does not start: {error}") from None
+
+
+class Pipes:
+    """The pipes of a process: what it has written, and what it has not read yet.
+
+    ``output`` and ``errors`` hold what was received, ``open`` the descriptors that may give more; ``refused`` says that
+    the process reads no more.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]", unsent: bytes = b"", close_input: bool = False) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._stdin, self._close_input = process, process.stdin, close_input
+        self.unsent, self.refused = memoryview(unsent), False
+        self.output, self.errors = bytearray(), bytearray()
+        self.open = {process.stdout.fileno(): self.output}
+        if process.stderr is not None:
+            self.open[process.stderr.fileno()] = self.errors
+        os.set_blocking(process.stdin.fileno(), False)
+
+    def move(self, wait: Callable[[list[int], list[int]], tuple[list[int], list[int]]]) -> tuple[list[int], list[int]]:
+        """Read and write once what ``wait`` returns as ready of the descriptors, and return that."""
+        if self._close_input and not self.unsent and not self._stdin.closed:
+            self._stdin.close()
+        ready = wait(list(self.open), [self._stdin.fileno()] if self.unsent else [])
+        for descriptor in ready[0]:
+            chunk = os.read(descriptor, 1 << 16)
+            self.open[descriptor] += chunk
+            if not chunk:
+                del self.open[descriptor]
+        for descriptor in ready[1]:
+            try:
+                self.unsent = self.unsent[os.write(descriptor, self.unsent[: 1 << 20]) :]
+            except BrokenPipeError:
+                self.unsent, self.refused = memoryview(b""), True
+        return ready
+
+    def close(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 class Sample(NamedTuple):
@@ -189,8 +260,14 @@ class Deadline:
             charged = self.charged - self.clock.now(look=True)
         return min(charged, self.wall - time.monotonic())
 
-    def starved(self) -> bool:
-        return time.monotonic() >= self.wall and self.clock.now() < self.charged
+    def expired(self, seconds: float) -> bool:
+        """Whether a limit of ``seconds`` is used up; ``JobError`` if only the wall time is."""
+        if self.left() > 0:
+            return False
+        if time.monotonic() >= self.wall and self.clock.now() < self.charged:
+            busy = f"the machine was too busy: in {WALL_FACTOR * seconds:g} s the program did not get its {seconds:g} s"
+            raise JobError(STARVED, busy, timed_out=True)
+        return True
 
     def sooner(self, seconds: float) -> "Deadline":
         """Another limit that starts now and ends no later than this one."""

@@ -1,56 +1,115 @@
-"""The process of the model's program, as an untrusted server of its functions.
+"""The process of the model's program, as an untrusted server of its functions: one JSON object per line.
 
-Usage: ``program.py REQUESTS_FD ANSWERS_FD``, one JSON object per line. The tests are in another process. The program
-can write to both descriptors and replace all code here; see ``remote.py``.
+The tests are in another process. The program can write to both descriptors and replace all code here; see
+``remote.py``. Only data crosses; other objects become opaque references. pickle is not used because it can run code.
 """
 
+import builtins
+import collections
 import importlib
 import json
+import operator
+import os
 import re
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
-sys.path.insert(0, __file__.rpartition("/")[0])
-values = importlib.import_module("values")
-
-_NAME = re.compile(r"[A-Za-z_]\w*")
-
-_TYPING = dict.fromkeys(
-    (
-        "Any", "Callable", "DefaultDict", "Deque", "Dict", "FrozenSet", "Generator", "Generic", "Hashable", "Iterable",
-        "Iterator", "List", "Literal", "Mapping", "MutableMapping", "NamedTuple", "Optional", "Sequence", "Set",
-        "Sized", "Tuple", "Type", "TypeVar", "Union",
-    ),
-    "typing",
-)  # fmt: skip
-_LEETCODE = {
-    **dict.fromkeys(("Counter", "OrderedDict", "defaultdict", "deque"), "collections"),
-    **dict.fromkeys(("heapify", "heappop", "heappush", "heappushpop", "heapreplace", "nlargest", "nsmallest"), "heapq"),
-    **dict.fromkeys(("bisect_left", "bisect_right", "insort"), "bisect"),
-    **dict.fromkeys(("cache", "cmp_to_key", "lru_cache", "reduce"), "functools"),
-    **dict.fromkeys(
-        ("accumulate", "chain", "combinations", "groupby", "pairwise", "permutations", "product", "zip_longest"),
-        "itertools",
-    ),
-    **dict.fromkeys(("ceil", "comb", "factorial", "floor", "gcd", "inf", "isqrt", "lcm", "log2", "sqrt"), "math"),
+_LARGEST_PLAIN_INTEGER = 2**53
+_SEQUENCES: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda text: int(text, 16),
+    "float": float.fromhex,
+    "complex": lambda parts: complex(*map(float.fromhex, parts)),
+    "bytes": bytes.fromhex,
+    "range": lambda parts: range(*parts),
+    "fraction": lambda parts: importlib.import_module("fractions").Fraction(*(int(part, 16) for part in parts)),
+    "decimal": lambda text: importlib.import_module("decimal").Decimal(text),
 }
-_LEETCODE_MODULES = (
-    "bisect", "collections", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string",
-)  # fmt: skip
+
+
+class CannotCrossError(TypeError):
+    """A value is neither plain data nor a reference to the other side."""
+
+
+def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
+    """JSON for ``value``; ``reference`` is called for objects that are not data and may raise ``CannotCrossError``."""
+    if value is None or isinstance(value, bool | str):
+        # A subclass may override str().
+        return str.__str__(value) if isinstance(value, str) else value
+    if isinstance(value, int):
+        number = int.__int__(value)
+        return number if abs(number) < _LARGEST_PLAIN_INTEGER else {"int": hex(number)}
+    if isinstance(value, float):
+        return {"float": float.hex(value)}
+    if isinstance(value, complex):
+        return {"complex": [float.hex(value.real), float.hex(value.imag)]}
+    if isinstance(value, list):
+        return [encode(item, reference) for item in list.__iter__(value)]
+    for name, kind in _SEQUENCES.items():
+        if isinstance(value, kind):
+            return {name: [encode(item, reference) for item in kind.__iter__(value)]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(k, reference), encode(v, reference)] for k, v in dict.items(value)]}
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": bytes(value).hex()}
+    if isinstance(value, range):
+        return {"range": [value.start, value.stop, value.step]}
+    # Not imported here: these processes start once for each program.
+    if (fractions := sys.modules.get("fractions")) and isinstance(value, fractions.Fraction):
+        return {"fraction": [hex(value.numerator), hex(value.denominator)]}
+    if (decimal := sys.modules.get("decimal")) and isinstance(value, decimal.Decimal):
+        return {"decimal": str(value)}
+    # A number of NumPy's equals Python's wherever tests compare it.
+    if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic):
+        plain = value.item()
+        if not isinstance(plain, numpy.generic):  # a long double stays one
+            return encode(plain, reference)
+    return {"reference": reference(value)}
+
+
+def decode(value: Any, dereference: Callable[[Any], Any]) -> Any:
+    """The value of its JSON; ``ValueError`` or ``TypeError`` for JSON that :func:`encode` never makes."""
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, list):
+        return [decode(item, dereference) for item in value]
+    if not isinstance(value, dict) or len(value) != 1:
+        raise ValueError("not an encoded value")
+    ((name, content),) = value.items()
+    if name in _SEQUENCES:
+        return _SEQUENCES[name](decode(item, dereference) for item in content)
+    if name == "dict":
+        return {decode(k, dereference): decode(v, dereference) for k, v in content}
+    if name == "reference":
+        return dereference(content)
+    if name not in _SCALARS:
+        raise ValueError("not an encoded value")
+    return _SCALARS[name](content)
+
+
+# Names that a program finds defined: typing's, which decorate signatures, and for a class ``Solution`` LeetCode's.
+_LEETCODE = {"bisect", "collections", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string"}
+_STARRED = ("collections", "heapq", "bisect", "functools", "itertools", "math")
 
 
 def names_for(source: str) -> dict[str, Any]:
-    """Names that the program finds defined without importing them, if its source mentions them.
+    """Names that the program finds defined without importing them, if its source mentions them."""
+    mentioned = set(re.findall(r"[A-Za-z]\w*", source))
+    of_leetcode = "Solution" in mentioned
+    names: dict[str, Any] = {}
+    for module in map(importlib.import_module, (*(_STARRED if of_leetcode else ()), "typing")):
+        public = mentioned.intersection(getattr(module, "__all__", dir(module))) - vars(builtins).keys()
+        names |= {name: getattr(module, name) for name in public}
+    modules = mentioned & _LEETCODE if of_leetcode else ()
+    return names | {name: importlib.import_module(name) for name in modules}
 
-    Functions get names of typing, which decorate signatures; a class ``Solution`` (LeetCode) gets LeetCode's.
-    """
-    mentioned = set(_NAME.findall(source))
-    origins = {**_TYPING, **(_LEETCODE if "Solution" in mentioned else {})}
-    names = {name: getattr(importlib.import_module(origins[name]), name) for name in sorted(mentioned & origins.keys())}
-    if "Solution" in mentioned:
-        names |= {name: importlib.import_module(name) for name in _LEETCODE_MODULES if name in mentioned}
-    return names
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "call": lambda target, *arguments, **keywords: target(*arguments, **keywords),
+    "get": getattr, "set": setattr, "item": operator.getitem, "length": len, "truth": bool, "iterate": list,
+}  # fmt: skip
 
 
 class Server:
@@ -78,29 +137,13 @@ class Server:
         return {"exports": exports}
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        target = self._objects[request["target"]]
-        operation = request["operation"]
-        arguments = [values.decode(item, self._objects.__getitem__) for item in request["arguments"]]
-        if operation == "call":
-            keywords = {k: values.decode(v, self._objects.__getitem__) for k, v in request["keywords"].items()}
-            result = target(*arguments, **keywords)
-        elif operation == "get":
-            result = getattr(target, *arguments)
-        elif operation == "set":
-            setattr(target, *arguments)
-            result = None
-        elif operation == "item":
-            result = target[arguments[0]]
-        elif operation == "length":
-            result = len(target)
-        elif operation == "truth":
-            result = bool(target)
-        else:
-            result = list(target)
-        return {"value": self._encode(result)}
+        arguments = [decode(item, self._objects.__getitem__) for item in request["arguments"]]
+        keywords = {name: decode(item, self._objects.__getitem__) for name, item in request["keywords"].items()}
+        operation = _OPERATIONS[request["operation"]]
+        return {"value": self._encode(operation(self._objects[request["target"]], *arguments, **keywords))}
 
     def _encode(self, value: Any) -> Any:
-        return values.encode(value, self._reference)
+        return encode(value, self._reference)
 
     def _reference(self, value: Any) -> int:
         self._objects.append(value)
@@ -131,4 +174,9 @@ def _text(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    # Requests and answers leave the standard streams, which the program uses.
+    REQUESTS, ANSWERS = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):
+        os.dup2(nowhere, stream)
+    main(REQUESTS, ANSWERS)

@@ -1,246 +1,157 @@
 """The tests' view of the program: proxies for its functions, plain data for its results."""
 
 import builtins
-import errno
 import importlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
+codec = importlib.import_module("program")
 names = importlib.import_module("names")
-values = importlib.import_module("values")
 process = importlib.import_module("process")
 
+JobError, WRONG, UNGRADABLE = process.JobError, process.WRONG, process.UNGRADABLE
 _MAX_ANSWER_BYTES = 64 << 20
 _ENDS_LOOPS = (StopIteration, StopAsyncIteration)
-
-RIGHT, WRONG, UNGRADABLE = "right", "wrong", "ungradable"
-UNAVAILABLE, STARVED = "unavailable", "starved"
-
-
-class JobResult(NamedTuple):
-    outcome: str  # after UNAVAILABLE (no process) or STARVED (too little processor time) another attempt may succeed
-    reason: str = ""
-    timed_out: bool = False
-    outputs: tuple[str | None, ...] = ()  # of a job of the kind "outputs": a digest for each input
-
-
-class ProgramError(Exception):
-    """The program ended, hung or sent invalid data; no further test can pass."""
-
-    def __init__(self, why: str, timed_out: bool = False) -> None:
-        super().__init__(why)
-        self.timed_out = timed_out
-
-
-class CannotTestError(Exception):
-    """The tests cannot be run, which is not the program's fault."""
-
-
-class UnavailableError(CannotTestError):
-    """No process was available; another attempt may succeed."""
-
-
-class StarvedError(CannotTestError):
-    def __init__(self, seconds: float) -> None:
-        wall = process.WALL_FACTOR * seconds
-        super().__init__(f"the machine was too busy: in {wall:g} s the program did not get its {seconds:g} s")
-
-
-def expired(deadline: Any, seconds: float) -> bool:
-    """Whether the limit is used up; ``StarvedError`` if only the wall time is."""
-    if deadline.left() > 0:
-        return False
-    if deadline.starved():
-        raise StarvedError(seconds)
-    return True
+_INVALID = "sent invalid data"
 
 
 class RemoteError(Exception):
     """The program raised an exception of its own class."""
 
 
-class LoadError(ProgramError):
+class LoadError(JobError):  # type: ignore[misc, valid-type]
     """The program raised an exception (the cause) while it was loaded."""
 
 
-def load(job: dict[str, Any], wanted: Collection[str]) -> "RemoteProgram":
-    """Start the program of a job; ``LoadError`` if it raises an exception."""
-    try:
-        return RemoteProgram(job["source"], job["entry_point"], wanted, job["seconds"], job["total_seconds"])
-    except (ProgramError, CannotTestError):
-        raise
-    except Exception as error:  # whatever the program raises
-        raise LoadError(f"does not load: {type(error).__name__}: {error}") from error
-
-
 class RemoteProgram:
-    """The model's program in a process of its own.
+    """The model's program in a process of its own; a context manager.
 
     The program shares that process with the server and may forge any answer, early or twice. An answer is therefore
     only data, or an exception, for the one pending request.
 
     Args:
-        entry_point: the function under test, or None.
+        job: with ``source``, ``entry_point`` (the function under test, or None), and time limits in ``seconds`` for
+            loading and for each request and ``total_seconds`` for all of it, as ``process.py`` counts.
         wanted: names of the program that the tests use; no other name is accepted from it.
-        seconds: time limit for loading and for each request, as ``process.py`` counts.
-        total_seconds: time limit for all of it.
 
     Attributes:
+        exports: the names that the program defines, and their encoded values.
         failure: why no further test can pass, or None.
+
+    Raises:
+        LoadError: the program raises an exception.
     """
 
-    def __init__(
-        self, source: str, entry_point: str | None, wanted: Collection[str], seconds: float, total_seconds: float
-    ) -> None:
-        self.failure: ProgramError | CannotTestError | None = None
-        self._seconds, self._total_seconds = seconds, total_seconds
-        self._deadline = process.program_clock().deadline(total_seconds)
-        requests, requests_writer = os.pipe()
-        answers, answers_writer = os.pipe()
+    def __init__(self, job: dict[str, Any], wanted: Collection[str]) -> None:
+        self.failure: Any = None
+        self._seconds, self._total_seconds = job["seconds"], job["total_seconds"]
+        self._deadline = process.program_clock().deadline(self._total_seconds)
         script = __file__.replace("remote.py", "program.py")
-        self._process = start(
-            [sys.executable, "-I", "-B", "-X", "utf8", script, str(requests), str(answers_writer)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(requests, answers_writer),
-        )
-        os.close(requests)
-        os.close(answers_writer)
-        os.set_blocking(answers, False)
-        os.set_blocking(requests_writer, False)
-        self._requests, self._answers = requests_writer, answers
-        self._buffer = bytearray()
+        command = [sys.executable, "-I", "-B", "-X", "utf8", script]
+        self._pipes = process.Pipes(process.start(command, stderr=subprocess.DEVNULL))
+        request = {"source": job["source"], "entry_point": job["entry_point"], "names": sorted(wanted)}
         try:
-            exports = self._ask({"source": source, "entry_point": entry_point, "names": sorted(wanted)}, "exports")
+            exports = self.exports = self._ask(request, "exports")
             if type(exports) is not dict or not exports.keys() <= set(wanted) or any(map(names.is_dunder, exports)):
-                raise self._fails("sent invalid data")
-        except BaseException:
-            self.close()
-            raise
-        self.exports: dict[str, Any] = exports
+                raise self.fails(_INVALID)
+        except BaseException as error:
+            self._pipes.close()
+            if isinstance(error, JobError) or not isinstance(error, Exception):
+                raise
+            raise LoadError(WRONG, f"does not load: {type(error).__name__}: {error}") from error
+
+    def __enter__(self) -> "RemoteProgram":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipes.close()
 
     def value_of(self, name: str) -> Any:
         return self._decode(self.exports[name])
 
-    def request(self, target: int, operation: str, arguments: Any, keywords: dict[str, Any] | None = None) -> Any:
+    def request(self, target: int, operation: str, arguments: Any, keywords: dict[str, Any]) -> Any:
         try:
             request = {
                 "target": target,
                 "operation": operation,
-                "arguments": [values.encode(item, self._owned) for item in arguments],
-                "keywords": {name: values.encode(item, self._owned) for name, item in (keywords or {}).items()},
+                "arguments": [codec.encode(item, self._owned) for item in arguments],
+                "keywords": {name: codec.encode(item, self._owned) for name, item in keywords.items()},
             }
-        except CannotTestError as error:
+        except JobError as error:
             self.failure = error
             raise
         return self._decode(self._ask(request, "value"))
 
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        os.close(self._requests)
-        os.close(self._answers)
+    def fails(self, why: str, timed_out: bool = False) -> Exception:
+        """No further test can pass, also if the tests catch the exception."""
+        self.failure = JobError(WRONG, why, timed_out)
+        return self.failure  # type: ignore[no-any-return]
 
     def _owned(self, value: Any) -> int:
         if type(value) is not Remote:
-            raise CannotTestError(f"the tests pass a {type(value).__name__}, which cannot go to another process")
+            raise JobError(UNGRADABLE, f"the tests pass a {type(value).__name__}, which cannot go to another process")
         return int(object.__getattribute__(value, "_target"))
-
-    def _decode(self, encoded: Any) -> Any:
-        try:
-            return values.decode(encoded, self._proxy)
-        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-            raise self._fails("sent invalid data") from None
-
-    def _wait(self, reading: list[int], writing: list[int], deadline: Any) -> None:
-        try:
-            ready = process.until_ready(reading, writing, deadline)
-        except process.TooManyFilesError as error:
-            raise self._fails(str(error)) from None
-        if not any(ready):
-            in_all = deadline.charged == self._deadline.charged
-            try:
-                expired(deadline, self._total_seconds if in_all else self._seconds)
-            except StarvedError as error:
-                self.failure = error
-                raise
-            limit = f"{self._total_seconds:g} s in all" if in_all else f"{self._seconds:g} s"
-            raise self._fails(f"took longer than {limit}", timed_out=True)
 
     def _proxy(self, target: Any) -> "Remote":
         if type(target) is not int:
             raise ValueError("a reference should be a number")
         return Remote(self, target)
 
-    def _fails(self, why: str, timed_out: bool = False) -> ProgramError:
-        self.failure = ProgramError(why, timed_out)
-        return self.failure
+    def _decode(self, encoded: Any) -> Any:
+        try:
+            return codec.decode(encoded, self._proxy)
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            raise self.fails(_INVALID) from None
 
     def _ask(self, request: dict[str, Any], expected: str) -> Any:
         """The field ``expected`` of the answer; raises the program's exception instead."""
         if self.failure is not None:
             raise self.failure
-        deadline = self._deadline.sooner(self._seconds)
-        self._send(json.dumps(request).encode("ascii") + b"\n", deadline)
+        self._pipes.unsent = memoryview(json.dumps(request).encode("ascii") + b"\n")
         try:
-            answer = json.loads(self._line(deadline))
+            answer = json.loads(self._line())
+        except JobError as error:
+            self.failure = error
+            raise
         except (ValueError, RecursionError):
-            raise self._fails("sent invalid data") from None
+            raise self.fails(_INVALID) from None
         if type(answer) is dict and answer.keys() == {expected}:
             return answer[expected]
-        if type(answer) is dict and answer.keys() == {"error", "message"}:
-            name, message = answer["error"], answer["message"]
-            if type(name) is str and type(message) is str:
-                _raise(name, message)
-        raise self._fails("sent invalid data")
+        if type(answer) is dict and answer.keys() == {"error", "message"} and set(map(type, answer.values())) == {str}:
+            raise _exception(answer["error"], answer["message"])
+        raise self.fails(_INVALID)
 
-    def _send(self, data: bytes, deadline: Any) -> None:
-        view = memoryview(data)
-        while view:
-            self._wait([], [self._requests], deadline)
-            try:
-                view = view[os.write(self._requests, view) :]
-            except BrokenPipeError:
-                raise self._fails("ended before its tests did") from None
-
-    def _line(self, deadline: Any) -> bytes:
-        while (end := self._buffer.find(b"\n")) < 0:
-            self._wait([self._answers], [], deadline)
-            chunk = os.read(self._answers, 1 << 16)
-            if not chunk:
-                raise self._fails("ended before its tests did")
-            self._buffer += chunk
-            if len(self._buffer) > _MAX_ANSWER_BYTES:
-                raise self._fails("answered too much")
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
+    def _line(self) -> bytes:
+        """Send the request, and return the next line of the program."""
+        deadline, received = self._deadline.sooner(self._seconds), self._pipes.output
+        while self._pipes.open and not self._pipes.refused and (self._pipes.unsent or b"\n" not in received):
+            if not any(self._pipes.move(lambda *descriptors: process.until_ready(*descriptors, deadline))):
+                in_all = deadline.charged == self._deadline.charged
+                deadline.expired(self._total_seconds if in_all else self._seconds)
+                limit = f"{self._total_seconds:g} s in all" if in_all else f"{self._seconds:g} s"
+                raise self.fails(f"took longer than {limit}", timed_out=True)
+            if len(received) > _MAX_ANSWER_BYTES:
+                raise self.fails("answered too much")
+        if self._pipes.refused or b"\n" not in received:
+            raise self.fails("ended before its tests did")
+        line, _, rest = bytes(received).partition(b"\n")
+        received[:] = rest
         return line
 
 
-def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
-    try:
-        return subprocess.Popen(command, **options)
-    except OSError as error:
-        kind = UnavailableError if error.errno in (errno.EAGAIN, errno.ENOMEM) else CannotTestError
-        raise kind(f"the program's process does not start: {error}") from None
-
-
-def _raise(name: str, message: str) -> None:
+def _exception(name: str, message: str) -> Exception:
     kind = getattr(builtins, name, None)
     # Not SystemExit or the like, which would end the tests, nor StopIteration, which silently ends a loop over calls:
     # ``all(map(f, inputs))`` would be true.
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS_LOOPS):
         try:
-            error = kind(message)
+            return kind(message)
         except TypeError:  # UnicodeDecodeError takes five arguments
-            error = RemoteError(f"{name}: {message}")
-        raise error
-    raise RemoteError(f"{name}: {message}")
+            pass
+    return RemoteError(f"{name}: {message}")
 
 
 class Remote:
@@ -252,13 +163,12 @@ class Remote:
         object.__setattr__(self, "_program", program)
         object.__setattr__(self, "_target", target)
 
-    def _request(self, operation: str, *arguments: Any) -> Any:
+    def _request(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         program = object.__getattribute__(self, "_program")
-        return program.request(object.__getattribute__(self, "_target"), operation, arguments)
+        return program.request(object.__getattribute__(self, "_target"), operation, arguments, keywords)
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        program = object.__getattribute__(self, "_program")
-        return program.request(object.__getattribute__(self, "_target"), "call", arguments, keywords)
+    def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
+        return self._request("call", *arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -284,5 +194,5 @@ class Remote:
         found = self._request(operation)
         if type(found) is not kind:
             program = object.__getattribute__(self, "_program")
-            raise program._fails("sent invalid data")
+            raise program.fails(_INVALID)
         return found

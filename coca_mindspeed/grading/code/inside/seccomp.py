@@ -67,8 +67,11 @@ _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 
 
-def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
-    """BPF instructions ``(code, jump if true, jump if false, operand)``; ``ValueError`` for another machine."""
+_Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+
+
+def filter_program(machine: str) -> list[_Instruction]:
+    """BPF instructions; ``ValueError`` for another machine."""
     if machine not in _MACHINES:
         raise ValueError(f"no system call filter for {machine}; there is one for {' and '.join(_MACHINES)}")
     column = _MACHINES.index(machine)
@@ -86,41 +89,30 @@ def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
     program += [(_JUMP_IF_EQUAL, 0, 1, _SCHED_YIELD[machine]), (_RETURN, 0, 0, _ERROR)]
     # clone3 hides its flags behind a pointer; the C library goes back to clone where it is missing.
     program += [(_JUMP_IF_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
-    # Only the lower half of the first argument is compared; then the number is loaded again.
+    first, denied_call = (_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET), (_RETURN, 0, 0, _ERROR | _EPERM)
+    second = [(_LOAD, 0, 0, _SECOND_ARGUMENT_OFFSET + half) for half in (0, 4)]
+    # Only the lower half of the first argument is compared.
     for number in _SOCKET_CALLS[machine]:
-        program += [
-            (_JUMP_IF_EQUAL, 0, 4, number),
-            (_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET),
-            (_JUMP_IF_EQUAL, 1, 0, _AF_UNIX),
-            (_RETURN, 0, 0, _ERROR | _EAFNOSUPPORT),
-            (_LOAD, 0, 0, _NUMBER_OFFSET),
-        ]
-    program += [
-        (_JUMP_IF_EQUAL, 0, 4, _PRLIMIT64[machine]),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET),
-        (_JUMP_IF_EQUAL, 1, 0, 0),
-        (_RETURN, 0, 0, _ERROR | _EPERM),
-        (_LOAD, 0, 0, _NUMBER_OFFSET),
-    ]
-    program += [  # reading the action, which has a second argument of 0, is allowed
-        (_JUMP_IF_EQUAL, 0, 8, _RT_SIGACTION[machine]),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET),
+        program += _for_call(number, first, (_JUMP_IF_EQUAL, 1, 0, _AF_UNIX), (_RETURN, 0, 0, _ERROR | _EAFNOSUPPORT))
+    program += _for_call(_PRLIMIT64[machine], first, (_JUMP_IF_EQUAL, 1, 0, 0), denied_call)
+    program += _for_call(  # reading the action, which has a second argument of 0, is allowed
+        _RT_SIGACTION[machine],
+        first,
         (_JUMP_IF_EQUAL, 0, 5, _SIGCHLD),
-        (_LOAD, 0, 0, _SECOND_ARGUMENT_OFFSET),
+        second[0],
         (_JUMP_IF_EQUAL, 0, 2, 0),
-        (_LOAD, 0, 0, _SECOND_ARGUMENT_OFFSET + 4),
+        second[1],
         (_JUMP_IF_EQUAL, 1, 0, 0),
-        (_RETURN, 0, 0, _ERROR | _EPERM),
-        (_LOAD, 0, 0, _NUMBER_OFFSET),
-    ]
-    return [
-        *program,
-        (_JUMP_IF_EQUAL, 0, 3, _CLONE[machine]),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET),
-        (_JUMP_IF_ANY_BIT, 0, 1, _CLONE_NEWUSER),
-        (_RETURN, 0, 0, _ERROR | _EPERM),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
+        denied_call,
+    )
+    program += _for_call(_CLONE[machine], first, (_JUMP_IF_ANY_BIT, 0, 1, _CLONE_NEWUSER), denied_call)
+    return [*program, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _for_call(number: int, *instructions: _Instruction) -> list[_Instruction]:
+    """Instructions for one system call; after them its number is loaded again."""
+    skipped = len(instructions) + 1
+    return [(_JUMP_IF_EQUAL, 0, skipped, number), *instructions, (_LOAD, 0, 0, _NUMBER_OFFSET)]
 
 
 def install() -> None:

@@ -3,12 +3,10 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from zlib import crc32
 
 import numpy as np
 
-from coca_mindspeed.evaluation.calibration_maps import transfer_matrix
 from coca_mindspeed.evaluation.ece import EceUnderCalibration
 from coca_mindspeed.evaluation.intervals import (
     UNDEFINED_INTERVAL,
@@ -78,12 +76,6 @@ class Scoreboard:
     def count(self, run: str, column: Column) -> int:
         """Return the number of predictions of a run in a column."""
         return sum(self.metrics[run, name].n for name in column.datasets if (run, name) in self.metrics)
-
-    @cached_property
-    def transfers(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Run -> recalibrated on -> tested on -> smooth ECE, for the runs with several data sets."""
-        several = [run for run in self.runs if len(run.by_dataset()) > 1]
-        return {run.label: transfer_matrix(run.predictions) for run in several}
 
     def interval(self, run: str, column: Column, metric: str) -> Interval:
         """Return the estimate with its bounds; NaN where undefined or where a run lacks one of the data sets.

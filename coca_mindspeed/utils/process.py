@@ -1,4 +1,4 @@
-"""jemalloc as the memory allocator of a training process, where it is installed.
+"""This process: its memory limit, its CPUs (cgroups(7), versions 1 and 2), and jemalloc as its allocator.
 
 The sizes of tensors vary from step to step and fragment glibc's heap; docs/log.md has figures.  This module does not
 import torch, because the process is restarted before that.
@@ -11,7 +11,7 @@ import platform
 import sys
 import sysconfig
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 #: Set to 0, this environment variable prevents the restart with jemalloc.
 SWITCH = "COCA_JEMALLOC"
@@ -20,10 +20,10 @@ _HUGE_PAGES = "thp:always"  # jemalloc returns freed memory, and huge pages make
 _GLIBC_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 
-def find_jemalloc(root: Path = Path("/")) -> Path | None:
+def find_jemalloc() -> Path | None:
     """The system's jemalloc, where Debian's, Red Hat's and its own installation put it."""
     folders = (f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib64", "usr/local/lib")
-    paths = (root / folder / "libjemalloc.so.2" for folder in folders)
+    paths = (Path("/") / folder / "libjemalloc.so.2" for folder in folders)
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -67,3 +67,38 @@ def uses_jemalloc() -> bool:
 
 def _has_glibc_settings() -> bool:
     return any(name in os.environ for name in _GLIBC_SETTINGS)
+
+
+_NO_LIMIT = 2**60  # version 1 writes the greatest multiple of a page below 2**63
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Bytes that this process may use by the limits of its group and of the groups above; None: no limit found."""
+    try:
+        lines = (root / "proc" / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    limits = []
+    for line in [*lines, "0::/"]:
+        hierarchy, controllers, group = line.split(":", 2)
+        mount, name = root / "sys" / "fs" / "cgroup", "memory.max"
+        if hierarchy != "0":
+            if "memory" not in controllers.split(","):
+                continue
+            mount, name = mount / "memory", "memory.limit_in_bytes"
+        inside = PurePosixPath(group.lstrip("/"))
+        for folder in (inside, *inside.parents):
+            try:
+                text = (mount / folder / name).read_text(encoding="ascii").strip()
+            except OSError:  # no such group here, or the root, which has no limit
+                continue
+            if text.isdecimal() and int(text) < _NO_LIMIT:
+                limits.append(int(text))
+    return min(limits, default=None)
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs by this process's affinity and its container's quota."""
+    from joblib import cpu_count  # a third of a second
+
+    return int(cpu_count())

@@ -174,18 +174,6 @@ def _curve(rows: MetricRows, keys: Sequence[str]) -> tuple[list[float], list[flo
     return [], []
 
 
-def moving_average(values: Sequence[float], window: int) -> npt.NDArray[np.float64]:
-    """Mean of each value and up to ``window - 1`` before it, NaN left out; ``[n]``."""
-    array = np.asarray(values, dtype=np.float64)
-    known = ~np.isnan(array)
-    sums = np.cumsum(np.concatenate([[0.0], np.where(known, array, 0.0)]))
-    counts = np.cumsum(np.concatenate([[0], known]))
-    ends = np.arange(1, len(array) + 1)
-    starts = np.maximum(ends - window, 0)
-    with np.errstate(invalid="ignore"):
-        return np.asarray((sums[ends] - sums[starts]) / (counts[ends] - counts[starts]))
-
-
 def training_curves(runs: Mapping[str, MetricRows]) -> Figure:
     """Draw confidence reward, answer reward, ECE and response length over training steps.
 
@@ -201,9 +189,10 @@ def training_curves(runs: Mapping[str, MetricRows]) -> Figure:
                 continue
             window = max(1, len(steps) // 20)
             style = line_style(index) | {"markevery": max(1, len(steps) // 8), "markersize": 5, "linewidth": 1.6}
+            averages = [np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
             if window > 1:
                 axes.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8)
-            axes.plot(steps, moving_average(values, window), **style, label=plot_text(label))
+            axes.plot(steps, averages, **style, label=plot_text(label))
         if not axes.lines:
             logged = any(key in row for rows in runs.values() for row in rows for key in keys)
             _say_why(axes, f"{keys[0]} is {'undefined in every step' if logged else 'not in the metrics'}")

@@ -1,4 +1,4 @@
-"""Tables of reports and of the terminal: metrics, error by threshold, transfer of maps, comparison with the paper."""
+"""Tables of reports and of the terminal: metrics, error by threshold, comparison with the paper."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,6 @@ from rich.table import Table as RichTable
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.binning import THRESHOLDS, RiskRow, risk_table
-from coca_mindspeed.evaluation.calibration_maps import STATED
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE,
     HEADLINE_METRICS,
@@ -25,10 +24,9 @@ from coca_mindspeed.evaluation.metrics import (
 )
 from coca_mindspeed.evaluation.paper import check_setting, paper, printed, published
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.utils.console import PlainConsole
-from coca_mindspeed.utils.markdown import markdown_cell, markdown_table
+from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
+from coca_mindspeed.utils.console import PlainConsole, markdown_cell, markdown_table
 
 _BINNED = ("ece", "mce")
 
@@ -59,17 +57,16 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of numbers; ``rows`` are (label, cells in the order of ``columns``), and ``corner`` heads the labels."""
+    """A table of numbers; ``rows`` are (run, cells in the order of ``columns``)."""
 
     name: str
     heading: str
     meaning: str
     columns: Sequence[Heading]
     rows: Sequence[tuple[str, Sequence[TableCell]]]
-    corner: str = "run"
 
     def markdown(self) -> str:
-        header = [self.corner, *(column.text for column in self.columns)]
+        header = ["run", *(column.text for column in self.columns)]
         rows = [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
         return markdown_table(header, rows, numbers=range(1, len(header)))
 
@@ -161,25 +158,6 @@ def _risk_cell(row: RiskRow) -> TableCell:
         return TableCell(UNDEFINED, reason="no answer states so high a confidence")
     bounds = f"{row.low * 100:.1f} to {row.high * 100:.1f}"
     return TableCell(f"{row.risk:.1%}", bounds, beside=f"{row.coverage:.1%} accepted")
-
-
-def transfer_tables(board: Scoreboard) -> list[Table]:
-    """Return, for each run with several data sets, the error of each data set's recalibration map on the others."""
-    meaning = (
-        "smECE on the answers of each column with the recalibration map of each row; the diagonal is cross-fitted by "
-        "question"
-    )
-    reason = "undefined: all labels are equal, or there are too few"
-    tables = []
-    for label, matrix in board.transfers.items():
-        columns = [Heading(name) for name in matrix[STATED]]
-        rows = [
-            (source, [TableCell(show("smooth_ece", value), reason=reason) for value in row.values()])
-            for source, row in matrix.items()
-        ]
-        heading = f"Transfer of recalibration maps: {label}"
-        tables.append(Table(f"transfer_{label}", heading, meaning, columns, rows, "map fitted on"))
-    return tables
 
 
 @dataclass(frozen=True, slots=True)

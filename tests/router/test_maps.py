@@ -1,15 +1,13 @@
 """Maps against scikit-learn, and their transfer: useful where both data sets err alike, harmful where they do not."""
 
-import math
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 
-from coca_mindspeed.evaluation.calibration_maps import STATED, cross_fitted, fit_map, kind_for, transfer_matrix
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction
+from coca_router.maps import cross_fitted, fit_map, kind_for, labelled
 
 
 def overconfident(n, seed=0):
@@ -96,19 +94,6 @@ def rows(dataset, count, truth, *, seed=0, id_=None, stated=None):
     ]
 
 
-def test_a_map_is_worth_something_where_both_err_alike():
-    data = {"over": lambda s: s / 2, "also_over": lambda s: s / 2, "honest": lambda s: s}
-    matrix = transfer_matrix([p for i, name in enumerate(data) for p in rows(name, 1500, data[name], seed=i)])
-    assert list(matrix) == [STATED, *sorted(data)]
-    assert matrix[STATED]["over"] > 0.15
-    assert matrix[STATED]["honest"] < 0.05
-    for source in ("over", "also_over"):
-        for target in ("over", "also_over"):
-            assert matrix[source][target] < 0.05
-        assert matrix[source]["honest"] > 0.15
-    assert matrix["honest"]["over"] > 0.15
-
-
 def test_no_question_is_recalibrated_by_its_own_label():
     # A coin for each question, thrown once and written down for all ten samples: only a map that has seen a
     # question's other samples can know it.  The stated confidence names the question.
@@ -117,14 +102,6 @@ def test_no_question_is_recalibrated_by_its_own_label():
     predictions = [
         p for question in range(150) for p in rows("d", 10, lambda _, q=question: float(coins[q]), id_=str(question),
                                                    stated=(question + 1) / 151)]  # fmt: skip
-    [within] = transfer_matrix(predictions)["d"].values()
-    assert within > 0.05, "as if the labels were known"
-
-
-def test_where_no_map_can_be_fitted_there_is_no_figure():
-    predictions = [*rows("all_right", 50, lambda s: 1.0), *rows("few", 3, lambda s: s, seed=3), *rows("d", 200, abs)]
-    matrix = transfer_matrix(predictions)
-    assert all(math.isnan(value) for value in matrix["all_right"].values())
-    assert math.isnan(matrix["few"]["few"])
-    assert not any(math.isnan(value) for value in [*matrix[STATED].values(), *matrix["d"].values()])
-    assert transfer_matrix([]) == {STATED: {}}
+    stated, correct, _, questions = labelled(predictions)
+    after = cross_fitted("isotonic", stated, correct, questions)
+    assert calibration_metrics(after, correct).values["smooth_ece"] > 0.05, "as if the labels were known"

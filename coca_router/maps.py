@@ -1,4 +1,4 @@
-"""Maps from stated confidence to the fraction of correct answers, and their transfer between data sets."""
+"""Maps from stated confidence to the fraction of correct answers."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,7 +9,6 @@ from pydantic import Field
 
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.evaluation.binning import Floats
-from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, gradable
 from coca_mindspeed.utils.packages import require
 
@@ -18,7 +17,6 @@ MapKind = Literal["platt", "beta", "isotonic"]
 
 _EDGE = 1e-4  # stated 0 and 1 are clipped, for their logarithms
 _WEAK_PENALTY = 1e6  # C of the logistic regressions: almost no penalty; separable labels still have a fit
-STATED = "(as stated)"  # row of the transfer matrix without a map
 
 
 class CalibrationMap(Section):
@@ -113,33 +111,3 @@ def cross_fitted(kind: MapKind, stated: Floats, correct: Labels, questions: Sequ
         inside = fold == index
         after[inside] = fit_map(kind, stated[~inside], correct[~inside])(stated[inside])
     return after
-
-
-def transfer_matrix(predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
-    """Smooth ECE on each data set after the map of each; a data set's own map is cross-fitted by question.
-
-    Returns fitted on -> tested on -> error, NaN where no map can be fitted; the row :data:`STATED` is without a map.
-    """
-    stated, correct, datasets, questions = labelled(predictions)
-    of_row, question = np.array(datasets, dtype=object), np.array(questions, dtype=object)
-    rows = {name: of_row == name for name in sorted(set(datasets))}
-    matrix = {STATED: {name: _smooth_ece(stated[inside], correct[inside]) for name, inside in rows.items()}}
-    for source, fitting in rows.items():
-        matrix[source] = dict.fromkeys(rows, float("nan"))
-        kind = kind_for(int(fitting.sum()))
-        try:
-            recalibrate = fit_map(kind, stated[fitting], correct[fitting])
-        except ValueError:
-            continue
-        for target, tested in rows.items():
-            matrix[source][target] = _smooth_ece(recalibrate(stated[tested]), correct[tested])
-        try:
-            own = cross_fitted(kind, stated[fitting], correct[fitting], question[fitting].tolist())
-            matrix[source][source] = _smooth_ece(own, correct[fitting])
-        except ValueError:
-            matrix[source][source] = float("nan")
-    return matrix
-
-
-def _smooth_ece(confidence: Floats, correct: Labels) -> float:
-    return calibration_metrics(confidence, correct).values["smooth_ece"]

@@ -9,15 +9,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from coca_mindspeed import __version__
+from coca_mindspeed.evaluation import plots
 from coca_mindspeed.evaluation.metrics import FURTHER_METRICS, HEADLINE_METRICS, METRIC_SPECS
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.reports import plots
-from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
-from coca_mindspeed.evaluation.reports.tables import PaperComparison, result_tables, risk_tables
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.utils.console import printable
+from coca_mindspeed.evaluation.scoreboard import Scoreboard
+from coca_mindspeed.evaluation.tables import PaperComparison, result_tables, risk_tables
+from coca_mindspeed.utils.console import markdown_cell, printable
 from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.markdown import markdown_cell
 
 _REPORT_DPI = 100
 _SHOWN_CHARACTERS = 1200
@@ -38,16 +37,6 @@ class Picture:
     @property
     def data_uri(self) -> str:
         return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A response with the distance between its confidence and its correctness."""
-
-    run: str
-    prediction: Prediction
-    response: str
-    miss: float
 
 
 def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
@@ -75,17 +64,18 @@ def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
     return pictures
 
 
-def most_miscalibrated(run: Run, count: int) -> list[Sample]:
+def most_miscalibrated(run: Run, count: int) -> list[Prediction]:
     """Return the ``count`` responses of each data set whose confidence is furthest from correctness, worst first."""
-    samples = []
-    for predictions in run.by_dataset().values():
-        stated = [(abs(p.confidence - bool(p.correct)), p) for p in predictions if p.confidence is not None]
-        stated.sort(key=lambda pair: (-pair[0], pair[1].key))
-        samples += [Sample(run.label, p, _shorten(p.response), miss) for miss, p in stated[:count]]
-    return sorted(samples, key=lambda sample: -sample.miss)
+
+    def place(p: Prediction) -> tuple[object, ...]:
+        return -abs((p.confidence or 0.0) - bool(p.correct)), p.key
+
+    stated = [[p for p in rows if p.confidence is not None] for rows in run.by_dataset().values()]
+    return sorted((p for rows in stated for p in sorted(rows, key=place)[:count]), key=lambda p: place(p)[:1])
 
 
-def _shorten(text: str) -> str:
+def shorten(text: str) -> str:
+    """Cut the middle out of a long text."""
     if len(text) <= _SHOWN_CHARACTERS:
         return text
     half = _SHOWN_CHARACTERS // 2
@@ -121,7 +111,7 @@ def write_report(
         "no_predictions": _NO_PREDICTIONS,
     }
     environment = Environment(
-        loader=PackageLoader("coca_mindspeed.evaluation.reports", "templates"),
+        loader=PackageLoader("coca_mindspeed.evaluation", "templates"),
         # Text of models must not become markup in the page.
         autoescape=lambda name: name is not None and "html" in name,
         undefined=StrictUndefined,
@@ -130,7 +120,7 @@ def write_report(
         # Control characters become escapes.
         finalize=lambda value: printable(value) if isinstance(value, str) else value,
     )
-    environment.filters["cell"] = markdown_cell
+    environment.filters |= {"cell": markdown_cell, "shorten": shorten}
     paths = [directory / "report.html", directory / "report.md"]
     for picture in pictures:
         write_atomically(directory / "figures" / f"{picture.name}.png", picture.png)

@@ -1,4 +1,4 @@
-"""The tiny model and its questions as verl wants them: ``python -m coca_mindspeed.cli.verl_smoke DIR RUN``.
+"""The tiny model and its questions as verl wants them: ``python -m tests.support.verl_smoke DIR RUN``.
 
 For ``launch/verl.sh --smoke`` and for the tests; of the engines neither may know the other, so it stands here.
 """

@@ -1,0 +1,35 @@
+"""DCPO (Ma et al., 2026, arXiv 2603.09117): the answer first, then the confidence; each segment earns its own reward.
+
+With ``p`` the group's success rate and ``t = (r_a + p) / 2``,
+
+    answer tokens:  r_a = 1[answer is correct]        confidence tokens:  r_c = -(s - t)^2 / 2
+
+The two weights of 1/2 are those of the public code, which gives correctness to the confidence tokens as well; here each
+reward stays on its own tokens, as in the paper.  Summaries of the paper give ``-|s - t|``, which is no proper score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coca_mindspeed.algorithm.methods.base import MethodDefaults, Outcomes, SegmentAdvantages
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, ConfidencePosition
+
+if TYPE_CHECKING:
+    from coca_mindspeed.algorithm.credit import Normalisation
+
+
+@dataclass(frozen=True)
+class Dcpo(MethodDefaults):
+    name: str = "dcpo"
+    system_prompt: str = ANSWER_FIRST_PROMPT
+    confidence_position: ConfidencePosition = "last"
+
+    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+        target = (outcomes.correct + outcomes.gesr) / 2
+        score = outcomes.scored(-(outcomes.stated - target).square() / 2, outcomes.stated)
+        return {
+            "answer": normalise.group(outcomes.correct),
+            "confidence": normalise.stated(score, ~outcomes.stated.isnan()),
+        }

@@ -1,0 +1,30 @@
+"""GDPO (Liu et al., 2026, arXiv 2601.05242) with CoCA's rewards: each is normalised on its own, their sum is on every
+token.
+
+    A = A_c + A_a
+
+It differs from ``joint`` in the normalisation alone, and from ``coca`` in the tokens alone.  verl and TRL have it under
+this name; their last step, which whitens the sum over the batch, is left out for this comparison.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coca_mindspeed.algorithm.methods.coca import Coca
+
+if TYPE_CHECKING:
+    from coca_mindspeed.algorithm.credit import Normalisation
+    from coca_mindspeed.algorithm.methods.base import Outcomes, SegmentAdvantages
+
+
+@dataclass(frozen=True)
+class Gdpo(Coca):
+    """The sum of CoCA's two advantages."""
+
+    name: str = "gdpo"
+
+    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+        found = super().advantages(outcomes, normalise, stage)
+        return dict.fromkeys(found, found["confidence"] + found["answer"])

@@ -1,1 +1,0 @@
-"""Tables, plots, reports and the live view of a running training."""
