@@ -26,10 +26,11 @@ COMMANDS: dict[str, str] = {
     "patches": "compare a MindSpeed-RL checkout with the releases that the hooks support",
     "baseline": "confidence by question probability, probe, assessor, votes or the prompt alone",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
-    "evaluate": "compute metrics with intervals from prediction files",
+    "evaluate": "compute metrics with intervals of prediction files, or of a model behind an OpenAI-compatible API",
     "report": "compare runs on one HTML page, and with the paper",
     "watch": "follow a running training in the terminal",
     "data": "prepare, inspect and export data sets",
+    "export": "copy the trained model of a local run, with a model card",
 }
 _ROUTER = ("serve", "route", "calibrate")  # commands of coca-router
 # Commands of the source tree that are not installed, by their module.

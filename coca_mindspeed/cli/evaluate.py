@@ -1,15 +1,19 @@
-"""``coca-mindspeed evaluate``: metrics with intervals of prediction files, ours or others'."""
+"""``coca-mindspeed evaluate``: metrics with intervals of prediction files, ours or others', or of a served model."""
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
-from coca_mindspeed.cli.options import at_least, json_object, place
+from coca_mindspeed.cli.options import at_least, json_object, place, template_variables, within
+from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
@@ -33,30 +37,50 @@ from coca_mindspeed.evaluation.predictions import (
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
 from coca_mindspeed.evaluation.scoreboard import Column, PairedDifference, Scoreboard
 from coca_mindspeed.evaluation.tables import risk_tables, summary_table
+from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
-from coca_mindspeed.utils.files import write_atomically, write_json
+from coca_mindspeed.utils.files import read_complete_rows, read_json_lines, write_atomically, write_json
+from coca_mindspeed.utils.packages import require
 from coca_mindspeed.utils.tokenization import TokenCounter
 
-# Options of each format.
-_OPTIONS_OF = {
+# Options of each format, and of --endpoint.
+_ENDPOINT = ("model", "data", "samples", "concurrency", "temperature", "max_tokens", "chat_template_kwargs")
+_FORMATS = {
     "predictions": (),
     "rollouts": ("position", "decimals"),
     "opencompass": ("position", "decimals", "tokenizer"),
     "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
 }
+_OPTIONS_OF = {
+    **{f"--format {name}": options for name, options in _FORMATS.items()},
+    "--endpoint": (*_ENDPOINT, "decimals", "tokenizer", "grader", "grader_options"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("files", nargs="+", type=Path, metavar="PATH", help="predictions or run directories, or files of --format")
+    option("files", nargs="*", type=Path, metavar="PATH", help="predictions or run directories, or files of --format")
     option("--output", type=place, required=True, help="directory of metrics.json, .md and predictions")
     option(
         "--format",
-        choices=tuple(_OPTIONS_OF),
+        choices=tuple(_FORMATS),
         default="predictions",
         help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; rollouts: a dump of a training; "
         "responses: lines of id and response, graded against --gold (default: %(default)s)",
+    )
+    option("--endpoint", metavar="URL", help="ask a server instead of reading files; the same command resumes")
+    option("--model", help="of --endpoint: the model's name there")
+    option("--data", type=place, metavar="FILE", help="of --endpoint: records to ask and to grade by")
+    option("--samples", type=at_least(1), metavar="N", help="of --endpoint: responses to each question (default: 1)")
+    option("--concurrency", type=at_least(1), metavar="N", help="of --endpoint: requests at once (default: 16)")
+    option("--temperature", type=within(0, 2), metavar="T", help="of --endpoint (default: 1.0)")
+    option("--max-tokens", type=at_least(1), metavar="N", help="of --endpoint: of a response (default: 4096)")
+    option(
+        "--chat-template-kwargs",
+        type=template_variables,
+        metavar="JSON",
+        help='of --endpoint: variables of the chat template, {"enable_thinking": false} for example (vLLM, SGLang)',
     )
     option("--gold", type=Path, help="records to grade responses by")
     option("--grader", choices=GRADER_NAMES, help="of responses; auto: by record (default: auto)")
@@ -64,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
     option("--position", choices=tuple(SEGMENTS), help="last: answer-first methods, both: caliber (default: first)")
     option("--decimals", type=at_least(1), help="accept only confidences with this many decimals")
-    option("--method", help="name of the method, for reports and the paper's table")
+    option("--method", help="name of the method, for reports and the paper's table; of --endpoint: it gives the prompt")
     option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
     option(
         "--bins-closed", choices=("right", "left"), default="right", help="side of a bin's edge (default: %(default)s)"
@@ -124,17 +148,92 @@ def _warn_of_ungradable(runs: Sequence[Run]) -> None:
 
 
 def _check_usage(arguments: argparse.Namespace) -> None:
-    usable = _OPTIONS_OF[arguments.format]
-    every = _OPTIONS_OF["responses"]
+    source = f"--format {arguments.format}" if arguments.endpoint is None else "--endpoint"
+    every = dict.fromkeys(name for own in _OPTIONS_OF.values() for name in own)
+    usable = _OPTIONS_OF[source]
     if ignored := [name for name in every if name not in usable and getattr(arguments, name) is not None]:
-        formats = [name for name, own in _OPTIONS_OF.items() if ignored[0] in own]
-        typed = [f"--{name.replace('_', '-')}" for name in ignored]
-        raise UsageError(
-            f"{', '.join(typed)}: not used with --format {arguments.format}; {typed[0]} is for "
-            f"--format {' or '.join(formats)}"
-        )
+        sources = [name for name, own in _OPTIONS_OF.items() if ignored[0] in own]
+        typed = [_typed(name) for name in ignored]
+        raise UsageError(f"{', '.join(typed)}: not used with {source}; {typed[0]} is for {' or '.join(sources)}")
+    if arguments.endpoint is not None:
+        if arguments.files or arguments.format != "predictions":
+            raise UsageError("--endpoint asks for responses: give no files and no --format")
+        if not re.match(r"https?://[^/\[\]\s]+", arguments.endpoint):
+            raise UsageError(f"--endpoint {arguments.endpoint}: expected a URL such as http://127.0.0.1:8000/v1")
+        if missing := [_typed(name) for name in ("model", "data") if getattr(arguments, name) is None]:
+            raise UsageError(f"--endpoint needs {' and '.join(missing)}")
+    elif not arguments.files:
+        raise UsageError("expected files to evaluate, or --endpoint URL --model NAME --data FILE")
     if arguments.format == "responses" and arguments.gold is None:
         raise UsageError("--format responses needs --gold, the records that hold the gold answers")
+
+
+def _typed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _ask(arguments: argparse.Namespace) -> list[Prediction]:
+    """Ask the server what ``--output`` lacks, and grade all responses."""
+    from coca_mindspeed.evaluation.endpoint import Endpoint, Question, ask
+    from coca_mindspeed.local.interrupt import interruptible
+    from coca_mindspeed.local.progress import StepProgress
+    from coca_mindspeed.local.resumable import check_directory, claim_directory
+    from coca_mindspeed.local.run_directory import check_writable, lock_run, records_digest
+
+    require("openai", purpose="evaluate --endpoint")
+    output, name = arguments.output, arguments.method or "coca"
+    try:
+        method = training_method(name)
+    except ValueError as error:
+        raise UsageError(f"--method: {error}") from error
+    grader_name = arguments.grader or "auto"
+    records = list(read_records(arguments.data))
+    if not records:
+        raise DataError(f"--data {arguments.data}: holds no records")
+    options: dict[str, Any] = {
+        "temperature": 1.0 if arguments.temperature is None else arguments.temperature,
+        "max_tokens": arguments.max_tokens or 4096,
+    }
+    if arguments.chat_template_kwargs:
+        options["extra_body"] = {"chat_template_kwargs": arguments.chat_template_kwargs}
+    samples = arguments.samples or 1
+    settings = {
+        **{"--endpoint": arguments.endpoint, "--model": arguments.model, "--method": name, "--samples": samples},
+        **{"request": options, "content of --data": records_digest(records)["sha256"]},
+    }
+    check_directory(output, settings)
+    check_writable(output)
+    tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
+    parser = ResponseParser(method.confidence_position, arguments.decimals)
+    with closing(build_grader(grader_name, arguments.grader_options)) as grader:
+        check_records(grader, {arguments.data: records})
+        questions = [Question(record, sample) for record in records for sample in range(samples)]
+        endpoint = Endpoint(arguments.endpoint, arguments.model, arguments.concurrency or 16, options)
+        responses = output / "responses.jsonl"
+        saved = f"stopped; the responses so far are in {responses}; the same command resumes"
+        claim_directory(output, settings)
+        with lock_run(output), interruptible(saved):
+            done = len(read_complete_rows(responses)) if responses.exists() else 0
+            try:
+                with StepProgress(len(questions), True, done, title="asking") as progress:
+                    ask(endpoint, questions, method.system_prompt, responses, progress.show)
+            finally:
+                if not (responses.exists() and responses.stat().st_size):  # no response, so the settings bind nothing
+                    responses.unlink(missing_ok=True)
+                    (output / "settings.json").unlink()
+        cut = sum(row.get("finish_reason") == "length" for _, row in read_json_lines(responses))
+        if cut:
+            print_text(f"warning: {cut} of {len(questions)} responses were cut by --max-tokens", sys.stderr)
+        found = read_responses(
+            responses,
+            arguments.data,
+            grader,
+            grader_name=grader_name,
+            parser=parser,
+            tokenizer=tokenizer,
+            warn=lambda text: print_text(text, sys.stderr),
+        )
+    return [replace(p, method=name, model=arguments.model) for p in found]
 
 
 def _base(path: Path) -> Run:
@@ -167,6 +266,8 @@ def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
 
     ``--method`` joins the files.  The files of a rollout dump are data sets of one run.
     """
+    if arguments.endpoint is not None:
+        return _ask(arguments)
     runs = [Run(file_label(path, path), _read(path, arguments)) for path in arguments.files]
     if arguments.method is not None:
         return [replace(p, method=arguments.method) for run in runs for p in run.predictions]

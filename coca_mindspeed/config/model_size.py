@@ -26,6 +26,8 @@ class ModelShape(Protocol):
     def untied_embeddings(self) -> bool: ...
     @property
     def qkv_bias(self) -> bool: ...
+    @property
+    def qk_layernorm(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,11 @@ class Part:
 
 
 def layer_parameters(shape: ModelShape) -> int:
-    """Parameters of one layer: attention with grouped keys and values, gated MLP, two RMSNorms."""
-    kv = shape.kv_groups * (shape.hidden // shape.heads)
+    """Parameters of one layer: attention with grouped keys and values, gated MLP, RMSNorms."""
+    head = shape.hidden // shape.heads
+    kv = shape.kv_groups * head
     qkv = shape.hidden * (shape.hidden + 2 * kv) + (shape.hidden + 2 * kv if shape.qkv_bias else 0)
+    qkv += 2 * head if shape.qk_layernorm else 0
     return qkv + shape.hidden * shape.hidden + 3 * shape.hidden * shape.ffn + 2 * shape.hidden
 
 

@@ -67,6 +67,7 @@ class ArchitectureConfig(Section):
     vocab: int = Field(ge=1, description="rows of the embedding")
     untied_embeddings: bool = Field(description="separate weights for the output layer")
     qkv_bias: bool = Field(description="biases of the QKV projections")
+    qk_layernorm: bool = Field(description="RMSNorm of queries and keys (Qwen3)")
     rope_theta: int = Field(ge=1, description="base of the rotary embedding")
     norm_eps: float = Field(gt=0, description="epsilon of RMSNorm")
     context: int = Field(ge=1, description="longest sequence, in tokens")

@@ -154,6 +154,7 @@ def read_responses(
             "category": record.category,
             "gold": record.answer,
             "sample": seen[record.id],
+            "tokens": row.get("tokens"),
         }
         seen[record.id] += 1
         predictions.append(prediction_from_json(values, f"{path}:{number}"))

@@ -28,7 +28,12 @@ from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import print_failure
 
 # MindSpeed-LLM's name for decoders with RMSNorm, rotary embeddings and a gated MLP, also in its examples for Qwen2.5.
-_FAMILY = "llama2"
+_FAMILY = ("--model-type-hf", "llama2")
+# With RMSNorm of queries and keys, which its default layer does not have.
+_QK_LAYERNORM_FAMILY = (
+    *("--model-type-hf", "qwen3"),
+    *("--spec", "mindspeed_llm.tasks.models.spec.qwen3_spec", "layer_spec"),
+)
 #: The folder that the converter makes in --save-dir (its examples' comments say mg2hg).
 NEW_WEIGHTS = "mg2hf"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
@@ -43,7 +48,8 @@ def converter_arguments(
     ``mcore2hf`` converts the checkpoint of ``iteration``, by default the newest one.
     """
     huggingface = Path(str(run.model.path)).absolute()
-    common = ["convert_ckpt.py", "--use-mcore-models", "--model-type", "GPT", "--model-type-hf", _FAMILY]
+    common = ["convert_ckpt.py", "--use-mcore-models", "--model-type", "GPT"]
+    common += _QK_LAYERNORM_FAMILY if resolved.qk_layernorm else _FAMILY
     common += ["--params-dtype", "bf16", *(["--add-qkv-bias"] if resolved.qkv_bias else [])]
     if direction == "hf2mcore":
         return [

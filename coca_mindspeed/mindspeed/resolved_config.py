@@ -62,6 +62,7 @@ class ResolvedConfig:
     vocab: int = _key("actor.padded_vocab_size")
     untied_embeddings: bool = _key("actor.untie_embeddings_and_output_weights", False)
     qkv_bias: bool = _key("actor.add_qkv_bias", False)
+    qk_layernorm: bool = _key("actor.qk_layernorm", False)
     context: int = _key("actor.max_position_embeddings")
     # training
     tp: int = _key("actor.tensor_model_parallel_size", 1)

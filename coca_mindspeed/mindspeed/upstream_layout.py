@@ -27,7 +27,11 @@ from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 _MARKS = ("megatron_training", "actor_config", "rl_config", "generate_config")
 _SECTIONS = (*_MARKS, "ref_config", "reward_config", "profiler_config", "msprobe_config", "coca")
-_SHAPE = {"untied_embeddings": False, "qkv_bias": False, "rope_theta": 10_000, "norm_eps": 1e-5}  # Megatron's defaults
+_SHAPE = {  # Megatron's defaults
+    **dict.fromkeys(("untied_embeddings", "qkv_bias", "qk_layernorm"), False),
+    "rope_theta": 10_000,
+    "norm_eps": 1e-5,
+}
 _MOST_NPUS = 16  # of one node
 # Keys that get their values when the run file is written, besides train_iters and lr_warmup_fraction.
 _WRITTEN = ("actor_config.save", "rl_config.wandb_exp_name", "rl_config.wandb_save_dir")

@@ -4,8 +4,6 @@ A YAML file of ``patches/`` describes one release of MindSpeed-RL, verl, vLLM or
 sources that differ from a manifest.
 """
 
-import importlib.resources
-import importlib.util
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -130,9 +128,9 @@ class HookCheck:
 
 def manifest_directory() -> Path:
     """Return ``patches/`` of the repository or of the installed package."""
-    if importlib.util.find_spec("coca_mindspeed._patches") is not None:
-        return Path(str(importlib.resources.files("coca_mindspeed._patches")))
-    return Path(__file__).parents[2] / "patches"
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "_patches"
+    return installed if installed.is_dir() else package.parent / "patches"
 
 
 def load_manifest(path: Path) -> Manifest:

@@ -300,14 +300,19 @@ def cut_back(path: Path, step: int) -> None:
     """
     if not path.exists():
         return
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        write_atomically(path, whole)
+    drop_torn_line(path)
     rows = read_steps(path)
     kept = [row for row in rows if row["step"] <= step]
     if len(kept) < len(rows):
         write_json_lines(path, kept)
+
+
+def drop_torn_line(path: Path) -> None:
+    """Remove an incomplete last line, which a killed process left."""
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        write_atomically(path, whole)
 
 
 def read_complete_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:

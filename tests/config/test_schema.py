@@ -12,7 +12,7 @@ from coca_mindspeed.cli.config import reference_markdown
 from coca_mindspeed.config.schema import PATH_KEYS, ArchitectureConfig, RunConfig, Section
 
 RUN = RunConfig()
-SHAPE = dict.fromkeys(ArchitectureConfig.model_fields, 1) | {"untied_embeddings": True, "qkv_bias": True}
+SHAPE = {n: True if f.annotation is bool else 1 for n, f in ArchitectureConfig.model_fields.items()}
 
 
 def numbers(model: type[Section] = RunConfig, above: str = "") -> Iterator[str]:

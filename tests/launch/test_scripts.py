@@ -455,6 +455,7 @@ def test_a_signal_stops_the_converter_and_puts_the_modes_back(stand_in, converte
     ("arguments", "tp", "pp"),
     [
         ("hf2mcore qwen25_7b_910b parallel=tp2pp2", 2, 2),
+        ("hf2mcore qwen3_8b_910b", 4, 1),
         ("mcore2hf qwen25_3b_910b", 1, 1),
         ("mcore2hf qwen25_3b_910b --iteration 50", 1, 1),
     ],
@@ -464,6 +465,7 @@ def test_conversion_shows_its_commands(arguments, tp, pp):
     assert shown.returncode == 0, shown.stderr
     converter = next(line for line in shown.stdout.splitlines() if "convert_ckpt.py" in line)
     assert f"--target-tensor-parallel-size {tp} --target-pipeline-parallel-size {pp} " in converter
+    assert ("--model-type-hf qwen3 --spec mindspeed_llm.tasks.models.spec.qwen3_spec" in converter) == (tp == 4)
     finish = shown.stdout.splitlines()[-1]
     assert ("/hf-50.converting" in converter) == ("--iteration 50" in finish) == ("50" in arguments)
 

@@ -58,7 +58,7 @@ def test_ready_made_runs_have_the_papers_settings_and_hold(name):
 
 
 def test_there_are_runs_for_every_model_on_both_machines():
-    models = ("qwen25_1p5b", "qwen25_3b", "qwen25_7b", "llama3_8b", "qwen25_7b_taco")
+    models = ("qwen25_1p5b", "qwen25_3b", "qwen25_7b", "llama3_8b", "qwen25_7b_taco", "qwen3_8b")
     assert sorted(f"{model}_{machine}" for model in models for machine in ("910b", "910c")) == ON_ASCEND
 
 
@@ -69,6 +69,7 @@ def test_there_are_runs_for_every_model_on_both_machines():
         ("qwen25_3b_910b", 3_085_938_688),
         ("qwen25_7b_910b", 7_615_616_512),
         ("llama3_8b_910b", 8_030_261_248),
+        ("qwen3_8b_910b", 8_190_735_360),
     ],
 )
 def test_parameters_are_counted_to_the_last_one(name, parameters):
@@ -311,6 +312,7 @@ def test_a_model_of_another_shape_is_refused(tmp_path):
     for text, codes in (
         (json.dumps(shape), []),
         (json.dumps({**shape, "hidden_size": 5}), ["shapes"]),
+        (json.dumps({**shape, "model_type": "qwen3"}), ["shapes"]),
         ("{", ["shapes"]),
     ):
         file.write_text(text)

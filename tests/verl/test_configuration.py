@@ -16,7 +16,10 @@ from coca_mindspeed.verl.configuration import (
 )
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 
-NAMES = ["coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b", "coca_qwen25_7b_megatron"]
+NAMES = [
+    *("coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b", "coca_qwen25_7b_megatron"),
+    "coca_qwen3_8b",
+]
 
 
 def test_the_ready_made_runs():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.load import load_policy
@@ -45,6 +45,18 @@ def _warm_qwen2(directory: Path) -> None:
 
 def _untrained_llama(directory: Path) -> None:
     tiny.write_model(directory / "model", config=tiny.llama_config())
+
+
+def _untrained_qwen3(directory: Path) -> None:
+    sizes = {**tiny.llama_config().to_dict(), "head_dim": 16, "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-6}
+    policy = tiny.write_model(directory / "model", config=Qwen3Config(**{**sizes, "model_type": "qwen3"}))
+    for name, weight in policy.model.named_parameters():
+        if "norm" in name:  # all ones are equal in any order
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+    policy.model.save_pretrained(directory / "model")
+    # A prompt that ends inside an open thought is refused, so the run passes only with its enable_thinking: false.
+    policy.tokenizer.chat_template += "{% if enable_thinking | default(true) %}<think>{% endif %}"
+    policy.tokenizer.save_pretrained(directory / "model")
 
 
 def _warm_llama_of_smollm2s_heads(directory: Path) -> None:
@@ -87,6 +99,7 @@ class Case:
 CASES = {
     "qwen2": Case("qwen25_1p5b_910b", _warm_qwen2, tensor=2),
     "llama3": Case("llama3_8b_910b", _untrained_llama, pipeline=2, learns=False),
+    "qwen3": Case("qwen3_8b_910b", _untrained_qwen3, tensor=2, learns=False),
     "tied llama, 9 heads, 3 groups": Case("llama3_8b_910b", _warm_llama_of_smollm2s_heads, pipeline=2),
     "smollm2": Case(
         "llama3_8b_910b",

@@ -150,6 +150,7 @@ def configuration(directory: Path, **changes: dict[str, Any]) -> dict[str, Any]:
                 "padded_vocab_size": hf["vocab_size"],
                 "untie_embeddings_and_output_weights": not hf["tie_word_embeddings"],
                 "add_qkv_bias": hf["model_type"] == "qwen2",
+                "qk_layernorm": hf["model_type"] == "qwen3",
                 "disable_bias_linear": True,
                 "position_embedding_type": "rope",
                 "norm_epsilon": hf["rms_norm_eps"],

@@ -1,0 +1,117 @@
+"""``coca-mindspeed export``: copy a run's trained model into a directory of its own, with a model card."""
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.cli.options import place
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.evaluation.metrics import HEADLINE
+from coca_mindspeed.evaluation.tables import column_title, shown_value
+from coca_mindspeed.utils.console import markdown_table, one_line
+from coca_mindspeed.utils.files import MARKER, check_output_path, output_directory, read_marker, write_atomically
+
+_EXAMPLES = {
+    "first": ("<confidence> 0.83 </confidence> The answer is 42.", "before"),
+    "last": ("The answer is 42. <confidence> 0.83 </confidence>", "after"),
+    "both": ("<confidence> 0.7 </confidence> The answer is 42. <confidence> 0.83 </confidence>", "before and after"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_directory", type=place, metavar="RUN", help="directory of a finished local run")
+    parser.add_argument("--output", type=place, required=True, metavar="DIR", help="where the model goes")
+    parser.add_argument("--card", action="store_true", help="write a model card, README.md, with the run's metrics")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    source, output = arguments.run_directory, arguments.output
+    marker = read_marker(source, "run")
+    missing = [name for name in ("model", "config.yaml", "summary.json") if not (source / name).exists()]
+    if marker is None or missing:
+        name = MARKER if marker is None else missing[0]
+        raise DataError(f"{source}: has no {name} of a run; expected the directory of a finished local run")
+    check_output_path(output, arguments.overwrite)
+    with output_directory(output, arguments.overwrite, "model") as directory:
+        shutil.copytree(source / "model", directory, dirs_exist_ok=True)
+        if arguments.card:
+            config = compose_run(str(source / "config.yaml")).run
+            summary = json.loads((source / "summary.json").read_text(encoding="utf-8"))
+            write_atomically(directory / "README.md", model_card(output.name, config, summary, marker))
+    print(f"model: {output}")
+    return 0
+
+
+def model_card(name: str, config: RunConfig, summary: Mapping[str, Any], marker: Mapping[str, Any]) -> str:
+    """The model card of a local run, from its configuration, ``summary.json`` and marker."""
+    method = config.method.training_method
+    position = method.confidence_position
+    example, where = _EXAMPLES[position]
+    base = one_line(Path(config.model.path).name) if config.model.path else "the built-in tiny model"
+    rows = [
+        [when, *(shown_value(k, summary[when].get(k)) for k in HEADLINE)]
+        for when in ("before", "after")
+        if when in summary
+    ]
+    results = markdown_table(["training", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
+    data = markdown_table(
+        ["use", "file", "questions", "SHA-256 of the records"],
+        [[use, getattr(config.data, use, None) or "", d["records"], d["sha256"]] for use, d in marker["data"].items()],
+    )
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [confidence, calibration, coca]
+---
+
+# {one_line(name)}
+
+`{base}`, trained by the method `{method.name}` of coca-mindspeed {marker["version"]} to state how likely it is to be
+right {where} it answers.
+
+## Confidence
+
+Send this system prompt, at temperature {config.rollout.temperature:g}:
+
+```text
+{method.system_prompt}
+```
+
+A response states the probability that its answer is right {where} the answer, as one number from 0 to 1:
+`{example}`. A response without a valid number has no confidence; treat it as a refusal,
+not as 0 or 1. To read it:
+
+```python
+from coca_mindspeed import parse_response
+
+parsed = parse_response({example!r}, position={position!r})
+print(parsed.confidence, parsed.answer)
+```
+
+Accept an answer if its confidence is at least a threshold that was chosen on your own questions
+(`coca-mindspeed evaluate` suggests one, `coca-router calibrate --risk` certifies one).
+
+## Results
+
+{results}
+On the held-out questions below. SR: share of responses with a valid confidence. TTC: tokens until the confidence is
+complete. --: undefined.
+
+## Data
+
+{data}
+## Limits
+
+- The confidence was trained and measured on questions of these files. Measure it first on other kinds of questions, and
+  with another language, system prompt, temperature or quantisation.
+- It is the probability of being right by this run's grader (`{config.data.grader}`).
+- One run with seed {config.seed}: figures vary between seeds, and with {summary["after"]["n"]} questions within the
+  intervals that `coca-mindspeed evaluate` prints.
+- The base model's licence and limits apply.
+"""

@@ -1,0 +1,175 @@
+"""Ask an OpenAI-compatible server for responses; each is appended to a file at once, so that asking is resumable."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.utils.console import one_line
+from coca_mindspeed.utils.files import drop_torn_line, read_json_lines, to_json_line, write_json_lines
+
+#: Environment variable with the key; a server that needs none is asked without it.
+KEY_VARIABLE = "OPENAI_API_KEY"
+_RETRIES = 5  # of the client, with exponential backoff: connection errors, timeouts, 408, 409, 429 and 5xx
+_LONGEST = 500  # characters of a server's message
+
+
+class Question(NamedTuple):
+    record: Record
+    sample: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.record.id, self.sample
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A model of an OpenAI-compatible server.
+
+    Attributes:
+        url: base URL, such as ``http://127.0.0.1:8000/v1``.
+        model: its name on the server.
+        concurrency: simultaneous requests.
+        options: further fields of a request, such as ``temperature``.
+    """
+
+    url: str
+    model: str
+    concurrency: int = 16
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ask(
+    endpoint: Endpoint,
+    questions: Sequence[Question],
+    system_prompt: str | None,
+    path: Path,
+    progress: Callable[[int], None],
+) -> None:
+    """Ask the questions to which ``path`` has no response yet, and put its rows in order.
+
+    A row has ``id``, ``sample``, ``response``, ``tokens`` (None if the server does not count them) and
+    ``finish_reason``.  ``progress`` is called with the number of answered questions.
+
+    Raises:
+        ConfigError: the server cannot be reached, fails, or knows neither the key nor the model.
+        DataError: the server refuses a question, or ``path`` holds other rows.
+    """
+    wanted = {question.key: question for question in questions}
+    rows = _answered(path, wanted)
+    missing = [question for key, question in wanted.items() if key not in rows]
+    if missing:
+        with path.open("ab") as file:
+
+            def add(question: Question, row: dict[str, Any]) -> None:
+                _append(file, row)
+                rows[question.key] = row
+                progress(len(rows))
+
+            asyncio.run(_ask_all(endpoint, missing, system_prompt, add))
+        write_json_lines(path, [rows[key] for key in wanted])  # they arrived in any order
+
+
+def _answered(path: Path, wanted: Mapping[tuple[str, int], Question]) -> dict[tuple[str, int], dict[str, Any]]:
+    if not path.exists():
+        return {}
+    drop_torn_line(path)
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for number, row in read_json_lines(path):
+        key = (row.get("id"), row.get("sample"))
+        if key not in wanted or not isinstance(row.get("response"), str):
+            raise DataError(
+                f"{path}:{number}: expected 'id' and 'sample' of a question, and 'response', found {row!r:.80}"
+            )
+        rows[key] = row
+    return rows
+
+
+def _append(file: IO[bytes], row: Mapping[str, Any]) -> None:
+    file.write(to_json_line(row).encode("utf-8"))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+async def _ask_all(
+    endpoint: Endpoint,
+    questions: Sequence[Question],
+    system_prompt: str | None,
+    add: Callable[[Question, dict[str, Any]], None],
+) -> None:
+    import openai  # takes most of a second
+
+    key = os.environ.get(KEY_VARIABLE) or "none"
+    left = iter(questions)
+    async with openai.AsyncOpenAI(base_url=endpoint.url, api_key=key, max_retries=_RETRIES) as client:
+        models = await _models(client, endpoint)
+
+        async def work() -> None:
+            for question in left:
+                request = {"model": endpoint.model, **endpoint.options}
+                request["messages"] = prompt_messages(question.record, system_prompt)
+                try:
+                    reply = await client.chat.completions.with_raw_response.create(**request)
+                except openai.APIError as error:
+                    raise _explained(error, endpoint, models, question.record) from error
+                add(question, {"id": question.record.id, "sample": question.sample, **_read(reply.content, endpoint)})
+
+        await asyncio.gather(*(work() for _ in range(min(endpoint.concurrency, len(questions)))))
+
+
+async def _models(client: Any, endpoint: Endpoint) -> list[str] | None:
+    """The server's models; None if it does not list them.  Raises ConfigError if it cannot be reached."""
+    import openai
+
+    try:
+        listed = await client.with_options(max_retries=0).models.list()
+        return [str(model.id) for model in listed.data]
+    except (openai.APIConnectionError, openai.AuthenticationError) as error:
+        raise _explained(error, endpoint, None, None) from error
+    except (openai.APIError, AttributeError, TypeError, ValueError, RecursionError):  # not all servers have a list
+        return None
+
+
+def _explained(error: Any, endpoint: Endpoint, models: list[str] | None, record: Record | None) -> Exception:
+    """The error for the user of a failed request; ``record`` None: of the list of models."""
+    where, status = f"--endpoint {endpoint.url}", getattr(error, "status_code", None)
+    said = one_line(str(error))[:_LONGEST]
+    if status is None:
+        return ConfigError(f"{where}: gives no answer: {said} {one_line(str(error.__cause__ or ''))[:_LONGEST]}")
+    if status in (401, 403):
+        return ConfigError(f"{where}: refuses the key in the environment variable {KEY_VARIABLE}: {said}")
+    if status == 404 and models:
+        names = ", ".join(map(one_line, models))
+        return ConfigError(f"--model {endpoint.model}: unknown to {endpoint.url}, which has: {names[:_LONGEST]}")
+    if status == 404:
+        return ConfigError(
+            f"{where}: {said}; expected a URL below which chat/completions is, often .../v1, and a --model"
+        )
+    if status in (400, 413, 422) and record is not None:
+        fix = "lower --max-tokens, or serve the model with a longer context" if "context" in said.lower() else ""
+        return DataError("; ".join(filter(None, (f"record {record.id!r}: the server refuses it: {said}", fix))))
+    return ConfigError(f"{where}: {said}; the responses so far are saved, the same command resumes")
+
+
+def _read(body: bytes, endpoint: Endpoint) -> dict[str, Any]:
+    """Response, tokens and finish reason of a chat completion; raises ConfigError if it is none."""
+    try:
+        reply = json.loads(body)
+        choice = reply["choices"][0]
+        response, reason = choice["message"]["content"] or "", choice.get("finish_reason")
+        tokens = (reply.get("usage") or {}).get("completion_tokens")
+        if not isinstance(response, str) or not isinstance(reason, str | None):
+            raise TypeError("its fields are of other types")
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"--endpoint {endpoint.url}: expected a chat completion, found {body[:80]!r} ({error!s:.80})"
+        ) from None
+    counted = type(tokens) is int and tokens >= 0
+    return {"response": response, "tokens": tokens if counted else None, "finish_reason": reason}

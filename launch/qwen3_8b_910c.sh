@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Qwen3-8B, thinking off, by CoCA on Big-Math-Verified, with the paper's settings, on eight Ascend 910C (sixteen dies).
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+launch qwen3_8b_910c "$@"

@@ -1,0 +1,71 @@
+"""`coca-mindspeed export`: the model of a finished run, and its card."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.evaluation.metrics import HEADLINE
+from coca_mindspeed.utils.files import write_json, write_marker
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """The files of a finished run that an export reads, by a method."""
+
+    def write(method):
+        run = tmp_path / "run"
+        (run / "model").mkdir(parents=True)
+        (run / "model" / "config.json").write_text("{}")
+        config = compose_run(
+            "local", [f"method={method}", "model.path=/home/me/base", "data.train=t", "data.evaluate=e"]
+        )
+        (run / "config.yaml").write_text(config.to_yaml())
+        scores = {**dict.fromkeys(HEADLINE, 0.25), "auroc": None, "n": 60}
+        write_json(run / "summary.json", {"after": scores})
+        data = {"train": {"records": 156, "sha256": "ab12"}, "evaluate": {"records": 60, "sha256": "cd34"}}
+        write_marker(run, "run", {"version": "0.3.0", "data": data})
+        return run
+
+    return write
+
+
+@pytest.mark.parametrize("method", ["coca", "rlcr"])
+def test_the_card_states_metrics_format_and_data(finished, tmp_path, method):
+    run, output = finished(method), tmp_path / "out"
+    assert main(["export", str(run), "--output", str(output), "--card"]) == 0
+    assert (output / "config.json").read_text() == "{}"
+    card = (output / "README.md").read_text()
+    assert yaml.safe_load(card.split("---\n")[1])["library_name"] == "transformers"
+    assert training_method(method).system_prompt in card
+    row = next(line for line in card.splitlines() if line.startswith("| after"))
+    assert ("25.0%" in row, "--" in row, "60" in row) == (True, True, True)
+    assert all(text in card for text in ("156", "ab12", "cd34"))
+    assert "/home/me" not in card
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    printed = subprocess.run([sys.executable, "-c", code[1]], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["0.83", "The", "answer", "is", "42."]
+
+
+def test_without_a_card_and_over_an_earlier_export(finished, tmp_path):
+    command = ["export", str(finished("coca")), "--output", str(tmp_path / "out")]
+    assert main(command) == 0
+    assert not (tmp_path / "out" / "README.md").exists()
+    assert main(command) == 1
+    assert main([*command, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize("missing", ["model/config.json", "summary.json", "coca-mindspeed.json"])
+def test_an_unfinished_run_is_refused(finished, tmp_path, capsys, missing):
+    run = finished("coca")
+    (run / missing).unlink()
+    if missing.startswith("model"):
+        (run / "model").rmdir()
+    assert main(["export", str(run), "--output", str(tmp_path / "out"), "--card"]) == 1
+    assert missing.split("/")[0] in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

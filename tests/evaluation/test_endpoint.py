@@ -1,0 +1,277 @@
+"""`coca-mindspeed evaluate --endpoint`, against a stub of an OpenAI-compatible server."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.cli import main
+from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.evaluation.predictions import read_predictions
+
+pytest.importorskip("openai")
+QUESTIONS = 6
+
+
+class Server(ThreadingHTTPServer):
+    """Answers by ``reply(request) -> (status, text)``, counts what it is asked, and knows one model."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.reply = lambda request: (200, f"<confidence> 0.8 </confidence> \\boxed{{{_number(request)}}}")
+        self.raw = None
+        self.asked, self.requests, self.keys = Counter(), [], set()
+        self.at_once = self.most_at_once = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+def _number(request):
+    return int(re.search(r"\d+", request["messages"][-1]["content"])[0])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        key = self.headers.get("Authorization")
+        self._send(
+            401 if key == "Bearer wrong" else 200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
+        )
+
+    def do_POST(self):
+        server = self.server
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with server.lock:
+            server.requests.append(request)
+            server.asked[_number(request)] += 1
+            server.keys.add(self.headers.get("Authorization"))
+            server.at_once += 1
+            server.most_at_once = max(server.most_at_once, server.at_once)
+        if request["model"] != "tiny":
+            status, text = 404, "no such model"
+        else:
+            status, text = server.reply(request)
+        with server.lock:
+            server.at_once -= 1
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        usage = {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10}
+        body = {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "tiny",
+            "choices": [choice],
+            "usage": usage,
+        }
+        self._send(status, body if status == 200 else {"error": {"message": text}})
+
+    def _send(self, status, body):
+        data = json.dumps(body).encode() if self.server.raw is None else self.server.raw
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Retry-After-Ms", "1")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def command(server, tmp_path):
+    """The arguments of a command whose last question the stub answers wrongly."""
+    golds = [str(i) for i in range(QUESTIONS - 1)] + ["77"]
+    write_records(
+        tmp_path / "data.jsonl",
+        [Record(f"q{i}", "sums", "math", f"{i} + 0?", gold) for i, gold in enumerate(golds)],
+    )
+    options = {
+        "--endpoint": server.url,
+        "--model": "tiny",
+        "--data": tmp_path / "data.jsonl",
+        "--output": tmp_path / "out",
+    }
+    options["--replicates"] = 20
+
+    def arguments(**changes):
+        changed = {**options, **{f"--{name.replace('_', '-')}": value for name, value in changes.items()}}
+        return ["evaluate", *(str(each) for pair in changed.items() for each in pair)]
+
+    return arguments
+
+
+def rows(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "out" / "responses.jsonl").read_text().splitlines()]
+
+
+def test_it_asks_grades_and_reports(server, command, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    settings = {"temperature": 0.5, "max_tokens": 99, "chat_template_kwargs": '{"enable_thinking": false}'}
+    assert main(command(samples=2, concurrency=3, **settings)) == 0
+    predictions = read_predictions(tmp_path / "out" / "predictions.jsonl")
+    assert [(p.id, p.sample) for p in predictions] == [(f"q{i}", s) for i in range(QUESTIONS) for s in range(2)]
+    assert {(p.confidence, p.tokens, p.model, p.method) for p in predictions} == {(0.8, 7, "tiny", "coca")}
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())["results"]["tiny coca"]["sums"]
+    assert metrics["metrics"]["accuracy"]["estimate"] == pytest.approx(5 / 6)
+    assert (tmp_path / "out" / "metrics.md").is_file()
+    assert server.keys == {"Bearer secret"}
+    assert "secret" not in (tmp_path / "out" / "settings.json").read_text()
+    assert server.most_at_once <= 3
+    request = server.requests[0]
+    assert (request["temperature"], request["max_tokens"]) == (0.5, 99)
+    assert request["chat_template_kwargs"] == {"enable_thinking": False}
+    assert request["messages"][0] == {"role": "system", "content": training_method("coca").system_prompt}
+
+
+def test_the_method_gives_prompt_and_position(server, command, tmp_path):
+    server.reply = lambda request: (200, f"\\boxed{{{_number(request)}}} <confidence> 0.3 </confidence>")
+    assert main(command(method="rlcr")) == 0
+    assert {p.confidence for p in read_predictions(tmp_path / "out" / "predictions.jsonl")} == {0.3}
+    assert server.requests[0]["messages"][0]["content"] == training_method("rlcr").system_prompt
+
+
+def test_a_failed_command_is_resumed_and_other_settings_are_refused(server, command, tmp_path, capsys):
+    good = server.reply
+    server.reply = lambda request: good(request) if _number(request) < 3 else (400, "bad")
+    assert main(command(concurrency=1)) == 1
+    assert {row["id"] for row in rows(tmp_path)} == {"q0", "q1", "q2"}
+    with (tmp_path / "out" / "responses.jsonl").open("a") as file:
+        file.write('{"id": "q3", "sam')  # as a killed process leaves it
+    server.reply, server.asked = good, Counter()
+    for change in ({"temperature": 0.1}, {"samples": 2}, {"method": "joint"}, {"max_tokens": 7}):
+        assert main(command(**change)) == 1
+        assert "settings" in capsys.readouterr().err
+    assert main(command(concurrency=2)) == 0  # what changes no response may change
+    assert server.asked == {3: 1, 4: 1, 5: 1}
+    assert [row["id"] for row in rows(tmp_path)] == [f"q{i}" for i in range(QUESTIONS)]
+    assert main(command()) == 0
+    assert sum(server.asked.values()) == 3
+
+
+def test_kill_9_loses_no_response(server, command, tmp_path):
+    hold = threading.Event()
+    good = server.reply
+
+    def slow(request):
+        if _number(request) >= 4:
+            hold.wait(30)
+        return good(request)
+
+    server.reply = slow
+    process = subprocess.Popen([sys.executable, "-m", "coca_mindspeed.cli", *command(concurrency=2)])
+    file, end = tmp_path / "out" / "responses.jsonl", time.monotonic() + 60
+    while not (file.is_file() and file.read_bytes().count(b"\n") == 4):
+        assert time.monotonic() < end
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    hold.set()
+    server.asked = Counter()
+    assert main(command()) == 0
+    assert server.asked == {4: 1, 5: 1}
+    assert len(read_predictions(tmp_path / "out" / "predictions.jsonl")) == QUESTIONS
+
+
+@pytest.mark.parametrize(
+    ("text", "confidence"),
+    [
+        ("<confidence> 0.5 </confidence> \x1b[2J\x1b]0;owned\x07 \\boxed{0}", 0.5),
+        ("<confidence> 0.5 </confidence> <script>alert(1)</script> | a | b |\n# \\boxed{0}", 0.5),
+        ("\ud83d\ud83d", None),
+        ("<confidence> 1e999 </confidence> 0", None),
+        ("", None),
+        (None, None),
+        ("\\boxed{" * 20_000, None),
+    ],
+)
+def test_hostile_text_is_harmless(server, command, tmp_path, capsys, text, confidence):
+    server.reply = lambda request: (200, text)
+    assert main(command()) == 0
+    printed = "".join(capsys.readouterr()) + (tmp_path / "out" / "metrics.md").read_text()
+    assert "\x1b" not in printed
+    assert "<script>" not in printed
+    assert {p.confidence for p in read_predictions(tmp_path / "out" / "predictions.jsonl")} == {confidence}
+    assert main(command()) == 0  # its own rows are read again
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "named"),
+    [
+        (400, "This model's maximum context length is 32 tokens", ("q0", "--max-tokens")),
+        (422, "\x1b[31mno", ("q0", r"\x1b")),
+        (401, "who are you?", ("OPENAI_API_KEY",)),
+        (500, "out of order", ("out of order", "resumes")),
+    ],
+)
+def test_refusals_of_the_server(server, command, capsys, status, text, named):
+    server.reply = lambda request: (status, text)
+    assert main(command(concurrency=1)) == 1
+    error = capsys.readouterr().err
+    assert all(each in error for each in named)
+    assert "\x1b" not in error
+    assert server.asked[0] == (6 if status == 500 else 1)  # a server's own errors may pass
+
+
+@pytest.mark.parametrize("raw", [b"<html>", b"{}", b"[" * 100_000, b'{"choices": [{"message": {"content": 7}}]}'])
+def test_a_reply_that_is_no_completion_is_refused(server, command, capsys, raw):
+    server.raw = raw
+    assert main(command()) == 1
+    assert "expected a chat completion" in capsys.readouterr().err
+
+
+def test_an_unknown_model_a_wrong_key_and_no_server(server, command, capsys, monkeypatch, tmp_path):
+    assert main(command(model="tony")) == 1
+    assert re.search(r"--model tony: .*tiny", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()  # the right name may follow
+    monkeypatch.setenv("OPENAI_API_KEY", "wrong")
+    assert main(command(output=tmp_path / "other")) == 1
+    assert "OPENAI_API_KEY" in capsys.readouterr().err
+    assert main(command(endpoint="http://127.0.0.1:9/v1", output=tmp_path / "third")) == 1
+    assert "http://127.0.0.1:9/v1" in capsys.readouterr().err
+    assert not server.asked - Counter(range(QUESTIONS))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            [],
+            ["--endpoint", "http://x/v1"],
+            ["--endpoint", "http://u/v1", "--model", "m", "--data", "d", "file.jsonl"],
+        ),
+        *(
+            ["file.jsonl", "--samples", "2"],
+            ["--endpoint", "http://u/v1", "--model", "m", "--data", "d", "--position", "last"],
+        ),
+        ["--endpoint", "http://u/v1", "--model", "m", "--data", "d", "--method", "cocoa"],
+        *(["--endpoint", url, "--model", "m", "--data", "d"] for url in ("127.0.0.1:8000/v1", "http://[", "ftp://x")),
+    ],
+)
+def test_contradictions_are_usage_errors(arguments, tmp_path):
+    assert main(["evaluate", *arguments, "--output", str(tmp_path / "out")]) == 2
+    assert not list(tmp_path.iterdir())
