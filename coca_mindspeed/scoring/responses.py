@@ -80,7 +80,7 @@ def check_own_method(method: MethodConfig) -> None:
     correct, stated = torch.tensor([[1.0, 0.0, 1.0, math.nan]]), torch.tensor([[0.9, 0.2, math.nan, 0.5]])
     for stage, name in enumerate(method.training_method.stages):
         try:
-            credit_rule(method, stage)(correct, stated, torch.zeros(1, 4))
+            credit_rule(method, stage)(correct, stated, torch.zeros(1, 4), stated_after=stated)
         except Exception as error:  # noqa: BLE001  the user's own code
             reason = f"its advantages failed for a group of four, stage {name}: {type(error).__name__}: {error}"
             raise_problems([Problem("own-method", "method.name", method.name, reason, "see docs/library.md")])
