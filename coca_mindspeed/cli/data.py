@@ -10,6 +10,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli.options import at_least, number, place
+from coca_mindspeed.data.export import export_for_verl
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
 from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
 from coca_mindspeed.data.prepare.filters import (
@@ -30,7 +31,6 @@ from coca_mindspeed.errors import UsageError
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.files import check_output_path
-from coca_mindspeed.verl.records import export_for_verl
 
 SYSTEM_PROMPTS = {"confidence-first": CONFIDENCE_FIRST_PROMPT, "answer-first": ANSWER_FIRST_PROMPT}
 

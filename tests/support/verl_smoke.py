@@ -17,11 +17,11 @@ from tokenizers import AddedToken
 
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.export import export_for_verl
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.local.tiny_model import tiny_tokenizer, write_tiny_model
 from coca_mindspeed.verl.configuration import verl_configuration
-from coca_mindspeed.verl.records import export_for_verl
 from coca_mindspeed.verl.settings import verl_settings
 
 # verl's prompt builder for Qwen2 wants these as one token each; transformers adds the last by itself.

@@ -8,10 +8,11 @@ import pytest
 
 from coca_mindspeed import cli
 from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.data.export import export_for_verl, record_of, verl_row
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
-from coca_mindspeed.verl.records import check_prompts, check_rows, export_for_verl, record_of, verl_row
+from coca_mindspeed.verl.records import check_prompts, check_rows
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
 from tests.verl.configurations import record
