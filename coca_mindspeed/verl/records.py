@@ -20,7 +20,7 @@ def check_rows(
     """
     records = []
     for number, row in enumerate(rows, start=1):
-        record = record_of(row.get("extra_info"), f"{what}: row {number}")
+        record = record_of(row.get("extra_info"), f"{what}: row {number}: extra_info")
         wanted = prompt_messages(record, system_prompt)
         if (found := [dict(message) for message in row["prompt"]]) != wanted:
             raise DataError(

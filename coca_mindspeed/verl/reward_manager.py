@@ -40,7 +40,7 @@ class SegmentRewardManager(RewardManagerBase):
         if len(data) != 1:
             raise TrainingError(f"expected one turn a response, found {len(data)}")
         row = data[0]
-        record = record_of(row.non_tensor_batch["extra_info"], "a row of verl's")
+        record = record_of(row.non_tensor_batch["extra_info"], "extra_info of a row of verl's")
         token_ids = row.batch["responses"][: int(row.non_tensor_batch["response_len"])]
         return await self._queue.score(token_ids, record)
 
