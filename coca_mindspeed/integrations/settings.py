@@ -37,7 +37,8 @@ def integration_settings(section: Mapping[str, Any], elsewhere: Mapping[str, str
     problems = [Problem("elsewhere", f"coca.{key}", {}, why) for key, why in elsewhere.items() if key in given]
     stages = settings.method.training_method.stages
     if settings.stage >= len(stages):
-        problems.append(Problem("stage", "coca.stage", settings.stage, f"less than {len(stages)}, the number of stages"))
+        expected = f"less than {len(stages)}, the number of stages of {settings.method.name}"
+        problems.append(Problem("stage", "coca.stage", settings.stage, expected))
     raise_problems(problems)
     return settings
 

@@ -58,7 +58,7 @@ class CocaTrainer(GRPOTrainer):
     ``advantage`` is TRL's own.
     """
 
-    _tag_names = [*GRPOTrainer._tag_names, "coca"]
+    _tag_names = [*GRPOTrainer._tag_names, "coca"]  # noqa: RUF012  as of GRPOTrainer
 
     def __init__(
         self,
@@ -159,8 +159,10 @@ class CocaTrainer(GRPOTrainer):
         if not bool(((correct == 0) | (correct == 1) | correct.isnan()).all()):
             found = correct.unique().tolist()
             raise ConfigError(f"{self.reward_func_names[0]}: expected rewards of 1, 0 or None, found {found}")
-        columns = torch.stack([local.stated.flatten(), local.confidence_lengths, local.lengths], dim=1)
-        of_all = torch.tensor(gather_object(columns.tolist()), dtype=torch.float64)
+        rows = zip(
+            local.stated.flatten().tolist(), local.confidence_lengths.tolist(), local.lengths.tolist(), strict=True
+        )
+        of_all = torch.tensor(gather_object(list(rows)), dtype=torch.float64)
         stated, confidence_lengths, lengths = of_all.unbind(dim=1)
         group = self.num_generations if self.model.training else self.num_generations_eval
         rollout = Rollout(group_size=group, lengths=lengths.long(), width=int(lengths.max()))
@@ -185,7 +187,7 @@ class CocaTrainer(GRPOTrainer):
         found = values(rollout_metrics(rollout))
         for name, value in found.items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
-        if self.model.training and self.accelerator.is_main_process:
-            if warning := self._health.after_step(self.state.global_step + 1, found):
-                logger.warning(warning)
+        step = self.state.global_step + 1
+        if self.model.training and (warning := self._health.after_step(step, found)) and self.args.process_index == 0:
+            logger.warning(warning)
         return output
