@@ -68,7 +68,7 @@ test: system-packages lint  ## lint and every test
 
 # Both ends of the ranges in setup.py.  Their torch brings CUDA packages: 6 GB each.
 OF_THE_RANGES := tests/algorithm tests/baselines tests/cli tests/config tests/data tests/evaluation tests/experiments \
-  tests/grading tests/local tests/router tests/scoring tests/utils tests/verl
+  tests/grading tests/integrations tests/local tests/router tests/scoring tests/utils tests/verl
 
 .venv-oldest/.installed: requirements/oldest.txt requirements/tests.in setup.py
 	$(PYTHON) -m venv .venv-oldest
@@ -196,7 +196,10 @@ bench-trl: .venv-trl/.installed  ## a training step against TRL's GRPOTrainer, i
 	.venv-trl/bin/python -m benchmarks.step_against_trl --threads 2
 	.venv-trl/bin/python -m benchmarks.step_against_trl --threads 1
 
-test-trl: .venv-trl/.installed  ## examples/trl_coca.py on the real TRL, in its own environment: advantages, loss, a training
+# TRL=1.15.0 is the oldest release that setup.py admits.
+TRL ?= 1.16.0
+test-trl: .venv-trl/.installed  ## CoCA in the real TRL, in its own environment: advantages, loss, two processes, a training
+	.venv-trl/bin/python -m pip install --quiet trl==$(TRL)
 	OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest tests/integration/test_trl_coca.py
 
 .venv-ms-swift/.installed: requirements/ms-swift.txt
@@ -204,5 +207,5 @@ test-trl: .venv-trl/.installed  ## examples/trl_coca.py on the real TRL, in its 
 	.venv-ms-swift/bin/python -m pip install --quiet -r requirements/ms-swift.txt
 	@touch $@
 
-test-ms-swift: .venv-ms-swift/.installed runs/demo/model/config.json  ## examples/ms_swift_coca.py on the real ms-swift, in its own environment
+test-ms-swift: .venv-ms-swift/.installed runs/demo/model/config.json  ## CoCA in the real ms-swift, in its own environment
 	MS_SWIFT_MODEL=runs/demo/warm_start .venv-ms-swift/bin/python -m pytest -s tests/integration/test_ms_swift_coca.py

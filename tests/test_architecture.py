@@ -16,7 +16,7 @@ from coca_mindspeed.upstream.manifest import load_manifests
 
 PACKAGE = Path(coca_mindspeed.__file__).parent
 ENGINES = ("local", "mindspeed", "verl")
-ABOVE = (*ENGINES, "baselines", "cli")
+ABOVE = (*ENGINES, "baselines", "cli", "integrations")
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -55,7 +55,8 @@ def ours(*packages: str) -> tuple[str, ...]:
 RULES = [
     ("algorithm", ("transformers", "tokenizers", "ray")),
     *((package, ours(*ABOVE)) for package in ("scoring", "grading", "data", "evaluation", "config")),
-    *((engine, ours(*(other for other in ENGINES if other != engine))) for engine in ENGINES),
+    *((engine, ours("integrations", *(other for other in ENGINES if other != engine))) for engine in ENGINES),
+    ("integrations", ours(*ABOVE[:-1])),
 ]
 
 
@@ -111,7 +112,8 @@ def users_of(*packages: str) -> set[str]:
 
 
 def test_which_modules_import_the_engines():
-    callers = {"check", "doctor", "data", "config", "patches", "train"}
+    callers = {"check", "doctor", "config", "patches", "train"}
+    assert users_of("integrations") == set()
     assert users_of("mindspeed", "verl") == {f"cli.{name}" for name in callers}
 
 
@@ -126,6 +128,7 @@ def test_only_the_engines_import_their_upstreams():
     assert packages_importing("mindspeed_rl", "megatron", "mindspeed", "mindspeed_llm") == {"mindspeed"}
     assert packages_importing("verl", "transfer_queue") == {"verl"}
     assert packages_importing("ray") == packages_importing("tensordict") == {"mindspeed", "verl"}
+    assert packages_importing("trl", "swift", "accelerate") == {"integrations"}
 
 
 def test_static_checks_of_verl_runs_do_not_import_verl():
@@ -162,7 +165,7 @@ def test_process_settings_are_read_only_in_entry_points():
 
 def loaded_after(code: str) -> list[str]:
     """Which packages that take seconds to import, or that few machines have, a new process has imported."""
-    heavy = "; print(*(m for m in ('torch', 'transformers', 'sympy', 'ray') if m in sys.modules))"
+    heavy = "; print(*(m for m in ('torch', 'transformers', 'sympy', 'ray', 'trl') if m in sys.modules))"
     command = [sys.executable, "-c", f"import sys; {code}{heavy}"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     return shown.stdout.splitlines()[-1].split()

@@ -1,4 +1,4 @@
-"""``coca-mindspeed data``: prepare data sets, look into them, export them for verl."""
+"""``coca-mindspeed data``: prepare data sets, look into them, export them for other frameworks."""
 
 import argparse
 from collections import Counter
@@ -10,6 +10,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
 from coca_mindspeed.cli.options import at_least, columns, number, place
+from coca_mindspeed.data.export import FRAMEWORKS, export_records
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
 from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
 from coca_mindspeed.data.prepare.filters import (
@@ -38,7 +39,6 @@ from coca_mindspeed.errors import UsageError
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.files import check_output_path
-from coca_mindspeed.verl.records import export_for_verl
 
 SYSTEM_PROMPTS = {
     "confidence-first": CONFIDENCE_FIRST_PROMPT,
@@ -93,20 +93,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     export = actions.add_parser(
         "export",
-        help="write prepared records in the form of another program",
-        description="Write prepared records in the form of another program.",
+        help="write prepared records as rows of another framework",
+        description="Write prepared records as rows of another framework.",
     )
-    verl = export.add_subparsers(dest="target", metavar="TARGET", required=True).add_parser(
-        "verl",
-        help="for verl's data.train_files and data.val_files",
-        description="Write the records as verl's JSON Lines, each with its chat and its whole record.",
-    )
-    option = verl.add_argument
-    option("--input", type=Path, required=True, metavar="FILE", help="prepared records (train.jsonl)")
-    option("--output", type=place, required=True, metavar="FILE", help="to write")
-    option("--overwrite", action="store_true", help="replace an earlier export")
-    _add_prompt(verl, "the method's system prompt; answer-first is for rlcr (default: %(default)s)")
-    verl.set_defaults(run_action=_export_for_verl)
+    targets = export.add_subparsers(dest="target", metavar="TARGET", required=True)
+    for name, (_, reader) in FRAMEWORKS.items():
+        target = targets.add_parser(
+            name,
+            help=f"for {reader}",
+            description=f"Write JSON Lines for {reader}, each row with the chat and its whole record.",
+        )
+        option = target.add_argument
+        option("--input", type=Path, required=True, metavar="FILE", help="prepared records (train.jsonl)")
+        option("--output", type=place, required=True, metavar="FILE", help="to write")
+        option("--overwrite", action="store_true", help="replace an earlier export")
+        _add_prompt(target, "the method's system prompt; answer-first is for rlcr (default: %(default)s)")
+        target.set_defaults(run_action=_export)
 
 
 def _add_prompt(parser: argparse._ActionsContainer, meaning: str) -> None:
@@ -117,8 +119,9 @@ def run(arguments: argparse.Namespace) -> int:
     return int(arguments.run_action(arguments))
 
 
-def _export_for_verl(arguments: argparse.Namespace) -> int:
-    rows = export_for_verl(arguments.input, arguments.output, SYSTEM_PROMPTS[arguments.prompt], arguments.overwrite)
+def _export(arguments: argparse.Namespace) -> int:
+    prompt = SYSTEM_PROMPTS[arguments.prompt]
+    rows = export_records(arguments.target, arguments.input, arguments.output, prompt, arguments.overwrite)
     print_text(f"{rows} records written to {arguments.output}")
     return 0
 

@@ -83,7 +83,8 @@ def _answered(path: Path, wanted: Mapping[tuple[str, int], Question]) -> dict[tu
     drop_torn_line(path)
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for number, row in read_json_lines(path):
-        key = (row.get("id"), row.get("sample"))
+        sample = row.get("sample")
+        key = (str(row.get("id")), sample if isinstance(sample, int) else -1)
         if key not in wanted or not isinstance(row.get("response"), str):
             raise DataError(
                 f"{path}:{number}: expected 'id' and 'sample' of a question, and 'response', found {row!r:.80}"

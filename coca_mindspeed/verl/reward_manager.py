@@ -8,12 +8,12 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import register
 from verl.utils.fs import copy_to_local
 
+from coca_mindspeed.data.export import record_of
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.fault_tolerant import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.scoring.responses import response_scorer
 from coca_mindspeed.utils.tokenization import token_text
-from coca_mindspeed.verl.records import record_of
 from coca_mindspeed.verl.reward_queue import ScoringQueue
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
@@ -40,7 +40,7 @@ class SegmentRewardManager(RewardManagerBase):
         if len(data) != 1:
             raise TrainingError(f"expected one turn a response, found {len(data)}")
         row = data[0]
-        record = record_of(row.non_tensor_batch["extra_info"], "a row of verl's")
+        record = record_of(row.non_tensor_batch["extra_info"], "extra_info of a row of verl's")
         token_ids = row.batch["responses"][: int(row.non_tensor_batch["response_len"])]
         return await self._queue.score(token_ids, record)
 

@@ -1,12 +1,13 @@
-"""``examples/ms_swift_coca.py`` on the real ms-swift, in an environment of its own: ``make test-ms-swift``."""
+"""The external plugin on the real ms-swift, in an environment of its own: ``make test-ms-swift``."""
 
+import contextlib
 import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -16,18 +17,22 @@ swift = pytest.importorskip("swift", reason="ms-swift has an environment of its 
 MODEL = os.environ.get("MS_SWIFT_MODEL", "")
 if not Path(MODEL, "config.json").is_file():
     pytest.skip("MS_SWIFT_MODEL names no warm start of the demo: run `make test-ms-swift`", allow_module_level=True)
-EXAMPLES = Path(__file__).parents[2] / "examples"
-OPTIONS = {"tokenizer": str(Path(MODEL).resolve()), "decimals": 2, "eps": 0.05, "grader": "exact"}
+METHOD = {"confidence_decimals": 2, "advantage_eps": 0.05}
+OPTIONS = {"tokenizer": str(Path(MODEL).resolve()), "method": METHOD, "grader": "exact"}
 os.environ["COCA"] = json.dumps(OPTIONS)
-sys.path.insert(0, str(EXAMPLES))
 
-import ms_swift_coca as plugin  # noqa: E402
 from swift.rl_core import advantage  # noqa: E402
+from swift.utils import import_external_file  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from coca_mindspeed import coca_advantages, training_method  # noqa: E402
 from coca_mindspeed.data.arithmetic import arithmetic_records  # noqa: E402
-from coca_mindspeed.errors import CocaError  # noqa: E402
+from coca_mindspeed.data.export import export_records, swift_row  # noqa: E402
+from coca_mindspeed.data.records import Record, write_records  # noqa: E402
+from coca_mindspeed.errors import CocaError, ConfigError  # noqa: E402
+from coca_mindspeed.integrations.ms_swift import PLUGIN  # noqa: E402
+
+plugin = import_external_file(str(PLUGIN))
 
 #: The layout of the demo's chat template, for ms-swift's own encoder.
 TEMPLATE = """
@@ -37,24 +42,10 @@ register_template(TemplateMeta("demo", prefix=[], prompt=["{{QUERY}}="], chat_se
 """
 
 
-def test_a_changed_ms_swift_is_refused(tmp_path):
-    packages = Path(swift.__file__).parents[1]
-    plugin.check_swift(packages)
-    for target in plugin.FINGERPRINTS:
-        file = Path(*target.partition(":")[0].split(".")).with_suffix(".py")
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(packages / file, tmp_path / file)
-    plugin.check_swift(tmp_path)
-    for target in plugin.FINGERPRINTS:
-        module, _, name = target.partition(":")
-        file = tmp_path / Path(*module.split(".")).with_suffix(".py")
-        source = file.read_text(encoding="utf-8")
-        definition = rf"^( *)def {name.split('.')[-1]}\("
-        changed = re.sub(definition, lambda found: f"{found[1]}@staticmethod\n{found[0]}", source, count=1, flags=re.M)
-        file.write_text(changed, encoding="utf-8")
-        with pytest.raises(CocaError, match=name):
-            plugin.check_swift(tmp_path)
-        file.write_text(source, encoding="utf-8")
+def test_the_plugins_folder_hides_no_package():
+    """ms-swift puts it first on sys.path."""
+    names = {path.stem for path in PLUGIN.parent.iterdir() if path.suffix == ".py"}
+    assert names == {"__init__", PLUGIN.stem}
 
 
 def test_token_advantages_are_those_of_the_library():
@@ -65,12 +56,9 @@ def test_token_advantages_are_those_of_the_library():
     texts[5] = "7" * 9
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
-    rows = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": ""}]
-    columns = {
-        "messages": [rows] * 12,
-        "answer": ["1", "1", "2", "2", "1", "1", "1", "1", "9", "9", "9", "9"],
-        "response_token_ids": ids,
-    }
+    gold = ["1", "1", "2", "2", "1", "1", "1", "1", "9", "9", "9", "9"]
+    records = [Record(str(i), "sums", "math", "1+1", answer) for i, answer in enumerate(gold)]
+    columns = {"record": [swift_row(each, None, 0)["record"] for each in records], "response_token_ids": ids}
     rewards = [plugin.orms[name]()(texts, **columns) for name in plugin.FUNCTIONS]
     assert (rewards[0][0], rewards[0][1], rewards[1][5]) == (1.0, 0.0, None)
     rewards[0][7] = None
@@ -93,8 +81,27 @@ def test_token_advantages_are_those_of_the_library():
 
 @pytest.mark.parametrize("functions", [1, 4])
 def test_other_reward_functions_are_refused(functions):
-    with pytest.raises(ValueError, match="coca_segment"):
+    with pytest.raises(ConfigError, match="coca_segment"):
         advantage.compute_advantages(torch.zeros(8, functions), torch.ones(functions), 4)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("importance_sampling_level", "sequence"),
+        ("scale_rewards", "batch"),
+        ("advantage_estimator", "rloo"),
+        ("kl_in_reward", True),
+        (None, None),
+    ],
+)
+def test_options_that_contradict_are_refused(option, value):
+    args = {"importance_sampling_level": "token", "scale_rewards": "group", "advantage_estimator": "grpo"}
+    args = types.SimpleNamespace(**{"kl_in_reward": False, **args, **({option: value} if option else {})})
+    with pytest.raises(ConfigError) if option else contextlib.nullcontext() as refusal:
+        plugin.Correct(args=args)
+    if option:
+        assert [problem.key for problem in refusal.value.problems] == [option]
 
 
 def test_a_teacher_is_refused():
@@ -103,11 +110,9 @@ def test_a_teacher_is_refused():
 
 
 def test_a_training_brings_the_confidence_to_the_accuracy(tmp_path):
-    system = {"role": "system", "content": training_method("coca").system_prompt}
-    with (tmp_path / "train.jsonl").open("w", encoding="utf-8") as file:
-        for record in arithmetic_records(4000, "train", seed=0):
-            messages = [system, {"role": "user", "content": record.question}]
-            file.write(json.dumps({"messages": messages, "answer": record.answer, "category": "math"}) + "\n")
+    write_records(tmp_path / "records.jsonl", arithmetic_records(4000, "train", seed=0))
+    prompt = training_method("coca").system_prompt
+    export_records("swift", tmp_path / "records.jsonl", tmp_path / "train.jsonl", prompt)
     (tmp_path / "template.py").write_text(TEMPLATE, encoding="utf-8")
     options = {
         "rlhf_type": "grpo",
@@ -116,7 +121,7 @@ def test_a_training_brings_the_confidence_to_the_accuracy(tmp_path):
         "template": "demo",
         "torch_dtype": "float32",
         "tuner_type": "full",
-        "external_plugins": [tmp_path / "template.py", EXAMPLES / "ms_swift_coca.py"],
+        "external_plugins": [tmp_path / "template.py", PLUGIN],
         "reward_funcs": plugin.FUNCTIONS,
         "reward_weights": [1, 0, 0],
         "dataset": tmp_path / "train.jsonl",
@@ -147,7 +152,12 @@ def test_a_training_brings_the_confidence_to_the_accuracy(tmp_path):
         for name, value in options.items()
         for part in (f"--{name}", *map(str, value if isinstance(value, list | tuple) else [value]))
     ]
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
         [Path(sys.executable).with_name("swift"), "rlhf", *arguments],
         env=environment,

@@ -1,21 +1,30 @@
-"""``examples/trl_coca.py`` in TRL's own environment (``make test-trl``): advantages, loss, rewards, and a training."""
+"""``CocaTrainer`` and its example in TRL's own environment (``make test-trl``)."""
 
-import functools
 import importlib.util
 import math
-import shutil
+import os
+import socket
 import statistics
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 trl = pytest.importorskip("trl", reason="TRL has an environment of its own: run `make test-trl`")
 
-from coca_mindspeed import parse_response, segment_objective  # noqa: E402
+import datasets  # noqa: E402
+from trl import GRPOConfig  # noqa: E402
+from trl.generation import vllm_generation  # noqa: E402
+
+from coca_mindspeed import coca_advantages, parse_response, segment_objective  # noqa: E402
 from coca_mindspeed.config.compose import compose_run  # noqa: E402
-from coca_mindspeed.errors import CocaError  # noqa: E402
+from coca_mindspeed.data.export import export_records, record_of, trl_row  # noqa: E402
+from coca_mindspeed.data.records import Record, write_records  # noqa: E402
+from coca_mindspeed.errors import CocaError, ConfigError, DataError  # noqa: E402
+from coca_mindspeed.integrations import settings  # noqa: E402
+from coca_mindspeed.integrations.trl import CocaTrainer  # noqa: E402
 from coca_mindspeed.local.setup import warm_start  # noqa: E402
 from coca_mindspeed.local.validation import load_data  # noqa: E402
 
@@ -24,6 +33,10 @@ spec = importlib.util.spec_from_file_location("trl_coca", EXAMPLE)
 example = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = example
 spec.loader.exec_module(example)
+
+METHOD = {"confidence_decimals": 2, "max_confidence_tokens": 6, "advantage_eps": 0.05}
+#: In the library's words.
+ARGUMENTS = {"decimals": 2, "max_confidence_tokens": 6, "eps": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +48,10 @@ def model(tmp_path_factory):
     return warm_start(config, tmp_path_factory.mktemp("demo"), records, torch.device("cpu"), show_progress=False)
 
 
-def trainer_of(model, tmp_path):
-    trainer = example.demo_trainer(model, tmp_path / "trl", 2)
+def trainer_of(model, tmp_path, method=None, **given):
+    given.setdefault("train_dataset", example.sums(64, "train"))
+    given.setdefault("coca", {"method": METHOD | (method or {})})
+    trainer = example.demo_trainer(model, tmp_path / "trl", 2, **given)
     trainer.model.train()
     return trainer
 
@@ -46,20 +61,8 @@ def questions(trainer, prompts, group=8):
     return [row for row in trainer.train_dataset.select(range(prompts)) for _ in range(group)]
 
 
-def test_the_installed_trl_is_known_and_a_changed_one_is_refused(tmp_path):
-    example.check_trl()
-    packages = Path(trl.__file__).parents[1]
-    source = packages / "trl" / "trainer" / "grpo_trainer.py"
-    target = tmp_path / "trl" / "trainer" / "grpo_trainer.py"
-    target.parent.mkdir(parents=True)
-    shutil.copy(source, target)
-    example.check_trl(tmp_path)
-    for name in example.FINGERPRINTS:
-        [before, after] = source.read_text(encoding="utf-8").split(f"    def {name}(", 1)
-        changed = after.replace(":\n        ", ":\n        pass\n        ", 1)
-        target.write_text(f"{before}    def {name}({changed}", encoding="utf-8")
-        with pytest.raises(CocaError, match=name):
-            example.check_trl(tmp_path)
+def gold(row):
+    return record_of(row, "row").answer
 
 
 def test_advantages_by_hand(model, tmp_path):
@@ -75,7 +78,7 @@ def test_advantages_by_hand(model, tmp_path):
     different = 0
     for start in range(0, len(rows), 8):
         group = range(start, start + 8)
-        right = [float(parsed[i].answer.strip() == rows[i]["answer"]) for i in group]
+        right = [float(parsed[i].answer.strip() == gold(rows[i])) for i in group]
         gesr = statistics.fmean(right)
         stated = [parsed[i].confidence for i in group]
         brier = [-1.0 if s is None else -((s - gesr) ** 2) for s in stated]
@@ -87,6 +90,25 @@ def test_advantages_by_hand(model, tmp_path):
                 assert float(advantages[i, token]) == pytest.approx(expected, abs=1e-5)
                 different += expected != 0
     assert different > 16
+
+
+@pytest.mark.parametrize("name", ["joint", "coca"])
+def test_advantages_and_metrics_are_those_of_the_library(model, tmp_path, name):
+    trainer = trainer_of(
+        model, tmp_path, {"name": name, "advantage_scale": "batch"}, options={"pad_to_multiple_of": 32}
+    )
+    output = trainer._generate_and_score_completions(questions(trainer, 8))
+    ids, lengths = output["completion_ids"], output["completion_mask"].sum(dim=1)
+    assert ids.shape[1] == 32
+    correct = torch.tensor(list(trainer._logs["rewards"]["correct"]))
+    text = trainer.processing_class
+    expected = coca_advantages(ids, lengths, correct, text, 8, method=name, scale="batch", **ARGUMENTS)
+    torch.testing.assert_close(output["advantages"], expected.advantages)
+    logged = {key: values[-1] for key, values in trainer._metrics["train"].items()}
+    assert expected.metrics.items() <= logged.items()
+    assert logged["advantage/deviation"] > 0
+    stated = [None if math.isnan(value) else value for value in trainer._logs["extra"]["confidence"]]
+    assert stated == [parse_response(each, decimals=2).confidence for each in text.batch_decode(ids, True)]
 
 
 def test_the_loss_of_trl_is_the_papers(model, tmp_path):
@@ -111,75 +133,212 @@ def test_the_loss_of_trl_is_the_papers(model, tmp_path):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
 
 
-def test_ungradable_answers_take_no_part(model, tmp_path):
-    trainer = trainer_of(model, tmp_path)
+def test_a_reward_function_of_ones_own(model, tmp_path):
+    """It sees answers without confidences; ungradable ones take no part; other numbers are refused."""
+    seen, verdicts = [], [[None, *[True, False] * 7, True], [0.5] * 16]
+
+    def own(completions, solution, **_):
+        seen.extend(each[0]["content"] for each in completions)
+        assert len(solution) == len(completions)
+        return verdicts.pop(0)
+
+    trainer = trainer_of(model, tmp_path, reward_funcs=own)
     rows = questions(trainer, 2)
-    asked = iter([None, *[True, False] * 7, True])
-    trainer.reward_funcs[0] = example.correctness(lambda *_: next(asked), decimals=2)
     output = trainer._generate_and_score_completions(rows)
+    texts = trainer.processing_class.batch_decode(output["completion_ids"], skip_special_tokens=True)
+    assert seen == [parse_response(text, decimals=2).answer for text in texts]
     assert not output["advantages"][0].any()
     assert output["advantages"][1:8].any()
     assert trainer._metrics["train"]["grading/ungradable_share"] == [1 / 16]
-    trainer.reward_funcs[0] = lambda completions, **_: [0.5] * len(completions)
-    with pytest.raises(ValueError, match="None, found"):
+    with pytest.raises(ConfigError, match=r"own: .*0\.5"):
         trainer._generate_and_score_completions(rows)
 
 
-def test_two_reward_functions_are_refused(model, tmp_path, monkeypatch):
-    made = example.CocaTrainer
-    monkeypatch.setattr(example, "CocaTrainer", lambda **given: made(**(given | {"reward_funcs": [len, sum]})))
-    with pytest.raises(ValueError, match="reward_funcs"):
-        example.demo_trainer(model, tmp_path, 1)
+class FakeVllm:
+    """Stands in for TRL's client of a vLLM server, and for the engine of vLLM in this process."""
+
+    def __init__(self, **_):
+        self.synced = 0
+        load = SimpleNamespace(load_weights=self._load)
+        worker = SimpleNamespace(model_runner=SimpleNamespace(model=load))
+        self.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
+
+    def _load(self, weights):
+        self.synced += len(weights)
+
+    def update_named_params(self, metadata, weights):
+        self.synced += len(list(weights))
+
+    def init_communicator(self, **_):
+        pass
+
+    def reset_prefix_cache(self):
+        pass
+
+    def get_server_info(self):
+        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
+    def generate(self, prompts, *, sampling_params=None, n=1, **_):
+        if sampling_params is None:
+            sampled = [ids for _ in prompts for ids in SAMPLED[:n]]
+            logprobs = [[[-0.5]] * len(ids) for ids in sampled]
+            return {"prompt_ids": prompts, "completion_ids": sampled, "logprobs": logprobs}
+        outputs = []
+        for number, prompt in enumerate(prompts):
+            ids = SAMPLED[number % len(SAMPLED)]
+            token = SimpleNamespace(rank=1, logprob=-0.5)
+            output = SimpleNamespace(token_ids=ids, logprobs=[{one: token} for one in ids])
+            outputs.append(SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[output]))
+        return outputs
 
 
-GOLD = ["4", "4", "4", "4"]
-FIRST = ["<confidence>0.50</confidence>4", "<confidence>0.90</confidence>5", "4", "<confidence>1.00</confidence>?"]
-LAST = ["4<confidence>0.50</confidence>", "5<confidence>0.90</confidence>", "4", "?<confidence>1.00</confidence>"]
+SAMPLED = []
 
 
-def is_right(answer, gold):
-    return None if answer == "?" else answer == gold
+@pytest.mark.parametrize("mode", ["server", "colocate"])
+def test_the_boundary_is_found_on_the_ids_that_vllm_sampled(model, tmp_path, monkeypatch, mode):
+    """A special token inside the confidence has no text: decoded and tokenised again, the boundary would move."""
+    for name, value in {"is_vllm_available": lambda *_: True, "VLLMClient": FakeVllm, "LLM": FakeVllm}.items():
+        monkeypatch.setattr(vllm_generation, name, value, raising=False)
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # TRL adds RANK and others
+    monkeypatch.setattr(vllm_generation, "SamplingParams", lambda **given: given, raising=False)
+    trainer = trainer_of(model, tmp_path, options={"use_vllm": True, "vllm_mode": mode})
+    tokenizer = trainer.processing_class
+    texts = [f"<confidence>0.{i}5</confidence>{i}" for i in range(8)]
+    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    SAMPLED[:] = [[ids[0], tokenizer.pad_token_id, *ids[1:], tokenizer.eos_token_id] for ids in encoded]
+    rows = questions(trainer, 2)
+    output = trainer._generate_and_score_completions(rows)
+    ids = output["completion_ids"]
+    assert ids.tolist() == [sampled for _ in range(2) for sampled in SAMPLED]
+    fake = trainer.vllm_generation.vllm_client if mode == "server" else trainer.vllm_generation.llm
+    assert fake.synced > 0
+    boundary = len(encoded[0])  # with the special token, without the digit of the answer
+    advantages = output["advantages"]
+    correct = [str(i % 8) == gold(row) for i, row in enumerate(rows)]
+    lengths = torch.full((16,), ids.shape[1])
+    expected = coca_advantages(ids, lengths, correct, tokenizer, 8, **ARGUMENTS)
+    assert expected.masks["confidence"].sum(dim=1).tolist() == [boundary] * 16
+    torch.testing.assert_close(advantages, expected.advantages)
+    assert advantages[:, boundary - 1].any()
 
 
-@pytest.mark.parametrize("conversation", [False, True])
-def test_rewards_by_hand(conversation):
-    def completions(texts):
-        return [[{"role": "assistant", "content": text}] if conversation else text for text in texts]
+@pytest.mark.parametrize(
+    ("options", "given", "key"),
+    [
+        ({"importance_sampling_level": "sequence"}, {}, "importance_sampling_level"),
+        ({"scale_rewards": "batch"}, {}, "scale_rewards"),
+        ({"scale_rewards": False}, {}, "scale_rewards"),
+        ({"reward_weights": [1.0]}, {}, "reward_weights"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, {}, "multi_objective_aggregation"),
+        ({"num_generations_eval": 1}, {}, "num_generations_eval"),
+        ({}, {"coca": {"method": {"clip": 0.3}}}, "coca.method.clip"),
+        ({}, {"coca": {"method": {"loss_aggregation": "sum"}}}, "coca.method.loss_aggregation"),
+        ({}, {"coca": {"method": {"name": "coco"}}}, "coca.method.name"),
+        ({}, {"coca": {"stage": 1}}, "coca.stage"),
+        ({}, {"coca": {"grader": "exact"}, "reward_funcs": len}, "coca.grader"),
+        ({}, {"tools": [len]}, "tools"),
+        ({}, {"reward_funcs": [len, sum]}, "reward_funcs"),
+    ],
+)
+def test_options_that_contradict_are_refused(tmp_path, options, given, key):
+    """Before the model, which does not exist here, is loaded."""
+    base = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": []}
+    with pytest.raises(ConfigError, match=key.rpartition(".")[2]) as refusal:
+        CocaTrainer("absent", args=GRPOConfig(**base, **options), train_dataset=example.sums(8, "train"), **given)
+    assert {problem.key for problem in refusal.value.problems} <= {key}
 
-    first = example.correctness(is_right, decimals=2)
-    last = example.correctness(is_right, position="last", decimals=2)
-    assert first(completions=completions(FIRST), answer=GOLD) == [1.0, 0.0, 1.0, None]
-    rlcr = example.rlcr_reward(last, decimals=2)(completions=completions(LAST), answer=GOLD)
-    assert rlcr == pytest.approx([1 - 0.25, -0.81, 1 - 1, None])
-    # Two of the three gradable answers are right.
-    confidence, answer = example.coca_rewards(first, 4, decimals=2)
-    found = confidence(completions=completions(FIRST), answer=GOLD)
-    assert found == pytest.approx([-((0.5 - 2 / 3) ** 2), -((0.9 - 2 / 3) ** 2), -1.0, None])
-    assert answer(completions=completions(FIRST), answer=GOLD) == [1.0, 0.0, 1.0, None]
-    with pytest.raises(ValueError, match="groups of 3"):
-        example.coca_rewards(first, 3)[0](completions=completions(FIRST), answer=GOLD)
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"prompt": "1+1"}], "train_dataset: no column 'record'"),
+        ([trl_row(Record("a", "d", "math", "1+1", "2"), None, 0), {"record": "{}"}], "train_dataset: row 2"),
+        ([trl_row(Record("a", "d", "math", "1+1", ""), None, 0)], "train_dataset: row 1"),
+    ],
+)
+def test_rows_that_cannot_be_graded_are_refused(tmp_path, rows, message):
+    with pytest.raises(DataError, match=message):
+        CocaTrainer("absent", train_dataset=datasets.Dataset.from_list(rows))
 
 
-@pytest.mark.parametrize("method", ["rlcr", "coca"])
-def test_the_rewards_train_in_trls_own_trainer(model, tmp_path, monkeypatch, method):
-    rewards = {
-        "rlcr": lambda correct: example.rlcr_reward(correct, decimals=2),
-        "coca": lambda correct: example.coca_rewards(correct, 8, decimals=2),
-    }[method]
+def test_a_release_that_was_not_tested_is_refused(monkeypatch):
+    monkeypatch.setattr(settings, "version", lambda package: "1.17.0")
+    with pytest.raises(CocaError, match=r"1\.17\.0.*<1\.17"):
+        CocaTrainer("absent")
 
-    def plain(*, coca, reward_funcs, **given):
-        return trl.GRPOTrainer(reward_funcs=rewards(reward_funcs), **given)
 
-    monkeypatch.setattr(example, "CocaTrainer", plain)
-    trainer = example.demo_trainer(model, tmp_path / "trl", 1)
-    before = [p.detach().clone() for p in trainer.model.parameters()]
-    trainer.train()
-    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
-    logged = functools.reduce(lambda a, b: a | b, trainer.state.log_history)
-    names = {key for key in logged if key.startswith("rewards/") and key.endswith("/mean")}
-    expected = {"rlcr": ["rlcr"], "coca": ["coca_confidence", "coca_answer"]}[method]
-    assert names == {f"rewards/{name}/mean" for name in expected}
-    assert all(math.isfinite(logged[name]) for name in names)
+def test_rows_keep_their_records_in_datasets(tmp_path):
+    records = [
+        Record("1", "sums", "math", "1+1", "2", metadata={"big": 2**70}),
+        Record("2", "dates", "factual", "When?", "1999-01-01", metadata={"aliases": ["Zürich", "\u2028"]}),
+        Record("3", "sums", "math", "1+2", "3", system=""),
+    ]
+    write_records(tmp_path / "records.jsonl", records)
+    export_records("trl", tmp_path / "records.jsonl", tmp_path / "rows.jsonl", "be sure")
+    files = {"data_files": str(tmp_path / "rows.jsonl"), "cache_dir": str(tmp_path / "cache")}
+    rows = datasets.load_dataset("json", split="train", **files)
+    assert [record_of(row, "row") for row in rows] == records
+
+
+def one_of_two(rank, model, port, path):
+    """A process of the test below: its half of fixed samples, six rows of three groups of four."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({key: str(value) for key, value in place.items()})
+    torch.save(on_fixed_samples(model, path, 6, rank), path / f"{rank}.pt")
+
+
+def on_fixed_samples(model, path, rows, rank):
+    torch.set_num_threads(1)
+    options = {"num_generations": 4, "per_device_train_batch_size": rows, "steps_per_generation": 1}
+    trainer = trainer_of(model, path / f"{rows}-{rank}", {"advantage_scale": "batch"}, options=options)
+    tokenizer = trainer.processing_class
+    stated = ["0.10", "0.95", "0.50", "0.70", "0.05", "9", "0.33", "0.80", "1.00", "0.61", "0.40", "0.42"]
+    texts = [f"<confidence>{s}</confidence>{i % 2}" + "7" * (i > 6) for i, s in enumerate(stated)]
+    mine = slice(rank * rows, (rank + 1) * rows)
+    sampled = [
+        tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for text in texts[mine]
+    ]
+    trainer._generate_single_turn = lambda *_, **__: (sampled, None)
+    record = Record("1", "sums", "arithmetic", "1+0", "1", metadata={"grader": "exact"})
+    output = trainer._generate_and_score_completions([trl_row(record, None, 0)] * rows)
+    return output["advantages"], {name: values[-1] for name, values in trainer._metrics["train"].items()}
+
+
+def test_two_processes_share_groups_and_the_deviation_of_the_batch(model, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(one_of_two, (model, port, tmp_path), nprocs=2)
+    halves = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    whole, metrics = on_fixed_samples(model, tmp_path, 12, 0)
+    width = whole.shape[1]
+    padded = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part, _ in halves]
+    torch.testing.assert_close(torch.cat(padded), whole, rtol=0, atol=0)
+    assert whole.any(dim=1).sum() > 8
+    ours = [name for name in metrics if name.split("/")[0] in ("rollout", "advantage", "group", "reward")]
+    assert "advantage/deviation" in ours
+    for _, of_half in halves:
+        assert {name: of_half[name] for name in ours} == {name: metrics[name] for name in ours}
+
+
+def test_a_resumed_training_ends_where_an_uninterrupted_one_does(model, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "logging_steps": 2}
+
+    def train(place, **given):
+        trainer = trainer_of(model, tmp_path / place, options=options, train_dataset=example.sums(256, "train"))
+        trainer.train(**given)
+        return trainer
+
+    whole = train("whole")
+    checkpoint = tmp_path / "whole" / "trl" / "checkpoint-2"
+    resumed = train("resumed", resume_from_checkpoint=str(checkpoint))
+    assert resumed.state.global_step == 4
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    logged = [row for row in resumed.state.log_history if row.get("step") == 4 and "rollout/ece" in row]
+    assert logged
+    assert logged[0]["rollout/ece"] == whole.state.log_history[1]["rollout/ece"]
 
 
 def test_it_learns_calibration(model, tmp_path):

@@ -17,11 +17,11 @@ from tokenizers import AddedToken
 
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.export import export_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.local.tiny_model import tiny_tokenizer, write_tiny_model
 from coca_mindspeed.verl.configuration import verl_configuration
-from coca_mindspeed.verl.records import export_for_verl
 from coca_mindspeed.verl.settings import verl_settings
 
 # verl's prompt builder for Qwen2 wants these as one token each; transformers adds the last by itself.
@@ -44,7 +44,9 @@ def write_questions_for_verl(directory: Path, method: str, *, train: int, evalua
     records = arithmetic_records(train, "train", seed), arithmetic_records(evaluate, "evaluate", seed)
     for name, chosen in zip(("train", "val"), records, strict=True):
         write_records(directory / f"{name}_records.jsonl", chosen)
-        export_for_verl(directory / f"{name}_records.jsonl", directory / f"{name}.jsonl", system_prompt, overwrite=True)
+        export_records(
+            "verl", directory / f"{name}_records.jsonl", directory / f"{name}.jsonl", system_prompt, overwrite=True
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

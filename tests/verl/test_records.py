@@ -1,4 +1,4 @@
-"""Records as verl's rows and back; files for another method are refused."""
+"""Checks of the rows that verl has read: files for another method are refused."""
 
 import copy
 import json
@@ -11,31 +11,10 @@ from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
-from coca_mindspeed.verl.records import check_prompts, check_rows, export_for_verl, record_of, verl_row
+from coca_mindspeed.verl.records import check_prompts, check_rows
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
 from tests.verl.configurations import record
-
-RECORDS = [
-    record(1),
-    record(2, category="code", metadata={"tests": ["assert f(1) == 2\n"], "instruction": "\n\nWrite f."}, answer=""),
-    record(3, category="factual", metadata={"aliases": ["Zürich", "\u2028", "1999-01-01"]}, answer="1999-01-01"),
-    record(4, system="", metadata={"difficulty": 0.5, "big": 2**70}),
-]
-
-
-@pytest.mark.parametrize("original", RECORDS, ids=lambda r: r.category)
-def test_a_row_carries_its_record_back(original):
-    row = json.loads(json.dumps(verl_row(original, "be sure", 7)))
-    assert record_of(row["extra_info"], "here") == original
-    assert row["extra_info"]["index"] == 7
-    assert row["data_source"] == original.dataset
-
-
-@pytest.mark.parametrize("extra", [None, {"index": 1}, {"record": "{"}, {"record": "[]"}, {"record": "{}"}])
-def test_a_row_without_a_record_is_refused(extra):
-    with pytest.raises(DataError, match=r"^here"):
-        record_of(extra, "here")
 
 
 def write(tmp_path, *, prompt="confidence-first", records=None):
@@ -95,26 +74,3 @@ class _Characters:
 
     def __call__(self, texts, **_options):
         return {"input_ids": [[0] * len(text) for text in texts]}
-
-
-def test_an_export_is_complete_or_absent_and_replaces_only_on_request(tmp_path):
-    source, out = tmp_path / "records.jsonl", tmp_path / "out.jsonl"
-    write_records(source, [record(1)])
-    export_for_verl(source, out, None)
-    before = out.read_bytes()
-    with pytest.raises(DataError, match=str(out)):
-        export_for_verl(source, out, None)
-    with source.open("a") as file:
-        file.write("{}\n")
-    with pytest.raises(DataError, match=r"records.jsonl:2"):
-        export_for_verl(source, out, None, overwrite=True)
-    assert out.read_bytes() == before
-    (tmp_path / "empty.jsonl").write_text("")
-    for records, name, error in (
-        ("empty.jsonl", "none.jsonl", DataError),
-        ("records.jsonl", "none.parquet", ConfigError),
-        ("records.jsonl", "absent/none.jsonl", DataError),
-    ):
-        with pytest.raises(error):
-            export_for_verl(tmp_path / records, tmp_path / name, None)
-        assert not (tmp_path / name).exists()

@@ -22,13 +22,13 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.tracking import Tracking
 
+from coca_mindspeed.data.export import verl_row
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.checks import REQUIREMENTS, verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
 from coca_mindspeed.verl.earlier_rows import MetricsBeforeResume, file_of_verls_log
-from coca_mindspeed.verl.records import verl_row
 from coca_mindspeed.verl.settings import verl_settings
 from coca_mindspeed.verl.trainer import SegmentTrainer
 from tests.integration.verl import tiny

@@ -1,0 +1,78 @@
+"""Settings, version check and grading that the integrations share."""
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from pydantic import Field
+
+from coca_mindspeed.data.export import record_of
+from coca_mindspeed.errors import CocaError, Problem, raise_problems
+from coca_mindspeed.grading.fault_tolerant import FaultTolerantGrader
+from coca_mindspeed.grading.label_check import check_records
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.unevaluated import RejectUnevaluated
+from coca_mindspeed.scoring.settings import ScoringSettings, checked_section
+
+
+class IntegrationSettings(ScoringSettings):
+    """The section ``coca`` of the cluster engines, with the stage of the method."""
+
+    stage: int = Field(0, ge=0, description="index into the method's stages; only sequential has two")
+
+
+def integration_settings(section: Mapping[str, Any], elsewhere: Mapping[str, str]) -> IntegrationSettings:
+    """Validate a section ``coca``.
+
+    Args:
+        section: keys as in docs/verl.md, without the prefix ``coca.``.
+        elsewhere: keys that must not be set, each with the reason.
+
+    Raises:
+        ConfigError: with all problems.
+    """
+    settings = checked_section(IntegrationSettings, section)
+    given = {*settings.model_fields_set, *(f"method.{key}" for key in settings.method.model_fields_set)}
+    problems = [Problem("elsewhere", f"coca.{key}", {}, why) for key, why in elsewhere.items() if key in given]
+    stages = settings.method.training_method.stages
+    if settings.stage >= len(stages):
+        expected = f"less than {len(stages)}, the number of stages of {settings.method.name}"
+        problems.append(Problem("stage", "coca.stage", settings.stage, expected))
+    raise_problems(problems)
+    return settings
+
+
+def check_version(package: str, tested: str) -> None:
+    """Refuse a release that was not tested: the integrations override private functions.
+
+    Args:
+        package: the distribution.
+        tested: version specifier, as in setup.py.
+
+    Raises:
+        CocaError: another release is installed.
+    """
+    found = version(package)
+    if not SpecifierSet(tested).contains(found):
+        raise CocaError(f"{package} {found} is installed, {tested} was tested: pip install '{package}{tested}'")
+
+
+class RowGrader:
+    """Grades answers to the rows that ``coca-mindspeed data export`` writes."""
+
+    def __init__(self, settings: IntegrationSettings) -> None:
+        """Raise ``GradingError`` for an unknown option, or if something that the grader needs is missing."""
+        self._checked = build_grader(settings.grader, settings.grading)
+        grader = FaultTolerantGrader(self._checked)
+        self._grader = RejectUnevaluated(grader) if settings.require_evaluated else grader
+
+    def check(self, name: str, texts: Sequence[Any]) -> None:
+        """Check the column ``record`` of the data set ``name``; raises ``DataError`` with the row."""
+        rows = enumerate(texts, start=1)
+        check_records(self._checked, {name: [record_of({"record": text}, f"{name}: row {row}") for row, text in rows]})
+
+    def grade(self, texts: Sequence[Any], answers: Sequence[str]) -> list[bool | None]:
+        """Verdicts on answers to records; None: could not be graded."""
+        records = [record_of({"record": text}, "column 'record'") for text in texts]
+        return [verdict.correct_or_none for verdict in self._grader.grade(records, answers)]

@@ -1,0 +1,191 @@
+"""CoCA in TRL: a ``GRPOTrainer`` with an advantage for each token; see docs/frameworks.md.
+
+    from coca_mindspeed.integrations.trl import CocaTrainer
+
+    trainer = CocaTrainer(model="Qwen/Qwen2.5-1.5B-Instruct", args=GRPOConfig(...), train_dataset=dataset)
+
+Sampling, loss, logging and checkpoints are TRL's.  :class:`CocaTrainer` reads the confidences from the sampled token
+ids, whatever engine sampled them, and replaces the advantages.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+from trl import GRPOConfig, GRPOTrainer
+
+from coca_mindspeed.errors import Condition, ConfigError, DataError, as_check, find_problems, raise_problems
+from coca_mindspeed.integrations.settings import RowGrader, check_version, integration_settings
+from coca_mindspeed.scoring.metrics import HealthWarnings, rollout_metrics, values
+from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.utils.tokenization import token_text
+
+TESTED = ">=1.15,<1.17"
+logger = logging.getLogger(__name__)
+Reward = Callable[..., Any]
+
+_ELSEWHERE = {
+    "method.clip": "not set; the clip is epsilon of GRPOConfig",
+    "method.loss_aggregation": "not set; the aggregation is loss_type of GRPOConfig",
+    "method.entropy_bonus": "not set; the local engine alone has it",
+    "allow_open_thinking": "not set; chat templates are not checked",
+}
+
+
+def _conditions(args: GRPOConfig) -> Iterator[Condition]:
+    one_ratio = "one ratio for a whole response gives each of its tokens the gradient of both segments"
+    yield "segments", "importance_sampling_level", args.importance_sampling_level == "token", "token", one_ratio
+    own_scale = "the scale of CoCA's advantages is coca={'method': {'advantage_scale': ...}}"
+    yield "scale", "scale_rewards", args.scale_rewards == "group", "'group', the default", own_scale
+    yield "rewards", "reward_weights", args.reward_weights is None, "None: there is one reward function"
+    yield (
+        *("rewards", "multi_objective_aggregation", args.multi_objective_aggregation == "sum_then_normalize"),
+        "'sum_then_normalize', the default: there is one reward function",
+    )
+    yield "groups", "num_generations_eval", args.num_generations_eval != 1, "at least 2, since GESR needs a group"
+
+
+class CocaTrainer(GRPOTrainer):
+    """A ``GRPOTrainer`` whose segments have advantages of their own.
+
+    TRL's metric ``rewards/.../mean`` is the accuracy; CoCA's metrics have the names of docs/training.md.  The table of
+    ``log_completions`` gets the columns ``confidence``, ``confidence_advantage`` and ``answer_advantage``; its column
+    ``advantage`` is TRL's own.
+    """
+
+    _tag_names = [*GRPOTrainer._tag_names, "coca"]  # noqa: RUF012  as of GRPOTrainer
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Reward | None = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *,
+        coca: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Make the trainer.
+
+        Args:
+            model, args, train_dataset, eval_dataset: of ``GRPOTrainer``.
+            reward_funcs: one reward function of TRL that returns 1 for a right answer, 0 for a wrong one and None for
+                one that it could not grade; it is given the completions without their confidences.  None: the graders
+                of docs/grading.md, by the column ``record`` of rows by ``coca-mindspeed data export trl``.
+            coca: the section ``coca`` of docs/verl.md, such as ``{"method": {"advantage_scale": "batch"}}``.
+            **kwargs: of ``GRPOTrainer``; tools and environments are not supported.
+
+        Raises:
+            CocaError: a release of TRL that was not tested, an invalid key, options that contradict each other, or a
+                row that cannot be graded.
+        """
+        check_version("trl", TESTED)
+        section = dict(coca or {})
+        self._settings = integration_settings(section, _ELSEWHERE)
+        if args is not None:
+            raise_problems(find_problems(args, [as_check(_conditions)]), "options of GRPOConfig:")
+        for name in ("tools", "environment_factory"):
+            if kwargs.get(name):
+                raise ConfigError(f"{name}: not supported; its output would be taken for the model's own response")
+        if reward_funcs is None:
+            reward_funcs = self._own_reward({"train_dataset": train_dataset, "eval_dataset": eval_dataset}, args)
+        elif ignored := {"grader", "grading", "require_evaluated"} & section.keys():
+            raise ConfigError(f"coca.{sorted(ignored)[0]}: has no effect with reward_funcs; remove one of them")
+        elif not callable(reward_funcs):
+            raise ConfigError(f"reward_funcs: expected one function of correctness, found {reward_funcs!r:.80}")
+        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
+        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+        self._text = token_text(tokenizer, self.model.config.get_text_config().vocab_size)
+        self._rule = credit_rule(self._settings.method, self._settings.stage)
+        self._health = HealthWarnings()
+        self._rollout: Rollout | None = None
+
+    def _own_reward(self, datasets: Mapping[str, Any], args: GRPOConfig | None) -> Reward:
+        """The grader as a reward function; the first process checks the rows of data sets that are not streamed."""
+        grader = RowGrader(self._settings)
+        if args is None or args.process_index == 0:
+            for name, given in datasets.items():
+                for part, dataset in given.items() if isinstance(given, dict) else [(name, given)]:
+                    if hasattr(dataset, "__len__"):
+                        if "record" not in dataset.column_names:
+                            raise DataError(
+                                f"{part}: no column 'record'; make the file with coca-mindspeed data export trl, or "
+                                "pass reward_funcs"
+                            )
+                        grader.check(part, dataset["record"])
+
+        def correct(completions: Sequence[Any], record: Sequence[Any] = (), **_: Any) -> list[bool | None]:
+            answers = [each if isinstance(each, str) else each[-1]["content"] for each in completions]
+            return grader.grade(record or [None] * len(answers), answers)
+
+        return correct
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Sequence[Any], completion_ids_list: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """Grade the answers without their confidences, and give credit."""
+        ids = [torch.tensor(ids, dtype=torch.int64) for ids in completion_ids_list]
+        lengths = torch.tensor([len(each) for each in ids])
+        padded = pad_sequence(ids, batch_first=True)
+        method = self._settings.method
+        local = Rollout(group_size=1, lengths=lengths, width=padded.shape[1], token_ids=padded)
+        local.read(self._text, method.parser(), method.max_confidence_tokens)
+        answers: Sequence[Any] = local.answers
+        if not isinstance(completions[0], str):
+            answers = [[{"role": "assistant", "content": answer}] for answer in answers]
+        verdicts: torch.Tensor = super()._calculate_rewards(inputs, prompts, answers, completion_ids_list)
+        rollout = self._rollout = self._give_credit(local, verdicts[:, 0].double().cpu())
+        advantages = rollout.credit.values_by_segment()
+        columns = {"confidence": rollout.stated, **{f"{name}_advantage": each for name, each in advantages.items()}}
+        for name, column in columns.items():
+            self._log_completion_extra(name, column.flatten()[self._own_rows(len(ids))].tolist())
+        return verdicts
+
+    def _give_credit(self, local: Rollout, correct: torch.Tensor) -> Rollout:
+        """The rollout of all processes, in each of them: a group may be split over processes.
+
+        Args:
+            local: what this process has read.
+            correct: float64 ``[B]`` of all processes.
+        """
+        if not bool(((correct == 0) | (correct == 1) | correct.isnan()).all()):
+            found = correct.unique().tolist()
+            raise ConfigError(f"{self.reward_func_names[0]}: expected rewards of 1, 0 or None, found {found}")
+        after = local.stated if local.stated_after is None else local.stated_after
+        rows = torch.cat([local.stated, after, local.confidence_lengths[:, None], local.segment_ends], dim=1)
+        of_all = torch.tensor(gather_object(rows.tolist()), dtype=torch.float64)
+        ends = of_all[:, 3:].long()
+        group = self.num_generations if self.model.training else self.num_generations_eval
+        rollout = Rollout(group_size=group, lengths=ends[:, -1], width=int(ends.max()))
+        rollout.stated, rollout.correct = of_all[:, 0].view(-1, group), correct.view(-1, group)
+        rollout.stated_after = None if local.stated_after is None else of_all[:, 1].view(-1, group)
+        rollout.confidence_lengths, rollout.segment_ends = of_all[:, 2].long(), ends
+        return rollout.give_credit(self._rule)
+
+    def _own_rows(self, number: int) -> slice:
+        """The rows of this process among those of all, each of which has ``number``."""
+        start = self.accelerator.process_index * number
+        return slice(start, start + number)
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        """Replace TRL's advantages, ``[B]``, by those of each token, ``[B, T]``; TRL's loss takes both."""
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if "tool_mask" in output:
+            raise ConfigError("rollout_func: env_mask is not supported; return the model's own tokens alone")
+        rollout, ids = self._rollout, output["completion_ids"]
+        assert rollout is not None
+        advantages = rollout.token_advantages[self._own_rows(len(ids))].to(ids.device)
+        output["advantages"] = pad(advantages, (0, ids.shape[1] - advantages.shape[1]))
+        found = values(rollout_metrics(rollout))
+        for name, value in found.items():
+            self._metrics["train" if self.model.training else "eval"][name].append(value)
+        step = self.state.global_step + 1
+        if self.model.training and (warning := self._health.after_step(step, found)) and self.args.process_index == 0:
+            logger.warning(warning)
+        return output

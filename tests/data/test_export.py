@@ -1,0 +1,64 @@
+"""Records as rows of other frameworks and back."""
+
+import json
+
+import pytest
+
+from coca_mindspeed import cli
+from coca_mindspeed.data.export import FRAMEWORKS, export_records, record_of
+from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.records import write_records
+from coca_mindspeed.errors import ConfigError, DataError
+from tests.verl.configurations import record
+
+RECORDS = [
+    record(1),
+    record(2, category="code", metadata={"tests": ["assert f(1) == 2\n"], "instruction": "\n\nWrite f."}, answer=""),
+    record(3, category="factual", metadata={"aliases": ["Zürich", "\u2028", "1999-01-01"]}, answer="1999-01-01"),
+    record(4, system="", metadata={"difficulty": 0.5, "big": 2**70}),
+]
+#: Where each framework looks for the chat, and the gold answer for its own reward functions.
+CHAT = {"swift": "messages", "trl": "prompt", "verl": "prompt"}
+GOLD = {"swift": "solution", "trl": "solution", "verl": "reward_model"}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_rows_carry_their_records_back(tmp_path, framework):
+    write_records(tmp_path / "records.jsonl", RECORDS)
+    arguments = ["--input", str(tmp_path / "records.jsonl"), "--output", str(tmp_path / "rows.jsonl")]
+    assert cli.main(["data", "export", framework, *arguments, "--prompt", "answer-first"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").open(encoding="utf-8")]
+    assert [record_of(row.get("extra_info", row), "here") for row in rows] == RECORDS
+    prompt = cli.data.SYSTEM_PROMPTS["answer-first"]
+    assert [row[CHAT[framework]] for row in rows] == [prompt_messages(each, prompt) for each in RECORDS]
+    gold = [row[GOLD[framework]] for row in rows]
+    assert [g["ground_truth"] if isinstance(g, dict) else g for g in gold] == [each.answer for each in RECORDS]
+
+
+@pytest.mark.parametrize("row", [None, {"index": 1}, {"record": "{"}, {"record": "[]"}, {"record": "{}"}])
+def test_a_row_without_a_record_is_refused(row):
+    with pytest.raises(DataError, match=r"^here"):
+        record_of(row, "here")
+
+
+def test_an_export_is_complete_or_absent_and_replaces_only_on_request(tmp_path):
+    source, out = tmp_path / "records.jsonl", tmp_path / "out.jsonl"
+    write_records(source, [record(1)])
+    export_records("verl", source, out, None)
+    before = out.read_bytes()
+    with pytest.raises(DataError, match=str(out)):
+        export_records("verl", source, out, None)
+    with source.open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(DataError, match=r"records.jsonl:2"):
+        export_records("verl", source, out, None, overwrite=True)
+    assert out.read_bytes() == before
+    (tmp_path / "empty.jsonl").write_text("")
+    for records, name, error in (
+        ("empty.jsonl", "none.jsonl", DataError),
+        ("records.jsonl", "none.parquet", ConfigError),
+        ("records.jsonl", "absent/none.jsonl", DataError),
+    ):
+        with pytest.raises(error):
+            export_records("verl", tmp_path / records, tmp_path / name, None)
+        assert not (tmp_path / name).exists()

@@ -1,0 +1,64 @@
+"""Settings, releases and grading that the integrations share; the frameworks themselves: tests/integration."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.data.export import trl_row
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import CocaError, ConfigError, DataError
+from coca_mindspeed.integrations import ms_swift, settings
+from coca_mindspeed.integrations.settings import RowGrader, check_version, integration_settings
+
+ROOT = Path(__file__).parents[2]
+ELSEWHERE = {"method.clip": "not set", "allow_open_thinking": "not set"}
+
+
+@pytest.mark.parametrize(
+    ("section", "keys"),
+    [
+        ({"method": {"advantage_scale": "batch"}, "grader": "exact"}, []),
+        ({"method": {"name": "sequential"}, "stage": 1}, []),
+        ({"stage": 1}, ["coca.stage"]),
+        ({"method": {"clip": 0.2}, "allow_open_thinking": True}, ["coca.method.clip", "coca.allow_open_thinking"]),
+        ({"method": {"name": "coco"}}, ["coca.method.name"]),
+        ({"bad": 1}, ["coca.bad"]),
+    ],
+)
+def test_keys_that_cannot_have_an_effect_are_refused(section, keys):
+    if not keys:
+        integration_settings(section, ELSEWHERE)
+        return
+    with pytest.raises(ConfigError) as refusal:
+        integration_settings(section, ELSEWHERE)
+    assert [problem.key for problem in refusal.value.problems] == keys
+
+
+@pytest.mark.parametrize(("found", "accepted"), [("1.15.0", True), ("1.16.3", True), ("1.17.0.dev0", False)])
+def test_only_tested_releases(monkeypatch, found, accepted):
+    monkeypatch.setattr(settings, "version", lambda package: found)
+    if accepted:
+        check_version("trl", ">=1.15,<1.17")
+    else:
+        with pytest.raises(CocaError, match=found):
+            check_version("trl", ">=1.15,<1.17")
+
+
+@pytest.mark.parametrize(("extra", "file"), [("trl", "trl.py"), ("ms-swift", f"ms_swift/{ms_swift.PLUGIN.name}")])
+def test_the_extras_admit_what_was_tested(extra, file):
+    source = (ROOT / "coca_mindspeed" / "integrations" / file).read_text(encoding="utf-8")
+    tested = re.search(r'^TESTED = "(.+)"$', source, re.MULTILINE)[1]
+    assert f'"{extra}": ["{extra}{tested}"' in (ROOT / "setup.py").read_text(encoding="utf-8")
+
+
+def test_rows_are_checked_and_graded():
+    records = [Record(str(n), "sums", "arithmetic", f"{n}+1", str(n + 1)) for n in range(3)]
+    texts = [trl_row(each, None, 0)["record"] for each in records]
+    grader = RowGrader(integration_settings({"grader": "exact"}, {}))
+    grader.check("train", texts)
+    assert grader.grade(texts, ["1", "3", " 3"]) == [True, False, True]
+    with pytest.raises(DataError, match="train: row 2"):
+        grader.check("train", [texts[0], "{}"])
+    with pytest.raises(DataError, match="data export"):
+        grader.grade([None], ["1"])
