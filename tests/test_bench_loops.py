@@ -1,11 +1,10 @@
 """What the comparisons of whole loops make of what a run reports, and which hooks MindSpeed-RL's own GRPO is given."""
 
-import argparse
 import json
 
 import pytest
 
-from benchmarks import against_trl, loops_in_turn, mindspeed_own_grpo, update_at_real_size
+from benchmarks import loops_in_turn, mindspeed_own_grpo, update_at_real_size
 from benchmarks.mindspeed_step_against_grpo import iterations
 from coca_mindspeed.upstream.manifest import load_manifests
 
@@ -24,11 +23,6 @@ def test_what_mindspeed_rl_reports_is_read_from_its_log():
     first, second = iterations(LOG)
     assert first == {"update": 0.5, "rollout": 0.75, "between the stages": 0.75, "all": 2.0, "tokens": 9.9}
     assert second == {"update": 1.0, "rollout": 1.0, "between the stages": 1.0, "all": 3.0, "tokens": 8.0}
-
-
-def test_steps_of_the_warm_up_do_not_count():
-    steps = [{"all": value} for value in (9.0, 9.0, 9.0, 1.0, 2.0, 6.0)]
-    assert loops_in_turn.medians(steps, ["all"]) == {"all": 2.0}
 
 
 def test_ways_run_in_turn_and_the_least_of_each_is_shown(tmp_path):
@@ -64,31 +58,6 @@ def test_figures_come_from_a_process_of_their_own():
     adapters = update_at_real_size.measure(2, 24, 500, 4300, lora=2)
     assert whole["seconds"] > 0
     assert 0 < adapters["objective/grad_norm"] < whole["objective/grad_norm"]
-
-
-def test_a_way_beside_trls_tells_of_its_steps_behind_the_warm_up(capsys, monkeypatch):
-    monkeypatch.setattr("benchmarks.against_trl.torch.set_num_threads", lambda threads: print(threads, "threads"))
-    asked = []
-
-    def measure(steps):
-        asked.append(steps)
-        return [9.0, 9.0, 1.0, 2.0, 6.0]
-
-    against_trl.print_figures(measure, argparse.Namespace(steps=3, threads=7), warm_up=2)
-    threads, figures = capsys.readouterr().out.splitlines()
-    assert (asked, threads) == ([5], "7 threads")
-    figures = json.loads(figures)
-    assert figures.keys() == {"step", "peak, GiB"}
-    assert figures["step"] == 2.0
-    assert 0.05 < figures["peak, GiB"] < 24
-
-
-def test_processor_time_is_of_the_timed_steps_but_the_last():
-    done = iter(range(100))
-    seconds = loops_in_turn.processor_seconds_a_step(
-        iter([10.0, 40.0]).__next__, lambda: next(done), lambda: True, steps=loops_in_turn.WARM_UP_STEPS + 11
-    )
-    assert seconds == 3.0
 
 
 @pytest.mark.parametrize("manifest", load_manifests(), ids=lambda manifest: manifest.release)

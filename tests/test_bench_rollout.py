@@ -12,7 +12,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.rollout_simulator import (
     Costs,
     Engine,
-    Histogram,
     LogNormal,
     Request,
     read_lengths,
@@ -50,26 +49,6 @@ def test_rollouts_computed_by_hand(slots, kv_tokens, requests, finished, preempt
     assert (run.preemptions, run.prefilled) == (preemptions, prefilled)
     assert run.generated == sum(length for _, length in requests)
     assert run.sequence_seconds == pytest.approx(sequence_seconds)
-
-
-def test_a_step_reads_the_kv_cache() -> None:
-    costs = Costs(decode=((1, 1.0),), cached_token=0.01, prefill=0.0, prefill_token=0.0)
-    run = simulate_engine([Request(10, 4)], engine(1), costs)
-    assert run.seconds == pytest.approx(3 + 0.01 * (11 + 12 + 13))
-
-
-def test_equal_lengths_have_a_closed_form() -> None:
-    slots, waves, engines, prompt, length = 4, 3, 2, 7, 20
-    costs = Costs(decode=((1, 1.0), (4, 2.5)), prefill=0.5, prefill_token=0.1)
-    rollout = simulate_rollout(
-        [[Request(prompt, length) for _ in range(slots * waves)] for _ in range(engines)], engine(slots), costs
-    )
-    decoding = (length - 1) * 2.5
-    wave = 0.5 + slots * prompt * 0.1 + decoding
-    assert rollout.seconds == pytest.approx(waves * wave)
-    assert rollout.utilisation == pytest.approx(decoding / wave)
-    assert rollout.tail_share == 0
-    assert rollout.tokens_per_second == pytest.approx(engines * slots * length / wave)
 
 
 def test_tail_starts_after_nine_tenths_of_the_responses() -> None:
@@ -154,16 +133,6 @@ def test_log_normal_lengths_have_the_mean_the_cut_and_the_correlation() -> None:
     assert (min(lengths) >= 1, max(lengths)) == (True, 4096)
     first, second = ([math.log(group[i]) for group in groups] for i in (0, 1))
     assert statistics.correlation(first, second) == pytest.approx(0.5, abs=0.05)
-
-
-def test_lengths_of_a_file_are_drawn_as_often_as_they_stand_there(tmp_path: Path) -> None:
-    path = tmp_path / "lengths"
-    path.write_text("10\n20 3\n10 4\n")
-    histogram = read_lengths(path)
-    assert histogram == Histogram({10: 5, 20: 3})
-    groups = histogram.draw(random.Random(0), 500, 4)
-    assert {len(group) for group in groups} == {4}
-    assert statistics.mean(length for group in groups for length in group) == pytest.approx(13.75, rel=0.02)
 
 
 @pytest.mark.parametrize("line", ["", "0", "-1", "3 0", "1 2 3", "long", "1.5"])

@@ -1,13 +1,9 @@
 """``coca-mindspeed check --write`` writes where it was told and makes no directories."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 
 from coca_mindspeed.cli import main
-
-PATCHES = Path(__file__).parents[2] / "patches"
 
 CHECK = ("check", "qwen25_3b_910b", "--quiet", "--output", "/nowhere/run", "--write")
 
@@ -72,12 +68,3 @@ def test_it_makes_no_directory(tmp_path, capsys):
         assert main([*CHECK, str(place)]) == 1
         assert f"--write {place}" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_patches_verify(tmp_path, capsys, monkeypatch):
-    (tmp_path / "mindspeed_rl").mkdir()
-    hooked = len(yaml.safe_load((PATCHES / "mindspeed_rl_2.3.0.yaml").read_text())["hooks"])
-    monkeypatch.chdir(tmp_path)
-    for path in (str(tmp_path), "."):
-        assert main(["patches", "verify", path]) == 1
-        assert f"{hooked} of {hooked} differ" in capsys.readouterr().out

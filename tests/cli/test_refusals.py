@@ -40,6 +40,11 @@ _BAD_LINES = {
     "category": {"question": "q", "answer": "1", "category": "chemistry"},
     "gold": {"question": "q", "answer": r"\frac{1"},
     "long": {"question": "word " * 5000, "answer": "1"},
+    "aliases": {"question": "q", "answer": "1", "category": "factual", "metadata": {"aliases": []}},
+    "worked": {"question": "q", "answer": "2+2=<<2+2=4>>4\n#### 4"},
+    "blank": {"question": "q", "answer": " "},
+    "judge": {"question": "q", "answer": "1", "dataset": "simpleqa"},
+    "surrogate": {"question": "half \ud83d", "answer": "1"},
 }
 
 _FEW = ("column", "gold", "long")
@@ -55,10 +60,13 @@ class Refusal(NamedTuple):
 def _of_file(command: tuple[str, ...], option: str) -> dict[str, Refusal]:
     """A refusal of each bad file, by a command that takes it as ``option``."""
     where = {name: f"{name}.jsonl:7" for name in _BAD_LINES}
-    where |= {"id": "id.jsonl:7", "long": "'long-7'", "category": "'category-7'"}
+    where |= {"long": "'long-7'", "category": "'category-7'", "aliases": "'aliases-7'", "judge": "judge"}
     found = {name: (where[name],) for name in _BAD_LINES}
     found["column"] += ("'answer' is missing", "'gold'")
     found["extra"] += ("'level'", "'metadata'")
+    found["aliases"] += ("metadata['aliases']",)
+    found["worked"] += ("data prepare",)
+    found["surrogate"] += (r"'\ud83d'",)
     found |= {"broken": ("broken.jsonl:2",), "empty": ("empty.jsonl",)}
     if option.startswith("--"):  # keys take other formats too
         found |= {name: (f"{name}{ending}:1", "data prepare records") for name, ending in _ENDINGS.items()}
@@ -90,6 +98,9 @@ REFUSALS = {
     "baseline, context": Refusal(
         (*_BASELINE, "--data", "good.jsonl", "--max-new-tokens", "600"), ("[context]", "--max-new-tokens")
     ),
+    "baseline, no model": Refusal(
+        (*_BASELINE[:3], "none", *_BASELINE[4:], "--data", "good.jsonl"), ("--model=none: not a Hugging Face",)
+    ),
     "baseline, output": Refusal((*_BASELINE[:-1], "good.jsonl/x", "--data", "good.jsonl"), ("--output",)),
     "evaluate, no file": Refusal(("evaluate", "nowhere.jsonl", "--output", "new"), ("nowhere.jsonl",)),
     "evaluate, bad row": Refusal(("evaluate", "integer.jsonl", "--output", "new"), ("integer.jsonl:1",)),
@@ -97,6 +108,14 @@ REFUSALS = {
         ("evaluate", "good.jsonl", "--format", "responses", "--output", "new"), ("--gold",), code=2
     ),
     "watch": Refusal(("watch", "."), ("run",)),
+    "demo, taken": Refusal(("demo", "--output", "run"), ("run", "--resume", "--overwrite")),
+    "demo, another's": Refusal(("demo", "--output", "mine", "--overwrite"), ("[not-a-run]", "--output")),
+    "demo, no run": Refusal(("demo", "--output", "new", "--resume"), ("[no-run]", "--output", "nearby: run")),
+    "unknown key": Refusal(("train", "demo", "--output", "new", "rollout.prompt=1"), ("rollout.prompt",), code=2),
+    "no file": Refusal(
+        ("train", "local", "--output", "new", "model.path=/nowhere", "data.train=/x", "data.evaluate=/y"),
+        ("[no-data]", "[no-model]", "data.train", "data.evaluate", "model.path"),
+    ),
 }
 
 
@@ -112,6 +131,8 @@ def results(tmp_path_factory):
     (place / "table.csv").write_text("question,answer\nq,1\n")
     (place / "array.json").write_text('[{"question": "q", "answer": "1"}]\n')
     (place / "empty.jsonl").touch()
+    (place / "mine").mkdir()
+    (place / "mine" / "config.yaml").touch()
     write_marker(place / "exported", "model")
     write_marker(place / "run", "run", {"id": "0"})
     (place / "run" / "config.yaml").write_text(to_yaml(compose_run("demo", []).run))

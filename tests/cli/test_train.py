@@ -3,9 +3,6 @@
 import contextlib
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,6 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.held_out import HeldOut
-from coca_mindspeed.utils.files import write_marker
 from tests.local.runs_for_tests import SMALL, rows
 
 
@@ -129,39 +125,6 @@ def test_a_baseline_of_other_settings_is_not_kept(tmp_path, whole, monkeypatch, 
     assert train(output, "--resume") == 0
     assert evaluated == [35, 7, 35, 35]
     assert (output / "predictions_before.jsonl").read_bytes() == (whole / "predictions_before.jsonl").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("command", "code", "named"),
-    [
-        (["demo", "--output", "run"], 1, ["run", "--resume", "--overwrite"]),
-        (["demo", "--output", "other", "--overwrite"], 1, ["other"]),
-        (["demo", "--output", "new", "--resume"], 1, ["[no-run]", "--output", "nearby: run"]),
-        (["train", "demo", "--output", "other", "--resume"], 1, ["[no-run]", "--output", "nearby: run"]),
-        (["train", "demo", "--output", "new", "rollout.prompt=1"], 2, ["rollout.prompt"]),
-        (
-            ["train", "local", "--output", "new", "model.path=/nowhere", "data.train=/x", "data.evaluate=/y"],
-            1,
-            ["[no-data]", "[no-model]", "data.train", "data.evaluate", "model.path"],
-        ),
-    ],
-)
-def test_refused_before_torch_is_imported(tmp_path, command, code, named):
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes.txt").touch()
-    (tmp_path / "run").mkdir()
-    write_marker(tmp_path / "run", "run", {"id": "0"})
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
-    (tmp_path / "stub" / "torch").mkdir(parents=True)
-    (tmp_path / "stub" / "torch" / "__init__.py").write_text("raise SystemExit(99)")
-    program = [sys.executable, "-m", "coca_mindspeed.cli", *command]
-    path = {"PYTHONPATH": f"{tmp_path / 'stub'}:{Path(__file__).parents[2]}"}
-    before = os.times().children_user
-    done = subprocess.run(program, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
-    assert all(name in done.stderr for name in named)
-    assert os.times().children_user - before < 2
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_model_that_states_no_confidence_is_named(tmp_path, capsys):

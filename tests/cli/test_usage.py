@@ -12,6 +12,7 @@ import pytest
 from coca_mindspeed import cli
 from coca_mindspeed.cli import COMMANDS, main
 from coca_mindspeed.cli import config as config_command
+from tests.tables import read_table
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -101,35 +102,10 @@ def test_usage_is_that_of_the_subcommand(capsys, arguments, usage):
     assert error.splitlines()[-1].startswith(f"{usage}: error: ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["config", "show", "demoo"], "'demo'"),
-        (["config", "show", "demo", "rollout.promts=3"], "'prompts'"),
-        (["config", "show", "demo", "method=coka"], "'coca'"),
-        (["config", "get", "demo", "rollout.promts"], "'prompts'"),
-        (["reproduce", "--seeds", "3"], "python -m experiments.reproduce"),
-        (["data", "real-world", "--output", "o"], "python -m experiments.real_world"),
-        (["check", "qwen25_7b_910b", "--quiet", "--stage", "7"], "0 to 0"),
-        (["trian"], "'train'"),
-        (["data", "prepare", "bigmath", "--input", "x", "--output", "o"], "'big_math'"),
-        (["data", "prepair"], "'prepare'"),
-        (["config", "show", "no.yaml"], "no.yaml: "),
-        (["patches", "verify"], "MINDSPEED_RL_HOME"),
-        (["data", "prepare", "records", "--hub", "--output", "o"], "--hub"),
-        (["demo", "--seed", "-1"], "--seed: "),
-        (["baseline", "probe", "--model", "m", "--data", "d", "--output", "o"], "--train"),
-        (["report"], "RUN"),
-        (["report", "x", "--compare-paper", "gpt/math"], "'gpt/math'"),
-        (["watch", "x", "--interval", "nan"], "--interval: "),
-        (["serve", "tiers.yaml"], "coca-router serve"),
-        (["route"], "coca-router route"),
-        (["calibrate", "x", "--output", "o"], "coca-router calibrate"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), read_table(__file__, "refused_usage.tsv"))
 def test_what_is_typed_wrong_ends_with_two(capsys, monkeypatch, arguments, message):
     monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
-    assert message in usage_error(capsys, *arguments)
+    assert message in usage_error(capsys, *arguments.split())
 
 
 def every_option(parser):

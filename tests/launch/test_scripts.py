@@ -22,6 +22,7 @@ from coca_mindspeed.config.compose import ready_made_runs
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from tests.launch.scripts_for_tests import ROOT, call, commands, ended, shell, until
 from tests.mindspeed.builders import checkpoint, write
+from tests.tables import read_table
 
 OTHERS = ("lib", "convert_weights", "run", "verl")
 SCRIPTS = sorted(path for path in (ROOT / "launch").glob("*.sh") if path.stem not in OTHERS)
@@ -132,15 +133,6 @@ def test_run_refuses_unknown_files(own_yaml, arguments, named):
 TWO_NODES = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1"}
 
 
-def test_a_yaml_for_two_nodes_is_not_started_on_one(tmp_path):
-    file = write(tmp_path / "two.yaml", "defaults: [qwen25_3b_910b, _self_]\nhardware: {nodes: 2}\n")
-    refused = call(RUN, str(file), "--dry-run")
-    assert refused.returncode == 2
-    assert "hardware.nodes=2, but NNODES=1" in refused.stderr
-    assert not any("ray" in command for command in commands(refused.stdout))
-    assert call(RUN, str(file), "--dry-run", **TWO_NODES).returncode == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "environment", "shown", "hidden"),
     [
@@ -155,31 +147,11 @@ def test_dry_run_of_nodes(arguments, environment, shown, hidden):
     assert not any(text in ran.stdout for text in hidden)
 
 
-@pytest.mark.parametrize(
-    ("code", "arguments", "environment", "named"),
-    [
-        (2, "--dryrun", {}, "--dryrun"),
-        (2, "joint", {}, "joint"),
-        (2, "--output", {}, "--output"),
-        (2, "--smoke --resume", {}, "--smoke"),
-        (2, "--trial --smoke", {}, "--trial"),
-        (2, "--iteration 3", {}, "--iteration"),
-        (2, "--dry-run", {"VLLM_ASCEND_ENABLE_NZ": "1"}, "VLLM_ASCEND_ENABLE_NZ=1"),
-        (2, "--smoke model.path=/weights", {}, "model.path=/weights"),
-        (2, "--smoke --dry-run hardware=host", {}, "trainer.steps=2"),
-        (2, "--dry-run rollout.promts=3", {}, "'prompts'"),
-        (2, "--dry-run", {"NNODES": "2"}, "MASTER_ADDR"),
-        (2, "--dry-run hardware.nodes=2", {}, "NNODES=2 NODE_RANK=0 MASTER_ADDR="),
-        (2, "--dry-run", {"CLUSTER_TIMEOUT": "10m"}, "CLUSTER_TIMEOUT=10m"),
-        (2, "--dry-run", {"NNODES": "two"}, "NNODES=two"),
-        (2, "--dry-run", {"NNODES": "2", "MASTER_ADDR": "x", "NODE_RANK": "2"}, "NODE_RANK=2"),
-        (1, "--dry-run", {"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python"),
-        (1, "--dry-run --resume --output /nowhere/run", {}, "--resume"),
-    ],
-)
+@pytest.mark.parametrize(("code", "arguments", "environment", "named"), read_table(__file__, "refused_calls.tsv"))
 def test_refused_calls_end_with_a_code_and_name_the_cause(code, arguments, environment, named):
-    refused = call(SEVEN, *arguments.split(), **environment)
-    assert refused.returncode == code
+    variables = dict(variable.split("=", 1) for variable in environment.split())
+    refused = call(SEVEN, *arguments.split(), **variables)
+    assert refused.returncode == int(code)
     assert named in refused.stderr
 
 
@@ -232,7 +204,7 @@ def heed_signals():
 @pytest.mark.parametrize(
     ("where", "sent"),
     [
-        *(("driver", sent) for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)),
+        *(("driver", sent) for sent in (signal.SIGINT, signal.SIGHUP)),
         ("training", signal.SIGINT),  # --smoke
         ("cluster", signal.SIGTERM),
     ],

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from coca_mindspeed.local import progress as progress_module
-from coca_mindspeed.local.progress import StepProgress, TrainingProgress, _Line
+from coca_mindspeed.local.progress import StepProgress, TrainingProgress
 
 
 def metrics(accuracy: float, ece: float = 0.25) -> dict[str, float]:
@@ -111,35 +111,3 @@ def test_the_time_left_of_slow_steps_is_said(clock, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "answering 3/10  about 14 min left  text"
     assert lines[-2:] == ["answering 9/10  about 2 min left  text", "answering 10/10  text"]
-
-
-def test_the_time_left_runs_down_between_two_steps(clock, monkeypatch):
-    as_terminal(monkeypatch, 100)
-    with StepProgress(10, enabled=True) as progress:
-        clock.now += 40.0
-        progress.show(1)
-        task = progress._bar.tasks[0]
-        assert "1/10 6 min left" in _Line.line(task, 100)
-        clock.now += 320.0
-        assert "1/10 40 s left" in _Line.line(task, 100)
-        clock.now += 320.0
-        assert "1/10 0 s left" in _Line.line(task, 100)
-        progress.show(10)
-        assert "left" not in _Line.line(task, 100)
-
-
-def test_a_training_goes_by_what_its_steps_say_before_and_after_a_resume(clock, capsys):
-    def timing(step):
-        evaluation = {"seconds/evaluation": 600.0} if step % 10 == 0 else {}
-        return {"seconds/rollout": 50.0, "seconds/update": 10.0, **evaluation}
-
-    with TrainingProgress(40, enabled=True, interval=10) as whole:
-        for step in range(1, 41):
-            whole.advance(step, metrics(0.5), timing(step))
-    lines = capsys.readouterr().err.splitlines()
-    assert "20/40  about 40 min left  mean of" in lines[4]
-    history = [{"step": step, **metrics(0.5), **timing(step)} for step in range(11, 21)]
-    with TrainingProgress(40, enabled=True, done=20, history=history, interval=10) as resumed:
-        for step in range(21, 41):
-            resumed.advance(step, metrics(0.5), timing(step))
-    assert capsys.readouterr().err.splitlines() == lines[-5:]

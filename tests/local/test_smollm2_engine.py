@@ -12,11 +12,11 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.scoring.responses import ResponseScorer
+from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.tokenization import _byte_level, token_text
 from experiments.real_world.families import real_world_records
 from tests.algorithm.test_boundary import brute_force
 from tests.experiments.gguf_import.files_for_tests import random_model
-from tests.local.models_for_tests import response_log_probs
 from tests.real_model import needs_smollm2, smollm2_tokenizer
 
 pytestmark = needs_smollm2
@@ -58,7 +58,7 @@ def test_the_boundary_is_found_on_the_tokens_that_the_tokenizer_makes(position):
     assert found.tolist() == [brute_force(row, table, parser, 16) for row in rows]
 
 
-def test_a_response_is_judged_as_it_is_written():
+def test_a_response_is_scored_as_it_is_written():
     tokenizer = smollm2_tokenizer()
     record = next(r for r in real_world_records("train", 20) if r.dataset == "additions")
     texts = [f"<confidence> 0.83 </confidence> {record.answer}", "<confidence> 0.50 </confidence> no", record.answer]
@@ -68,13 +68,13 @@ def test_a_response_is_judged_as_it_is_written():
     for place, row in zip(ids, rows, strict=True):
         place[: len(row)] = torch.tensor(row)
     with closing(build_grader("auto")) as grader:
-        judge = ResponseScorer(token_text(tokenizer, 49_152), ResponseParser("first", 2), grader, 6)
-        judged = judge(ids, lengths, [record] * 3)
-    assert judged.texts == texts  # <|im_end|> has no text
-    assert judged.confidence.nan_to_num(-1).tolist() == [0.83, 0.5, -1]
-    assert judged.correct.tolist() == [True, False, True]
+        score = ResponseScorer(token_text(tokenizer, 49_152), ResponseParser("first", 2), grader, 6)
+        scored = score(Rollout(group_size=3, lengths=lengths, width=ids.shape[1], records=[record], token_ids=ids))
+    assert scored.texts == texts  # <|im_end|> has no text
+    assert scored.stated.nan_to_num(-1).tolist() == [[0.83, 0.5, -1]]
+    assert scored.correct.tolist() == [[True, False, True]]
     tag = tokenizer.encode("<confidence> 0.83 </confidence>", add_special_tokens=False)
-    assert judged.confidence_lengths[:2].tolist() == [len(tag)] * 2
+    assert scored.confidence_lengths[:2].tolist() == [len(tag)] * 2
 
 
 def test_prompts_are_laid_out_by_the_files_own_template(policy):
@@ -84,17 +84,3 @@ def test_prompts_are_laid_out_by_the_files_own_template(policy):
         assert text.startswith(f"<|im_start|>system\n{CONFIDENCE_FIRST_PROMPT}<|im_end|>\n<|im_start|>user\n")
         assert record.question in text
         assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_shared_prompts_give_the_log_probs_and_gradients_of_plain_ones(policy):
-    """Three queries to a key, whose cache is repeated for the group."""
-    prompts = policy.encode_prompts(real_world_records("train", 1)[:2], CONFIDENCE_FIRST_PROMPT)
-    tokens = torch.randint(49_152, (6, 9), generator=torch.Generator().manual_seed(0))
-    found = []
-    for share in (True, False):
-        policy.model.zero_grad()
-        log_probs = response_log_probs(policy, prompts, tokens, temperature=1.0, share_prompts=share)
-        log_probs.mean().backward()
-        found.append((log_probs.detach(), policy.model.model.layers[0].self_attn.k_proj.weight.grad.clone()))
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)

@@ -30,13 +30,12 @@ from coca_mindspeed.local.model_files import (
     render_prompts,
 )
 from coca_mindspeed.local.respond import largest_evaluation_batch
-from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _cap_evaluation_questions
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
 from coca_mindspeed.local.validation import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.utils.files import MARKER
 from tests.grading.sandbox_package import needs_sandbox
-from tests.local.models_for_tests import response_log_probs, write_random_model
+from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import small_session
 from tests.local.starts_for_tests import QUESTIONS, arguments, names, refused, set_config, write_rows
 
@@ -140,38 +139,7 @@ def prompts_of(model: Path) -> list[list[int]]:
     return encode_prompts(load_tokenizer(model, ModelConfig()), records(), SYSTEM)
 
 
-def test_dynamic_ntk_is_refused_beyond_and_agrees_within_the_trained_length(tmp_path, model, capsys, monkeypatch):
-    scaling = {"rope_type": "dynamic", "factor": 4.0}
-    length = max(map(len, prompts_of(model))) + 24
-    within = set_config(model, tmp_path / "within", rope_scaling=scaling, max_position_embeddings=length)
-    beyond = set_config(model, tmp_path / "beyond", rope_scaling=scaling, max_position_embeddings=length - 24)
-    differences = []
-    for path in (within, beyond):
-        policy = load_policy(path, ModelConfig(), CPU)
-        policy.eos_ids = (policy.eos_ids[0],)  # let the responses reach the limit
-        prompts = policy.encode_prompts(records(), SYSTEM)
-        draw = torch.Generator().manual_seed(0)
-        samples = sample_responses(policy, prompts, group_size=2, max_new_tokens=24, temperature=1.0, generator=draw)
-        again = response_log_probs(policy, prompts, samples.token_ids, temperature=1.0)
-        inside = torch.arange(samples.token_ids.shape[1]) < samples.lengths[:, None]
-        differences.append(float((again.detach() - samples.log_probs)[inside].abs().max()))
-    assert differences[0] < 1e-4
-    assert differences[1] > 1e-3, "the reason for refusing it"
-    limits = LengthLimits(2048, 24)
-    check_prompts(within, ModelConfig(), records(), SYSTEM, limits)
-    with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens=24: .* 'dynamic' \(Dynamic NTK\), which changes"):
-        check_prompts(beyond, ModelConfig(), records(), SYSTEM, limits)
-
-
 # ---- a start that fails leaves nothing in the way
-
-
-def test_a_wrong_model_path_does_not_spoil_the_output(tmp_path, model, capsys):
-    wrong = [text if not text.startswith("model.path") else "model.path=none" for text in arguments(tmp_path, model)]
-    assert main(wrong) == 1
-    assert "model.path='none': " in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-    assert main(arguments(tmp_path, model)) == 0
 
 
 def test_a_first_step_that_fails_can_be_tried_again_with_other_settings(tmp_path, monkeypatch):
@@ -246,27 +214,20 @@ def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "grader", "message"),
+    ("row", "grader", "message"),
     [
-        ("heldout", {"question": "long " * 3000}, "exact", r"record 'heldout-6' of heldout: its prompt has \d+ tokens"),
-        ("train", NO_ALIASES, "auto", r"record 'train-6'.*metadata\['aliases'\]"),
-        pytest.param("heldout", {"category": "code"}, "auto", r"record 'heldout-6'.*tests", marks=needs_sandbox),
-        ("train", {"answer": "2+2=<<2+2=4>>4\n#### 4"}, "math", r"train\.jsonl:6: record 'train-6'.*data prepare"),
-        ("heldout", {"answer": r"\frac{1"}, "auto", r"heldout\.jsonl:6: record 'heldout-6'"),
-        ("train", {"answer": " "}, "exact", r"train\.jsonl:6: record 'train-6'"),
-        ("train", {"category": "poetry"}, "auto", r"record 'train-6'.*'poetry'"),
-        ("train", {"dataset": "simpleqa"}, "auto", "language model judge is not configured"),
-        ("train", {"question": "half \ud83d"}, "exact", r"train\.jsonl:6: .*half of a surrogate pair \('\\ud83d'\)"),
-        ("train", {}, "exakt", "did you mean 'exact'"),
-        ("heldout", None, "exact", r"data\.evaluate=.* holds no records"),
+        ({"question": "long " * 3000}, "exact", r"record 'heldout-6' of heldout: its prompt has \d+ tokens"),
+        pytest.param({"category": "code"}, "auto", r"record 'heldout-6'.*tests", marks=needs_sandbox),
+        (None, "exact", r"data\.evaluate=.* holds no records"),
     ],
-    ids=["long", "aliases", "tests", "worked", "cut", "empty", "poetry", "judge", "surrogate", "grader", "no records"],
+    ids=["long", "tests", "no records"],
 )
-def test_records_that_cannot_be_asked_or_graded_are_found_first(
-    tmp_path, model, capsys, monkeypatch, name, row, grader, message
+def test_held_out_records_that_cannot_be_asked_or_graded_are_found_first(
+    tmp_path, model, capsys, monkeypatch, row, grader, message
 ):
+    """Those of training: tests/cli/test_refusals.py."""
     rows = [] if row is None else [*QUESTIONS[:5], {"question": "q", "answer": "1", **row}]
-    write_rows(tmp_path / f"{name}.jsonl", rows)
+    write_rows(tmp_path / "heldout.jsonl", rows)
     found = refused(tmp_path, model, capsys, monkeypatch, f"data.grader={grader}")
     assert re.search(message, found), found
 
@@ -434,45 +395,22 @@ def test_a_resumed_run_keeps_the_compute_dtype_of_its_first_machine(tmp_path, mo
 # ---- baselines
 
 
-def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, monkeypatch):
+def test_a_baseline_checks_its_assessor_before_it_loads_and_claims(tmp_path, model, capsys, monkeypatch):
+    """The other refusals of a baseline: tests/cli/test_refusals.py."""
     data = write_rows(tmp_path / "data.jsonl", QUESTIONS)
-    bad = write_rows(tmp_path / "bad.jsonl", [*QUESTIONS, {"question": "q", "answer": "1", **NO_ALIASES}])
-    long = write_rows(tmp_path / "long.jsonl", [*QUESTIONS, {"question": "long " * 3000, "answer": "1"}])
     others = [{**row, "question": f"Once more: {row['question']}"} for row in QUESTIONS]
     examples = write_rows(tmp_path / "examples.jsonl", others)
-    bad_lessons = write_rows(tmp_path / "bad_lessons.jsonl", [*others, {**others[0], **NO_ALIASES}])
-    output = tmp_path / "out"
-
-    def baseline(*more: str) -> str:
-        common = ("--output", str(output), "--device", "cpu", "--dtype", "float32", "--max-new-tokens", "8", "--quiet")
-        code = main(["baseline", "verbalised", "--model", str(model), "--data", str(data), *common, *more])
-        return "" if code == 0 else capsys.readouterr().err
-
-    def load(*_, **__):
-        raise AssertionError("the model was loaded")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.local.load.load_policy", load)
-        assert f"{bad}:{len(QUESTIONS) + 1}: record" in (said := baseline("--data", str(bad)))
-        assert "metadata['aliases']" in said
-        assert re.search(
-            r"record 'long-7' of long: its prompt has \d+ tokens.*--max-prompt-tokens", baseline("--data", str(long))
-        )
-        assert "--max-new-tokens=600: with the prompt of" in baseline("--max-new-tokens", "600")
-        assert "--model=none: not a Hugging Face" in baseline("--model", "none")
-        trained = ("--train", str(bad_lessons), "--assessor-model", str(model))
-        assert "metadata['aliases']" in baseline_of("assessor", model, data, output, capsys, *trained)
-        trained = ("--train", str(examples), "--assessor-model", "nowhere")
-        message = baseline_of("assessor", model, data, output, capsys, *trained)
-        assert "--assessor-model=nowhere: not a Hugging Face" in message
-    assert not output.exists()
-    assert baseline("--grader", "exact") == ""
-
-
-def baseline_of(name: str, model: Path, data: Path, output: Path, capsys, *more: str) -> str:
-    common = ("--output", str(output), "--device", "cpu", "--max-new-tokens", "8", "--quiet")
-    assert main(["baseline", name, "--model", str(model), "--data", str(data), *common, *more]) == 1
-    return capsys.readouterr().err
+    bad = write_rows(tmp_path / "bad.jsonl", [*others, {**others[0], **NO_ALIASES}])
+    monkeypatch.setattr("coca_mindspeed.local.load.load_policy", lambda *_, **__: pytest.fail("the model was loaded"))
+    for train, assessor, named in (
+        (bad, model, "metadata['aliases']"),
+        (examples, "nowhere", "--assessor-model=nowhere"),
+    ):
+        command = ["baseline", "assessor", "--model", model, "--data", data, "--train", train, "--device", "cpu"]
+        command += ["--assessor-model", assessor, "--output", tmp_path / "out", "--max-new-tokens", 8, "--quiet"]
+        assert main(list(map(str, command))) == 1
+        assert named in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_documented_lines_mend_such_a_template(tmp_path, model):

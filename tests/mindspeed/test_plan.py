@@ -21,12 +21,6 @@ def test_time_of_the_papers_run():
     assert run_days(resolved, 1961, Rates()) == pytest.approx(19.8, abs=0.05)
 
 
-@pytest.mark.parametrize(("name", "gib"), [("qwen25_7b_910b", 227), ("qwen25_7b_910c", 369)])
-def test_host_memory_of_a_node(name, gib):
-    """7.62e9 parameters: 12 bytes each once, 2 bytes each on every rank for vLLM, 2 bytes / TP 4 on every rank."""
-    assert host_gib(resolved_of(name)) == pytest.approx(gib, abs=1)
-
-
 def test_host_memory_by_hand():
     resolved = resolved_of("qwen25_7b_910b")
     parameters = 7_615_616_512

@@ -201,13 +201,6 @@ def test_check_writes_what_the_driver_reads(tmp_path):
     assert script.read_text().splitlines() == facts
 
 
-def test_check_refuses_and_writes_nothing(tmp_path, capsys):
-    file = tmp_path / "mindspeed_rl.yaml"
-    assert main(["check", RUN, "rollout.prompts=127", "--quiet", "--write", str(file)]) == 1
-    assert "[prompts-dp]" in capsys.readouterr().err
-    assert not file.exists()
-
-
 def test_config_get(capsys):
     assert main(["config", "get", RUN, "hardware.npus_per_node"]) == 0
     assert main(["config", "get", RUN, "model.path", "model.path=x"]) == 0

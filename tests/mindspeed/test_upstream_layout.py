@@ -1,5 +1,6 @@
 """YAML files in MindSpeed-RL's own layout: they run as files of ours do."""
 
+import json
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from tests.mindspeed.builders import write
 from tests.mindspeed.test_patch_export import CHECKOUTS
+from tests.tables import read_table
 
 SHAPE = """
 qwen25_7b: {use_mcore_models: true, num_layers: 28, hidden_size: 3584, ffn_hidden_size: 18944, num_attention_heads: 28,
@@ -101,53 +103,23 @@ def test_values_move_to_our_keys(file, tmp_path):
     assert {"rl_config.gamma=1.0", "rl_config.kl_penalty=low_var_kl"} <= set(ignored.replace(",", "").split())
 
 
-@pytest.mark.parametrize(
-    ("override", "key", "value"),
-    [
-        ("optimizer.lr=1e-5", "actor_config.lr", 1e-5),
-        ("actor_config.lr=1e-5", "actor_config.lr", 1e-5),
-        ("mindspeed_rl.actor_config.lr=1e-5", "actor_config.lr", 1e-5),
-        ("megatron_training.train_iters=10", "megatron_training.train_iters", 10),
-        ("actor_config.lr_warmup_fraction=0.1 rl_config.mini_batch_size=32", "actor_config.lr_warmup_fraction", 0.1),
-        ("trainer.steps=10", "megatron_training.train_iters", 10),
-        ("megatron_training.global_batch_size=64", "rl_config.mini_batch_size", 16),
-        ("method=joint", "coca.method.name", "joint"),
-        ("coca.method.name=joint", "coca.method.name", "joint"),
-        ("+actor_config.recompute_granularity=selective", "actor_config.recompute_granularity", "selective"),
-        ("hardware.nodes=2", "rl_config.actor_resource.num_npus", 16),
-    ],
-)
+@pytest.mark.parametrize(("override", "key", "value"), read_table(__file__, "upstream_overrides.tsv"))
 def test_overrides_name_our_keys_or_upstreams(file, tmp_path, override, key, value):
     composed = compose_any_layout(str(file), override.split())
     assert make_plan(composed.run).problems == ()
     content = written(composed, tmp_path)
     for part in key.split("."):
         content = content[part]
-    assert content == value
+    assert content == json.loads(value)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "problems"),
-    [
-        (["rl_config.gamma=0.9"], [("hook-algorithm", "rl_config.gamma")]),
-        (["rl_config.adv_estimator=gae"], [("hook-algorithm", "rl_config.adv_estimator")]),
-        (["rl_config.lam=0.5"], [("ignored-key", "rl_config.lam")]),
-        (["rl_confg.lam=0.5"], [("extra_forbidden", "rl_confg")]),
-        (["actor_config.lr=1e-5", "optimizer.lr=1e-4"], [("set-twice", "actor_config.lr")]),
-        (["actor_config.save=/here"], [("set-twice", "actor_config.save")]),
-        (
-            ["rl_config.mini_batch_size=5"],
-            [("set-twice", "rl_config.mini_batch_size"), ("mini-batch", "trainer.minibatches")],
-        ),
-        (["megatron_training.data_path=packed"], [("record-file", "megatron_training.data_path")]),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "problems"), read_table(__file__, "refused_upstream_overrides.tsv"))
 def test_refused_overrides(file, overrides, problems):
     try:
-        found = make_plan(compose_any_layout(str(file), overrides).run).problems
+        found = make_plan(compose_any_layout(str(file), overrides.split()).run).problems
     except ConfigError as error:
         found = error.problems
-    assert [(problem.code, problem.key.removeprefix("mindspeed_rl.")) for problem in found] == problems
+    assert " ".join(f"{p.code} {p.key.removeprefix('mindspeed_rl.')}" for p in found) == problems
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tests.router.servers_for_tests import (
     stream,
     until,
 )
+from tests.tables import read_table
 
 pytestmark = pytest.mark.timing
 
@@ -202,42 +203,9 @@ def test_retry_after(after, least, most):
     assert found is None if least is None else least <= int(found) <= most
 
 
-# Parameters that ask for nothing, which clients send; and those that ask for something that is not done.
-ACCEPTED = [
-    {"response_format": {"type": "text"}},
-    {"tools": []},
-    {"tool_choice": "none"},
-    {"parallel_tool_calls": False},
-    {"n": 1, "logprobs": False, "top_logprobs": None, "stop": None, "seed": None},
-    {"stop": [], "logit_bias": {}},
-    {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": False}},
-    {"stream_options": None, "max_tokens": None, "max_completion_tokens": 50},
-    {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
-    {"functions": [], "function_call": None, "audio": None, "modalities": ["text"]},
-    {"messages": [{"role": "user", "content": "x", "name": "ann"}]},
-    {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}, *QUESTION]},
-    {"messages": [*QUESTION, {"role": "assistant", "content": "y", "refusal": None, "tool_calls": []}, *QUESTION]},
-]
-REFUSED = [
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"n": 2}, "n"),
-    ({"priority": 1}, "priority"),
-    ({"logprobs": True}, "logprobs"),
-    ({"reasoning_effort": "low"}, "reasoning_effort"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
-    ({"messages": [{"role": "user", "content": "x", "name": 7}]}, "messages"),
-    ({"messages": []}, "messages"),
-    ({"messages": QUESTION * 1001}, "messages"),
-    ({"stop": ["x"] * 17}, "stop"),
-    ({"stop": ""}, "stop"),
-    ({"stop": [""]}, "stop"),
-    ({"stream": True, "stream_options": {"continuous": True}}, "stream_options.continuous"),
-    ({"temperature": True}, "temperature"),
-    ({"max_tokens": 0}, "max_tokens"),
-]
+PARAMETERS = [(json.loads(more), refused) for more, refused in read_table(__file__, "client_parameters.tsv")]
+ACCEPTED = [more for more, refused in PARAMETERS if not refused]
+REFUSED = [(more, refused) for more, refused in PARAMETERS if refused] + [({"messages": QUESTION * 1001}, "messages")]
 
 
 def test_parameters_of_clients():
