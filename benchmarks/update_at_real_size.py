@@ -16,6 +16,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.loops_in_turn import in_a_process
+from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoraConfig
 from coca_mindspeed.data.records import Record
@@ -46,8 +48,9 @@ def random_rollout(responses: int, tokens: int, vocabulary: int) -> Rollout:
         log_probs=torch.full((responses, tokens), -12.0),
     )
     rollout.segment_ends = torch.tensor([[8, tokens]]).expand(responses, 2)
-    rollout.token_advantages = torch.randn(responses, 1).expand(responses, tokens)
-    return rollout
+    rollout.stated = torch.rand(1, responses, dtype=torch.float64)
+    rollout.correct = torch.randint(2, (1, responses)).double()
+    return rollout.give_credit(CreditRule(training_method("coca")))
 
 
 def measure(

@@ -74,6 +74,7 @@ def differing_shapes(key: str, directory: str | None, shape: ArchitectureConfig 
         return [Problem("shapes", key, directory, f"must have a readable config.json: {error}")]
     values = found if isinstance(found, dict) else {}
     pairs = [(name, getattr(shape, ours), values.get(name)) for ours, name in HF_KEYS.items()]
+    pairs.append(("qk_layernorm", shape.qk_layernorm, str(values.get("model_type")).startswith("qwen3")))
     differing = [f"{name} {wanted} (found {value})" for name, wanted, value in pairs if value != wanted]
     if not differing:
         return []

@@ -14,7 +14,6 @@ TESTS = [
     "grading/test_inherited_limits.py::test_programs_are_graded_under_inherited_limits",
     "grading/test_label_check.py::test_what_no_answer_can_be_graded_by_is_refused_with_file_and_line[bad9]",
     "grading/test_outcomes.py::test_programs",
-    "local/test_start.py::test_records_that_cannot_be_asked_or_graded_are_found_first[tests]",
 ]
 
 
