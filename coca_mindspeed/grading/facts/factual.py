@@ -59,8 +59,12 @@ _ENDINGS = ("", "s", "es", "d", "ed")
 MatchRule = Literal["sentence", "exact", "contains"]
 
 
+#: Accents of Latin letters: whoever writes Asuncion means Asunción.
+_ACCENTS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f]+")
+
+
 def normalise(text: str) -> str:
-    lowered = unicodedata.normalize("NFC", text).lower()
+    lowered = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", text))).lower()
     plain = _with_numbers_kept(lowered) if _MAY_HOLD_SIGNS.search(lowered) else lowered.translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 
