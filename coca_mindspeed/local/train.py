@@ -2,7 +2,7 @@
 
 How it differs from the paper:
 
-1. Invalid responses take no part in the normalisation of the Brier scores (``method.separate_format``).
+1. Invalid responses have a format advantage of their own (``method.separate_format``).
 2. An ungradable answer is left out of its group, and a group of fewer than two gradable answers is dropped.
 3. In training, an answer that only restates the question earns nothing (``data.require_evaluated``).
 4. ``method.advantage_scale``, ``method.entropy_bonus`` and ``method.loss_aggregation`` offer other forms; their

@@ -1,7 +1,7 @@
 """Checks of a local run that need no torch: output directory, records, gold answers, prompts, lengths and disk space.
 
 ``train``, ``demo``, ``check`` and ``baseline`` call them before torch is imported; checks of the device and the model
-follow (:mod:`.checks`, :mod:`.setup`).
+follow (:mod:`.setup`).
 """
 
 import datetime
