@@ -1,4 +1,4 @@
-"""Megatron's sharded weights as one Hugging Face state dict, and back (dense Qwen2 and Llama layouts).
+"""Megatron's sharded weights as one Hugging Face state dict, and back (dense Qwen2, Qwen3 and Llama layouts).
 
 Tensor parallelism cuts a matrix along one dimension, pipeline parallelism deals out layers.  Query, key and value
 are one matrix in Megatron, interleaved by query group; so are gate and up projection, one after the other.
@@ -16,6 +16,8 @@ from coca_mindspeed.errors import ConfigError
 #: Megatron's name inside a layer -> (Hugging Face's name, dimension that tensor parallelism cuts; None: replicated).
 _LAYER_NAMES: dict[str, tuple[str, int | None]] = {
     "input_layernorm.weight": ("input_layernorm.weight", None),
+    "self_attention.q_layernorm.weight": ("self_attn.q_norm.weight", None),
+    "self_attention.k_layernorm.weight": ("self_attn.k_norm.weight", None),
     "self_attention.linear_proj.weight": ("self_attn.o_proj.weight", 1),
     "pre_mlp_layernorm.weight": ("post_attention_layernorm.weight", None),
     "mlp.linear_fc2.weight": ("mlp.down_proj.weight", 1),
@@ -79,7 +81,7 @@ class Layout:
 
     @classmethod
     def of(cls, hf_config: Any, tensor_parallel: int) -> "Layout":
-        """From a Hugging Face configuration of a dense Qwen2 or Llama model."""
+        """From a Hugging Face configuration of a dense Qwen2, Qwen3 or Llama model."""
         head_size = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
         return cls(
             query_groups=hf_config.num_key_value_heads,
@@ -159,4 +161,6 @@ def _locate(name: str) -> tuple[str, str, tuple[str, int | None] | None]:
             return prefix, rest, _LAYER_NAMES[rest]
         if rest in ("self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias", "mlp.linear_fc1.weight"):
             return prefix, rest, None
-    raise ConfigError(f"the host platform knows dense Qwen2 and Llama weights; Megatron has a parameter {name!r}")
+    raise ConfigError(
+        f"the host platform knows dense Qwen2, Qwen3 and Llama weights; Megatron has a parameter {name!r}"
+    )
