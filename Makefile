@@ -196,10 +196,7 @@ bench-trl: .venv-trl/.installed  ## a training step against TRL's GRPOTrainer, i
 	.venv-trl/bin/python -m benchmarks.step_against_trl --threads 2
 	.venv-trl/bin/python -m benchmarks.step_against_trl --threads 1
 
-# TRL=1.15.0 is the oldest release that setup.py admits.
-TRL ?= 1.16.0
 test-trl: .venv-trl/.installed  ## CoCA in the real TRL, in its own environment: advantages, loss, two processes, a training
-	.venv-trl/bin/python -m pip install --quiet trl==$(TRL)
 	OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest tests/integration/test_trl_coca.py
 
 .venv-ms-swift/.installed: requirements/ms-swift.txt

@@ -25,7 +25,7 @@ from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.tokenization import token_text
 
-TESTED = ">=1.15,<1.17"
+TESTED = ">=1.16,<1.17"
 logger = logging.getLogger(__name__)
 Reward = Callable[..., Any]
 

@@ -35,14 +35,14 @@ def test_keys_that_cannot_have_an_effect_are_refused(section, keys):
     assert [problem.key for problem in refusal.value.problems] == keys
 
 
-@pytest.mark.parametrize(("found", "accepted"), [("1.15.0", True), ("1.16.3", True), ("1.17.0.dev0", False)])
+@pytest.mark.parametrize(("found", "accepted"), [("1.15.0", False), ("1.16.3", True), ("1.17.0.dev0", False)])
 def test_only_tested_releases(monkeypatch, found, accepted):
     monkeypatch.setattr(settings, "version", lambda package: found)
     if accepted:
-        check_version("trl", ">=1.15,<1.17")
+        check_version("trl", ">=1.16,<1.17")
     else:
         with pytest.raises(CocaError, match=found):
-            check_version("trl", ">=1.15,<1.17")
+            check_version("trl", ">=1.16,<1.17")
 
 
 @pytest.mark.parametrize(("extra", "file"), [("trl", "trl.py"), ("ms-swift", f"ms_swift/{ms_swift.PLUGIN.name}")])
