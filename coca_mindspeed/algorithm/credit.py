@@ -161,13 +161,11 @@ class Normalisation:
         """At the scale of each group's own deviation."""
         return group_advantages(rewards, ddof=self._rule.ddof, eps=self._rule.eps)
 
-    def stated(self, scores: Tensor, valid: Tensor) -> Advantage:
-        """The scores of stated confidences at :attr:`CreditRule.scale`, with :attr:`CreditRule.separate_format`.
-
-        ``valid`` is bool ``[P, G]``: which responses state a valid confidence.
-        """
+    def stated(self, scores: Tensor, stated: Tensor) -> Advantage:
+        """The scores of ``stated`` confidences at :attr:`CreditRule.scale`, with :attr:`CreditRule.separate_format`."""
         if not self.separate_format:
             return self.scaled(scores)
+        valid = ~stated.isnan()
         among_valid = self.scaled(scores.masked_fill(~valid, torch.nan))
         return among_valid + self.group(valid.double().masked_fill(scores.isnan(), torch.nan))
 

@@ -31,11 +31,11 @@ class Caliber(MethodDefaults):
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         after = outcomes.stated_after
         assert after is not None
-        first = normalise.stated(outcomes.brier(outcomes.gesr), ~outcomes.stated.isnan())
+        first = normalise.stated(outcomes.brier(outcomes.gesr), outcomes.stated)
         if stage == "warm-up":
             return {"confidence": first}
         return {
             "confidence": first,
             "answer": normalise.group(outcomes.correct),
-            "confidence_after": normalise.stated(outcomes.brier(outcomes.correct, after), ~after.isnan()),
+            "confidence_after": normalise.stated(outcomes.brier(outcomes.correct, after), after),
         }

@@ -26,7 +26,6 @@ class Coca(MethodDefaults):
 
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         brier = outcomes.brier(outcomes.gesr)
-        valid = ~outcomes.stated.isnan()
         if outcomes.log_probs is not None and normalise.entropy_bonus:
-            brier = brier - normalise.entropy_bonus * outcomes.log_probs.masked_fill(~valid, 0.0)
-        return {"confidence": normalise.stated(brier, valid), "answer": normalise.group(outcomes.correct)}
+            brier = brier - normalise.entropy_bonus * outcomes.log_probs.masked_fill(outcomes.stated.isnan(), 0.0)
+        return {"confidence": normalise.stated(brier, outcomes.stated), "answer": normalise.group(outcomes.correct)}

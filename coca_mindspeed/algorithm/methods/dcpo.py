@@ -31,5 +31,5 @@ class Dcpo(MethodDefaults):
         score = outcomes.scored(-(outcomes.stated - target).square() / 2, outcomes.stated)
         return {
             "answer": normalise.group(outcomes.correct),
-            "confidence": normalise.stated(score, ~outcomes.stated.isnan()),
+            "confidence": normalise.stated(score, outcomes.stated),
         }

@@ -33,5 +33,4 @@ class LogScore(MethodDefaults):
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         of_outcome = (outcomes.correct + outcomes.stated - 1).abs()  # s if the answer is correct, else 1 - s
         score = of_outcome.clamp(_LEAST, 1 - _LEAST).log() / -log(_LEAST)
-        score = outcomes.scored(score, outcomes.stated)
-        return {"confidence": normalise.stated(score, ~outcomes.stated.isnan())}
+        return {"confidence": normalise.stated(outcomes.scored(score, outcomes.stated), outcomes.stated)}
