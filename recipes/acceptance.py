@@ -20,7 +20,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 class Run(NamedTuple):
-    """What an engine has written: the rows of its steps, the samples of step 1, and how often it was started."""
+    """The files of a run: rows of its steps, samples of step 1, and the number of its starts."""
 
     steps: Rows
     samples: Rows

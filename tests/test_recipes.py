@@ -18,7 +18,7 @@ ENGINES = ("verl_ascend", "mindspeed_rl")
 
 @pytest.mark.parametrize("model", ["1p5b", "7b"])
 def test_verls_configuration_is_not_refused_on_four_npus(model, tmp_path):
-    """What the script gives to verl is not refused; a python3 of the test's records it."""
+    """Our checks accept the arguments that the script gives to verl; a python3 of the test's records them."""
     recorded = tmp_path / "arguments"
     python = tmp_path / "python3"
     python.write_text(f'#!/bin/bash\n[[ $1 == -c ]] && echo CONFIGS || printf "%s\\n" "$@" > {recorded}\n')

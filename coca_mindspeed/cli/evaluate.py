@@ -223,7 +223,7 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
                     (output / "settings.json").unlink()
         cut = sum(row.get("finish_reason") == "length" for _, row in read_json_lines(responses))
         if cut:
-            print_text(f"warning: {cut} of {len(questions)} responses were cut by --max-tokens", sys.stderr)
+            _warn(f"warning: {cut} of {len(questions)} responses were cut by --max-tokens")
         found = read_responses(
             responses,
             arguments.data,
@@ -231,9 +231,13 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
             grader_name=grader_name,
             parser=parser,
             tokenizer=tokenizer,
-            warn=lambda text: print_text(text, sys.stderr),
+            warn=_warn,
         )
     return [replace(p, method=name, model=arguments.model) for p in found]
+
+
+def _warn(text: str) -> None:
+    print_text(text, sys.stderr)
 
 
 def _base(path: Path) -> Run:
@@ -299,7 +303,7 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
             grader_name=name,
             parser=parser,
             tokenizer=tokenizer,
-            warn=lambda text: print_text(text, sys.stderr),
+            warn=_warn,
         )
 
 
