@@ -165,6 +165,34 @@ def test_methods_of_one_reward_give_it_to_the_whole_response(warm: Path, tmp_pat
     assert any(row["answer_advantage"] for row in flat) == (method == "joint"), "rlvr rewards correctness alone"
 
 
+OWN_CODE = """
+from dataclasses import dataclass
+from coca_mindspeed.algorithm.methods.base import OneReward
+
+@dataclass(frozen=True)
+class Shy(OneReward):
+    name: str = "shy"
+    def reward(self, outcomes, stage): return outcomes.correct - outcomes.stated.nan_to_num(1.0)
+
+def even(record, answer): return record.answer[-1] in "02468"
+"""
+
+
+def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm: Path, tmp_path: Path):
+    run, own = tmp_path / "run", tmp_path / "own.py"
+    own.write_text(OWN_CODE)
+    keys = {STEPS: 1, "coca__method": {"name": f"{own}:Shy"}, "coca__grader": f"{own}:even"}
+    finished(tiny.configuration(warm, run, **keys), **BY_TURNS)
+    rows = loop.rollouts(run, 1)
+    assert {row["verdict"] for row in rows} == {"right", "wrong"}
+    for row in rows:
+        assert (row["verdict"] == "right") == (row["gold"][-1] in "02468")
+    # All rewards of a group are its verdict less 0.1 to 0.8: deviation .245, mean .45.
+    advantages = [(0.45 - row["confidence"]) / 0.2449490 for row in rows]
+    for segment in ("confidence", "answer"):
+        assert [row[f"{segment}_advantage"] for row in rows] == pytest.approx(advantages, abs=1e-4)
+
+
 @pytest.mark.parametrize("name", ["rlcr", "dcpo", "caliber"])
 def test_methods_that_state_a_confidence_after_the_answer(tmp_path: Path, name: str):
     warm, run = tmp_path / "warm", tmp_path / "run"
