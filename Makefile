@@ -181,11 +181,9 @@ clean:  ## remove environments and caches, not runs
 clean-runs:  ## remove runs/, trainings included
 	rm -rf runs
 
-docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/port.md and docs/verl.md
-	sed -i '1,/<!-- keys -->/!d' docs/configuration.md docs/port.md docs/verl.md
+docs: $(STAMP)  ## renew the reference of keys in docs/configuration.md
+	sed -i '1,/<!-- keys -->/!d' docs/configuration.md
 	{ echo; $(BIN)/coca-mindspeed config keys; } >> docs/configuration.md
-	{ echo; $(BIN)/coca-mindspeed config keys coca | grep -v 'coca\.method\.'; } >> docs/port.md
-	{ echo; $(BIN)/coca-mindspeed config keys verl | grep -v 'coca\.method\.'; } >> docs/verl.md
 
 .venv-trl/.installed: requirements/benchmark-trl.txt
 	$(PYTHON) -m venv .venv-trl
