@@ -175,8 +175,7 @@ class MethodConfig(Section):
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_scale: Literal["group", "batch", "none"] = Field(
         "group",
-        description="divisor of the confidence's centred rewards: deviation of the group (the paper), of the whole "
-        "step, or none; docs/method.md",
+        description="divisor of centred rewards: deviation of the group (the paper) or step, or none; docs/method.md",
     )
     advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
     advantage_eps: float = Field(1e-6, ge=0, le=1, description="added to the deviation of a group's rewards")
@@ -228,7 +227,7 @@ class DataConfig(Section):
     evaluate: Annotated[str | None, _CLUSTER] = Field(None, min_length=1, description="held-out records, as data.train")
     columns: Annotated[ColumnNames, _COLUMNS] = Field(
         default_factory=dict,
-        description="columns by field: {question: problem, answer: solution}, {messages: messages}; {}: records",
+        description="columns by field: {question: problem, answer: solution}, {messages: messages}; {}: rows are records",
     )
     train_size: Annotated[int, _SYNTHETIC] = Field(50_000, ge=1, description="arithmetic: number of training questions")
     evaluate_size: Annotated[int, _SYNTHETIC] = Field(
