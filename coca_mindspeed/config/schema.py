@@ -227,7 +227,7 @@ class DataConfig(Section):
     evaluate: Annotated[str | None, _CLUSTER] = Field(None, min_length=1, description="held-out records, as data.train")
     columns: Annotated[ColumnNames, _COLUMNS] = Field(
         default_factory=dict,
-        description="columns by field: {question: problem, answer: solution}, {messages: messages}; {}: rows are records",
+        description="columns by field, {question: q, answer: a} or {messages: m}; {}: the rows are records",
     )
     train_size: Annotated[int, _SYNTHETIC] = Field(50_000, ge=1, description="arithmetic: number of training questions")
     evaluate_size: Annotated[int, _SYNTHETIC] = Field(
