@@ -137,7 +137,7 @@ $(VERL_VENV)/.installed: requirements/verl.txt setup.py
 test-verl: $(VERL_VENV)/.installed  ## the engine on the real verl, whole loops without an accelerator (docs/verl.md)
 	$(VERL_VENV)/bin/python -m pytest tests/integration/verl
 
-test-verl-learning: $(VERL_VENV)/.installed runs/demo/model/config.json  ## three trainings on verl, with the table of docs/verl.md (half an hour)
+test-verl-learning: $(VERL_VENV)/.installed runs/demo/model/config.json  ## three trainings on verl (half an hour)
 	VERL_LEARNING_MODEL=runs/demo/warm_start $(VERL_VENV)/bin/python -m pytest -s tests/integration/verl/test_learning.py
 
 bench: $(STAMP)  ## benchmarks: a table, and JSON in runs/bench
@@ -181,11 +181,9 @@ clean:  ## remove environments and caches, not runs
 clean-runs:  ## remove runs/, trainings included
 	rm -rf runs
 
-docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/port.md and docs/verl.md
-	sed -i '1,/<!-- keys -->/!d' docs/configuration.md docs/port.md docs/verl.md
+docs: $(STAMP)  ## renew the reference of keys in docs/configuration.md
+	sed -i '1,/<!-- keys -->/!d' docs/configuration.md
 	{ echo; $(BIN)/coca-mindspeed config keys; } >> docs/configuration.md
-	{ echo; $(BIN)/coca-mindspeed config keys coca | grep -v 'coca\.method\.'; } >> docs/port.md
-	{ echo; $(BIN)/coca-mindspeed config keys verl | grep -v 'coca\.method\.'; } >> docs/verl.md
 
 .venv-trl/.installed: requirements/benchmark-trl.txt
 	$(PYTHON) -m venv .venv-trl

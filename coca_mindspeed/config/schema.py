@@ -92,10 +92,7 @@ class ModelConfig(Section):
     """The model."""
 
     path: str | None = Field(
-        None,
-        min_length=1,
-        description="Hugging Face directory of a causal LM, or its id on the hub, ORG/NAME (local engine); null: the "
-        "built-in tiny model",
+        None, min_length=1, description="Hugging Face directory, or hub id (local engine); null: the tiny model"
     )
     megatron_path: Annotated[str | None, _CLUSTER] = Field(
         None, min_length=1, description="Ascend: Megatron weights for the run's TP and PP (launch/convert_weights.sh)"
@@ -105,8 +102,7 @@ class ModelConfig(Section):
     )
     compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32",
-        description="bfloat16: autocast with float32 weights; auto (local engine): bfloat16 if the device has the "
-        "instructions, else float32; a resumed run keeps its value",
+        description="bfloat16: autocast with float32 weights; auto (local engine): bfloat16 if the device has it",
     )
     attention: Annotated[Literal["sdpa", "eager", "flash_attention_2"], _LOCAL_ATTENTION] = Field(
         "sdpa", description="attention implementation"
@@ -116,10 +112,10 @@ class ModelConfig(Section):
     )
     chat_template_kwargs: TemplateVariables = Field(
         default_factory=dict,
-        description="variables of the chat template, for example {enable_thinking: false}; saved with the model",
+        description="variables of the chat template: {enable_thinking: false}; saved with the model",
     )
     prompt_date: Day = Field(
-        None, description="YYYY-MM-DD for a chat template with today's date; null: day of the start (refused on Ascend)"
+        None, description="YYYY-MM-DD for a chat template with a date; null: day of the start (refused on Ascend)"
     )
     allow_open_thinking: Annotated[bool, _CLUSTER] = Field(
         False, description="accept a chat template whose prompt ends inside an open <think>"
@@ -145,7 +141,7 @@ class WarmUpConfig(Section):
     """
 
     records: str | None = Field(
-        None, min_length=1, description="separate records (JSON Lines) for the warm-up of model.path; null: no warm-up"
+        None, min_length=1, description="records (JSON Lines) for the warm-up of model.path; null: no warm-up"
     )
     steps: int = Field(700, ge=1, description="updates")
     batch: int = Field(128, ge=1, description="responses in an update")
@@ -163,13 +159,12 @@ class MethodConfig(Section):
         -1.0,
         ge=-100,
         le=0,
-        description="confidence reward of a response without a valid confidence; has no effect with separate_format on "
-        "methods whose confidence has a reward of its own",
+        description="confidence reward of an invalid response, where separate_format does not apply",
     )
     separate_format: bool = Field(
         True,
-        description="methods whose confidence has a reward of its own: normalise its scores among valid responses and "
-        "add an advantage for being valid; false: the paper's form",
+        description="normalise a confidence's own reward among valid responses and add an advantage for being valid; "
+        "false: the paper's form",
     )
     entropy_bonus: Annotated[float, _NO_ENTROPY] = Field(
         0.0, ge=0, le=1, description="coca, local engine: weight of the confidence segment's entropy in its reward"
@@ -180,13 +175,12 @@ class MethodConfig(Section):
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_scale: Literal["group", "batch", "none"] = Field(
         "group",
-        description="divisor of the centred rewards of the confidence, or of a method's one reward: deviation of the "
-        "group (the paper) or of the whole step, or none; docs/method.md",
+        description="divisor of centred rewards: deviation of the group (the paper) or step, or none; docs/method.md",
     )
     advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
     advantage_eps: float = Field(1e-6, ge=0, le=1, description="added to the deviation of a group's rewards")
     clip: float = Field(0.2, gt=0, lt=1, description="epsilon of the clipped ratio")
-    loss_aggregation: LossAggregation = Field("sum", description="sum, token_mean or segment_mean")
+    loss_aggregation: LossAggregation = Field("sum", description="how token terms are added up; docs/method.md")
 
     @field_validator("name")
     @classmethod
@@ -228,24 +222,19 @@ class DataConfig(Section):
     train: str | None = Field(
         None,
         min_length=1,
-        description="training records (JSON Lines); local engine: also CSV, Parquet and others, or a data set of the "
-        "hub, ORG/NAME[:CONFIGURATION[:SPLIT]] (docs/data.md)",
+        description="training records (JSON Lines); local engine: also other files and hub data sets; docs/data.md",
     )
     evaluate: Annotated[str | None, _CLUSTER] = Field(None, min_length=1, description="held-out records, as data.train")
     columns: Annotated[ColumnNames, _COLUMNS] = Field(
         default_factory=dict,
-        description="columns of the rows by field of a record, e.g. {question: problem, answer: solution}, or "
-        "{messages: messages} for chats; {}: the rows are records",
+        description="columns by field, {question: q, answer: a} or {messages: m}; {}: the rows are records",
     )
     train_size: Annotated[int, _SYNTHETIC] = Field(50_000, ge=1, description="arithmetic: number of training questions")
     evaluate_size: Annotated[int, _SYNTHETIC] = Field(
         2_000, ge=1, description="arithmetic: number of held-out questions"
     )
     epochs: Annotated[float | None, _LENGTH] = Field(
-        None,
-        gt=0,
-        le=1e6,
-        description="passes over the training questions in each stage, may be a fraction; null: see trainer.steps",
+        None, gt=0, le=1e6, description="passes over the training questions in each stage; null: see trainer.steps"
     )
     rows: Annotated[int | None, _CLUSTER] = Field(
         None, ge=1, description="number of training records, if the file is not on this machine"
@@ -253,7 +242,7 @@ class DataConfig(Section):
     grader: GraderName = Field("auto", description="grader (docs/grading.md), or one of your own (docs/library.md)")
     grader_options: FreeForm = Field(default_factory=dict, description="options of the grader; docs/grading.md")
     require_evaluated: bool = Field(
-        True, description="training gives no reward to an unevaluated mathematical answer; docs/grading.md"
+        True, description="in training, unevaluated mathematical answers earn no reward; docs/grading.md"
     )
     seed: Annotated[int, _SYNTHETIC] = Field(0, ge=0, le=_LARGEST_SEED, description="seed of the built-in questions")
 
@@ -371,10 +360,7 @@ class EvaluationConfig(Section):
         None, ge=0, description="the same before and after training; null: all; 0: none"
     )
     preflight: Annotated[int, _PREFLIGHT] = Field(
-        16,
-        ge=0,
-        description="train and check: responses sampled before the first step; fewer than half with a valid confidence "
-        "stop the run; 0: none",
+        16, ge=0, description="responses sampled first; the run stops if fewer than half are valid; 0: none"
     )
     samples: Annotated[int, _VALIDATION] = Field(
         1, ge=1, description="local engine: responses to each held-out question"
@@ -390,7 +376,7 @@ class CheckpointConfig(Section):
     interval: int = Field(50, ge=0, description="steps between checkpoints; 0: last step only")
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
     best: Annotated[Literal["eval/accuracy", "eval/auroc", "eval/ece", "eval/brier"] | None, _BEST] = Field(
-        None, description="also keep the model that is best in this held-out metric, in OUTPUT/best_model; null: none"
+        None, description="also keep the best model by this held-out metric, in OUTPUT/best_model; null: none"
     )
 
 

@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 
 _ON_CPU, _MASKED = "sdpa_on_cpu", "sdpa_masked"
 #: Per row and head, matrix products beat the kernel with at least so many numbers and at most so many query-key
-#: pairs (``docs/benchmarks.md``).
+#: pairs (``benchmarks/README.md``).
 _LEAST_NUMBERS, _MOST_PAIRS = 1024, 1024
 _transformers_mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
 _MASK_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parameters  # transformers 5 compares as well

@@ -1,4 +1,4 @@
-"""Estimate the memory of an NPU, part by part; docs/ascend.md states the formulas. None was measured on an NPU."""
+"""Estimate the memory of an NPU, part by part. No estimate was compared with an NPU."""
 
 from dataclasses import dataclass
 

@@ -11,7 +11,7 @@ from experiments.real_world.families import Sizes, write_real_world
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write records for the SFT warm-up, for training and for evaluation. Evaluation also has families that are "
-        "never trained on, and no entity that it asks about is in the other files (docs/training.md)."
+        "never trained on, and no entity that it asks about is in the other files (experiments/README.md)."
     )
     sizes = Sizes()
     parser.add_argument("--output", type=place, required=True, metavar="DIR", help="the directory to make")

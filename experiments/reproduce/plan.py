@@ -48,7 +48,7 @@ _REPLACED_KEYS = {
 
 
 class RealWorldPlan(Section):
-    """Real-world questions (docs/training.md): the most of each family per set, and the greatest difficulty."""
+    """Real-world questions (experiments/README.md): the most of each family per set, and the greatest difficulty."""
 
     train: int = Field(600, ge=1)
     evaluate: int = Field(100, ge=2)

@@ -91,7 +91,7 @@ def test_our_keys_reach_mindspeed_rl_without_being_written_twice():
 
 
 def test_memory_by_hand():
-    """Two layers of hidden 8, 2 heads, 1 group, MLP 16, vocabulary 32, all by the formulas of docs/ascend.md."""
+    """Two layers of hidden 8, 2 heads, 1 group, MLP 16, vocabulary 32, all by the formulas that ``check`` prints."""
     resolved = replace(
         _SEVEN,
         **{"layers": 2, "hidden": 8, "heads": 2, "query_groups": 1, "ffn": 16, "vocab": 32},
