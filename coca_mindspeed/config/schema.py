@@ -357,7 +357,7 @@ class EvaluationConfig(Section):
         None, ge=1, description="held-out questions used while training; null: all"
     )
     final_questions: Annotated[int | None, _EVALUATED_LATER] = Field(
-        None, ge=0, description="the same before and after training; null: all; 0: none"
+        None, ge=0, description="held-out questions used before and after training; null: all; 0: none"
     )
     preflight: Annotated[int, _PREFLIGHT] = Field(
         16, ge=0, description="responses sampled first; the run stops if fewer than half are valid; 0: none"
@@ -402,7 +402,7 @@ class HardwareConfig(Section):
     npus_per_node: Annotated[int, _CLUSTER] = Field(1, ge=1, description="NPUs per machine; a 910C counts as two")
     memory_gib: Annotated[float, _CLUSTER] = Field(64.0, gt=0, description="memory of one NPU")
     reserved_gib: Annotated[float, _CLUSTER] = Field(
-        4.0, ge=0, description="of these for CANN, HCCL buffers and fragmentation (estimate)"
+        4.0, ge=0, description="GiB of these for CANN, HCCL buffers and fragmentation (estimate)"
     )
 
 
