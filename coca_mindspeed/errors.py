@@ -74,7 +74,7 @@ class UsageError(ConfigError):
 
 
 class DataError(CocaError):
-    """A data file does not hold what it should; the message names the file and the line."""
+    """A data file has invalid contents; the message names the file and the line."""
 
 
 class GradingError(CocaError):

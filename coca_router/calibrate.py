@@ -27,15 +27,15 @@ _SHOWN = ("ece", "brier", "log_score", "auroc")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="labelled, of one model")
+    option("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="labelled predictions of one model")
     option("--output", type=place, required=True, help="the calibration (JSON)")
-    option("--model", help="its name at the backend (default: as the predictions say)")
-    option("--system-prompt", type=Path, metavar="FILE", help="(default: the paper's)")
-    option("--temperature", type=within(0, 2), default=1.0, help="of sampling (default: 1.0)")
+    option("--model", help="name of the model at the backend (default: by the predictions)")
+    option("--system-prompt", type=Path, metavar="FILE", help="file of the system prompt (default: the paper's)")
+    option("--temperature", type=within(0, 2), default=1.0, help="sampling temperature (default: 1.0)")
     sampling = 'further sampling parameters of the predictions, {"top_p": 0.9, "max_tokens": 4096} for example'
     option("--sampling", type=json_object, default={}, metavar="JSON", help=sampling)
     option("--risk", type=_share(0.999), help="certify the largest set of answers whose error is at most this")
-    option("--confidence", type=_share(0.999999), default=0.95, help="of the guarantee (default: 0.95)")
+    option("--confidence", type=_share(0.999999), default=0.95, help="confidence of the guarantee (default: 0.95)")
 
 
 def _share(highest: float) -> Callable[[str], float]:

@@ -1,1 +1,1 @@
-"""The paper: pure functions on tensors and strings, a page for each of its ideas, which all three engines call."""
+"""The paper as pure functions on tensors and strings, which all three engines call."""

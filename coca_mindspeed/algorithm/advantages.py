@@ -27,19 +27,19 @@ class Advantage(NamedTuple):
     varies: Tensor
 
     def __add__(self, other: "Advantage") -> "Advantage":  # type: ignore[override]
-        """The advantage of two rewards that are normalised apart."""
+        """Add the advantages of two rewards, each with a normalisation of its own."""
         return Advantage(self.values + other.values, self.varies | other.varies)
 
 
-# Rewards this close, relative to the largest of their group, are equal: what is left is rounding in float64.
+# Rewards that are this close, relative to the largest of their group, are equal up to float64 rounding.
 _ROUNDING = 1e-12
 
 
 def centred(rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """``r - mean`` among a group's rewards, and which groups vary.
+    """Return ``r - mean`` within each group, and whether the group's rewards vary.
 
-    Rewards that are equal by definition, as those of confidences .1 and .9 where half of the group is right, may
-    differ by rounding; they count as equal, and their group has nothing to teach.
+    Rewards that are equal by definition (of confidences .1 and .9 where half of the group is right) may differ by
+    rounding; they count as equal.
 
     Args:
         rewards: float64 ``[P, G]``; NaN: takes no part.

@@ -1,4 +1,4 @@
-"""Where the segments of a response end, on the sampled token ids themselves.
+"""Find the ends of a response's segments on the sampled token ids.
 
 A byte-level tokenizer may merge the last ``>`` of the closing tag with what follows, or split the tag anywhere, so
 the boundary is looked for in the bytes behind the ids; re-tokenising decoded text would move it.
@@ -25,7 +25,7 @@ class TokenText:
     """
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
-        """Make the table.
+        """Build the table.
 
         Args:
             tokens: the bytes of token 0, 1, ...; as long as the model's vocabulary.
@@ -84,7 +84,7 @@ def confidence_segment_lengths(
     max_confidence_tokens: int = 16,
     position: ConfidencePosition = "first",
 ) -> Tensor:
-    """How many tokens of each response it takes to know its confidence.
+    """Return the number of tokens of each response until its confidence is known.
 
     A token counts if any of its characters stand before the end of the closing tag, so a token that straddles the
     boundary does.  Found on the sampled ids themselves: the bytes behind the ids are searched, nothing is ever

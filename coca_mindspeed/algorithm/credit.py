@@ -1,4 +1,4 @@
-"""From graded responses to an advantage for each segment, for all engines (paper, section 3.3)."""
+"""Compute an advantage for each segment of graded responses, for all engines (paper, section 3.3)."""
 
 import math
 from collections.abc import Callable
@@ -27,8 +27,8 @@ class Credit(NamedTuple):
             because fewer than two of its answers could be graded.
         confidence_reward: float64 ``[P, G]``, the Brier score against GESR, whatever the method rewards.
         segments: advantage of each segment, in the order of the response; None: it learns nothing.
-        deviation: the step's deviation that ``batch`` divides by, that of the first reward if there are several; 0
-            with another scale.
+        deviation: the step's deviation that ``batch`` divides by (of the first reward if there are several); 0 with
+            another scale.
     """
 
     gesr: Tensor
@@ -38,18 +38,18 @@ class Credit(NamedTuple):
 
     @property
     def kept(self) -> Tensor:
-        """Which groups were not dropped, bool ``[P]``."""
+        """Mask of the groups that were not dropped, bool ``[P]``."""
         return ~self.gesr[:, 0].isnan()
 
     def values_by_segment(self) -> dict[str, Tensor]:
-        """The advantage of each response's segments, float32 ``[P, G]``; 0 for one that learns nothing."""
+        """Advantages by segment, float32 ``[P, G]``; 0 for a segment that learns nothing."""
         nothing = torch.zeros_like(self.confidence_reward, dtype=torch.float32)
         return {name: nothing if found is None else found.values for name, found in self.segments.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class CreditRule:
-    """How a method's rewards become advantages.
+    """Rule that turns a method's rewards into advantages.
 
     Attributes:
         method: what each segment learns from, and whether the confidence comes first.
@@ -94,9 +94,9 @@ class CreditRule:
     ) -> Credit:
         """Give credit.
 
-        Responses with an ungradable answer are left out of their group: GESR, rewards and advantages are those of the
-        others.  A group of fewer than two gradable answers is dropped.  Responses that take no part
-        have the advantage 0, and so add nothing to the loss.
+        Responses with an ungradable answer are left out of their group's GESR, rewards and advantages, and a group of
+        fewer than two gradable answers is dropped.  Responses that take no part have the advantage 0, and so add
+        nothing to the loss.
 
         Args:
             correct: float ``[P, G]``, with G at least 2: 1 or 0; NaN where the answer could not be graded.
@@ -150,7 +150,7 @@ def _stated(name: str, stated: Tensor, members: Tensor) -> Tensor:
 
 
 class Normalisation:
-    """Makes advantages of one step's rewards, float64 ``[P, G]``, NaN where a response takes no part."""
+    """Turns one step's rewards, float64 ``[P, G]`` with NaN for no part, into advantages."""
 
     def __init__(self, rule: CreditRule, reduce: Reduce | None) -> None:
         self._rule, self._reduce = rule, reduce
@@ -158,11 +158,11 @@ class Normalisation:
         self.separate_format, self.entropy_bonus = rule.separate_format, rule.entropy_bonus
 
     def group(self, rewards: Tensor) -> Advantage:
-        """At the scale of each group's own deviation."""
+        """Normalise by each group's own deviation."""
         return group_advantages(rewards, ddof=self._rule.ddof, eps=self._rule.eps)
 
     def stated(self, scores: Tensor, stated: Tensor) -> Advantage:
-        """The scores of ``stated`` confidences at :attr:`CreditRule.scale`, with :attr:`CreditRule.separate_format`."""
+        """Normalise the scores of ``stated`` confidences by :attr:`CreditRule.scale` and ``separate_format``."""
         if not self.separate_format:
             return self.scaled(scores)
         valid = ~stated.isnan()
@@ -170,7 +170,7 @@ class Normalisation:
         return among_valid + self.group(valid.double().masked_fill(scores.isnan(), torch.nan))
 
     def scaled(self, rewards: Tensor) -> Advantage:
-        """At :attr:`CreditRule.scale`; for one reward of a method."""
+        """Normalise a method's one reward by :attr:`CreditRule.scale`."""
         if self._rule.scale == "group":
             return self.group(rewards)
         offsets, varies = centred(rewards)

@@ -1,4 +1,4 @@
-"""The names of the ways to aggregate a loss over tokens, for the schema too, which does without torch."""
+"""Names of the ways to aggregate a loss over tokens; the schema imports them without torch."""
 
 from typing import Literal
 

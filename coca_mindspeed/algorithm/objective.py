@@ -22,7 +22,7 @@ class SegmentStatistics(NamedTuple):
     advantage: Tensor
 
     def __add__(self, other: "SegmentStatistics") -> "SegmentStatistics":  # type: ignore[override]
-        """Sum of two parts of a batch (a tuple's own ``+`` would concatenate)."""
+        """Add the sums of two parts of a batch (a tuple's own ``+`` would concatenate)."""
         return SegmentStatistics(*(a + b for a, b in zip(self, other, strict=True)))
 
     def sums(self) -> dict[str, float]:
@@ -108,10 +108,10 @@ def segment_objective(
 
 
 def truncated_weights(old_log_probs: Tensor, rollout_log_probs: Tensor, threshold: float) -> Tensor:
-    """Weights ``min(exp(old - rollout), threshold)`` of tokens that another engine sampled; anything on padding.
+    """Return the weights ``min(exp(old - rollout), threshold)`` of tokens; padding has arbitrary values.
 
-    Truncated importance sampling (Ionides, 2008): multiplied with the advantages, they correct for a rollout engine
-    whose log-probabilities differ from those of the training engine, both of the same policy.
+    Truncated importance sampling (Ionides, 2008): multiplied with the advantages, the weights correct for a rollout
+    engine whose log-probabilities differ from the training engine's for the same policy.
     """
     return (old_log_probs - rollout_log_probs).exp().clamp(max=threshold)
 

@@ -54,9 +54,9 @@ _NUMBER = r"[01]|0?\.[0-9]+|1\.0+"
 
 
 def as_stated(confidence: float) -> float:
-    """A confidence as it was written: 0.3 that went through a float32 tensor has become 0.30000001192092896.
+    """Undo float32 rounding of a confidence: 0.30000001192092896 was written as 0.3.
 
-    Widened, it would fall into the next bin of the calibration error.
+    The rounded number would fall into the next bin of the calibration error.
     """
     narrow = np.float32(confidence)
     return float(str(narrow)) if float(narrow) == confidence else confidence
@@ -64,7 +64,7 @@ def as_stated(confidence: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse:
-    """A response taken apart.
+    """The parts of a response.
 
     Attributes:
         confidence: s in [0, 1], or None if the response is invalid.
@@ -100,7 +100,7 @@ class ResponseParser:
 
     @property
     def grammar(self) -> str:
-        """A stated confidence as a regular expression, the white space that may stand before it included.
+        """Regular expression of a stated confidence with the white space that may precede it.
 
         Group 1 is the number.
         """

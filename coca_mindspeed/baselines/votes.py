@@ -141,7 +141,7 @@ def _calls(code: str, entry_point: str | None) -> list[str]:
 
 
 def _plain(call: ast.Call) -> bool:
-    """Whether all arguments are literals."""
+    """True if all arguments are literals."""
     try:
         for value in (*call.args, *(keyword.value for keyword in call.keywords)):
             ast.literal_eval(value)

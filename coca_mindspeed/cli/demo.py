@@ -16,7 +16,7 @@ _NOTES = "Numbers are written units first: 12 + 34 = 46 is `2100+4300` and `64`.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="draws everything (default: 0)")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="random seed (default: 0)")
     parser.add_argument("--output", type=place, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true", help="continue the stopped demo in DIR")

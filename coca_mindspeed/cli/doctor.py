@@ -14,7 +14,7 @@ from coca_mindspeed.utils.console import print_text
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="also examine this run's weights and data")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in coca-mindspeed check")
-    parser.add_argument("--release", choices=releases(), help="of MindSpeed-RL (default: that of MINDSPEED_RL_HOME)")
+    parser.add_argument("--release", choices=releases(), help="release of MindSpeed-RL (default: of MINDSPEED_RL_HOME)")
     parser.add_argument("--output", type=place, metavar="DIR", help="output directory of the run (default: runs/RUN)")
     parser.add_argument("--only-problems", action="store_true", help="print problems only")
     parser.add_argument("--json", action="store_true", help="print a JSON array of items")

@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("runs", nargs="+", type=Path, metavar="RUN", help="run directories and prediction files")
     option("--output", type=place, default=Path("report"), help="directory to write (default: %(default)s)")
-    option("--title", default="Calibration report", help="of the page (default: %(default)s)")
-    option("--samples", type=at_least(0), default=3, help="responses shown a run and data set (default: %(default)s)")
-    option("--replicates", type=at_least(1), default=1000, help="for 'ECE if calibrated' (default: %(default)s)")
-    option("--seed", type=at_least(0), default=0, help="of 'ECE if calibrated' (default: %(default)s)")
+    option("--title", default="Calibration report", help="title of the page (default: %(default)s)")
+    option("--samples", type=at_least(0), default=3, help="responses for each run and data set (default: %(default)s)")
+    option("--replicates", type=at_least(1), default=1000, help="draws for 'ECE if calibrated' (default: %(default)s)")
+    option("--seed", type=at_least(0), default=0, help="seed of 'ECE if calibrated' (default: %(default)s)")
     option(
         "--bins-closed", choices=("right", "left"), default="right", help="side of a bin's edge (default: %(default)s)"
     )

@@ -32,7 +32,7 @@ class ModelShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing in memory: what it is, bytes on the device that holds most, and the formula in words."""
+    """A part of a memory estimate: name, bytes on the fullest device, and the formula in words."""
 
     name: str
     bytes: float

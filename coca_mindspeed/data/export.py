@@ -17,17 +17,17 @@ Row = dict[str, Any]
 
 
 def swift_row(record: Record, system_prompt: str | None, index: int) -> Row:
-    """For ms-swift; its own reward functions read ``solution``."""
+    """Return a row for ms-swift; its own reward functions read ``solution``."""
     return {"messages": prompt_messages(record, system_prompt), "solution": record.answer, "record": _text(record)}
 
 
 def trl_row(record: Record, system_prompt: str | None, index: int) -> Row:
-    """For TRL; its own reward functions read ``solution``."""
+    """Return a row for TRL; its own reward functions read ``solution``."""
     return {"prompt": prompt_messages(record, system_prompt), "solution": record.answer, "record": _text(record)}
 
 
 def verl_row(record: Record, system_prompt: str | None, index: int) -> Row:
-    """For verl, with the names that its data loader, reward manager and dumps read."""
+    """Return a row for verl, with the names that its data loader, reward manager and dumps read."""
     return {
         "prompt": prompt_messages(record, system_prompt),
         "data_source": record.dataset,

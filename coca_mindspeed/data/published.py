@@ -179,7 +179,7 @@ def taco(row: Mapping[str, Any], number: int) -> Record:
 
 
 def _names(value: Any, name: str) -> list[str]:
-    """TACO writes lists as Python literals in strings."""
+    """Read a list of names; TACO writes lists as Python literals in strings."""
     names = _literal(value, name, "a list") if isinstance(value, str) and value else value or []
     if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
         raise RowError(f"column {name!r} should be a list of strings, found {_describe(value)}")
@@ -309,7 +309,7 @@ def mbpp_sanitized(row: Mapping[str, Any], number: int) -> Record:
 
 
 def outside_mbpp_test(record: Record) -> str | None:
-    """MBPP's test split is tasks 11 to 510."""
+    """Return why a row is outside MBPP's test split, tasks 11 to 510; None if it is inside."""
     task = record.metadata["task_id"]
     return None if 11 <= task <= 510 else f"task {task} is not in the test split (11 to 510)"
 

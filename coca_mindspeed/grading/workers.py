@@ -212,7 +212,7 @@ class Workers:
         return [worker for worker in self._workers if worker.task]
 
     def _start(self, task: _Task) -> bool:
-        """Give a task to an idle worker or to a new one; False: it waits for one that is busy."""
+        """Give a task to an idle or a new worker; return False if it has to wait for a busy worker."""
         for idle in [worker for worker in self._workers if not worker.task]:
             if not idle.connection.poll():
                 idle.start(task, self._wall_seconds)

@@ -169,12 +169,12 @@ class CocaTrainer(GRPOTrainer):
         return rollout.give_credit(self._rule)
 
     def _own_rows(self, number: int) -> slice:
-        """The rows of this process among those of all, each of which has ``number``."""
+        """Return this process's rows among the rows of all processes; each process has ``number`` rows."""
         start = self.accelerator.process_index * number
         return slice(start, start + number)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Replace TRL's advantages, ``[B]``, by those of each token, ``[B, T]``; TRL's loss takes both."""
+        """Replace TRL's advantages, ``[B]``, by token advantages, ``[B, T]``; TRL's loss takes both."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if "tool_mask" in output:
             raise ConfigError("rollout_func: env_mask is not supported; return the model's own tokens alone")

@@ -70,18 +70,18 @@ def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> str:
         reliability_diagram({name: outcomes(rows) for name, rows in groups.items()}), output / "reliability.png"
     )
     save_figure(training_curves({"": metrics}), output / "training_curves.png")
-    return f"""## Does the confidence mean what it says?
+    return f"""## Calibration
 
 ![Reliability {" and ".join(groups)}: accuracy against stated confidence, with the number of answers](reliability.png)
 
-## How it got there
+## Training
 
 ![Confidence reward, answer reward, ECE and response length over the training steps](training_curves.png)
 """
 
 
 def _sample_table(predictions: Sequence[Prediction], count: int = 8) -> str:
-    """Some responses, from the most to the least confident; invalid ones if there are no others."""
+    """Table of some responses, from the most to the least confident; invalid responses if there are no others."""
     valid = [p for p in predictions if p.confidence is not None]
     ranked = sorted(valid, key=lambda p: -(p.confidence or 0.0)) or predictions
     chosen = [ranked[i * (len(ranked) - 1) // max(1, count - 1)] for i in range(min(count, len(ranked)))]

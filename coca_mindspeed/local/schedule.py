@@ -18,7 +18,7 @@ _WSD_DECAY = 0.2  # share of the steps over which ``wsd`` decays
 
 
 def derived_seed(seed: int, *purpose: object) -> int:
-    """A 63-bit seed for one purpose; different purposes get independent ones."""
+    """Return a 63-bit seed for one purpose; seeds of different purposes are independent."""
     digest = hashlib.sha256(repr((seed, *purpose)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

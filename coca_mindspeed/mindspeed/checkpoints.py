@@ -53,7 +53,7 @@ def check_checkpoint(directory: Path, iteration: int | None = None) -> Path:
 
 
 def select_checkpoint(directory: Path, iteration: int, selection: Path) -> None:
-    """Make ``selection`` a directory whose newest checkpoint is that of ``iteration``, by a link to its folder."""
+    """Make ``selection`` a directory whose newest checkpoint is a link to the folder of ``iteration``."""
     folder = check_checkpoint(directory, iteration)
     selection.mkdir(exist_ok=True)
     (selection / _TRACKER).write_text(str(iteration), encoding="utf-8")

@@ -186,7 +186,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run_name", metavar="RUN")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--iteration", type=int, metavar="N", help="of mcore2hf: the checkpoint; default: the newest")
+    parser.add_argument("--iteration", type=int, metavar="N", help="checkpoint for mcore2hf (default: the newest)")
     parser.add_argument("--dry-run", action="store_true", help="print the arguments and check nothing")
     parsed = parser.parse_args(arguments)
     try:

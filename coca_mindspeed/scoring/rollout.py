@@ -174,7 +174,7 @@ class Rollout:
 
 
 def correctness(verdicts: Iterable[Verdict]) -> Tensor:
-    """1 for right and 0 for wrong answers, NaN for those that could not be graded, float64 ``[n]``."""
+    """1 for right, 0 for wrong and NaN for ungradable answers, float64 ``[n]``."""
     known = (verdict.correct_or_none for verdict in verdicts)
     return torch.tensor([math.nan if correct is None else float(correct) for correct in known], dtype=torch.float64)
 

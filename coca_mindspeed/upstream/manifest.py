@@ -148,7 +148,7 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def load_manifests(directory: Path | None = None, package: str = "mindspeed_rl") -> list[Manifest]:
-    """Read all manifests of one upstream in a directory, by name; default: the packaged ones."""
+    """Read all manifests of one upstream in a directory (default: the packaged manifests), by name."""
     directory = manifest_directory() if directory is None else directory
     manifests = [load_manifest(path) for path in sorted(directory.glob("*.yaml"))]
     return [manifest for manifest in manifests if manifest.package == package]

@@ -91,7 +91,7 @@ class ScoredStep:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Metrics by the names of every engine, without the undefined ones."""
+        """Defined metrics, by the names that every engine uses."""
         metrics = {name: value for name, value in values(rollout_metrics(self.rollout)).items() if math.isfinite(value)}
         metrics["group/broken"] = float(self.broken)
         return metrics if self.stage is None else {**metrics, "stage": float(self.stage)}

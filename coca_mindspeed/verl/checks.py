@@ -276,7 +276,7 @@ def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
 
 
 def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
-    """Raise ConfigError if the method differs from that of the checkpoints; then store it beside them.
+    """Raise ConfigError if the checkpoints have another method; then store the method beside them.
 
     ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
     is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.  Raises

@@ -1,4 +1,4 @@
-"""The training methods, one file each: which rewards the tokens of a response learn from, and in which format.
+"""The training methods, a file for each: rewards of the segments, and the response format.
 
 Configurations name the methods of this package, so it imports torch, which takes seconds, only to compute with it.
 """
@@ -31,7 +31,7 @@ METHODS: dict[str, TrainingMethod] = {method.name: method for method in _METHODS
 
 
 def training_method(name: str) -> TrainingMethod:
-    """The method called ``name``; ``ValueError`` if there is none."""
+    """Return the method called ``name``; raise ``ValueError`` if there is none."""
     if name not in METHODS:
         raise ValueError(f"unknown training method {name!r}; known methods: {', '.join(METHODS)}")
     return METHODS[name]

@@ -26,7 +26,7 @@ class Outcomes(NamedTuple):
         stated: float64 ``[P, G]``, the stated confidence; NaN also where the response states no valid one.
         gesr: float64 ``[P, 1]``, the mean of ``correct`` in each group (equation 7).
         log_probs: float64 ``[P, G]`` of each confidence segment under the policy that sampled it; None: not known.
-        invalid_reward: what a response without a valid confidence earns in place of a Brier score.
+        invalid_reward: reward in place of the Brier score for a response without a valid confidence.
         stated_after: like ``stated``, the second confidence of a method that asks for two; None: there is none.
     """
 
@@ -43,12 +43,12 @@ class Outcomes(NamedTuple):
         return self.scored(-(stated - target).square(), stated)
 
     def scored(self, score: Tensor, stated: Tensor) -> Tensor:
-        """``score`` of each ``stated`` confidence, ``invalid_reward`` without one, NaN for what takes no part."""
+        """``score`` of each ``stated`` confidence; ``invalid_reward`` if it is missing; NaN: takes no part."""
         score = score.masked_fill(stated.isnan(), self.invalid_reward)
         return score.masked_fill(self.correct.isnan(), float("nan"))
 
 
-#: Advantages of each segment's tokens by its name in ``SEGMENTS``.  A segment without one learns nothing.
+#: Advantages of segments by their names in ``SEGMENTS``; a segment that is missing learns nothing.
 SegmentAdvantages = dict[str, "Advantage"]
 
 
@@ -65,7 +65,7 @@ class TrainingMethod(Protocol):
 
     @property
     def confidence_position(self) -> ConfidencePosition:
-        """Whether the confidence is stated before the answer, after it, or both: the order of the segments."""
+        """Place of the confidence: before the answer, after it, or both."""
         ...
 
     @property

@@ -31,7 +31,7 @@ Job = dict[str, Any]
 def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
     """Return the program of an answer: one of its Python blocks, else one of its fenced blocks, else the whole text.
 
-    Of several blocks it is the last one that defines a name of ``wanted``; else the last one that does more than use
+    Of several blocks, take the last that defines a name of ``wanted``; else the last that does more than use
     definitions of an earlier block. Raises ``ValueError`` over ``MAX_ANSWER_CHARACTERS``.
     """
     if len(answer) > MAX_ANSWER_CHARACTERS:

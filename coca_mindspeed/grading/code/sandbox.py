@@ -197,7 +197,7 @@ class Sandbox:
     def _communicate(
         self, command: list[str], inherited: list[int], data: bytes, seconds: float, stop: threading.Event
     ) -> tuple[processes.Pipes, Report | None]:
-        """Return what the harness wrote, and why it was killed or None.
+        """Return the harness's output, and the reason why it was killed or None.
 
         Standard input stays open: the harness ends when it is closed. Its first output line says that it is ready; the
         job's time starts then.

@@ -158,7 +158,7 @@ def names_answer(record: Record, answer: str) -> bool:
 
 
 def _longest_in(aliases: set[str], padded: str) -> str | None:
-    """The longest first: "Paris, France" is no list if it is an alias itself."""
+    """Return the longest alias in a text: "Paris, France" is no list if it is an alias itself."""
     return next((alias for alias in sorted(aliases, key=len, reverse=True) if f" {alias} " in padded), None)
 
 
@@ -198,7 +198,7 @@ def _contains(aliases: set[str], fact: str) -> bool:
 
 
 def _is_candidate(line: str, aliases: set[str]) -> bool:
-    """Whether a line after the answer is another answer or a correction, and no reason."""
+    """True if a line after the answer is another answer or a correction, not a reason."""
     words = normalise(line).split()
     if " ".join(words) in aliases or words == ["because"]:
         return False

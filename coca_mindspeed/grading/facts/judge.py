@@ -260,7 +260,7 @@ class JudgeGrader(TalliedGrader):
 
 
 class _RefusedError(GradingError):
-    """The endpoint refused one request; ``outcome`` is that of its answer."""
+    """The endpoint refused one request; ``outcome`` is the outcome of the answer in it."""
 
     outcome = Outcome.UNGRADABLE
 

@@ -145,7 +145,7 @@ def compute_advantages(
 
 
 def refuse_dynamic_samples(*_: Any, **__: Any) -> None:
-    """In place of ms-swift's function for responses of several turns."""
+    """Refuse responses of several turns; replaces ms-swift's function."""
     raise CocaError("CoCA needs one turn a response: remove --multi_turn_scheduler and dynamic numbers of samples")
 
 

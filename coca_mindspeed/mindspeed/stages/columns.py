@@ -17,6 +17,6 @@ REWARD_COLUMNS = (STATED, CONFIDENCE_LENGTH, SEGMENT_ENDS, CORRECT)
 
 
 def training_columns(asked: Sequence[str], *, reference: bool, rollout_log_probs: bool) -> list[str]:
-    """Add our columns to those that MindSpeed-RL's update reads, and remove the reference's if there is none."""
+    """Add our columns to the columns of MindSpeed-RL's update, and remove the reference's if there is none."""
     wanted = [column for column in asked if reference or column != "ref_log_prob"]
     return [*wanted, SEGMENT_ENDS, *([ROLLOUT_LOG_PROBS] if rollout_log_probs else [])]

@@ -114,7 +114,7 @@ def seed_rollout(original: Any) -> Any:
 
 
 def weight_adaptor(model_config: Any) -> Any:
-    """MindSpeed-RL's general adaptor, whose parameter names are those of Llama."""
+    """MindSpeed-RL's general adaptor; it has Llama's parameter names."""
     from mindspeed_rl.workers.resharding.weight_adaptor import MegatronVLLMWeightAdaptor
 
     return MegatronVLLMWeightAdaptor(model_config)

@@ -123,7 +123,7 @@ def divide_ratios(original: Any) -> Any:
 
 
 def iteration_metrics(original: Any) -> Any:
-    """Subclass ``Metric``, in which ``fit`` collects what it logs: write whole iterations to a file, warn of problems.
+    """Subclass ``Metric``, the collector of ``fit``: write whole iterations to a file, and warn of problems.
 
     Metrics that one iteration lacks are not logged with the value of the iteration before.
     """

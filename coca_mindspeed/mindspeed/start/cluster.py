@@ -29,7 +29,7 @@ class WantedCpus:
 
 
 def wanted_cpus(rl_config: Mapping[str, Any], nodes: int) -> WantedCpus:
-    """From ``rl_config``, with MindSpeed-RL's defaults.
+    """Read the CPUs from ``rl_config``, with MindSpeed-RL's defaults.
 
     The others are the transfer dock, the task of ``train``, a rule reward per node, and the advantage stage.
     """

@@ -84,7 +84,7 @@ def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path
         raise ConfigError(f"{path}: no such configuration file")
     search = [] if mindspeed_rl_home is None else [f"hydra.searchpath=[file://{mindspeed_rl_home / 'configs'}]"]
     try:
-        read_yaml(path)  # its errors name the line; those of Hydra do not
+        read_yaml(path)  # its errors name the line, Hydra's do not
         with initialize_config_dir(str(path.resolve().parent), version_base=None), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="In .*missing `_self_`")  # MindSpeed-RL's files have none
             return compose(path.stem, overrides=[*search, *overrides])
@@ -102,7 +102,7 @@ def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
     settings = coca_settings({str(key): value for key, value in section.items()})
     sampling = (config.get("generate_config") or {}).get("sampling_config") or {}
     if settings.rollout_engine == "vllm" and float(sampling.get("temperature", 1.0)) != 1.0:
-        # vLLM returns log-probs before the temperature is applied: they cannot be compared with those of training.
+        # vLLM returns log-probs before the temperature is applied, so they cannot be compared with training's.
         settings = settings.model_copy(update={"rollout_log_probs": False})
     with open_dict(config):
         config.pop("coca", None)

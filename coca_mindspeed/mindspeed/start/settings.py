@@ -23,7 +23,7 @@ METRICS, VALIDATION = "metrics.jsonl", "validation.jsonl"
 
 
 class HostSettings(EngineSection):
-    """Only for ``platform: host``."""
+    """Settings for ``platform: host`` only."""
 
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights and activations")
     initial_weights: Path | None = Field(

@@ -28,7 +28,7 @@ class Names(NamedTuple):
     """Names that the tests leave undefined, except builtins."""
 
     program: frozenset[str]  # the program's functions, classes and constants
-    called: frozenset[str]  # those of program that the tests call
+    called: frozenset[str]  # names in ``program`` that the tests call
     standard: dict[str, tuple[str, str | None]]  # modules and their attributes by name, as (module, attribute or None)
 
 

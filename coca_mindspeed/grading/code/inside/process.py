@@ -160,7 +160,7 @@ def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
 
 
 class Pipes:
-    """The pipes of a process: what it has written, and what it has not read yet.
+    """The pipes of a process: its output so far, and the input that it has not read yet.
 
     ``output`` and ``errors`` hold what was received, ``open`` the descriptors that may give more; ``refused`` says that
     the process reads no more.

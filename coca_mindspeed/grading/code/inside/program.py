@@ -70,7 +70,7 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, dereference: Callable[[Any], Any]) -> Any:
-    """The value of its JSON; ``ValueError`` or ``TypeError`` for JSON that :func:`encode` never makes."""
+    """Decode the JSON of a value; ``ValueError`` or ``TypeError`` for JSON that :func:`encode` never makes."""
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, list):
