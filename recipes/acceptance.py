@@ -41,7 +41,11 @@ _VERL = {
     "memory": "actor/perf/max_memory_allocated_gb",
     "gap": "training/rollout_probs_diff_mean",
 }
-_MINDSPEED_RL = {"speed": "e2e_tps", "gap": "rollout/log_prob_gap"}
+_MINDSPEED_RL = {
+    "speed": "e2e_tps",
+    "memory": "actor/max_memory_allocated_gib",
+    "gap": "rollout/log_prob_gap",
+}
 
 
 def read_run(directory: Path) -> Run:
@@ -130,7 +134,7 @@ CHECKS = (
     Check("ECE of a step's responses, first to last ten steps", "falls", _mean_of_ends("rollout/ece")),
     Check("difference of rollout and training probabilities", "rounding error", _measured("gap")),
     Check("tokens/s per NPU", "", _measured("speed")),
-    Check("memory of an NPU in the update, GB", "below 60.9", _measured("memory")),
+    Check("memory of an NPU in the update, GiB", "below 60.9", _measured("memory")),
     Check("resumed after a stop", "2 starts or more", lambda run: (f"{run.starts} starts", run.starts >= 2)),
 )
 

@@ -42,7 +42,8 @@ def write_run(directory, engine, **changes):
     metrics = {"reward/confidence": -0.2, "reward/answer": 0.5, "rollout/ece": 0.1, "actor/pg_loss": 0.01}
     for segment in ("confidence", "answer"):
         metrics |= {f"{segment}/clip_fraction": 0.0, f"{segment}/kl": 1e-5}
-    metrics |= {"perf/throughput": 200.0, "e2e_tps": 200.0, **changes}
+    metrics |= {"perf/throughput": 200.0, "e2e_tps": 200.0, "actor/max_memory_allocated_gib": 41.5}
+    metrics |= {"actor/perf/max_memory_allocated_gb": 41.5, **changes}
     steps = [{"step": i, **({"data": metrics} if engine == "verl_ascend" else metrics)} for i in range(1, 101)]
     group = [
         {"correct": c, "confidence_advantage": s, "answer_advantage": s}
@@ -68,6 +69,7 @@ def test_a_run_fills_the_table_of_the_readme(engine, tmp_path):
     assert acceptance.main([str(write_run(tmp_path / "run", engine)), "--into", str(readme)]) == 0
     after = readme.read_text()
     assert "FAILED" not in after
+    assert "| 41.5 (most 41.5) |" in after
     assert after.partition(acceptance.BEGIN)[0] == before.partition(acceptance.BEGIN)[0]
     assert after.partition(acceptance.END)[2] == before.partition(acceptance.END)[2]
 

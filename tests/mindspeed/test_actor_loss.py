@@ -142,6 +142,28 @@ def test_statistics_of_microbatches_average_to_those_of_the_batch(actor_loss, mo
     assert saved[0].keys() >= {"old_log_prob", "log_prob", "advantages", "loss"}
 
 
+@pytest.mark.parametrize("last_stage", [True, False])
+def test_the_peak_memory_of_an_update_is_logged(actor_loss, monkeypatch, batch, last_stage):
+    """Once a mini-batch, without the memory of the rollout before it; other pipeline stages have no statistics."""
+    device = SimpleNamespace(peak=50 * 2**30)
+    device.reset_peak_memory_stats = lambda: setattr(device, "peak", 0)
+    device.max_memory_allocated = lambda: device.peak
+    monkeypatch.setattr(torch, "npu", device, raising=False)
+    engine = SimpleNamespace(loss_func=_loss(actor_loss, monkeypatch))
+    monkeypatch.setattr(engine.loss_func, "begin_mini_batch", lambda _batch: None)
+
+    def run(_self, _batch, _forward_only):
+        device.peak += 3 * 2**30
+        return [{"actor/pg_loss": 1.0}, {"actor/pg_loss": 2.0}] if last_stage else []
+
+    hooked = actor_loss.count_mini_batches(run)
+    peaks = [row.get("actor/max_memory_allocated_gib") for row in hooked(engine, batch)]
+    assert peaks == ([None, 3.0] if last_stage else [])
+    assert device.peak == 3 * 2**30
+    hooked(engine, batch, forward_only=True)
+    assert device.peak == 6 * 2**30
+
+
 def test_forward_only_and_refusals(actor_loss, monkeypatch, batch):
     loss = _loss(actor_loss, monkeypatch)
     assert loss.compute_loss(batch["log_probs"], batch, forward_only=True) is batch["log_probs"]

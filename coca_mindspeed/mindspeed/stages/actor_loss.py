@@ -17,6 +17,7 @@ from torch import Tensor
 from coca_mindspeed.algorithm.advantages import any_segment, segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective, truncated_weights
 from coca_mindspeed.algorithm.parsing import SEGMENTS
+from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.metrics import ratio
@@ -139,11 +140,20 @@ def _sum(values: Tensor, mask: Tensor) -> float:
 
 
 def count_mini_batches(original: Any) -> Any:
-    """Wrap ``BaseTrainingEngine._forward_backward_batch`` to tell our loss its mini-batch."""
+    """Wrap ``BaseTrainingEngine._forward_backward_batch``: tell our loss its mini-batch, and report the peak memory.
+
+    The statistics of microbatches, which only the last pipeline stage has, are averaged over mini-batches and ranks.
+    """
 
     def forward_backward_batch(self: Any, batch: dict[str, Tensor], forward_only: bool = False) -> Any:
-        if not forward_only and isinstance(self.loss_func, SegmentActorLoss):
-            self.loss_func.begin_mini_batch(batch)
-        return original(self, batch, forward_only)
+        if forward_only or not isinstance(self.loss_func, SegmentActorLoss):
+            return original(self, batch, forward_only)
+        device: Any = getattr(torch, "npu")  # noqa: B009  added by torch_npu
+        device.reset_peak_memory_stats()  # of the rollout, which is in the same process
+        self.loss_func.begin_mini_batch(batch)
+        statistics = original(self, batch, forward_only)
+        for last in statistics[-1:]:
+            last["actor/max_memory_allocated_gib"] = device.max_memory_allocated() / GIB
+        return statistics
 
     return forward_backward_batch
