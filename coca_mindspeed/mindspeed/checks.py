@@ -24,11 +24,10 @@ from coca_mindspeed.errors import (
     show_value,
 )
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
-from coca_mindspeed.mindspeed.key_mapping import set_twice
 from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.start.driver import split_config
-from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
+from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, set_twice, shipped_keys
 
 _SIZES = ("npus", "tp", "pp", "cp", "rollout_tp", "rollout_pp", "micro_batch", "mini_batch", "prompts", "group")
 

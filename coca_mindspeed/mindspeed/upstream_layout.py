@@ -19,10 +19,9 @@ from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.errors import ConfigError, show_value
 from coca_mindspeed.mindspeed.checks import other_npus
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
-from coca_mindspeed.mindspeed.key_mapping import mapped_keys, our_keys, places, underscored
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.start.driver import compose_config
-from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES, ignored_keys
+from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES, ignored_keys, mapped_keys, our_keys, places, underscored
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 _MARKS = ("megatron_training", "actor_config", "rl_config", "generate_config")

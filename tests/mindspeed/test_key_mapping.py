@@ -9,8 +9,8 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.mindspeed import upstream_keys
-from coca_mindspeed.mindspeed.key_mapping import mapped_keys, mapped_values, our_keys, places, set_twice
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, written_keys
+from coca_mindspeed.mindspeed.upstream_keys import mapped_keys, mapped_values, our_keys, places, set_twice
 
 RUN = compose_run("qwen25_7b_910b").run
 WRITTEN = written_keys(RUN, 1961, StageFiles(Path("runs")))
