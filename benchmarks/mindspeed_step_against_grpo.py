@@ -29,8 +29,8 @@ from transformers import AutoTokenizer
 from benchmarks.loops_in_turn import WARM_UP_STEPS, Figures, in_turn, medians, options, processor_seconds_a_step, table
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.prompts import bounded_prompt_tokens
 from coca_mindspeed.local.tiny_model import EOS
-from coca_mindspeed.mindspeed.stages.dataset import prompt_token_ids
 from coca_mindspeed.mindspeed.start.driver import find_checkouts
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.runs import DRIVER, finish, start_driver
@@ -71,9 +71,10 @@ def write_data(directory: Path, questions: int) -> None:
     """Write questions and answers as MindSpeed-RL's preprocessing does, by its own builder, to ``directory/data``."""
     tokenizer = AutoTokenizer.from_pretrained(directory / "model")
     records = arithmetic_records(questions, "train", seed=0)
-    prompts = prompt_token_ids(records, tokenizer, training_method("coca").system_prompt, MAX_PROMPT)
+    system_prompt = training_method("coca").system_prompt
+    prompts = list(bounded_prompt_tokens(tokenizer, records, system_prompt, MAX_PROMPT, "MAX_PROMPT"))
     columns = {
-        "input_ids": [prompt.tolist() for prompt in prompts],
+        "input_ids": prompts,
         "attention_mask": [[1] * len(prompt) for prompt in prompts],
         "labels": [tokenizer.encode(record.answer) for record in records],
     }

@@ -442,7 +442,7 @@ trial_output() {
 }
 
 train_on_ascend() {
-  local run=$1 output=$2 npus platform nodes plan stages="" cpus=""
+  local run=$1 output=$2 npus platform nodes plan stages=""
   read_nodes hardware.nodes
   without_nz_weights
   if ((NODE_RANK == 0)); then
@@ -458,7 +458,6 @@ train_on_ascend() {
     platform=$(sed -n 's/^platform //p' "$plan")
     nodes=$(sed -n 's/^nodes //p' "$plan")
     npus=$(sed -n 's/^npus_per_node //p' "$plan")
-    cpus=$(sed -n 's/^cpus_per_npu /--cpus-per-npu /p; s/^other_cpus /--other-cpus /p' "$plan")
     stages=$(sed -n 's/^stage //p' "$plan")
     rm -f "$plan"
     require_nodes hardware.nodes "$nodes"
@@ -493,9 +492,7 @@ Without NPUs, try its rewards and update on the local engine, with a tiny model:
   fi
   start_ray head "${of_ray[@]}"
   export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
-  # shellcheck disable=SC2086  # options and numbers
-  run_child "$PYTHON" -m coca_mindspeed.mindspeed.start.cluster --npus $((NNODES * npus)) ${cpus//$'\n'/ } \
-    --timeout "$CLUSTER_TIMEOUT"
+  run_child "$PYTHON" -m coca_mindspeed.upstream.ray_cluster wait "$CLUSTER_TIMEOUT" $((NNODES * npus)) NPU
   train_stages "$run" "$output" "$stages" "${OVERRIDES[@]}"
   "$DRY_RUN" || echo "launch: every iteration of $output is done"
 }

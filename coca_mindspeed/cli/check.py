@@ -20,9 +20,16 @@ from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError, find_problems, raise_problems
-from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
-from coca_mindspeed.mindspeed.plan import ClusterPlan, Rates, iteration_seconds, make_plan, read_rates, run_days
-from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
+from coca_mindspeed.mindspeed.plan import (
+    ClusterPlan,
+    Rates,
+    checkpoint_bytes,
+    host_gib,
+    iteration_seconds,
+    make_plan,
+    read_rates,
+    run_days,
+)
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
@@ -57,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stage = "stage of the method (sequential and caliber have 0 and 1)"
     parser.add_argument("--stage", type=at_least(0), default=0, metavar="N", help=stage)
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in DIR")
-    script = "write the facts that the launch scripts read: platform, nodes, NPUs, CPUs, each stage as fresh or resume"
+    script = "write the facts that the launch scripts read: platform, nodes, NPUs, each stage as fresh or resume"
     parser.add_argument("--for-script", type=Path, metavar="FILE", help=script)
     metrics = "metrics.jsonl of an earlier run on NPUs: estimate time by its lengths and its rate"
     parser.add_argument("--metrics", type=Path, metavar="FILE", help=metrics)
@@ -251,9 +258,8 @@ def _nodes(count: int) -> str:
 
 
 def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, arguments: argparse.Namespace) -> None:
-    hardware, cpus = config.hardware, wanted_cpus(config.mindspeed_rl["rl_config"], config.hardware.nodes)
+    hardware = config.hardware
     lines = [f"platform {hardware.platform}", f"nodes {hardware.nodes}", f"npus_per_node {hardware.npus_per_node}"]
-    lines += [f"cpus_per_npu {cpus.per_npu}", f"other_cpus {cpus.others}"]
     for stage, has_checkpoint in stages_to_do(config, plan.iterations, output, resume=arguments.resume):
         lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
         mindspeed_values(config, plan.iterations, StageFiles(output, stage), resume=has_checkpoint)

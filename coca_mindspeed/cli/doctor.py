@@ -24,9 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
     run_config = compose_any_layout(arguments.run_name, arguments.overrides).run if arguments.run_name else None
     output = arguments.output or Path("runs") / Path(arguments.run_name or "").stem
     findings = examine_machine(Machine(), run_config, arguments.release, output)
-    findings.sort(key=lambda finding: (False, None, True).index(finding.ok))
-    wrong, fine = sum(finding.ok is False for finding in findings), sum(finding.ok is True for finding in findings)
-    shown = findings[: len(findings) - fine] if arguments.only_problems else findings
+    findings.sort(key=lambda finding: finding.ok)
+    wrong = sum(not finding.ok for finding in findings)
+    shown = findings[:wrong] if arguments.only_problems else findings
     if arguments.json:
         items = [{"ok": finding.ok, **finding.problem._asdict()} for finding in shown]
         print(json.dumps(items, ensure_ascii=False, indent=1, default=str))
@@ -36,10 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
         value = "none" if problem.value is None else problem.value
         value = value if isinstance(value, str) else show_value(value)
         found = "" if missing else f"found {value}, "
-        status = "ok" if ok else "SKIPPED" if ok is None else "MISSING" if missing else "WRONG"
+        status = "ok" if ok else "MISSING" if missing else "WRONG"
         print_text(f"{status} {problem.key}: {found}{problem.expected}")
         if problem.fix:
             print_text(f"    {problem.fix}")
-    skipped = len(findings) - wrong - fine
-    print_text(f"{fine} of {len(findings)} as wanted{f', {skipped} skipped' if skipped else ''}")
+    print_text(f"{len(findings) - wrong} of {len(findings)} as wanted")
     return 1 if wrong else 0

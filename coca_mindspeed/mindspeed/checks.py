@@ -1,6 +1,7 @@
-"""Checks of a cluster run: conditions of MindSpeed-RL, Megatron, vLLM-Ascend and our hooks, found before it starts.
+"""Checks of a cluster run before it starts: the layout of the plan, and conditions that would fail late or silently.
 
-Docstrings and comments name the upstream function that would refuse the run on the cluster, or go wrong silently.
+Docstrings and comments name the upstream function.  Other conditions are left to MindSpeed-RL's ``validate_rl_args``,
+which refuses a run when the driver starts.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,18 +19,16 @@ from coca_mindspeed.errors import (
     ConfigError,
     Problem,
     as_check,
-    did_you_mean,
     find_problems,
     problems_of,
     show_value,
 )
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
-from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.start.driver import split_config
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, set_twice, shipped_keys
 
-_SIZES = ("npus", "tp", "pp", "cp", "rollout_tp", "rollout_pp", "micro_batch", "mini_batch", "prompts", "group")
+_SIZES = ("npus", "tp", "pp", "cp", "rollout_tp", "micro_batch", "mini_batch", "prompts", "group")
 
 
 def _sizes(r: ResolvedConfig) -> Iterator[Condition]:
@@ -47,26 +46,10 @@ def _parallelism(r: ResolvedConfig) -> Iterator[Condition]:
     product = f"TP x PP x CP = {r.tp} x {r.pp} x {r.cp} = {r.model_parallel}"
     yield "layout-npus", "tp", r.npus % r.model_parallel == 0, f"{product} must divide the {r.npus} NPUs"
     yield "npus-nodes", "npus", r.npus % r.nodes == 0, f"must be a multiple of the {r.nodes} nodes"
-    if r.cp > 1:
-        sequence = f"twice the value must divide the sequence length {r.longest}"
-        yield "cp-sequence", "cp", r.longest % (2 * r.cp) == 0, sequence
-        # Ulysses also splits the heads of each tensor-parallel rank.
-        yield "cp-heads", "cp", r.heads % (r.tp * r.cp) == 0, f"times TP {r.tp} must divide the {r.heads} heads"
-        # MindSpeed-LLM's _validate_create_attention_mask_in_dataloader; MindSpeed-RL's page on context parallelism.
-        if r.cp_algorithm == "megatron_cp_algo":
-            yield "cp-mask", "attention_mask", r.attention_mask == "causal", "must be causal for ring attention"
-            # dispatch_transfer_dock_data pads to TP x CP through ZMQ; the ring makes twice as many chunks as ranks.
-            padded = not r.zmq or r.tp % 2 == 0 or r.remove_padding
-            reason = "must be true for ring attention, zmq_communication and an odd TP"
-            yield "cp-padding", "remove_padding", padded, reason
-        elif r.reset_attention_mask:
-            reason = "must be general for Ulysses with reset_attention_mask"
-            yield "cp-mask", "attention_mask", r.attention_mask == "general", reason
 
 
 def _rollout(r: ResolvedConfig) -> Iterator[Condition]:
-    """``validate_rl_args``, ``MegatronStyleVllmWeightContainer._validate_parallel_config``, ``qkv_split_weight``."""
-    yield "rollout-pp", "rollout_pp", r.rollout_pp == 1, "must be 1: rollout has no pipeline parallelism"
+    """``MegatronStyleVllmWeightContainer._validate_parallel_config``, ``qkv_split_weight``."""
     yield "rollout-npus", "rollout_tp", r.npus % r.rollout_tp == 0, f"must divide the {r.npus} NPUs"
     # The weight loader floors heads and groups by TP, so that a group is never shared between ranks.
     yield "rollout-heads", "rollout_tp", r.heads % r.rollout_tp == 0, f"must divide the {r.heads} attention heads"
@@ -76,7 +59,6 @@ def _rollout(r: ResolvedConfig) -> Iterator[Condition]:
     stage = r.npus // r.pp
     divides = r.tp >= r.rollout_tp or stage % r.rollout_tp == 0
     yield "rollout-stage", "rollout_tp", divides, f"above the training's TP {r.tp} must divide a stage's {stage} NPUs"
-    yield "bf16", "rollout_dtype", r.rollout_dtype == "bfloat16", "must be bfloat16"
     # vLLM gives sample i of a prompt the seed + i: every prompt would be sampled with the same random numbers.
     yield "sampling-seed", "sampling_seed", r.sampling_seed is None, "must be null: all prompts would share its noise"
     cut = "the confidence states the success rate of the policy's own distribution"
@@ -88,7 +70,7 @@ def _rollout(r: ResolvedConfig) -> Iterator[Condition]:
 
 
 def _batches(r: ResolvedConfig) -> Iterator[Condition]:
-    """``validate_rl_args._validate_batch_ratio``, ``_validate_data_parallel``; minibatches of whole groups."""
+    """``_validate_data_parallel``; minibatches and updates of whole groups."""
     yield "mini-batch", "mini_batch", r.prompts % r.mini_batch == 0, f"must divide the {r.prompts} prompts"
     grading = f"must be a multiple of the {r.nodes} nodes, each of which grades its share"
     yield "prompts-nodes", "prompts", r.prompts % r.nodes == 0, grading
@@ -98,66 +80,37 @@ def _batches(r: ResolvedConfig) -> Iterator[Condition]:
     yield "prompts-dp", "prompts", r.prompts % r.dp == 0, ranks
     engines = f"must be a multiple of the {r.rollout_dp} rollout engines"
     yield "prompts-engines", "prompts", r.prompts % r.rollout_dp == 0, engines
-    if r.prompts % r.dp == 0:
-        # BaseTrainingEngine floors mini_batch_size / dp: an update would be smaller than configured.
-        yield "mini-batch-dp", "mini_batch", r.mini_batch % r.dp == 0, ranks
-        share = f"must divide the {r.rank_responses} responses of a data-parallel rank"
-        yield "micro-batch", "micro_batch", r.rank_responses % r.micro_batch == 0, share
-
-
-def _dispatch_sizes(r: ResolvedConfig) -> Iterator[Condition]:
-    """``validate_rl_args._validate_experience_ratio`` and ``_validate_dispatch_size``; whole groups for our stages."""
-    if not r.fills_npus:
+    if r.prompts % r.dp:
         return
-    shares = {"rollout": r.rollout_dp, "logprob": r.dp, "update": r.dp, "advantage": 1, "reward": r.nodes}
-    for stage, ranks in shares.items():
-        name, share = f"{stage}_dispatch", r.responses // ranks
-        size = getattr(r, name)
-        if size is not None:
-            divides = size >= 1 and share % size == 0
-            yield "dispatch-divides", name, divides, f"must divide the {share} responses of a rank"
-            if stage in ("advantage", "reward"):
-                yield "dispatch-groups", name, size % r.group == 0, f"must hold whole groups of {r.group}"
-    if r.update_dispatch is not None:
+    # BaseTrainingEngine floors mini_batch_size / dp: an update would be smaller than configured.
+    yield "mini-batch-dp", "mini_batch", r.mini_batch % r.dp == 0, ranks
+    share = f"must divide the {r.rank_responses} responses of a data-parallel rank"
+    yield "micro-batch", "micro_batch", r.rank_responses % r.micro_batch == 0, share
+    if (dispatched := r.update_dispatch) is not None:
         # BaseTrainingEngine.update would make a smaller minibatch of the rest of every dispatch.
-        whole = not r.rank_minibatch or (r.update_dispatch > 0 and r.update_dispatch % r.rank_minibatch == 0)
+        whole = not r.rank_minibatch or (dispatched > 0 and dispatched % r.rank_minibatch == 0)
         reason = f"must be a multiple of a rank's minibatch of {r.rank_minibatch} responses"
         yield "dispatch-minibatch", "update_dispatch", whole, reason
         # ActorHybridWorkerBase.update takes one dispatch of each rank's share and no more.
-        all_at_once = not r.guarantee_order or r.update_dispatch == r.rank_responses
+        all_at_once = not r.guarantee_order or dispatched == r.rank_responses
         reason = f"must be a rank's {r.rank_responses} responses with guarantee_order"
         yield "dispatch-order", "update_dispatch", all_at_once, reason
 
 
 def _lengths(r: ResolvedConfig) -> Iterator[Condition]:
-    """``validate_rl_args``, ``validate_args``, vLLM-Ascend's scheduler, ``rearrange_micro_batches``."""
+    """The model's context, vLLM-Ascend's scheduler, ``rearrange_micro_batches``."""
     context = f"with a prompt of {r.max_prompt} must fit the model's context of {r.context}"
     yield "context", "max_new", r.longest <= r.context, context
-    least = f"must be at least the longest prompt and response together, {r.longest}"
-    yield "model-len", "max_model_len", r.max_model_len >= r.longest, least
     enough = r.max_batched_tokens >= r.max_model_len or not r.ascend_scheduler  # vLLM's own splits prompts
     yield "batched-tokens", "max_batched_tokens", enough, f"must be at least max_model_len {r.max_model_len}"
     if r.dynamic_batch:
+        yield "padding-dynamic", "remove_padding", r.remove_padding, "must be true: use_dynamic_bsz packs responses"
         for name in ("update_tokens", "logprob_tokens"):
             holds = getattr(r, name) >= r.longest
             yield "packing", name, holds, f"must hold the longest prompt and response together, {r.longest}"
 
 
-def _training(r: ResolvedConfig) -> Iterator[Condition]:
-    """``validate_rl_args`` on ``use_remove_padding``, dtype, verifiers, partial rollouts."""
-    masked = not r.remove_padding or r.reset_attention_mask
-    yield "padding-mask", "reset_attention_mask", masked, "must be true for use_remove_padding"
-    unpadded = not r.remove_padding or r.pp == 1 or r.no_pad_to_seq_lengths
-    reason = "must be true for use_remove_padding with pipeline parallelism"
-    yield "padding-pipeline", "no_pad_to_seq_lengths", unpadded, reason
-    packed = not r.dynamic_batch or r.remove_padding
-    yield "padding-dynamic", "remove_padding", packed, "must be true: use_dynamic_bsz packs responses"
-    yield "bf16", "bf16", r.bf16, "must be true: MindSpeed-RL trains in bfloat16 only"
-    same = r.verifiers == r.verifier_weights
-    yield "verifier-weights", "verifier_weights", same, f"must be one weight for each of {r.verifiers} verifiers"
-
-
-_LAYOUT = (_parallelism, _rollout, _batches, _dispatch_sizes, _lengths, _training)
+_LAYOUT = (_parallelism, _rollout, _batches, _lengths)
 
 
 def layout_problems(resolved: ResolvedConfig) -> list[Problem]:
@@ -195,7 +148,6 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
 def run_problems(
     run: RunConfig,
     resolved: ResolvedConfig,
-    memory: MemoryEstimate | None,
     written: Mapping[str, tuple[Any, str]],
     file_values: Callable[[], dict[str, Any]],
 ) -> list[Problem]:
@@ -211,7 +163,6 @@ def run_problems(
         lambda run: set_twice(run, written),
         lambda run: _npus(run, resolved),
         lambda run: _layout(resolved),
-        lambda run: () if memory is None else _memory(resolved, memory),
         lambda run: _hooks(run, file_values()),
         _upstream_keys,
     )
@@ -246,23 +197,6 @@ def other_npus(values: dict[str, Any]) -> dict[str, int]:
     return {key: int(count) for key, count in npus.items() if count}
 
 
-def _memory(resolved: ResolvedConfig, memory: MemoryEstimate) -> Iterator[Problem]:
-    limit = f"GiB of an NPU's {memory.limit_gib:.1f}"
-    parallel = f"raise {KEYS['tp']} or {KEYS['pp']}"
-    if memory.training_gib > memory.limit_gib:
-        name, reason = "micro_batch", f"training needs about {memory.training_gib:.1f} {limit}"
-        if resolved.dynamic_batch:
-            name = "update_tokens"
-        yield Problem("memory-training", KEYS[name], getattr(resolved, name), reason, f"lower it, or {parallel}")
-    if memory.rollout_gib > memory.limit_gib:
-        name, reason = "memory_utilization", f"rollout needs about {memory.rollout_gib:.1f} {limit}"
-        yield Problem("memory-rollout", KEYS[name], resolved.memory_utilization, reason, "lower it")
-    if memory.longest_responses < 1:
-        reason = f"the KV cache holds {memory.longest_responses:.2f} sequences of {resolved.max_model_len} tokens"
-        fix = f"raise it, or {KEYS['memory_utilization']}"
-        yield Problem("memory-kv-cache", KEYS["rollout_tp"], resolved.rollout_tp, reason, fix)
-
-
 def _hooks(run: RunConfig, values: dict[str, Any]) -> Iterator[Problem]:
     """Problems that the driver would find in its configuration."""
     try:
@@ -277,13 +211,5 @@ def _upstream_keys(run: RunConfig) -> Iterator[Problem]:
     """Keys that MindSpeed-RL would refuse, and keys without effect, which it would not."""
     values = run.mindspeed_rl
     ignored = ignored_keys(values, reference=needs_reference(values))
-    for problem in (*shipped_keys().problems(values), *_unused_shapes(values), *ignored):
+    for problem in (*shipped_keys().problems(values), *ignored):
         yield problem._replace(key=f"mindspeed_rl.{problem.key}")
-
-
-def _unused_shapes(values: Mapping[str, Any]) -> Iterator[Problem]:
-    named = [section["model"] for section in values.values() if isinstance(section, Mapping) and "model" in section]
-    for name, shape in (values.get("model") or {}).items():
-        if name not in named:
-            expected = f"must be a model that is named by a section's key model{did_you_mean(name, named)}"
-            yield Problem("unknown-key", f"model.{name}", shape, expected)

@@ -4,12 +4,12 @@ Nothing here imports torch_npu, Ray or MindSpeed-RL, so broken installations of 
 """
 
 import importlib.metadata
-import json
 import os
 import re
 import resource
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,26 +18,19 @@ from typing import Any, NamedTuple
 from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.data.prepare.filters import PromptCounter
-from coca_mindspeed.data.prompts import prompt_messages
-from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import CocaError, Problem, problems_of
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout
-from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
-from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
+from coca_mindspeed.mindspeed.plan import ClusterPlan, checkpoint_bytes, host_gib, make_plan
 from coca_mindspeed.mindspeed.stages.verifiers import check_verifier
-from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
-from coca_mindspeed.mindspeed.start.inputs import check_prompts_of_files
-from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.upstream.manifest import ManifestError, SoftwareStack, load_manifests, matching_manifest, stack_of
 from coca_mindspeed.utils.process import memory_limit, usable_cpus
 
 _DEFAULT_RELEASE = "2.3.0"
 _OPEN_FILES = 32768  # Ray opens a few hundred sockets per worker, and zmq one for each pair of ranks
 _OBJECT_STORE = 10**10  # Ray's REQUIRE_SHM_SIZE_THRESHOLD: with less in /dev/shm, its object store is put into /tmp
-# A token stands for at least one byte. Chat templates add a few dozen bytes per message, some a default system prompt.
-_TEMPLATE_BYTES = 512
+_CPUS = {"placement_group": 8, "local_task": 1}  # MindSpeed-RL's defaults of rl_config.num_cpus_for_*
+_DOCK_CPUS = 10  # reserved by GRPOTransferDock on one node
 _GUIDE = "docs/ascend.md, 1. Software"  # vLLM and vLLM-Ascend are built from a commit there, not installed by a name
 
 
@@ -104,18 +97,14 @@ class Machine:
 
 
 class Finding(NamedTuple):
-    """An item, and the problem that it is if ``ok`` is false; ``ok`` is None if the item could not be examined."""
+    """An item, and the problem that it is if ``ok`` is false."""
 
-    ok: bool | None
+    ok: bool
     problem: Problem
 
 
 def _item(code: str, key: str, found: Any, ok: object, wanted: str, fix: str) -> Finding:
     return Finding(bool(ok), Problem(code, key, found, f"wanted {wanted}", "" if ok else fix))
-
-
-def _skipped(code: str, key: str, needs: str) -> Finding:
-    return Finding(None, Problem(code, key, None, f"needs {needs}"))
 
 
 def releases() -> list[str]:
@@ -188,7 +177,7 @@ def _sources(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
             version, fix = megatron_version(path), f"git checkout core_v{stack.megatron} in {value}"
             yield _item("commit", "Megatron-LM", version, version == stack.megatron, stack.megatron, fix)
         else:
-            wanted, commit = stack.mindspeed if package == "mindspeed" else stack.mindspeed_llm, git_commit(path)
+            wanted, commit = stack.mindspeed if package == "mindspeed" else stack.mindspeed_llm, _commit_of(path)
             shown = commit[:7] if commit else "unknown: no git history"  # of a plain copy
             same, fix = commit is None or commit.startswith(wanted), f"git checkout {wanted[0]} in {value}"
             yield _item("commit", package, shown, same, " or ".join(wanted), fix)
@@ -213,12 +202,15 @@ def _hardware(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
     fix = "install driver and firmware; in a container pass /dev/davinci* through; or choose another hardware="
     yield _item("npus", "NPUs", found, ok, f"{wanted}{' or more' if run is None else ''}", fix)
     if run is not None:
-        # Ray gives every NPU its CPUs on the same node, and waits forever if there are too few.
-        cpus = wanted_cpus(run.mindspeed_rl.get("rl_config") or {}, run.hardware.nodes)
-        needed = cpus.per_npu * wanted + (cpus.others if run.hardware.nodes == 1 else 0)
-        shown = f"{needed} or more ({cpus.per_npu} per NPU, {cpus.others} others)"
-        fix = f"lower mindspeed_rl.rl_config.num_cpus_for_placement_group ({cpus.per_npu}), or allow more CPUs"
-        yield _item("cpus", "CPUs", machine.cpus(), machine.cpus() >= needed, shown, fix)
+        # Ray gives every NPU its CPUs on the same node, and waits forever if there are too few.  The others may all be
+        # on this node: the transfer dock, the task of train, a rule reward per node, and the advantage stage.
+        rl = run.mindspeed_rl.get("rl_config") or {}
+        per_npu, task = (int(rl.get(f"num_cpus_for_{what}", default)) for what, default in _CPUS.items())
+        others = _DOCK_CPUS + 1 + (run.hardware.nodes + 1) * task
+        needed, found = per_npu * wanted + others, machine.cpus()
+        shown = f"{needed} or more ({per_npu} per NPU, {others} others)"
+        fix = f"lower mindspeed_rl.rl_config.num_cpus_for_placement_group ({per_npu}), or allow more CPUs"
+        yield _item("cpus", "CPUs", found, found >= needed, shown, fix)
 
 
 def _run(machine: Machine, run: RunConfig, output: Path) -> Iterator[Finding]:
@@ -239,7 +231,7 @@ def _run(machine: Machine, run: RunConfig, output: Path) -> Iterator[Finding]:
         yield _disk(machine, run, plan, output)
         if plan.memory is not None:
             yield from _host_memory(machine, host_gib(plan.resolved))
-    yield from _inputs(run, "model.path" in {problem.key for problem in absent})
+    yield _grader(run)
 
 
 def _weights(run: RunConfig, plan: ClusterPlan) -> Finding:
@@ -278,108 +270,27 @@ def _host_memory(machine: Machine, needed: float) -> Iterator[Finding]:
     yield _item("shared-memory", "/dev/shm", shown, shm is None or shm >= _OBJECT_STORE, wanted, fix)
 
 
-def _inputs(run: RunConfig, no_model: bool) -> Iterator[Finding]:
-    """The grader, the chat template and every prompt; the driver refuses the first two before Ray starts."""
-    named = {"data.train": run.data.train, "data.evaluate": run.data.evaluate}
-    files = {key: Path(path) for key, path in named.items() if path is not None and Path(path).is_file()}
-    missing = [key for key, path in named.items() if path is not None and key not in files]
-    yield _skipped("grader", "grader", missing[0]) if missing else _grader(run, list(files.values()))
-    if no_model or run.model.path is None:
-        yield from (_skipped(code, key, "model.path") for code, key in _OF_THE_MODEL)
-        return
-    yield from _end_of_text(Path(run.model.path))
-    if files:
-        yield _template(run, list(files.values()))
-    for key, path in files.items():
-        yield _prompts(run, key, path)
-
-
-_OF_THE_MODEL = (("end-of-text", "end of text"), ("template", "chat template"), ("prompts", "prompts"))
-
-
-def _end_of_text(path: Path) -> Iterator[Finding]:
-    """Whether a turn of the chat ends with the tokenizer's end of text.
-
-    vLLM stops at the model's own end of a turn. MindSpeed-RL cuts a response behind the tokenizer's, which is also its
-    padding: if they differ, a token that was never sampled is trained.
-    """
-    try:
-        tokenizer = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return  # reported with the prompts
-    end, template = tokenizer.get("eos_token"), tokenizer.get("chat_template")
-    token = str(end.get("content") if isinstance(end, dict) else end)
-    if (path / "chat_template.jinja").is_file():
-        template = (path / "chat_template.jinja").read_text(encoding="utf-8")
-    text = template if isinstance(template, str) else json.dumps(template or "", ensure_ascii=False)
-    marks = {str(mark.get("content")) for mark in (tokenizer.get("added_tokens_decoder") or {}).values()}
-    # A template of plain text, or none, ends its turns with nothing: only the model's own end of text is left.
-    ends = token in text or "eos_token" in text or not any(mark in text for mark in marks)
-    fix = f"in {path / 'tokenizer_config.json'} set eos_token to it (Llama 3: <|eot_id|>), as newer versions have it"
-    yield _item("end-of-text", "end of text", token, ends, "the token that ends a turn of the chat template", fix)
-
-
-def _grader(run: RunConfig, files: list[Path]) -> Finding:
+def _grader(run: RunConfig) -> Finding:
+    """Whether the grader can be built: every node grades its share.  The driver checks the gold answers."""
     names = list((run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or [])
     coca, problem = run.mindspeed_rl.get("coca") or {}, ""
+    grader = coca.get("grader", "auto")
+    named = (run.data.train, run.data.evaluate) if grader == "auto" else ()  # which names one for each record
     try:
-        check_verifier(names, coca.get("grader", "auto"), coca.get("grading") or {}, files)
+        check_verifier(names, grader, coca.get("grading") or {}, [Path(path) for path in named if path is not None])
     except (CocaError, ImportError) as error:
         problem = str(error)
-    shown, wanted = f"{', '.join(names)} ({run.data.grader})", "can be built here and can grade every record"
-    return _item("grader", "grader", shown, not problem, wanted, problem)
+    shown = f"{', '.join(names)} ({run.data.grader})"
+    return _item("grader", "grader", shown, not problem, "can be built here", problem)
 
 
-def _template(run: RunConfig, files: list[Path]) -> Finding:
-    section, problem = {**(run.mindspeed_rl.get("coca") or {}), "output_dir": "runs"}, ""
+def _commit_of(checkout: Path) -> str | None:
+    """The commit of a checkout; None if it is not a repository, which another repository may contain."""
+    command = ["git", f"--git-dir={checkout / '.git'}", "rev-parse", "HEAD"]
     try:
-        check_prompts_of_files(Path(str(run.model.path)), files, coca_settings(section))
-    except (CocaError, ImportError, RuntimeError) as error:  # the latter two: transformers itself is broken
-        problem = str(error)
-    wanted = "prompts with all messages, without an open thought and without today's date"
-    return _item("template", "chat template", run.model.path, not problem, wanted, problem)
-
-
-def _prompts(run: RunConfig, key: str, path: Path) -> Finding:
-    """Whether every prompt fits: a longer one would end the run after its workers started.
-
-    The tokenizer is loaded only if a prompt has enough bytes to be too long.
-    """
-    limit, system_prompt = run.rollout.max_prompt_tokens, run.method.training_method.system_prompt
-    wanted, counter = f"at most {limit} tokens (rollout.max_prompt_tokens)", None
-    longer = dict[str, int]()
-    try:
-        for record in read_records(path):
-            messages = prompt_messages(record, system_prompt)
-            if sum(len(message["content"].encode("utf-8")) for message in messages) + _TEMPLATE_BYTES > limit:
-                variables = run.model.chat_template_kwargs
-                counter = counter or PromptCounter(Path(str(run.model.path)), system_prompt, variables)
-                if (tokens := counter(record)) > limit:
-                    longer[record.id] = tokens
-    except (CocaError, ImportError, RuntimeError) as error:
-        return _item("prompts", f"prompts of {key}", "not counted", False, wanted, str(error))
-    record_id, most = max(longer.items(), key=lambda item: item[1], default=("", 0))
-    found = f"{len(longer)} longer, the longest {most} (record {record_id!r})" if longer else "none longer"
-    fix = f"data prepare ... --tokenizer {run.model.path} --max-tokens {limit}, or raise rollout.max_prompt_tokens"
-    return _item("prompts", f"prompts of {key}", found, not longer, wanted, fix)
-
-
-def git_commit(checkout: Path) -> str | None:
-    """The commit of a checkout, read without running git; None if it is not a repository."""
-    git = checkout / ".git"
-    try:
-        if git.is_file():  # a worktree or submodule points to its own folder
-            git = (checkout / git.read_text(encoding="utf-8").partition("gitdir:")[2].strip()).resolve()
-        head = (git / "HEAD").read_text(encoding="utf-8").strip()
-        if not head.startswith("ref: "):
-            return head
-        name = head.removeprefix("ref: ")
-        if (git / name).is_file():
-            return (git / name).read_text(encoding="utf-8").strip()
-        packed = (git / "packed-refs").read_text(encoding="utf-8")
-    except OSError:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
         return None
-    return next((line.split()[0] for line in packed.splitlines() if line.endswith(f" {name}")), None)
 
 
 def megatron_version(checkout: Path) -> str | None:

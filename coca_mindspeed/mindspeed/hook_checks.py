@@ -1,24 +1,22 @@
 """Conditions of the hooks on MindSpeed-RL's keys (docs/port.md), checked before the cluster starts."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from coca_mindspeed.errors import Condition, ConfigError, Problem, as_check, find_problems, raise_problems, show_value
+from coca_mindspeed.errors import Condition, as_check, find_problems, raise_problems, show_value
 from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.verifiers import check_names
+from coca_mindspeed.mindspeed.stages.verifiers import MINDSPEED_VERIFIERS, OWN_VERIFIER
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES
 from coca_mindspeed.utils.text_formats import value_of
 
-_NUMBERS = {  # keys of rl_config that must be finite numbers, and MindSpeed-RL's defaults
+_DEFAULTS = {  # MindSpeed-RL's
     "clip_ratio": 0.2,
     "init_kl_coef": 0.01,
-    "entropy_coeff": 0.0,
     "partial_rollout_max_split": 1,
     "n_samples_per_prompt": 1,
     "reward_dispatch_size": 0,
@@ -37,12 +35,12 @@ class HookConfig:
         return self.config.get(name) or {}
 
     def get(self, key: str) -> Any:
-        """Value of a dotted key; MindSpeed-RL's default for a number that is absent."""
+        """Value of a dotted key, or MindSpeed-RL's default."""
         section, _, name = key.partition(".")
         if section == "coca":
             return attrgetter(name)(self.settings)
         value = value_of(self.config, key)
-        return _NUMBERS.get(name) if value is None and section == "rl_config" else value
+        return _DEFAULTS.get(name) if value is None and section == "rl_config" else value
 
     def actor_key(self, name: str) -> str:
         """Full key of an actor's setting; MindSpeed-RL lets ``actor_config`` win over ``megatron_training``."""
@@ -99,33 +97,11 @@ def _groups(c: HookConfig) -> Iterator[Condition]:
 
 
 def _workers(c: HookConfig) -> Iterator[Condition]:
-    """MindSpeed-RL reads these sections in separate-worker mode, and refuses them in integrated mode."""
-    if c.section("rl_config").get("use_integrated_worker", True):
-        for key in ("ref_config", "reward_config"):
-            reason = "must be absent with rl_config.use_integrated_worker: true"
-            yield "integrated-worker", key, key not in c.config, reason
-    else:
+    """MindSpeed-RL reads these sections in separate-worker mode, with or without such a model."""
+    if not c.section("rl_config").get("use_integrated_worker", True):
         for key in ("ref_config", "reward_config", "rl_config.reference_resource"):
             reason = "must be present with rl_config.use_integrated_worker: false, with or without such a model"
             yield "separate-worker", key, c.get(key), reason
-
-
-def _cpu_shim(c: HookConfig) -> Iterator[Condition]:
-    if c.settings.platform != "host":
-        return
-    for name in ("offload_train_optimizer", "offload_train_grad", "offload_train_param"):
-        key = f"generate_config.{name}"
-        yield "cpu-offload", key, not c.get(key), "must be false: the CPU shim has nowhere to offload to"
-    for kind in ("tensor", "pipeline", "expert"):
-        key = f"generate_config.infer_{kind}_parallel_size"
-        alone = c.settings.rollout_engine != "transformers" or c.get(key) in (None, 1)
-        fix = "coca.rollout=vllm may have more (docs/port.md)"
-        yield "cpu-one-rank", key, alone, "must be 1: transformers samples on one rank", fix
-    mode = c.section("rl_config").get("integrated_mode_config") or {}
-    loaded = any((c.get("actor_config.load"), mode.get("ref_model_load_path"), c.get("ref_config.load")))
-    both = c.settings.host.initial_weights is None or not needs_reference(c.config) or loaded
-    reason = "must be null with rl_config.init_kl_coef above 0: the reference needs Megatron weights"
-    yield "cpu-reference", "coca.host.initial_weights", both, reason, "set actor_config.load instead"
 
 
 def _columns(c: HookConfig) -> Iterator[Condition]:
@@ -136,35 +112,30 @@ def _columns(c: HookConfig) -> Iterator[Condition]:
         yield "data-columns", key, columns.RECORD in list(c.get(key) or []), f"must be [{columns.RECORD}]"
 
 
-def _numbers(c: HookConfig) -> Iterator[Problem]:
-    for name in _NUMBERS:
-        value = c.get(f"rl_config.{name}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            yield Problem("wrong-type", f"rl_config.{name}", value, "must be a finite number")
-
-
-def _verifiers(c: HookConfig) -> Iterator[Problem]:
+def _verifiers(c: HookConfig) -> Iterator[Condition]:
+    """MindSpeed-RL's ``rule_verifier`` scores 0 for a name that it does not know."""
     names = list(c.get("rl_config.verifier_function") or [])
-    try:
-        check_names(names)
-    except ConfigError as error:
-        yield Problem("verifiers", "rl_config.verifier_function", names, str(error).partition(": ")[2] or str(error))
+    known = names == [OWN_VERIFIER] or (names and set(names) <= set(MINDSPEED_VERIFIERS))
+    expected = f"must be [{OWN_VERIFIER}], or verifiers of MindSpeed-RL: {', '.join(MINDSPEED_VERIFIERS)}"
+    yield "verifiers", "rl_config.verifier_function", known, expected
 
 
-_CONDITIONS = (_hooks, _groups, _workers, _cpu_shim, _columns)
+_CONDITIONS = (_hooks, _groups, _workers, _columns, _verifiers)
 
 
 def check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
     """Raise ``ConfigError`` with all values of MindSpeed-RL's keys that the hooks do not support.
 
-    ``config`` is MindSpeed-RL's without the section ``coca``, ``settings`` that section.
+    ``config`` is MindSpeed-RL's without the section ``coca``, with values of the right types; ``settings`` is that
+    section.
     """
-    subject = HookConfig(config, settings)
-    checks = [as_check(conditions, HookConfig.get) for conditions in _CONDITIONS]
-    raise_problems(find_problems(subject, (_numbers,), (*checks, _verifiers)))
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    subject = HookConfig({str(key): value for key, value in plain.items()}, settings)
+    raise_problems(find_problems(subject, [as_check(conditions, HookConfig.get) for conditions in _CONDITIONS]))
 
 
 def needs_reference(config: Mapping[str, Any]) -> bool:
     """Whether a KL term, and so a reference model, is configured; MindSpeed-RL's default is one."""
     value = (config.get("rl_config") or {}).get("init_kl_coef")
-    return float(_NUMBERS["init_kl_coef"] if value is None else value) > 0
+    return float(_DEFAULTS["init_kl_coef"] if value is None else value) > 0

@@ -1,19 +1,28 @@
 """Static plan of a cluster run: layout, iterations, time, memory, problems.
 
-The time is an estimate that was not measured on an NPU.
+Time and memory are estimates that were not measured on an NPU.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from coca_mindspeed.config.checks import steps_of_epochs, training_rows
+from coca_mindspeed.config.model_size import (
+    BF16,
+    FP32,
+    GIB,
+    Part,
+    kv_bytes_per_token,
+    layer_parameters,
+    model_parameters,
+)
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
-from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
-from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
+from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, written_keys
 from coca_mindspeed.utils.files import read_json_lines
 
@@ -32,6 +41,31 @@ class Rates(NamedTuple):
 
     tokens_per_response: float = 750.0
     tokens_per_second: float = 110.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """The two phases of an iteration, which take turns on an NPU.
+
+    Attributes:
+        training: parts during the update, on the pipeline stage that needs most.
+        rollout: parts during sampling; ``KV cache`` is the rest of vLLM's share.
+        limit_gib: of an NPU, without the reserve.
+        longest_responses: sequences of ``max_model_len`` tokens in the KV cache of a rollout engine.
+    """
+
+    training: tuple[Part, ...]
+    rollout: tuple[Part, ...]
+    limit_gib: float
+    longest_responses: float
+
+    @property
+    def training_gib(self) -> float:
+        return sum(part.gib for part in self.training)
+
+    @property
+    def rollout_gib(self) -> float:
+        return sum(part.gib for part in self.rollout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +94,19 @@ def make_plan(run: RunConfig) -> ClusterPlan:
     memory = estimate_memory(resolved) if fits_layout else None
     rows, rows_from = training_rows(run.data)
     iterations: int | None = run.trainer.steps
-    problems = []
+    problems: list[Problem] = []
     if run.data.epochs is not None:
         try:
             iterations = None if rows is None else steps_of_epochs(run.data.epochs, rows, run.rollout.prompts)
         except ConfigError as error:
             iterations, problems = None, error.problems
-    plan = ClusterPlan(resolved, memory, rows, rows_from, iterations)
     # The number of iterations and the directory are unknown to the conditions; any do.
     files = StageFiles(Path("runs"))
     values = partial(mindspeed_values, run, iterations or 1, files)
-    written = written_keys(run, iterations or 1, files)
-    return replace(plan, problems=(*problems, *run_problems(run, resolved, memory, written, values)))
+    problems += run_problems(run, resolved, written_keys(run, iterations or 1, files), values)
+    if memory is not None:
+        problems += _memory_problems(resolved, memory)
+    return ClusterPlan(resolved, memory, rows, rows_from, iterations, tuple(problems))
 
 
 def read_rates(path: Path) -> Rates:
@@ -101,3 +136,118 @@ def iteration_seconds(resolved: ResolvedConfig, rates: Rates) -> float:
 def run_days(resolved: ResolvedConfig, iterations: int, rates: Rates) -> float:
     """Estimate the days of a run; ``iterations`` of all stages together."""
     return iterations * iteration_seconds(resolved, rates) / _SECONDS_PER_DAY
+
+
+def checkpoint_bytes(resolved: ResolvedConfig) -> int:
+    """One Megatron checkpoint: weights in bfloat16, and the optimizer's weights and two moments in float32."""
+    return (BF16 + 3 * FP32) * model_parameters(resolved)
+
+
+def estimate_memory(resolved: ResolvedConfig) -> MemoryEstimate:
+    """Estimate both phases, by the formulas of docs/ascend.md; the layout must have no problems."""
+    training = max(
+        (_training(resolved, stage) for stage in _stages(resolved)), key=lambda parts: sum(p.bytes for p in parts)
+    )
+    rollout = _rollout(resolved, training)
+    kv = next(part.bytes for part in rollout if part.name == "KV cache")
+    return MemoryEstimate(
+        training,
+        rollout,
+        resolved.memory_gib - resolved.reserved_gib,
+        max(0.0, kv) / (kv_bytes_per_token(resolved, resolved.rollout_tp) * resolved.max_model_len),
+    )
+
+
+def _stages(resolved: ResolvedConfig) -> tuple[tuple[bool, bool], ...]:
+    """``(is first, is last)`` of the pipeline stages that can need most."""
+    return ((True, True),) if resolved.pp == 1 else ((True, False), (False, True))
+
+
+def _training(resolved: ResolvedConfig, stage: tuple[bool, bool]) -> tuple[Part, ...]:
+    first, last = stage
+    embeddings = int(first) + int(
+        last and (resolved.untied_embeddings or resolved.pp > 1)
+    )  # tied ones are kept at both ends
+    layers = resolved.layers // resolved.pp
+    parameters = (layers * layer_parameters(resolved) + embeddings * resolved.vocab * resolved.hidden) / resolved.tp
+    shards = resolved.dp * resolved.cp if resolved.distributed_optimizer else 1
+    in_flight = resolved.pp if first else 1  # microbatches whose backward pass is still to come
+    parts = [
+        Part("weights", BF16 * parameters, "2 bytes x parameters of a rank"),
+        Part("gradients", FP32 * parameters, "4 bytes x parameters of a rank"),
+        Part("optimizer", 3 * FP32 * parameters / shards, "12 bytes x parameters of a rank / (DP x CP)"),
+        Part(
+            "activations",
+            in_flight * _activations(resolved, layers),
+            f"{resolved.microbatch_tokens} tokens x {layers} layers x microbatches in flight ({in_flight})",
+        ),
+    ]
+    if last:
+        logits = resolved.microbatch_tokens * resolved.vocab / resolved.tp * (2 * BF16 + 2 * FP32)
+        parts.append(Part("logits", logits, "12 bytes x tokens x vocabulary / TP"))
+    if resolved.kl_coefficient > 0:
+        parts.append(Part("reference model", BF16 * parameters, "2 bytes x parameters of a rank"))
+    return tuple(parts)
+
+
+def _activations(resolved: ResolvedConfig, layers: int) -> float:
+    """Bytes that the backward pass of ``layers`` layers keeps of one microbatch, with flash attention."""
+    kv = resolved.kv_groups * (resolved.hidden // resolved.heads)
+    # bf16: both norms' inputs, inputs of QKV and MLP; queries, attention's output; keys and values; gate, up, product
+    outside, inside = 4 * resolved.hidden, 2 * resolved.hidden + 2 * kv + 3 * resolved.ffn
+    per_token = BF16 * (outside / (resolved.tp if resolved.sequence_parallel else 1) + inside / resolved.tp)
+    if resolved.recompute != "full":
+        return resolved.microbatch_tokens * per_token * layers
+    kept = BF16 * resolved.hidden / (resolved.tp if resolved.sequence_parallel else 1)
+    return resolved.microbatch_tokens * (kept * layers + per_token)
+
+
+def _rollout(resolved: ResolvedConfig, training: tuple[Part, ...]) -> tuple[Part, ...]:
+    stays = {"weights": not resolved.offload_param, "gradients": not resolved.offload_grad}
+    stays["optimizer"] = not resolved.offload_optimizer
+    resident = sum(part.bytes for part in training if stays.get(part.name, False))
+    weights = BF16 * model_parameters(resolved) / resolved.rollout_tp
+    batch = resolved.max_batched_tokens * BF16 * (4 * resolved.hidden + 3 * resolved.ffn / resolved.rollout_tp)
+    sampling = resolved.max_sequences * resolved.vocab * 2 * FP32
+    share, outside = resolved.memory_utilization * resolved.memory_gib * GIB, resolved.reserved_gib * GIB
+    return (
+        Part("training state not offloaded", resident, "generate_config.offload_train_*"),
+        Part("rollout weights", weights, "2 bytes x parameters / rollout TP"),
+        Part(
+            "rollout activations", batch + sampling, "max_num_batched_tokens, and max_num_seqs x vocabulary x 8 bytes"
+        ),
+        Part("outside of torch", outside, "hardware.reserved_gib, which vLLM-Ascend takes off its share"),
+        Part("KV cache", share - weights - batch - sampling - outside, "the rest of gpu_memory_utilization x memory"),
+    )
+
+
+def host_gib(resolved: ResolvedConfig) -> float:
+    """GiB of one node's host memory that a run fills before Ray's object store and the data.
+
+    While responses are sampled, the weights and the optimizer's state of training wait in host memory; each rank also
+    keeps the copy of vLLM's weights that is loaded at every wake-up.
+    """
+    parameters = model_parameters(resolved)
+    shards = resolved.dp * resolved.cp if resolved.distributed_optimizer else 1
+    of_a_rank = parameters / (resolved.tp * resolved.pp)
+    per_rank = BF16 * parameters / resolved.rollout_tp
+    per_rank += BF16 * of_a_rank if resolved.offload_param else 0
+    per_rank += 3 * FP32 * of_a_rank / shards if resolved.offload_optimizer else 0
+    return per_rank * resolved.npus / resolved.nodes / GIB
+
+
+def _memory_problems(resolved: ResolvedConfig, memory: MemoryEstimate) -> Iterator[Problem]:
+    limit = f"GiB of an NPU's {memory.limit_gib:.1f}"
+    parallel = f"raise {KEYS['tp']} or {KEYS['pp']}"
+    if memory.training_gib > memory.limit_gib:
+        name, reason = "micro_batch", f"training needs about {memory.training_gib:.1f} {limit}"
+        if resolved.dynamic_batch:
+            name = "update_tokens"
+        yield Problem("memory-training", KEYS[name], getattr(resolved, name), reason, f"lower it, or {parallel}")
+    if memory.rollout_gib > memory.limit_gib:
+        name, reason = "memory_utilization", f"rollout needs about {memory.rollout_gib:.1f} {limit}"
+        yield Problem("memory-rollout", KEYS[name], resolved.memory_utilization, reason, "lower it")
+    if memory.longest_responses < 1:
+        reason = f"the KV cache holds {memory.longest_responses:.2f} sequences of {resolved.max_model_len} tokens"
+        fix = f"raise it, or {KEYS['memory_utilization']}"
+        yield Problem("memory-kv-cache", KEYS["rollout_tp"], resolved.rollout_tp, reason, fix)

@@ -4,7 +4,7 @@ Defaults are those of MindSpeed-RL's config classes, because a key that a YAML f
 """
 
 import math
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,7 +14,6 @@ from coca_mindspeed.errors import Problem, raise_problems
 _SECTIONS = {
     "hardware": "hardware",
     "actor": "mindspeed_rl.actor_config",
-    "training": "mindspeed_rl.megatron_training",
     "rl": "mindspeed_rl.rl_config",
     "resource": "mindspeed_rl.rl_config.actor_resource",
     "generate": "mindspeed_rl.generate_config",
@@ -30,9 +29,9 @@ _PACKING = object()  # rl_config.max_packing_token_size
 _PACKING_EXCESS = 1.025
 
 
-def _key(name: str, default: Any = _REQUIRED, *, key: str | None = None, count: bool = False) -> Any:
-    """A field read from ``section.name``; messages name ``key`` instead if given; ``count``: the length of a list."""
-    return field(metadata={"name": name, "default": default, "key": key, "count": count})
+def _key(name: str, default: Any = _REQUIRED, *, key: str | None = None) -> Any:
+    """A field read from ``section.name``; messages name ``key`` instead if given."""
+    return field(metadata={"name": name, "default": default, "key": key})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +67,10 @@ class ResolvedConfig:
     tp: int = _key("actor.tensor_model_parallel_size", 1)
     pp: int = _key("actor.pipeline_model_parallel_size", 1)
     cp: int = _key("actor.context_parallel_size", 1)
-    cp_algorithm: str | None = _key("actor.context_parallel_algo", "ulysses_cp_algo")
     micro_batch: int = _key("actor.micro_batch_size")
-    bf16: bool = _key("training.bf16", True)
     sequence_parallel: bool = _key("actor.sequence_parallel", False)
     distributed_optimizer: bool = _key("actor.use_distributed_optimizer", False)
-    recompute: str | None = _key("training.recompute_granularity", None)
-    attention_mask: str | None = _key("actor.attention_mask_type", "causal")
-    reset_attention_mask: bool = _key("training.reset_attention_mask", False)
-    no_pad_to_seq_lengths: bool = _key("training.no_pad_to_seq_lengths", False)
+    recompute: str | None = _key("actor.recompute_granularity", None)
     # the batch
     prompts: int = _key("actor.global_batch_size", key="rollout.prompts")
     group: int = _key("rl.n_samples_per_prompt", 1, key="rollout.group_size")
@@ -87,18 +81,11 @@ class ResolvedConfig:
     update_tokens: int = _key("rl.update_max_packing_token_size", _PACKING)
     logprob_tokens: int = _key("rl.actor_max_packing_token_size", _PACKING)
     rollout_dispatch: int | None = _key("rl.actor_rollout_dispatch_size", None)
-    logprob_dispatch: int | None = _key("rl.actor_logprob_dispatch_size", None)
     update_dispatch: int | None = _key("rl.actor_update_dispatch_size", None)
-    advantage_dispatch: int | None = _key("rl.adv_dispatch_size", None)
-    reward_dispatch: int | None = _key("rl.reward_dispatch_size", None)
     kl_coefficient: float = _key("rl.init_kl_coef", 0.01)
-    verifiers: int = _key("rl.verifier_function", 1, count=True)
-    verifier_weights: int = _key("rl.verifier_weight", 1, count=True)
     guarantee_order: bool = _key("rl.guarantee_order", False)
-    zmq: bool = _key("rl.zmq_communication", True)
     # rollout
     rollout_tp: int = _key("generate.infer_tensor_parallel_size", 8)
-    rollout_pp: int = _key("generate.infer_pipeline_parallel_size", 1)
     max_prompt: int = _key("rl.max_prompt_length", 512, key="rollout.max_prompt_tokens")
     max_new: int = _key("sampling.max_tokens", 128, key="rollout.max_new_tokens")
     max_model_len: int = _key("generate.max_model_len", 2048)
@@ -107,7 +94,6 @@ class ResolvedConfig:
     max_sequences: int = _key("generate.max_num_seqs", 1)
     memory_utilization: float = _key("generate.gpu_memory_utilization", 0.5)
     enforce_eager: bool = _key("generate.enforce_eager", True)
-    rollout_dtype: str | None = _key("generate.dtype", "bfloat16")
     temperature: float = _key("sampling.temperature", 1.0, key="rollout.temperature")
     sampling_seed: int | None = _key("sampling.seed", None)
     top_k: int = _key("sampling.top_k", 50)
@@ -142,12 +128,12 @@ class ResolvedConfig:
     @property
     def rollout_dp(self) -> int:
         """Copies of the model in rollout."""
-        return self.npus // (self.rollout_tp * self.rollout_pp)
+        return self.npus // self.rollout_tp
 
     @property
     def fills_npus(self) -> bool:
         """Whether whole copies of the model fill the NPUs, in training and in rollout."""
-        copies = (self.model_parallel, self.rollout_tp * self.rollout_pp)
+        copies = (self.model_parallel, self.rollout_tp)
         return self.npus > 0 and all(npus > 0 and self.npus % npus == 0 for npus in copies)
 
     @property
@@ -223,7 +209,7 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
     rl, generate = _underscored(theirs.get("rl_config")), _underscored(theirs.get("generate_config"))
     coca = theirs.get("coca") or {}
     sections = {
-        **{"hardware": run.hardware.model_dump(), "actor": actor, "training": actor, "rl": rl, "generate": generate},
+        **{"hardware": run.hardware.model_dump(), "actor": actor, "rl": rl, "generate": generate},
         **{"coca": coca, "method": coca.get("method") or {}, "resource": _underscored(rl.get("actor_resource"))},
         "sampling": _underscored(generate.get("sampling_config")),
     }
@@ -236,8 +222,6 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
         section, _, name = each.metadata["name"].partition(".")
         default = {_PACKING: packing, _REQUIRED: None}.get(each.metadata["default"], each.metadata["default"])
         value = sections[section].get(name, default)
-        if each.metadata["count"]:
-            value = len(value) if isinstance(value, Sized) else default
         expected, holds = _TYPES[each.type]
         if not holds(value):
             problems.append(Problem("wrong-type", _full_key(each.metadata["name"]), value, expected))

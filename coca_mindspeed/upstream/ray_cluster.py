@@ -2,7 +2,8 @@
 
 ``python -m coca_mindspeed.upstream.ray_cluster start SECONDS OPTION ...`` is ``ray start`` with a longer limit: Ray
 gives a node half a minute to start, and a cold file system or a busy machine needs more.
-``python -m coca_mindspeed.upstream.ray_cluster wait SECONDS NODES`` waits until the cluster has that many nodes.
+``python -m coca_mindspeed.upstream.ray_cluster wait SECONDS NUMBER [RESOURCE]`` waits until the cluster has that many
+nodes, or as much of a resource of Ray's (``NPU``).
 """
 
 import functools
@@ -88,16 +89,6 @@ def wait_for_slow_nodes(seconds: float) -> None:
     services.wait_for_node = functools.partial(services.wait_for_node, timeout=seconds)
 
 
-def wait_and_report(wait: Callable[[], object], complete: str) -> int:
-    """Wait, and print that the cluster is complete or why not; returns the exit code."""
-    try:
-        wait()
-    except CocaError as error:
-        return print_failure(error, error.exit_code)
-    print(f"the Ray cluster has {complete}")
-    return 0
-
-
 def main(arguments: Sequence[str]) -> int:
     action, seconds, *others = arguments
     if action == "start":
@@ -105,12 +96,20 @@ def main(arguments: Sequence[str]) -> int:
         importlib.import_module("ray.scripts.scripts").cli(["start", *others])
         return 0
     ray: Any = importlib.import_module("ray")
-    nodes = int(others[0])
+    number, resource = int(others[0]), others[1] if len(others) > 1 else None
 
-    def alive() -> int:
-        return sum(bool(node["Alive"]) for node in ray.nodes())
+    def count() -> int:
+        if resource is None:
+            return sum(bool(node["Alive"]) for node in ray.nodes())
+        return int(ray.cluster_resources().get(resource, 0))
 
-    return wait_and_report(lambda: wait_for_cluster(ray, nodes, "nodes", alive, float(seconds)), f"{nodes} nodes")
+    what = "nodes" if resource is None else f"{resource}s"
+    try:
+        wait_for_cluster(ray, number, what, count, float(seconds))
+    except CocaError as error:
+        return print_failure(error, error.exit_code)
+    print(f"the Ray cluster has {number} {what}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def stand_in(tmp_path):
   *"coca_mindspeed.cli check"*)
     while (($#)); do
       case $1 in
-        --for-script) printf '%s\n' "platform npu" "nodes 1" "npus_per_node 8" "cpus_per_npu 8" "other_cpus 13" > "$2"
+        --for-script) printf '%s\n' "platform npu" "nodes 1" "npus_per_node 8" > "$2"
           printf '%s' "${{STAGES-stage 0 fresh}}" >> "$2" ;;
         --write) touch "$2" ;;
       esac
@@ -33,7 +33,7 @@ case "$*" in
     [[ ${{RAY_EXIT:-}} ]] && until [[ -f "{tmp_path}/go" ]]; do sleep 0.1; done && exit "$RAY_EXIT"
     while true; do sleep 0.1; done ;;
   *"coca_mindspeed.cli train"* | *convert_ckpt*) echo "$$ $*" > "{tmp_path}/training"; exec sleep 60 ;;
-  *mindspeed.start.cluster* | *'ray_cluster wait'*)
+  *'ray_cluster wait'*)
     until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done
     if [[ ${{CLUSTER_SLEEPS:-}} ]]; then echo "$$" > "{tmp_path}/training"; exec sleep 60; fi ;;
   *mindspeed.start.driver*) echo "a line of the training"; echo "a warning of the training" >&2

@@ -1,10 +1,8 @@
 """Every launch script: shellcheck, --dry-run, --smoke; and the whole sequence with stubs for Ray and the driver."""
 
-import contextlib
 import functools
 import json
 import os
-import select
 import shlex
 import shutil
 import signal
@@ -55,7 +53,7 @@ def test_dry_run_shows_the_plan_and_every_command():
     doctor, ray, cluster, *_, driver = commands(shown.stdout)
     assert "doctor llama3_8b_910c" in doctor
     assert "16\\}" in ray
-    assert "cluster --npus 16 --cpus-per-npu 8 --other-cpus 13" in cluster
+    assert cluster.endswith("ray_cluster wait 600 16 NPU")
     assert driver.endswith("coca_mindspeed.mindspeed.start.driver /nowhere/run/stage0/mindspeed_rl.yaml")
     assert not Path("/nowhere").exists()
 
@@ -136,7 +134,12 @@ TWO_NODES = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1"}
 @pytest.mark.parametrize(
     ("arguments", "environment", "shown", "hidden"),
     [
-        (["method=sequential"], TWO_NODES, ["hardware.nodes=2", "--npus 16", "/stage0/", "/stage1/"], []),
+        (
+            ["method=sequential"],
+            TWO_NODES,
+            ["hardware.nodes=2", " 16 NPU", "/stage0/", "/stage1/"],
+            [],
+        ),
         ([], {**TWO_NODES, "NODE_RANK": "1"}, ["--address=10.0.0.1:6766"], ["start.driver"]),
     ],
 )
@@ -251,32 +254,6 @@ def test_a_port_that_is_taken_and_a_head_that_is_not_there(stand_in):
         refused = call(SEVEN, *output, **environment)
     assert refused.returncode == 1
     assert "RAY_PORT" in refused.stderr
-
-
-@contextlib.contextmanager
-def port_that_drops_connections():
-    """A port of this machine at which connecting takes minutes, as where a firewall drops packets."""
-    with socket.socket() as server, contextlib.ExitStack() as stack:
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        for _ in range(100):  # until the queue of connections that nobody accepts is full
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(server.getsockname())
-            if not select.select([], [waiting], [], 1.0)[1]:
-                break
-        else:
-            pytest.skip("this system accepts connections that nobody takes, however many")
-        yield server.getsockname()[1]
-
-
-def test_the_limit_holds_where_packets_are_dropped():
-    """One attempt to connect would take the system two minutes."""
-    with port_that_drops_connections() as port:
-        limit = {"MASTER_ADDR": "127.0.0.1", "RAY_PORT": str(port), "CLUSTER_TIMEOUT": "1"}
-        refused = shell("wait_for_head", **limit)
-    assert refused.returncode == 1
-    assert f"127.0.0.1:{port}" in refused.stderr
 
 
 @pytest.mark.parametrize("head_stays", [True, False])

@@ -15,13 +15,12 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.columns import training_columns
-from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, load_prompts, prompt_token_ids
-from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier, check_names
+from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, load_prompts
+from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier
 from coca_mindspeed.mindspeed.start import driver, process
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from tests.mindspeed.builders import checkpoint, write
@@ -108,7 +107,6 @@ TOPK, QUEUE, NZ = "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE", "TASK_QUEUE_ENABLE", "VLLM
     [
         ("2.3.0", {}, {}, {}),
         ("2.3.0", {}, {"HCCL_EXEC_TIMEOUT": "7200"}, {"HCCL_EXEC_TIMEOUT": "7200"}),
-        ("2.3.0", {}, {"HCCL_SOCKET_IFNAME": "eth0"}, {}),  # each node has its own
         ("2.3.0", BUFFER, {}, {"HCCL_BUFFSIZE": "64"}),
         ("2.3.0", BUFFER, {"HCCL_BUFFSIZE": "32"}, {"HCCL_BUFFSIZE": "32"}),
         ("2.3.0", EXPERTS, {}, {"VLLM_DP_SIZE": "4"}),
@@ -116,18 +114,14 @@ TOPK, QUEUE, NZ = "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE", "TASK_QUEUE_ENABLE", "VLLM
         ("2.3.0", NOTHING_CUT, {}, {TOPK: "0"}),
         ("2.3.0", NOTHING_CUT, {TOPK: "2"}, {TOPK: "2"}),
         ("2.3.0", {"generate_config": {"sampling_config": {"top_k": -1, "top_p": 0.9}}}, {}, {}),
-        ("2.3.0", {"generate_config": {"sampling_config": {"top_k": 20}}}, {}, {}),
         ("master", NOTHING_CUT, {}, {}),  # whose vLLM-Ascend does not read it
         # MindSpeed-RL's file says 2, its page on graph mode 1.
-        ("2.3.0", {}, {QUEUE: "0"}, {QUEUE: "0"}),
-        ("2.3.0", {"generate_config": {"enforce_eager": True}}, {}, {}),
         ("master", GRAPHS, {}, {QUEUE: "1"}),
         ("2.3.0", GRAPHS, {QUEUE: "1"}, {QUEUE: "1"}),
         ("2.3.0", GRAPHS, {QUEUE: "2"}, ("task-queue", QUEUE, "2")),
         # vLLM-Ascend would roll out with stale weights.
         ("2.3.0", {}, {NZ: "0"}, {}),
         ("2.3.0", {}, {NZ: "1"}, ("weight-format", NZ, "1")),
-        ("master", {}, {NZ: "1"}, ("weight-format", NZ, "1")),
         ("master", {}, {NZ: "2"}, ("weight-format", NZ, "2")),
     ],
 )
@@ -164,7 +158,7 @@ def test_every_ray_process_gets_the_settings(tmp_path, monkeypatch):
 def driven(tmp_path, homes, monkeypatch, capsys):
     """Run the driver on one record with a grader: its message, and whether it came to the start of Ray."""
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
-    monkeypatch.setattr(driver, "shipped_keys", lambda _release: SimpleNamespace(problems=lambda _config: []))
+    monkeypatch.setattr(driver, "shipped_keys", lambda *_release: SimpleNamespace(problems=lambda _config: []))
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     write(homes["MINDSPEED_RL_HOME"] / "configs/envs/runtime_env.yaml", "env_vars: {}\n")
 
@@ -194,14 +188,8 @@ _PROGRAM = {"category": "code", "answer": "", "metadata": {"tests": {"kind": "as
     ("record", "grader", "problem"),
     [
         (_PROGRAM, "code", "bwrap"),
-        (_PROGRAM, "auto", "bwrap"),
         ({"category": "math", "answer": "1"}, "auto", None),
         ({"category": "math", "answer": " "}, "auto", "record '0' of 'd'"),
-        ({"category": "math", "answer": ""}, "math", "record '0' of 'd'"),
-        ({"category": "math", "answer": r"\frac{1"}, "auto", "train.jsonl:1: record '0' of 'd'"),
-        ({"category": "math", "answer": "1+1=2\n#### 2"}, "math", "train.jsonl:1: record '0' of 'd'"),
-        ({"category": "factual", "answer": "a"}, "auto", "metadata['aliases']"),
-        ({"category": "poem", "answer": "a"}, "auto", "'poem'"),
     ],
 )
 def test_records_that_cannot_be_graded_stop_the_run_before_ray_starts(driven, record, grader, problem):
@@ -212,18 +200,14 @@ def test_records_that_cannot_be_graded_stop_the_run_before_ray_starts(driven, re
 
 _CLOCK = "{{ strftime_now('%Y') }}" + QWEN_TEMPLATE
 _THINKING = QWEN_TEMPLATE + "{% if add_generation_prompt and thinking != 'off' %}<think>{% endif %}"
-_DROPS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
     ("template", "coca", "key"),
     [
         (QWEN_TEMPLATE, {}, None),
-        (_DROPS, {}, "system message"),
         (_THINKING, {}, "model.allow_open_thinking"),
-        (_THINKING, {"allow_open_thinking": True}, None),
         (_THINKING, {"chat_template_kwargs": {"thinking": "off"}}, None),
-        (_THINKING, {"chat_template_kwargs": {"thinkin": "off"}}, "'thinkin'"),
         (_CLOCK, {}, "model.prompt_date"),
         (_CLOCK, {"prompt_date": "2024-07-05"}, None),
         (None, {}, "no chat template"),
@@ -236,6 +220,23 @@ def test_prompts_that_cannot_be_trained_on_stop_the_run_before_ray_starts(driven
     message, started = driven({"category": "math", "answer": "1"}, "exact", tmp_path / "model", **coca)
     assert started == (key is None)
     assert key is None or key in message
+
+
+@pytest.mark.parametrize(
+    ("eos", "template", "well"),
+    [
+        ("<|im_end|>", QWEN_TEMPLATE, True),
+        ("<|endoftext|>", QWEN_TEMPLATE + "{{ eos_token }}", True),
+        ("<|endoftext|>", QWEN_TEMPLATE, False),  # as Llama 3 was first published
+        ("<|endoftext|>", "{% for m in messages %}{{ m.content }}\n{% endfor %}", True),  # plain text
+    ],
+)
+def test_the_end_of_text_ends_a_turn_of_the_chat(driven, tmp_path, eos, template, well):
+    tokenizer = copy.deepcopy(qwen_like())
+    tokenizer.chat_template, tokenizer.eos_token = template, eos
+    tokenizer.save_pretrained(tmp_path / "model")
+    message, started = driven({"category": "math", "answer": "1"}, "exact", tmp_path / "model")
+    assert (started, "eos_token" in message) == (well, not well)
 
 
 def test_prompts_have_the_runs_variables_and_date(tmp_path):
@@ -259,15 +260,6 @@ def test_a_run_is_resumed_only_from_a_checkpoint(tmp_path, tracker, advised):
     assert (str(tmp_path) in driver._last_checkpoint(config)) == advised
 
 
-def test_training_columns():
-    asked = ["responses", "ref_log_prob", "advantages"]
-    without = training_columns(asked, reference=False, rollout_log_probs=True)
-    assert without == ["responses", "advantages", columns.SEGMENT_ENDS, columns.ROLLOUT_LOG_PROBS]
-    with_reference = training_columns(asked, reference=True, rollout_log_probs=False)
-    assert with_reference == [*asked, columns.SEGMENT_ENDS]
-    assert asked == ["responses", "ref_log_prob", "advantages"]
-
-
 def _record(index: int, category: str = "math", answer: str = "1") -> Record:
     return Record(id=str(index), dataset="d", category=category, question="q", answer=answer)
 
@@ -285,32 +277,21 @@ def test_every_epoch_shows_every_record_once():
     np.testing.assert_array_equal([plain[i]["input_ids"][0] for i in range(6)], [0, 1, 2, 3, 4, 0])
 
 
-def test_a_prompt_is_never_cut():
-    calls = []
-
-    class Tokenizer:
-        def apply_chat_template(self, messages: list[Any], **_options: Any) -> str:
-            return str(messages[-1]["content"])
-
-        def __call__(self, texts: list[str], **_options: Any) -> dict[str, list[list[int]]]:
-            calls.append(len(texts))
-            return {"input_ids": [[1, 2, *[3] * ("longest" in text)] for text in texts]}
-
-    tokenizer = Tokenizer()
-    records = [_record(index) for index in range(1500)]
-    prompts = prompt_token_ids(records, tokenizer, None, 2)
-    assert calls == [1024, 476]  # many at once
-    assert [ids.tolist() for ids in prompts] == [[1, 2]] * 1500
-    assert prompts[0].dtype == np.int32
-    long = Record(id="longest", dataset="d", category="math", question="longest", answer="1")
-    with pytest.raises(DataError, match="record 'longest' has a prompt of 3 tokens"):
-        prompt_token_ids([*records, long], tokenizer, None, 2)
+@pytest.mark.parametrize(("bound", "refused"), [(5, True), (4096, False)])
+def test_a_prompt_is_never_cut(tmp_path, bound, refused):
+    path = tmp_path / "records.jsonl"
+    write_records(path, [_record(0)])
+    if refused:
+        with pytest.raises(DataError, match=r"records.jsonl: row 1: record '0' .*max_prompt_length is 5"):
+            load_prompts(path, qwen_like(), CocaSettings(), bound)
+    else:
+        _, [ids] = load_prompts(path, qwen_like(), CocaSettings(), bound)
+        assert ids.dtype == np.int32
 
 
 def test_verifiers():
     for name, kind in (("coca", ExactGrader), ("math_17k_acc", MindSpeedVerifier)):
         assert isinstance(build_verifier(SimpleNamespace(verifier_function=[name]), "exact", {}), kind)
-    check_names(["acc", "format"])
 
 
 def _mindspeeds_verifier_is(monkeypatch, verifier):

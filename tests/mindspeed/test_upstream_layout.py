@@ -141,14 +141,6 @@ def test_a_file_that_asks_for_something_else_is_refused(file, old, new, code):
     assert code in [problem.code for problem in make_plan(compose_any_layout(str(file)).run).problems]
 
 
-def test_a_mixture_of_experts_is_refused(file):
-    path = file.parent / "model" / "qwen25_7b.yaml"
-    path.write_text(SHAPE.replace("{use", "{num_experts: 8, use"))
-    with pytest.raises(ConfigError) as caught:
-        make_plan(compose_any_layout(str(file)).run)
-    assert [problem.code for problem in caught.value.problems] == ["mixture-of-experts"]
-
-
 def test_errors_name_the_file(file, tmp_path):
     file.write_text(FILE.replace("lr: 2e-6", "lr: fast"))
     with pytest.raises(ConfigError) as caught:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.mindspeed.start import cluster
 from coca_mindspeed.upstream import ray_cluster
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 
@@ -34,7 +33,7 @@ class Ray:
 
     def nodes(self) -> list[dict[str, Any]]:
         alive = self.count()
-        return [{"Alive": index < alive, "Resources": {"NPU": 8.0, "CPU": 200.0}} for index in range(4)]
+        return [{"Alive": index < alive} for index in range(4)]
 
     def cluster_resources(self) -> dict[str, float]:
         return {"NPU": 8.0 * self.count()}
@@ -76,21 +75,15 @@ def test_a_long_wait_is_reported_twice_a_minute(capsys):
     assert others == [f"8 of 16 NPUs after {seconds} seconds" for seconds in (30, 60, 90)]
 
 
-COMMANDS = [
-    (ray_cluster.main, ["wait", "0", "2"], "nodes"),
-    (cluster.main, ["--npus", "16", "--cpus-per-npu", "8", "--other-cpus", "13", "--timeout", "0"], "NPUs"),
-]
-
-
-@pytest.mark.parametrize(("main", "arguments", "what"), COMMANDS)
-def test_both_engines_commands_end_alike(main, arguments, what, monkeypatch, capsys):
+@pytest.mark.parametrize(("number", "resource", "what"), [(2, [], "nodes"), (16, ["NPU"], "NPUs")])
+def test_nodes_and_resources_are_waited_for(number, resource, what, monkeypatch, capsys):
+    arguments = ["wait", "0", str(number), *resource]
     monkeypatch.setitem(sys.modules, "ray", Ray(0, [2]))
-    assert main(arguments) == 0
-    count = 2 if what == "nodes" else 16
-    assert capsys.readouterr().out.splitlines()[-1] == f"the Ray cluster has {count} {what}"
+    assert ray_cluster.main(arguments) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"the Ray cluster has {number} {what}"
     for ray in (Ray(0, [1]), Ray(1, [1])):
         monkeypatch.setitem(sys.modules, "ray", ray)
-        assert main(arguments) == TrainingError.exit_code
+        assert ray_cluster.main(arguments) == TrainingError.exit_code
         assert f"{what} after 0 seconds; look at the other nodes' output" in capsys.readouterr().err
 
 

@@ -16,9 +16,9 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages.dataset import read_run_records
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report
 from coca_mindspeed.mindspeed.stages.verifiers import build_verifier
-from coca_mindspeed.mindspeed.start.inputs import read_run_records
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer

@@ -1,4 +1,4 @@
-"""The grader for ``rl_config.verifier_function``; unknown names are refused."""
+"""The grader for ``rl_config.verifier_function``, whose names ``hook_checks`` has checked."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.errors import ConfigError, GradingError
+from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
@@ -57,21 +57,6 @@ class MindSpeedVerifier:
         """Nothing to release."""
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise ``ConfigError`` for no name, unknown names, or ours among others."""
-    if not names:
-        raise ConfigError("rl_config.verifier_function is empty; name at least one verifier")
-    known = (OWN_VERIFIER, *MINDSPEED_VERIFIERS)
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"rl_config.verifier_function: unknown verifier {name!r}; known: {', '.join(known)}")
-    if len(names) > 1 and OWN_VERIFIER in names:
-        raise ConfigError(
-            f"rl_config.verifier_function: {list(names)}: {OWN_VERIFIER!r} stands alone; coca.grader=auto lets "
-            "each record name its grader"
-        )
-
-
 def check_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
     """Build this project's grader if ``rl_config.verifier_function`` names it, check every gold answer, and close it.
 
@@ -91,6 +76,5 @@ def check_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any]
 
 def build_verifier(rl_config: Any, grader: str, options: Mapping[str, Any]) -> Grader:
     """Build the grader that ``rl_config.verifier_function`` names; ``grader`` and ``options`` are for ``coca``."""
-    names = list(rl_config.verifier_function)
-    check_names(names)
-    return build_grader(grader, options) if OWN_VERIFIER in names else MindSpeedVerifier(rl_config)
+    own = OWN_VERIFIER in rl_config.verifier_function
+    return build_grader(grader, options) if own else MindSpeedVerifier(rl_config)

@@ -27,8 +27,8 @@ from omegaconf.errors import OmegaConfBaseException
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_reference
+from coca_mindspeed.mindspeed.stages.dataset import check_prompts_of_files, record_files, with_digests
 from coca_mindspeed.mindspeed.stages.verifiers import check_verifier
-from coca_mindspeed.mindspeed.start.inputs import check_prompts_of_files, record_files, with_digests
 from coca_mindspeed.mindspeed.start.process import check_cpu_shim, setup_driver
 from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
@@ -192,7 +192,8 @@ def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     check_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, rated)
     files = record_files(data_path, settings.eval_data)
     if tokenizer is not None:
-        check_prompts_of_files(Path(tokenizer), files, settings)
+        longest = config.rl_config.get("max_prompt_length") or 512  # MindSpeed-RL's default
+        check_prompts_of_files(Path(tokenizer), files, settings, longest)
     return with_digests(settings, files)
 
 
@@ -262,7 +263,9 @@ def train(
     import ray
 
     checkouts = find_checkouts(os.environ)
-    settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
+    composed = compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"])
+    raise_problems(shipped_keys().problems(composed))  # types, before values are compared
+    settings, config = split_config(composed)
     process = process_settings_of(settings, config, checkouts)
     check_cpu_shim(process)
     raise_problems(shipped_keys(process.release).problems(config))

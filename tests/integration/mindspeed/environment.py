@@ -1,20 +1,16 @@
 """What the integration tests need from the machine, and how they start processes."""
 
 import importlib.util
-import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
-from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
-from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, VARIABLE, coca_settings
+from coca_mindspeed.mindspeed.start.settings import CPU_SHIM
 
 REPOSITORY = Path(__file__).parents[3]
 os.environ[CPU_SHIM] = "tests.support.mindspeed_host"
@@ -49,24 +45,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def printed_by(module: str) -> dict[str, Any]:
-    """What ``python -m module`` prints on the host platform as lines of a name in capitals and JSON."""
-    settings = driver.process_settings_of(
-        coca_settings({"platform": "host"}), OmegaConf.create({}), driver.find_checkouts(os.environ)
-    )
-    process = subprocess.run(
-        [sys.executable, "-m", module],
-        cwd=REPOSITORY,
-        env=environment(**{VARIABLE: settings.model_dump_json()}),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    lines = (line.partition(" ") for line in process.stdout.splitlines())
-    return {name: json.loads(text) for name, _, text in lines if name.isupper() and text.startswith("{")}
 
 
 def run_ranks(module: str, argument: Path, world_size: int, log: Path, timeout: float = 300, **variables: str) -> None:

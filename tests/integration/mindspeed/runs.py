@@ -92,6 +92,7 @@ def run_and_check(
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert 0 < row["actor/grad_norm"] < float("inf")
+        assert row["actor/max_memory_allocated_gib"] == 0  # the CPU shim's answer
         assert row["rollout/log_prob_gap"] < 1e-4
         assert -1 <= row["reward/confidence"] <= 0
         assert 0 <= row["reward/answer"] < 1

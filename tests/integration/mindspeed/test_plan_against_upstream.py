@@ -1,4 +1,4 @@
-"""Nothing that ``coca-mindspeed check`` lets pass is refused by MindSpeed-RL's own config classes and validation.
+"""No layout that ``coca-mindspeed check`` lets pass is refused by MindSpeed-RL's own config classes and validation.
 
 They are loaded from the real sources with their imports of Ray, Megatron and the NPU left out: they are arithmetic.
 """
@@ -10,7 +10,7 @@ import random
 import sys
 from copy import deepcopy
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -85,15 +85,15 @@ def test_ready_made_runs_pass_upstream(upstream: Upstream, name: str, override: 
     upstream.validate(_values(run), run.hardware.nodes)
 
 
-def test_upstream_refuses_what_we_refuse(upstream: Upstream) -> None:
+def test_upstream_refuses_what_check_leaves_to_it(upstream: Upstream) -> None:
     for section, key, value in (
-        ("actor_config", "micro_batch_size", 3),
-        ("actor_config", "tensor_model_parallel_size", 3),
         ("generate_config", "infer_pipeline_parallel_size", 2),
         ("generate_config", "max_model_len", 4096),
         ("generate_config", "dtype", "float16"),
         ("megatron_training", "reset_attention_mask", False),
         ("rl_config", "verifier_weight", [1.0, 1.0]),
+        ("rl_config", "adv_dispatch_size", 48),
+        ("rl_config", "actor_rollout_dispatch_size", 24),
         ("rl_config", "no_such_key", 1),
     ):
         values = _values(compose_run("qwen25_7b_910b").run)
@@ -113,14 +113,9 @@ def test_what_passes_here_passes_there(upstream: Upstream) -> None:
         ("megatron_training", "global_batch_size"): [8, 12, 64, 100, 128],
         ("rl_config", "mini_batch_size"): [4, 8, 64],
         ("rl_config", "n_samples_per_prompt"): [2, 8, 16],
-        ("rl_config", "actor_update_dispatch_size"): [None, 16, 64, 512],
-        ("rl_config", "actor_logprob_dispatch_size"): [None, 16, 100, 2048],
-        ("rl_config", "adv_dispatch_size"): [None, 16, 48, 4096],
-        ("rl_config", "reward_dispatch_size"): [None, 16, 512],
-        ("rl_config", "actor_rollout_dispatch_size"): [None, 8, 24],
     }
     passed = refused = 0
-    for nodes in itertools.islice(itertools.cycle([1, 2]), 3000):
+    for nodes in itertools.islice(itertools.cycle([1, 2]), 2000):
         values = deepcopy(template)
         values["rl_config"]["actor_resource"]["num_npus"] = 8 * nodes
         for (section, key), options in choices.items():
@@ -166,28 +161,6 @@ def test_upstream_knows_every_key_of_ours(home: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("home", CHECKOUTS)
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        ("rl_config", "use_dynamic_bs", True),
-        ("rl_config", "actor_resource", {"npus": 8}),
-        ("generate_config", "enable_sleep_mode", True),
-        ("generate_config", "sampling_config", {"n": 2}),
-        ("actor_config", "recompute", "full"),
-    ],
-)
-def test_upstream_refuses_the_keys_that_we_refuse(
-    home: str, section: str, key: str, value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = _values(compose_run("qwen25_7b_910b").run)
-    values[section][key] = value
-    (unknown,) = read_upstream_keys(Path(home)).problems(values)
-    assert unknown.key.startswith(f"{section}.{key}")
-    with pytest.raises(ValueError, match="is missing"):
-        Upstream(Path(home), monkeypatch).validate(values, 1)
-
-
-@pytest.mark.parametrize("home", CHECKOUTS)
 def test_the_page_lists_every_key_in_which_we_differ_from_upstreams_yaml(home: str) -> None:
     own, upstream = ours(), theirs(Path(home))
     differing = {
@@ -196,23 +169,3 @@ def test_the_page_lists_every_key_in_which_we_differ_from_upstreams_yaml(home: s
         if own.get(key) != upstream.get(key)
     }
     assert rows() == differing
-
-
-def test_llama_has_the_names_of_the_general_adaptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path(str(HOME)) / "mindspeed_rl" / "workers" / "resharding" / "weight_adaptor.py"
-    spec = importlib.util.spec_from_file_location("weight_adaptor", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert "LlamaForCausalLM" not in module.WEIGHT_ADAPTOR_REGISTRY  # once it is there, our hook can go
-    adaptor = module.MegatronVLLMWeightAdaptor(SimpleNamespace(lora_target_modules=[]))
-    for vllm, megatron in (
-        ("model.embed_tokens.weight", "embedding.word_embeddings.weight"),
-        ("model.layers.3.self_attn.qkv_proj.weight", "decoder.layers.3.self_attention.linear_qkv.weight"),
-        ("model.layers.3.mlp.gate_up_proj.weight", "decoder.layers.3.mlp.linear_fc1.weight"),
-        ("model.layers.3.post_attention_layernorm.weight", "decoder.layers.3.pre_mlp_layernorm.weight"),
-        ("model.norm.weight", "decoder.final_layernorm.weight"),
-        ("lm_head.weight", "output_layer.weight"),
-    ):
-        assert adaptor.replace_name_i2t(vllm) == megatron

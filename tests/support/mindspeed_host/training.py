@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.start.process import process_settings
 
 
@@ -22,13 +23,16 @@ def host_training_config(original: Any) -> Any:
 def load_initial_weights(original: Any) -> Any:
     """Wrap ``ActorHybridWorkerBase._build_model_optimizer``: start from a Hugging Face directory.
 
-    A checkpoint that is loaded (a resume, the second stage of a method) takes precedence.
+    A checkpoint that is loaded (a resume, the second stage of a method) takes precedence.  A reference model would keep
+    random weights, so it needs one.
     """
 
     def build_model_optimizer(self: Any) -> Any:
         model, optimizer, scheduler = original(self)
         weights = process_settings().coca.host.initial_weights
         if weights is not None and self.megatron_config.load is None:
+            if process_settings().reference:
+                raise ConfigError("coca.host.initial_weights: a KL term needs actor_config.load in its place")
             from transformers import AutoConfig, AutoModelForCausalLM
 
             from tests.support.mindspeed_host.weights import Layout, load_shard
