@@ -201,9 +201,6 @@ def test_a_skeleton_has_the_fingerprints_found(root):
     ("change", "key"),
     [
         ({"kind": "patch"}, "kind='patch'"),
-        ({"process": "all"}, "process='all'"),
-        ({"platform": "cpu"}, "platform='cpu'"),
-        ({"rollout": "verl"}, "rollout='verl'"),
         ({"replacement": None}, "replacement=null"),
         ({"key": "x"}, "key='x'"),
         ({"colour": "red"}, "colour='red'"),

@@ -5,9 +5,9 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.mindspeed.memory_estimate import host_gib
-from coca_mindspeed.mindspeed.plan import Rates, iteration_seconds, read_rates, run_days
+from coca_mindspeed.mindspeed.plan import Rates, host_gib, iteration_seconds, make_plan, read_rates, run_days
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
+from tests.integration.mindspeed import tiny
 
 
 def resolved_of(name, *overrides):
@@ -47,3 +47,15 @@ def test_the_rates_of_an_earlier_run(tmp_path, capsys):
     file.write_text("")
     with pytest.raises(DataError, match="holds no iteration"):
         read_rates(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "npus"), [("qwen25_1p5b_910b", [], 1), ("qwen25_7b_910b", ["parallel=tp2pp2"], 4)]
+)
+def test_the_tiny_models_overrides_fit_the_runs_for_ascend(name, layout, npus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tiny, "warm_up", lambda *_arguments: None)
+    tiny.main(tmp_path)
+    overrides = capsys.readouterr().out.split()
+    one_node = ["hardware.nodes=1", f"hardware.npus_per_node={npus}", "trainer.steps=2"]
+    plan = make_plan(compose_run(name, [*overrides, *layout, *one_node]).run)
+    assert (plan.problems, plan.iterations) == ((), 2)

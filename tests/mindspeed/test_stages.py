@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
@@ -19,9 +18,8 @@ from coca_mindspeed.mindspeed.stages import columns, dock, reward_worker, traine
 from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, divide_ratios, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
 from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
-from coca_mindspeed.mindspeed.start.settings import CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.scoring.metrics import Mean
-from tests.new_method import Doubt
 
 NAN = math.nan
 
@@ -199,19 +197,6 @@ def test_a_metric_that_is_not_finite_is_null(value, tmp_path):
     assert json.loads(line) == {"iteration": 3, "grad_norm": None, "actor/pg_loss": 0.5}
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_settings_that_are_not_finite(value):
-    for key in ("stall_timeout", "method.advantage_eps", "method.invalid_reward"):
-        given = -value if key == "method.invalid_reward" else value
-        section, _, inner = key.partition(".")
-        with pytest.raises(ConfigError, match=f"^coca.{key}="):
-            coca_settings({section: {inner: given} if inner else given})
-    grading = coca_settings({"grading": {"code": {"seconds": value}}})
-    sent = ProcessSettings(coca=grading, mindspeed_rl_home="/rl", import_paths=(), release="2.3.0", reference=False)
-    received = ProcessSettings.model_validate_json(sent.model_dump_json()).coca.grading["code"]["seconds"]
-    assert received == value or (math.isnan(received) and math.isnan(value))
-
-
 def test_a_reward_worker_that_could_not_start_says_why_when_it_is_used():
     worker = RewardWorker()
     with pytest.raises(ConfigError, match="COCA_MINDSPEED_PROCESS"):
@@ -269,13 +254,3 @@ def test_the_reward_stage(monkeypatch, required):
     assert math.isnan(written(columns.STATED)[2])
     validated = worker.score_rows(given, [0, 1, 2], "eval.jsonl")
     assert str(validated["correct"].tolist()) == "[1.0, 1.0, nan]"
-
-
-def test_a_method_of_one_class_has_its_advantages(monkeypatch):
-    monkeypatch.setitem(METHODS, "doubt", Doubt())
-    filled, settings = _scored_dock(), CocaSettings(method=MethodConfig(name="doubt", advantage_eps=0.0))
-    compute_advantages(filled, settings, count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=0)
-    up = 1 / math.sqrt(2)
-    # The first group's confidences are .3 and 0; its answers right and wrong, for which this method gives nothing.
-    torch.testing.assert_close(filled.data["advantages"][0], torch.tensor([-up, 0.0]))
-    torch.testing.assert_close(filled.data["advantages"][1], torch.tensor([up, 0.0, 0.0]))

@@ -6,39 +6,25 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, shipped_keys
-from tests.mindspeed.builders import write
+from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, UpstreamKeys, shipped_keys
 from tests.mindspeed.test_patch_export import CHECKOUTS
-from tests.support.mindspeed_keys import read_upstream_keys, shipped_text
+from tests.support.mindspeed_keys import shipped_text
 from tests.tables import read_table
 
-_FORM = """raise SystemExit("is never imported")
-class BaseConfig: ...
-class {name}(BaseConfig):
-    def __init__(self, config_dict, role=""):
-        {body}
-        self.update(config_dict)
-        self.made_of_the_others = 1
-"""
+RL = {"use_dynamic_bsz": "bool", "actor_resource": "dict", "a": "int"}
+KEYS = UpstreamKeys(
+    "MindSpeed-RL",
+    {
+        "megatron_training": (megatron := {"num_layers": "any", "lr": "float", "model": "any"}),
+        "actor_config": megatron,
+        **{"rl_config": RL, "rl_config.actor_resource": {"num_npus": "any"}},
+        **{"generate_config": {"sampling_config": "dict"}, "generate_config.sampling_config": {"top_k": "int"}},
+        **{"profiler_config.integrated": {"stage": "int"}, "msprobe_config": {"dump": "int"}},
+    },
+)
 
 
-def checkout(root):
-    def config_class(module, *classes):
-        text = "\n".join(_FORM.format(name=name, body=body) for name, body in classes)
-        write(root / "mindspeed_rl" / "config_cls" / f"{module}.py", text)
-
-    config_class("megatron_config", ("MegatronConfig", "self.num_layers = None; self.lr: float = 1.0"))
-    rl = 'self.use_dynamic_bsz = False; self.actor_resource = {"num_npus": None}; self.a = self.b = 1'
-    config_class("rl_config", ("RLConfig", rl))
-    config_class("generate_config", ("GenerateConfig", 'self.sampling_config = {"top_k": 50, "seed": None}'))
-    config_class("mindstudio_config", ("ProfilerConfig", "self.stage = 1"), ("MsprobeConfig", "self.dump = 1"))
-    return root
-
-
-def test_what_is_known_is_taken(tmp_path):
-    keys = read_upstream_keys(checkout(tmp_path))
-    assert keys.sections["rl_config"] == {"use_dynamic_bsz": "bool", "actor_resource": "dict", "a": "int", "b": "int"}
+def test_what_is_known_is_taken():
     values = {
         "model": {"tiny": {"num-layers": 2}, "another": {"is_never_read": 1}},
         "megatron_training": {"model": "tiny", "lr": 1.0},
@@ -47,13 +33,12 @@ def test_what_is_known_is_taken(tmp_path):
         "profiler_config": {"integrated": {"stage": 2}},
         "coca": {"ours": 1},
     }
-    assert keys.problems(values) == []
-    assert keys.problems(OmegaConf.create(values)) == []
+    assert KEYS.problems(values) == []
+    assert KEYS.problems(OmegaConf.create(values)) == []
 
 
-def test_what_is_not_is_named_with_the_nearest(tmp_path):
-    keys = read_upstream_keys(checkout(tmp_path))
-    found = keys.problems(
+def test_what_is_not_is_named_with_the_nearest():
+    found = KEYS.problems(
         {
             "model": {"tiny": {"num_layer": 2}},
             "actor_config": {"model": "tiny", "made_of_the_others": 1},
@@ -78,14 +63,6 @@ def test_what_is_not_is_named_with_the_nearest(tmp_path):
     assert {problem.code for problem in found} == {"unknown-key"}
     assert "'rl_config'" in found[0].expected
     assert "'use_dynamic_bsz'" in found[3].expected
-
-
-def test_a_folder_that_is_no_mindspeed_rl(tmp_path):
-    for place in ("nowhere", "mindspeed_rl/config_cls/rl_config.py"):
-        write(checkout(tmp_path) / place, "class RLConfig:\n    x = 1\n")
-    for root in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(ConfigError, match="MINDSPEED_RL_HOME"):
-            read_upstream_keys(root)
 
 
 @pytest.mark.parametrize(("setting", "code", "why"), read_table(__file__, "shipped_keys.tsv"))

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -135,12 +134,6 @@ def test_a_verl_with_one_edited_line_in_a_method_that_is_overridden_is_refused(t
     assert f"1 of {len(manifest.hooks)} hooked definitions differ from release 0.9.1" in str(caught.value)
 
 
-def test_a_fused_edit_elsewhere_is_not_our_business(tmp_path: Path):
-    shutil.copytree(VERL, tmp_path / "verl", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "verl" / "utils" / "reward_score" / "gsm8k.py").write_text("")
-    assert matching_manifest(tmp_path, package="verl").release == "0.9.1"
-
-
 def test_the_reward_manager_judges_sampled_tokens(warm: Path, tmp_path: Path):
     tiny.configuration(warm, tmp_path)
     config = composed(tmp_path, "run")
@@ -178,18 +171,3 @@ def _data(policy: Any, response: str) -> DataProto:
             "response_len": np.array([responses.shape[1]]),
         },
     )
-
-
-def test_a_weight_of_the_rollout_correction_is_of_its_token_alone():
-    """Two responses; only their first tokens, of the confidence, were sampled by other log-probs than the actor's."""
-    from verl.trainer.config.algorithm import RolloutCorrectionConfig
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
-
-    old = torch.full((2, 4), -1.0)
-    rollout = torch.tensor([[-1.0 - math.log(1.5), -1.0 - math.log(5), -1, -1], [-1.0 + math.log(4), -1, -1, -1]])
-    batch = DataProto.from_single_dict(
-        {"old_log_probs": old, "rollout_log_probs": rollout, "response_mask": torch.ones(2, 4, dtype=torch.int64)}
-    )
-    corrected, _ = compute_rollout_correction_and_add_to_batch(batch, RolloutCorrectionConfig.decoupled_token_is(2.0))
-    wanted = torch.tensor([[1.5, 2, 1, 1], [0.25, 1, 1, 1]])  # 5 is truncated to 2
-    torch.testing.assert_close(corrected.batch["rollout_is_weights"], wanted)

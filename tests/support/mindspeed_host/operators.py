@@ -1,7 +1,4 @@
-"""NPU operators that MindSpeed calls, written out in PyTorch, with the parameters of torch_npu 2.5.1.
-
-``tests/mindspeed/test_cpu_shim.py`` compares the parameters with ``tests/support/torch_npu_signatures.json``.
-"""
+"""NPU operators that MindSpeed calls, written out in PyTorch, with the parameters of torch_npu 2.5.1."""
 
 from collections.abc import Sequence
 
