@@ -73,10 +73,10 @@ def test_an_optional_package_is_named_with_its_extra(names, extra):
     assert command == f"pip install '.[{extra}]'"
 
 
-OURS = ("cli", "mindspeed.start.driver", "mindspeed.start.cluster", "mindspeed.conversion")
+OURS = ("cli", "mindspeed.start.driver", "mindspeed.conversion", "upstream.ray_cluster")
 EXPERIMENTS = ("expected_confidence", "gguf_import", "real_world", "reproduce")
 MODULES = [
-    *(f"coca_mindspeed.{name}" for name in (*OURS, "upstream.ray_cluster")),
+    *(f"coca_mindspeed.{name}" for name in OURS),
     "coca_router",
     *(f"experiments.{name}" for name in EXPERIMENTS),
     "benchmarks",
