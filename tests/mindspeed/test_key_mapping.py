@@ -69,24 +69,12 @@ def test_both_releases_have_the_keys(release):
         assert name in known, key
 
 
-@pytest.mark.parametrize(
-    ("overrides", "keys"),
-    [
-        (
-            ["actor_config.lr=1e-5", "megatron_training.train_iters=10", "megatron_training.save_interval=10"],
-            {"actor_config.lr", "megatron_training.train_iters", "megatron_training.save_interval"},
-        ),
-        (["actor_config.save_interval=10"], {"actor_config.save_interval"}),
-        (["megatron_training.lr=1e-5"], {"megatron_training.lr"}),
-        (["rl_config.wandb_project=p"], {"rl_config.wandb_project"}),
-    ],
-)
-def test_check_refuses_and_writes_nothing(overrides, keys, tmp_path, capsys):
+def test_check_refuses_and_writes_nothing(tmp_path, capsys):
     file = tmp_path / "run.yaml"
-    typed = [f"mindspeed_rl.{override}" for override in overrides]
+    keys = ("actor_config.lr", "megatron_training.train_iters", "actor_config.save_interval", "rl_config.wandb_project")
+    typed = [f"mindspeed_rl.{key}={'p' if key.startswith('rl') else 10}" for key in keys]
     assert main(["check", "qwen25_7b_910b", *typed, "--stage", "0", "--write", str(file)]) == 1
     error = capsys.readouterr().err
-    assert {line.split("=")[0] for line in error.splitlines() if "[set-twice]" in line} == {
-        f"mindspeed_rl.{key}" for key in keys
-    }
+    refused = {line.split("=")[0] for line in error.splitlines() if "[set-twice]" in line}
+    assert refused == {f"mindspeed_rl.{key}" for key in keys}
     assert not file.exists()

@@ -188,13 +188,13 @@ def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     check_own_method(settings.method)
     training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
     data_path, tokenizer = training.get("data_path"), training.get("tokenizer_name_or_path")
-    rated = [Path(path) for path in (data_path, settings.eval_data) if path is not None]
-    check_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, rated)
     files = record_files(data_path, settings.eval_data)
+    settings = with_digests(settings, files)
+    check_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, files)
     if tokenizer is not None:
         longest = config.rl_config.get("max_prompt_length") or 512  # MindSpeed-RL's default
         check_prompts_of_files(Path(tokenizer), files, settings, longest)
-    return with_digests(settings, files)
+    return settings
 
 
 def check_weights(config: DictConfig, *, reference: bool) -> None:
