@@ -170,7 +170,7 @@ def run_problems(
 
 
 def _layout(resolved: ResolvedConfig) -> Iterator[Problem]:
-    """Problems of the layout under configuration keys; that of a minibatch's prompts has the number of minibatches."""
+    """Problems of the layout, under configuration keys."""
     for problem in layout_problems(resolved):
         as_set = problem.key == "mini_batch" and problem.value > 0
         value = resolved.prompts // problem.value if as_set else problem.value

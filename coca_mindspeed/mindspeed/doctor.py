@@ -117,7 +117,7 @@ def examine_machine(
 ) -> list[Finding]:
     """Examine a machine for a run; without one, examine the requirements of every run.
 
-    ``release`` None is that of ``MINDSPEED_RL_HOME``, or 2.3.0 if that is unknown; ``output`` None is below ``runs``.
+    ``release`` None: that in ``MINDSPEED_RL_HOME``, or 2.3.0 if it is unknown; ``output`` None is below ``runs``.
     No item of an NPU is examined for the CPU shim.
     """
     checkout, found_release = _mindspeed_rl(machine)
@@ -245,7 +245,7 @@ def _weights(run: RunConfig, plan: ClusterPlan) -> Finding:
 
 
 def _disk(machine: Machine, run: RunConfig, plan: ClusterPlan, output: Path) -> Finding:
-    """Space for the checkpoints that are kept at one time, and for the one that is being written."""
+    """Space for the checkpoints that are kept, and for one that is being written."""
     present = sum(1 for _ in output.glob("stage*/checkpoints/iter_*"))
     more = max(1, run.checkpoint.keep * len(run.method.training_method.stages) + 1 - present)
     needed, free = more * checkpoint_bytes(plan.resolved), machine.free_bytes(output)

@@ -66,7 +66,7 @@ class UpstreamKeys:
     def problems(self, values: Mapping[str, Any]) -> list[Problem]:
         """A problem for each section or key that MindSpeed-RL does not know, and for each value of the wrong type.
 
-        The type is that of the default; ``null`` and the keys whose default is ``null`` have any type.
+        A value needs the type of its default; ``null`` and keys with the default ``null`` take any type.
         """
         problems = list(self._unknown_sections(values))
         for section, content, known in self._content(values):
@@ -100,13 +100,13 @@ class UpstreamKeys:
                 if CLASSES.get(section, ("",))[0] == "megatron_config" and "model" in content:
                     models.add(str(content["model"]))
         shapes = values.get("model")
-        for name in sorted(models):  # of the shapes that a configuration may hold, only those that are named are read
+        for name in sorted(models):  # only the named shapes of a configuration are read
             if isinstance(shapes, Mapping) and isinstance(shapes.get(name), Mapping):
                 yield f"model.{name}", shapes[name], self.sections["megatron_training"]
 
 
 def shipped_keys(release: str | None = None) -> UpstreamKeys:
-    """The keys of a release; by default those of all, where a key whose type differs between them has any type."""
+    """Keys of a release, by default of all releases; a key whose type differs between releases has any type."""
     known: dict[str, dict[str, dict[str, str]]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
     releases = known if release is None else {release: known[release]}
     sections: dict[str, dict[str, str]] = {}

@@ -147,7 +147,7 @@ def _sides(relation: Relation) -> tuple[Any, ...]:
 
 
 def _value(relation: Relation) -> Any | None:
-    """6 of ``x = 6``, ``f(2) = 6`` and ``2 + 4 = 6``; None for ``2x = 6``; the interval of an inequality."""
+    """Return the value that a relation states: 6 for ``x = 6``, ``f(2) = 6``, ``2 + 4 = 6``; None for ``2x = 6``."""
     if set(relation.signs) != {"="}:
         return _interval(relation)
     left, *values = relation.sides

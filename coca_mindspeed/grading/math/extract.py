@@ -23,7 +23,7 @@ _MAX_SENTENCE, _MAX_BOXED_SENTENCE, _MAX_WORDS = 400, 160, 200
 
 @functools.lru_cache(maxsize=1)  # a response is asked for three times
 def _boxes(text: str) -> tuple[str | None, str | None]:
-    """Content of the last complete box (of nested ones, the outermost), and of an unclosed one behind it."""
+    """Return the content of the last complete box (the outermost of nested boxes), and of an unclosed box behind it."""
     last: tuple[int, int] | None = None
     opened: list[int | None] = []  # per open brace: where its box's content starts, or None for a plain group
     for match in _BRACES.finditer(text) if "box" in text else ():

@@ -19,7 +19,7 @@ from coca_mindspeed.utils.process import usable_cpus
 # Far above the answers of benchmarks; the cost of parsing grows much faster than the length.
 MAX_ANSWER_CHARACTERS = 2_000
 MAX_DEPTH = 50
-# Of an answer, unless the gold answer is longer: a batch of longer ones would take minutes.
+# Longest answer that is read, unless the gold answer is longer; a batch of longer answers would take minutes.
 _MAX_READ_CHARACTERS = 400
 _MAX_WORKERS = 16
 

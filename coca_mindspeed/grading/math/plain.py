@@ -92,7 +92,7 @@ def _same_spelling(gold: Answer, answer: Answer) -> bool:
 
 
 def _squeezed(text: str) -> str:
-    """Without blanks, but for those between digits or letters: "1 2" is not 12, and "no on" is not "noon"."""
+    """Remove blanks, except between digits or letters: "1 2" is not 12, and "no on" is not "noon"."""
     return re.sub(
         r"(?<!\d) (?=\d)|(?<=\d) (?!\d)|(?<![a-zA-Z]) (?=[a-zA-Z])|(?<=[a-zA-Z]) (?![a-zA-Z])|(?<!\w) (?!\w)", "", text
     )

@@ -11,7 +11,7 @@ from collections import Counter
 #: Counted things (``12 apples``), and words that name neither a unit nor things (``in total``).
 COUNTED, UNNAMED = "", "unit"
 
-# The first name is the canonical one. Those of the first table take prefixes.
+# The first name is canonical. Units of the first table take prefixes.
 _PREFIXES = {"n": "nano", "μ": "micro", "m": "milli", "c": "centi", "d": "deci", "k": "kilo", "M": "mega", "G": "giga"}
 _WITH_PREFIXES = """
 m meter metre; g gram gramme; s second; L liter litre; N newton; J joule; W watt; V volt; A ampere amp; C coulomb

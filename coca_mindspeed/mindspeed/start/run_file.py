@@ -179,7 +179,7 @@ def _check_same_run(written: Path, values: dict[str, Any]) -> None:
 def identity_keys() -> dict[str, tuple[str, ...] | None]:
     """Keys of MindSpeed-RL by section (None: the whole section) that a resumed run must not change.
 
-    They are the keys set by those of ours that are part of a run's identity, and :data:`_IDENTITY_OF_UPSTREAM`.
+    These are the keys that our keys of a run's identity set, and :data:`_IDENTITY_OF_UPSTREAM`.
     """
     known, found = facts_of(RunConfig), dict(_IDENTITY_OF_UPSTREAM)
     for name, interpolation in mapped_keys().items():
