@@ -161,7 +161,7 @@ class Workers:
         seconds: float,
         tasks_per_worker: int = 2_000,
         memory_bytes: int = 2 << 30,
-        warm_up: Callable[[], None] | None = None,
+        warm_up: Callable[[], object] | None = None,
     ) -> None:
         if count < 1:
             raise GradingError(f"a pool needs at least 1 worker, found {count}")

@@ -1,6 +1,5 @@
 """The language model judge, against a real HTTP server on this machine."""
 
-import itertools
 import json
 import threading
 import time
@@ -281,22 +280,6 @@ def test_a_run_that_stops_asks_no_more(server: JudgeServer) -> None:
         grader.grade([record()] * 40, [str(n) for n in range(40)])
     time.sleep(0.5)  # in which those that were submitted would be asked
     assert len(server.requests) < 8
-
-
-@pytest.mark.parametrize("reply_at", range(1, 9))
-def test_a_first_reply_at_any_moment_loses_no_verdict(server: JudgeServer, reply_at: int) -> None:
-    """Another thread's reply may come between two looks at whether there was one."""
-    looks = itertools.count(1)
-
-    class Replies(int):
-        def __bool__(self) -> bool:
-            return next(looks) >= reply_at
-
-    server.reply = lambda data: (400, "no")
-    grader = judge(server, concurrency=1)  # gives up at four refusals
-    grader._replies = Replies()
-    with suppress(GradingError):  # it gave up
-        assert len(grader.grade([record()] * 6, [str(n) for n in range(6)])) == 6
 
 
 def test_the_cache_survives_the_process_and_keeps_only_grades(server: JudgeServer, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def grader() -> Iterator[AutoGrader]:
         record(""),
         record(r"\frac{1"),
         record(r"\frac{5}{0}"),
-        record(r"\sin^2 x+\cos^2 x=1"),
+        record("0=0"),
         record("(10^{10})!"),
         record("2+2=<<2+2=4>>4\n#### 4"),
         record("It is 42"),

@@ -6,15 +6,12 @@ A reply must be exactly one of three grades. (A search for the first of the lett
 
 import asyncio
 import hashlib
-import itertools
 import json
 import os
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -142,30 +139,11 @@ class JudgeGrader(TalliedGrader):
         Raises:
             GradingError: the endpoint refuses everything, or fails after all retries. Earlier grades are cached.
         """
-        pairs, in_flight = zip(records, answers, strict=True), 4 * self._concurrency
-        pending: deque[Future[Verdict]] = deque()
-        verdicts: list[Verdict] = []
-        refusals: list[_RefusedError] = []
+        future = asyncio.run_coroutine_threadsafe(self._verdicts(records, answers), self._loop)
         try:
-            while True:
-                if len(refusals) >= in_flight and not self._replies:  # it has refused every request so far
-                    raise refusals[0]
-                for pair in itertools.islice(pairs, in_flight - len(pending)):
-                    pending.append(asyncio.run_coroutine_threadsafe(self._verdict(*pair), self._loop))
-                if not pending:
-                    break
-                try:
-                    verdicts.append(pending[0].result())
-                except _RefusedError as refusal:
-                    refusals.append(refusal)
-                    verdicts.append(Verdict(refusal.outcome, str(refusal)))
-                pending.popleft()
+            return future.result()
         finally:
-            for future in pending:
-                future.cancel()
-        if refusals and not self._replies:
-            raise refusals[0]
-        return verdicts
+            future.cancel()
 
     def close(self) -> None:
         if not self._loop.is_closed():
@@ -176,7 +154,20 @@ class JudgeGrader(TalliedGrader):
         if self._cache is not None:
             self._cache.close()
 
-    async def _verdict(self, record: Record, answer: str) -> Verdict:
+    async def _verdicts(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        refusals: list[_RefusedError] = []
+        pairs = zip(records, answers, strict=True)
+        tasks = [asyncio.ensure_future(self._verdict(*pair, refusals)) for pair in pairs]
+        try:
+            verdicts = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        if refusals and not self._replies:
+            raise refusals[0]
+        return verdicts
+
+    async def _verdict(self, record: Record, answer: str, refusals: "list[_RefusedError]") -> Verdict:
         started = time.perf_counter()
         if not answer.strip():
             return Verdict(Outcome.WRONG, "no answer was found")
@@ -184,15 +175,17 @@ class JudgeGrader(TalliedGrader):
             return Verdict(Outcome.WRONG, f"the answer is over {_MAX_ANSWER_CHARACTERS} characters")
         request = self._grading_request(record, answer)
         key = hashlib.sha256(json.dumps([self._url, request], sort_keys=True).encode()).hexdigest()
-        reply = self._cache.get(key) if self._cache is not None else None
+        reply = None if self._cache is None else self._cache.get(key)
         try:
             if reply is None:
                 async with self._at_once:
                     reply = await self._ask(request)
             self._replies += 1
         except _RefusedError as refusal:
-            refusal.outcome = await self._blame(record)
-            raise
+            refusals.append(refusal)
+            if len(refusals) >= 4 * self._concurrency and not self._replies:  # it has refused every request so far
+                raise
+            return Verdict(await self._blame(record), str(refusal), time.perf_counter() - started)
         grade = parse_grade(reply)
         if grade is None:
             outcome, reason = await self._blame(record), f"the judge's reply is no grade: {reply!r:.100}"
@@ -260,9 +253,7 @@ class JudgeGrader(TalliedGrader):
 
 
 class _RefusedError(GradingError):
-    """The endpoint refused one request; ``outcome`` is the outcome of the answer in it."""
-
-    outcome = Outcome.UNGRADABLE
+    """The endpoint refused one request, possibly for its content."""
 
 
 class _UnusableReplyError(Exception):

@@ -4,11 +4,12 @@ Three stages: :mod:`.extract` finds the final answer, :mod:`.normalise` gives it
 The rules are in docs/grading.md, and by example in tests/grading/math_pairs.tsv.
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 
 from coca_mindspeed.data.records import Record, RecordError
-from coca_mindspeed.grading.math.extract import final_answer, is_cut_off, without_boxes
+from coca_mindspeed.grading.math.extract import final_answer, without_boxes
 from coca_mindspeed.grading.math.normalise import Answer, read_answer
 from coca_mindspeed.grading.math.plain import CHOICE, is_words, plain_text, plain_verdict
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
@@ -22,17 +23,11 @@ MAX_DEPTH = 50
 # Longest answer that is read, unless the gold answer is longer; a batch of longer answers would take minutes.
 _MAX_READ_CHARACTERS = 400
 _MAX_WORKERS = 16
-
 # Failures that the input may have caused; others are the machine's.
 _INPUT_FAILURES = frozenset((Failure.TIMEOUT, Failure.DIED, Failure.RAISED))
-_SHOWN_PROBLEMS = 3
 _GOLDS_PER_PROGRESS_UPDATE = 2_000
-
-_NEVER_RIGHT = "no response can be right: its own text in a box is graded wrong"
-_WORKED_SOLUTION = re.compile(r"^\s*####", re.MULTILINE)  # as GSM8K's solutions end
+_SENTENCE = re.compile(r"^\s*####|^[^$\\\n]*\b(?:is|are|equals)\b[^$\\\n]*\d", re.MULTILINE)
 _BRACKETS = re.compile(r"[{}()\[\]]")
-
-
 _Pair = tuple[str, str | None]  # gold answer and final answer
 
 
@@ -43,8 +38,7 @@ def _compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
     return compare(pair)
 
 
-def _warm_up() -> None:
-    _compare((r"x^2+\frac{1}{2}", r"\sqrt{2}"))
+_WARM_UP = functools.partial(_compare, (r"x^2+\frac{1}{2}", r"\sqrt{2}"))
 
 
 class MathGrader(TalliedGrader):
@@ -61,7 +55,7 @@ class MathGrader(TalliedGrader):
         super().__init__()
         self._boxed_only = boxed_only
         self._gold_fails: dict[str, bool] = {}
-        self._workers = Workers(count, seconds, warm_up=_warm_up)
+        self._workers = Workers(count, seconds, warm_up=_WARM_UP)
 
     def check(self, records: Sequence[Record]) -> None:
         golds = list(dict.fromkeys(record.answer for record in records))
@@ -78,11 +72,7 @@ class MathGrader(TalliedGrader):
         golds = {record.answer for record in records}
         _refuse(records, {gold: _unreadable(gold) or ("" if gold.strip() else "it is empty") for gold in golds})
         finals = self.final_answers(answers)
-        verdicts = self._verdicts([(record.answer, final) for record, final in zip(records, finals, strict=True)])
-        for index, (final, answer) in enumerate(zip(finals, answers, strict=True)):
-            if final is None and is_cut_off(answer):
-                verdicts[index] = Verdict(Outcome.WRONG, "its box is never closed")
-        return verdicts
+        return self._verdicts([(record.answer, final) for record, final in zip(records, finals, strict=True)])
 
     def final_answers(self, answers: Sequence[str]) -> list[str | None]:
         return [final_answer(answer, self._boxed_only) for answer in answers]
@@ -93,23 +83,18 @@ class MathGrader(TalliedGrader):
         return [verdict.correct for verdict in self._verdicts([(min(pair), max(pair)) for pair in pairs])]
 
     def gold_problems(self, golds: Sequence[str]) -> list[str]:
-        """For each gold answer, why it cannot be used, or ``""``: in a box it has to be right."""
-        problems: dict[str, str] = {}
+        """For each gold answer, why it cannot be used, or ``""``: words, or mathematics that equals itself."""
+        problems = {gold: _unreadable(gold) or ("" if gold.strip() else "it is empty") for gold in golds}
         parsed: dict[_Pair, tuple[str, str]] = {}
-        for gold in dict.fromkeys(golds):
-            problems[gold] = _unreadable(gold) or ("it is a worked solution" if _WORKED_SOLUTION.search(gold) else "")
-            final = None if problems[gold] else final_answer(rf"\boxed{{{gold}}}")
-            if final is None:
-                problems[gold] = problems[gold] or "it is empty"
-                continue
-            wanted, given = _read(gold), _read(final)
-            verdict = plain_verdict(wanted, given)
-            if verdict is not None and not verdict.correct:
-                problems[gold] = verdict.reason or _NEVER_RIGHT
-            elif wanted.value is None and not is_words(text := plain_text(wanted.body)) and not CHOICE.fullmatch(text):
-                parsed[gold, final] = _named_body(wanted), _named_body(given)
+        for gold in [gold for gold, problem in problems.items() if not problem]:
+            wanted = _read(gold)
+            text = plain_text(wanted.body)
+            if _SENTENCE.search(gold):
+                problems[gold] = "it is a worked solution or a sentence about a number"
+            elif wanted.value is None and not is_words(text) and not CHOICE.fullmatch(text):
+                parsed[gold, gold] = _named_body(wanted), _named_body(wanted)
         for (gold, _), verdict in self._symbolic_verdicts(parsed):
-            problems[gold] = "" if verdict.correct else verdict.reason or _NEVER_RIGHT
+            problems[gold] = "" if verdict.correct else verdict.reason or "it does not equal itself"
         return [problems[gold] for gold in golds]
 
     def metrics(self) -> dict[str, float]:
@@ -128,10 +113,8 @@ class MathGrader(TalliedGrader):
             gold, final = pair
             if final is None:
                 decided[pair] = Verdict(Outcome.WRONG, "no answer was found")
-            elif problem := _unreadable(final):
+            elif problem := _unreadable(final) or _unreadable(gold):
                 decided[pair] = Verdict(Outcome.WRONG, problem)
-            elif problem := _unreadable(gold):
-                decided[pair] = Verdict(Outcome.UNGRADABLE, f"the gold answer: {problem}")
             elif len(final) > max(_MAX_READ_CHARACTERS, 4 * len(gold)):
                 decided[pair] = Verdict(Outcome.WRONG, "it is far longer than the gold answer")
             else:
@@ -179,8 +162,6 @@ def _refuse(records: Sequence[Record], problems: Mapping[str, str]) -> None:
     if not bad:
         return
     more = f"; {len(bad)} of {len(records)} records have a bad gold answer" if len(bad) > 1 else ""
-    if others := list(dict.fromkeys(record.answer for record in bad if record.answer != bad[0].answer)):
-        more += f", for example {', '.join(f'{gold[:60]!r}' for gold in others[:_SHOWN_PROBLEMS])}"
     raise RecordError(
         bad[0],
         f"the gold answer {bad[0].answer[:60]!r} cannot be used: {problems[bad[0].answer]}{more}. Expected the final "

@@ -32,10 +32,6 @@ class Relation(NamedTuple):
     name: str
 
 
-class LargePower(sympy.Function):
-    """A power of numbers that is not written out."""
-
-
 class Decimal(NamedTuple):
     """A decimal that is a whole element and may be rounded."""
 
@@ -95,13 +91,13 @@ def _structure(tokens: list[str]) -> Any:
         name = name if _NAME.fullmatch(name) else ""
         sides = sympy.S.Zero if name else _structure(parts[0]), *map(_structure, parts[1:])
         return Relation(tuple({r"\approx": "=", r"\equiv": "="}.get(sign, sign) for sign in found), sides, name)
-    parts, found = _split(tokens, (":",))
-    if found:
-        return Group(":", tuple(map(_structure, parts)))
-    parts, found = _split(tokens, SET_OPERATIONS)
-    if len(set(found)) > 1:
-        raise NotMathematicsError("two set operations")
-    return Group(found[0], tuple(map(_structure, parts))) if found else _element(tokens)
+    for signs in ((":",), (r"\mod",), SET_OPERATIONS):
+        parts, found = _split(tokens, signs)
+        if len(set(found)) > 1:
+            raise NotMathematicsError("two set operations")
+        if found:
+            return Group(found[0], tuple(map(_structure, parts)))
+    return _element(tokens)
 
 
 def _list(items: Iterable[Any], opened: str = "", closed: str = "") -> Group:
@@ -147,18 +143,16 @@ _LETTERS = (
     "sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar"
 )
 _GREEK = frozenset(rf"\{name}" for name in _LETTERS.split())
-_ACCENT_NAMES = "bar vec hat tilde dot ddot mathbb mathcal mathfrak triangle angle overline"
+_ACCENT_NAMES = "bar vec hat tilde dot ddot mathcal mathfrak triangle angle overline"
 _ACCENTS = frozenset(rf"\{name}" for name in _ACCENT_NAMES.split())
-_SAME_NAMES = "sin cos tan cot sec csc sinh cosh tanh exp"
-_UNARY: dict[str, Any] = {rf"\{name}": getattr(sympy, name) for name in _SAME_NAMES.split()}
+_SAME_NAMES = ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp")
+_UNARY: dict[str, Any] = {rf"\{name}": getattr(sympy, name) for name in _SAME_NAMES}
 _UNARY |= {r"\arcsin": sympy.asin, r"\arccos": sympy.acos, r"\arctan": sympy.atan, r"\ln": sympy.log}
 _UNARY |= {r"\log": lambda x: sympy.log(x, 10)}
-_SEVERAL = {r"\max": sympy.Max, r"\min": sympy.Min}
-_OVER_INDEX = {r"\sum": sympy.Add, r"\prod": sympy.Mul}
 _CONSTANTS = {r"\pi": sympy.pi, r"\infty": sympy.oo}
 _TIMES = ("*", "/", r"\cdot", r"\times", r"\div")
 _ENDS = _CLOSING | {"+", "-", ",", "^", "_", "!", *_TIMES}
-_MAX_BITS, _MAX_TERMS = 4_000_000, 1_000  # of a power that sympy writes out; of a sum
+_MAX_BITS = 4_000_000  # of a power that sympy writes out
 
 
 class _Parser:
@@ -166,7 +160,7 @@ class _Parser:
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens, self.place = tokens, 0
-        self._bars = self._angles = 0  # open absolute values; functions in which degrees are turned into radians
+        self._bars = 0  # open absolute values
 
     def _next(self, ahead: int = 0) -> str:
         place = self.place + ahead
@@ -177,10 +171,9 @@ class _Parser:
         self.place += found
         return found
 
-    def _expect(self, *tokens: str) -> None:
-        for token in tokens:
-            if not self._take(token):
-                raise NotMathematicsError(f"{token} is missing")
+    def _expect(self, token: str) -> None:
+        if not self._take(token):
+            raise NotMathematicsError(f"{token} is missing")
 
     def sum(self) -> Any:
         terms = [self._signed()]
@@ -215,16 +208,15 @@ class _Parser:
         value = self._atom()
         while True:
             if self._take("!"):
-                double = self._next(-2) != ")" and self._take("!")  # (n)!! may be meant as (n!)!
-                value = sympy.factorial2(value) if double else sympy.factorial(value)
+                value = sympy.Function("!!")(value) if self._take("!") else sympy.factorial(value)
             elif self._next() == "^" and self._next(1) == r"\circ":
                 self.place += 2
-                value = value * sympy.pi / 180 if self._angles else value
+                value = value * sympy.pi / 180
             elif self._take("^"):
                 exponent = self._argument()
-                large = isinstance(exponent, sympy.Integer) and value.is_Rational
+                large = value.is_Rational and exponent.is_Integer
                 large = large and abs(exponent) * max(abs(value.p), value.q).bit_length() > _MAX_BITS
-                value = (LargePower if large else sympy.Pow)(value, exponent)
+                value = (sympy.Function("power") if large else sympy.Pow)(value, exponent)
             else:
                 return value
 
@@ -256,10 +248,8 @@ class _Parser:
                 return self._symbol(token)  # digits in a base
             if self._next() != r"\frac" or not token.isdigit():
                 return sympy.Rational(token)
-            self.place += 1
-            top, bottom = self._argument(digits=True), self._argument(digits=True)
-            mixed = top.is_Integer and bottom.is_Integer and 0 <= top < bottom
-            return int(token) + top / bottom if mixed else int(token) * top / bottom
+            fraction = self._atom()
+            return int(token) + fraction if fraction.is_Rational and 0 <= fraction < 1 else int(token) * fraction
         if token == r"\frac":
             return self._argument(digits=True) / self._argument(digits=True)
         if token == r"\binom":
@@ -269,10 +259,6 @@ class _Parser:
             return sympy.Pow(self._argument(digits=True), sympy.S.One / index)
         if token in _UNARY:
             return self._function(token)
-        if token in _SEVERAL:
-            return _SEVERAL[token](*self._arguments())
-        if token in _OVER_INDEX:
-            return self._over_index(_OVER_INDEX[token])
         if token in _CONSTANTS:
             return _CONSTANTS[token]
         if token in _ACCENTS:
@@ -292,31 +278,8 @@ class _Parser:
             power = self._argument()
             if power == -1 and (inverse := _UNARY.get(rf"\arc{name[1:]}")):
                 function, power = inverse, None
-        self._angles += 1
         argument = self._group("(") if self._next() == "(" else self._juxtaposed(in_function=True)
-        self._angles -= 1
         return function(argument) if power is None else sympy.Pow(function(argument), power)
-
-    def _arguments(self) -> list[Any]:
-        self._expect("(")
-        values = [self.sum()]
-        while self._take(","):
-            values.append(self.sum())
-        self._expect(")")
-        return values
-
-    def _over_index(self, joined: Any) -> Any:
-        r"""``\sum_{k=1}^{10} k^2``, between numbers, term by term."""
-        self._expect("_", "{")
-        index = self._atom()
-        self._expect("=")
-        first = self.sum()
-        self._expect("}", "^")
-        last = self._argument()
-        if not (index.is_Symbol and first.is_Integer and last.is_Integer and last - first < _MAX_TERMS):
-            raise NotMathematicsError("a sum over other than a few numbers")
-        term = self._juxtaposed()
-        return joined(*(term.xreplace({index: sympy.Integer(n)}) for n in range(int(first), int(last) + 1)))
 
     def _raw(self) -> str:
         """The text of an argument, without blanks and braces."""
@@ -340,5 +303,5 @@ class _Parser:
             return sympy.E if name == "e" else sympy.I
         name = f"{name}_{index}{primes}" if index or primes else name
         if name.rstrip("'") in {*"fgh"} and self._next() == "(":
-            return sympy.Function(name)(*self._arguments())
+            return sympy.Function(name)(self._group("("))
         return sympy.Symbol(name, real=True)

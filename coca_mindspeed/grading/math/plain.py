@@ -4,11 +4,11 @@ Everything is exact and linear in the text, so that it can run in the caller's p
 """
 
 import re
-import unicodedata
+import string
 from fractions import Fraction
 
 from coca_mindspeed.grading.math.normalise import FUNCTION_NAMES, Answer
-from coca_mindspeed.grading.math.units import same_unit
+from coca_mindspeed.grading.math.units import UNNAMED
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 
 ROUNDED = Fraction(1, 10**6)  # relative error of a gold answer that is a rounded decimal
@@ -36,7 +36,7 @@ def plain_verdict(gold: Answer, answer: Answer) -> Verdict | None:
     """The verdict on two answers without algebra, or None if it takes some."""
     if not gold.body:
         return Verdict(Outcome.UNGRADABLE, "the gold answer is empty")
-    if not same_unit(gold.unit, answer.unit):
+    if not {gold.unit, answer.unit} & {None, UNNAMED} and gold.unit != answer.unit:
         return Verdict(Outcome.WRONG, f"the unit is {answer.unit}, not {gold.unit}")
     if gold.value is not None and answer.value is not None:
         found: bool | None = same_number(gold, answer) and (gold.name == answer.name or "" in (gold.name, answer.name))
@@ -76,8 +76,8 @@ def terminates(value: Fraction) -> bool:
 
 
 def plain_text(body: str) -> str:
-    r"""The text without ``\text{}``, with single blanks, in NFC."""
-    return " ".join(unicodedata.normalize("NFC", re.sub(r"\\text\{([^{}]*)\}", r"\1", body)).split())
+    r"""The text without ``\text{}``, with single blanks."""
+    return " ".join(re.sub(r"\\text\{([^{}]*)\}", r"\1", body).split())
 
 
 def is_words(text: str) -> bool:
@@ -109,21 +109,15 @@ def _chosen(given: str, wanted: str) -> bool | None:
 def _same_words(wanted: str, given: str, is_number: bool) -> bool | None:
     if not is_words(wanted):
         return False if is_number and is_words(given) else None
-    tokens = _tokens(wanted)
-    same_case = all(map(_may_be_symbols, tokens))
-    return is_words(given) and (
-        tokens == _tokens(given) or (not same_case and _tokens(wanted.casefold()) == _tokens(given.casefold()))
-    )
-
-
-def _tokens(text: str) -> list[str]:
-    return re.findall(r"[^\W_]+|[^\w\s,.'’-]", text)
+    tokens, others = (re.findall(r"[^\W_]+|[^\w\s,.'’-]", text) for text in (wanted, given))
+    if not all(map(_may_be_symbols, tokens)):
+        tokens, others = ([token.casefold() for token in each] for each in (tokens, others))
+    return is_words(given) and tokens == others
 
 
 def _may_be_symbols(token: str) -> bool:
     """Whether letters may name points, genes or factors: short ones, ``ABCD``, ``mMkK``."""
     letters = token.casefold()
-    if letters in _SHORT_WORDS:
-        return False
     mixed = token not in (letters, token.upper(), letters.capitalize()) and len(token) <= 5
-    return len(token) <= 3 or letters in "abcdefghijklmnopqrstuvwxyz" or not re.search("[aeiouy]", letters) or mixed
+    short = len(token) <= 3 or letters in string.ascii_lowercase or not re.search("[aeiouy]", letters)
+    return letters not in _SHORT_WORDS and (short or mixed)
