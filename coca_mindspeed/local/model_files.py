@@ -1,10 +1,11 @@
-"""Tokenizer, chat prompts and context limit of a model directory; the weights are not read.
+"""Download, tokenizer, chat prompts and context limit of a model; the weights are not read.
 
 :func:`load_tokenizer` and :func:`read_model_config` use transformers, which imports torch.  :class:`FileTokenizer` and
 :func:`read_config_file` read the same files in a fraction of the time, for checks before torch is imported.
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -19,10 +20,12 @@ import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
+from coca_mindspeed.config.checks import download_command
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.prompts import prompt_messages, reads_clock, render_chat, write_into_template
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import ConfigError, DataError, Problem
+from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import LONE_SURROGATE, read_object
 from coca_mindspeed.utils.text_formats import JsonError, parse_json
 
@@ -33,6 +36,45 @@ _BY_LENGTH = {"dynamic": "Dynamic NTK", "longrope": "LongRoPE", "su": "LongRoPE"
 # linear attention or a convolution cannot be split.
 _ATTEND = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _LAYER_KINDS = ("layer_types", "layers_block_type")
+
+
+_DOWNLOADED = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
+_NOT_DOWNLOADED = ("*/*", "consolidated*")  # other formats of the same weights
+
+
+def download_model(name: str, *, own_code: bool, show_progress: bool) -> Path:
+    """The directory of the model ``name`` (ORG/NAME) in huggingface_hub's cache, downloaded if files are missing there.
+
+    ``own_code`` also downloads the model's Python files.  Without a connection, the newest copy in the cache is used.
+
+    Raises:
+        ConfigError: there is no such model, it needs a login, or it can be neither downloaded nor found in the cache.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if show_progress:
+        print_text(f"model.path={name}: from {constants.ENDPOINT}, cached in {constants.HF_HUB_CACHE}", sys.stderr)
+    else:
+        disable_progress_bars()
+    wanted = [*_DOWNLOADED, *(["*.py"] if own_code else ())]
+    fix = f"check the name and the connection, or name a directory: {download_command(name, name)}"
+    try:
+        path = Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=_NOT_DOWNLOADED))
+        if not any(path.glob("*.safetensors")):
+            snapshot_download(name, allow_patterns=["*.bin"], ignore_patterns=_NOT_DOWNLOADED)
+        return path
+    except GatedRepoError:
+        reason, fix = "is gated on the hub", "accept its licence there and run hf auth login, or name a directory"
+    except RepositoryNotFoundError:
+        reason = f"is neither a directory nor a model on {constants.ENDPOINT}"
+    # huggingface_hub, requests and httpx each raise their own kinds when there is no network.
+    except Exception as error:  # noqa: BLE001
+        cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:80]}"
+        reason = f"can be neither read from {constants.ENDPOINT} ({cause}) nor found in {constants.HF_HUB_CACHE}"
+    problem = Problem("no-model", "model.path", name, reason, fix)
+    raise ConfigError(str(problem), [problem])
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.disk_space import check_space
-from coca_mindspeed.local.hub import download_model
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.model_files import (
     ContextLimit,
     context_limit,
+    download_model,
     load_tokenizer,
     read_config_file,
     read_model_config,
