@@ -120,10 +120,10 @@ def _run(
     """Check the device and the model, and run the baseline."""
     from coca_mindspeed.baselines.run import run_baseline  # it imports torch
     from coca_mindspeed.baselines.target_model import TargetModel, check_layer
-    from coca_mindspeed.local.device import choose_device
     from coca_mindspeed.local.interrupt import interruptible
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.model_files import read_model_config
+    from coca_mindspeed.local.policy import choose_device
 
     device = choose_device(arguments.device, where="--device")
     if arguments.name == "probe" and arguments.trained is None:

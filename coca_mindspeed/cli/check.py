@@ -132,10 +132,10 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
 
 def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     """Print the plan and the memory of a local run; refuse one that its device cannot hold."""
-    from coca_mindspeed.local.device import choose_device
     from coca_mindspeed.local.disk_space import TINY_MODEL, weight_shapes
     from coca_mindspeed.local.memory import check_memory, estimate_memory, free_bytes
     from coca_mindspeed.local.model_files import read_model_config
+    from coca_mindspeed.local.policy import choose_device
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
     from coca_mindspeed.local.update import require_optimizer
@@ -177,9 +177,9 @@ def _sample(config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrade
     """
     import torch
 
-    from coca_mindspeed.local.device import choose_device
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
+    from coca_mindspeed.local.policy import choose_device
     from coca_mindspeed.local.preflight import run_preflight
     from coca_mindspeed.local.schedule import derived_seed
 

@@ -19,10 +19,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.attention import use_fast_attention
-from coca_mindspeed.local.device import resolve_dtype
 from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
 from coca_mindspeed.local.model_files import load_tokenizer, read_model_config
-from coca_mindspeed.local.policy import Policy, Sharing
+from coca_mindspeed.local.policy import Policy, Sharing, resolve_dtype
 from coca_mindspeed.local.sampler import Decoder
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.tokenization import token_text

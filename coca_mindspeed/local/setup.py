@@ -19,14 +19,13 @@ from coca_mindspeed.errors import raise_problems
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import check_saveable, export_model, remove_leftovers
-from coca_mindspeed.local.device import choose_device, emulated_dtype, resolve_dtype
 from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import check_memory
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.policy import Policy, choose_device, emulated_dtype, resolve_dtype
 from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (

@@ -23,11 +23,10 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import BestModel, export_model, load_optimizer_state, save_checkpoint
-from coca_mindspeed.local.device import is_out_of_memory
 from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.logging import LogError, RunLog
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.policy import Policy, is_out_of_memory
 from coca_mindspeed.local.progress import MEAN_OF, STEPS, TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint, list_checkpoints

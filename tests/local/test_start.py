@@ -20,7 +20,6 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.local.device import choose_device, emulated_dtype, resolve_dtype
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import (
     context_limit,
@@ -29,6 +28,7 @@ from coca_mindspeed.local.model_files import (
     read_model_config,
     render_prompts,
 )
+from coca_mindspeed.local.policy import choose_device, emulated_dtype, resolve_dtype
 from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.setup import _cap_evaluation_questions
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
