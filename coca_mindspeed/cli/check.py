@@ -113,7 +113,7 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
 
 def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     """Check a run of the local engine: its inputs before torch is imported, then memory, then sampled responses."""
-    from coca_mindspeed.local.disk_space import weight_shapes
+    from coca_mindspeed.local.model_files import weight_shapes
     from coca_mindspeed.local.run_directory import RunState
     from coca_mindspeed.local.validation import check_questions, read_inputs, with_downloaded_model
 
@@ -132,9 +132,8 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
 
 def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     """Print the plan and the memory of a local run; refuse one that its device cannot hold."""
-    from coca_mindspeed.local.disk_space import TINY_MODEL, weight_shapes
     from coca_mindspeed.local.memory import check_memory, estimate_memory, free_bytes
-    from coca_mindspeed.local.model_files import read_model_config
+    from coca_mindspeed.local.model_files import TINY_MODEL, read_model_config, weight_shapes
     from coca_mindspeed.local.policy import choose_device
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config

@@ -21,10 +21,9 @@ import torch
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Problem, raise_problems
-from coca_mindspeed.local.disk_space import Shapes, trained_bytes, weight_shapes
 from coca_mindspeed.local.load import load_policy, sharing_of
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
-from coca_mindspeed.local.model_files import read_model_config
+from coca_mindspeed.local.model_files import Shapes, read_model_config, trained_bytes, weight_shapes
 from coca_mindspeed.local.policy import Policy, choose_device, is_out_of_memory
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.respond import largest_evaluation_batch

@@ -1,10 +1,12 @@
-"""Download, tokenizer, chat prompts and context limit of a model; the weights are not read.
+"""Download, tokenizer, chat prompts, context limit and shapes of a model; the weights are not read.
 
 :func:`load_tokenizer` and :func:`read_model_config` use transformers, which imports torch.  :class:`FileTokenizer` and
 :func:`read_config_file` read the same files in a fraction of the time, for checks before torch is imported.
 """
 
 import json
+import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +20,11 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from safetensors import safe_open
 from tokenizers import AddedToken, Tokenizer
 
 from coca_mindspeed.config.checks import download_command
-from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.data.prompts import prompt_messages, reads_clock, render_chat, write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, Problem
@@ -383,3 +386,49 @@ def encode_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str
     # The template writes the special tokens itself.
     prompts: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
     return prompts
+
+
+#: Shape of each weight by its name.
+Shapes = Mapping[str, Sequence[int]]
+FLOAT32 = 4  # bytes of a number in a checkpoint
+_EMBEDDING = re.compile(r"embed|wte|wpe|lm_head")  # in a weight's name
+TINY_MODEL = {"weights": [111_000]}  # the built-in model, about
+# bitsandbytes: two moments of a byte and their scales; smaller tensors and embeddings have moments in float32.
+_SMALLEST_8_BIT, _MOMENTS_8_BIT = 4096, 2 + 2 * FLOAT32 / 256
+
+
+def weight_shapes(path: Path) -> Shapes:
+    """The shapes in a model directory's safetensors files; empty if it has no weights.
+
+    Of files in PyTorch's format only the size is known: one weight with so many numbers.
+    """
+    index = read_object(path / "model.safetensors.index.json").get("weight_map", {})
+    shapes: dict[str, Sequence[int]] = {}
+    for name in sorted(set(index.values())) or ["model.safetensors"]:
+        if (path / name).is_file():
+            with safe_open(path / name, framework="np") as weights:
+                shapes |= {key: weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118
+    if not shapes and (pickled := sum(file.stat().st_size for file in path.glob("pytorch_model*.bin"))):
+        config = read_object(path / "config.json")
+        half = config.get("dtype", config.get("torch_dtype")) in ("bfloat16", "float16")
+        shapes["weights"] = [pickled // (2 if half else FLOAT32)]
+    return shapes
+
+
+def trained_bytes(shapes: Shapes, lora: LoraConfig, optimizer: str) -> tuple[int, int]:
+    """Bytes of the trained numbers in float32, and of AdamW's two moments; together, the size of a checkpoint."""
+    if lora.rank is None:
+        numbers = {name: math.prod(shape) for name, shape in shapes.items()}
+    else:
+        targets = None if lora.targets == "all-linear" else re.compile(lora.targets)
+        numbers = {
+            name: lora.rank * sum(shape)
+            for name, shape in shapes.items()
+            if len(shape) == 2
+            and (targets.fullmatch(name.removesuffix(".weight")) if targets else not _EMBEDDING.search(name))
+        }
+    moments = 0.0
+    for name, count in numbers.items():
+        exact = optimizer == "adamw" or count < _SMALLEST_8_BIT or _EMBEDDING.search(name)
+        moments += count * (2 * FLOAT32 if exact else _MOMENTS_8_BIT)
+    return FLOAT32 * sum(numbers.values()), int(moments)

@@ -6,7 +6,9 @@ nothing behind.  This module does not import torch, so that an occupied director
 
 import hashlib
 import json
+import math
 import re
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +23,7 @@ from coca_mindspeed.config.compose import REMOVED_KEYS, RENAMED_KEYS, to_yaml, v
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
+from coca_mindspeed.local.model_files import FLOAT32, TINY_MODEL, trained_bytes, weight_shapes
 from coca_mindspeed.local.schedule import learning_rate
 from coca_mindspeed.utils.files import (
     MARKER,
@@ -33,10 +36,12 @@ from coca_mindspeed.utils.files import (
     write_atomically,
     write_marker,
 )
+from coca_mindspeed.utils.hub import is_hub_id
 from coca_mindspeed.utils.text_formats import Difference, YamlError, differences, read_yaml, value_of
 
 _KIND = "run"
 LOCK = ".lock"
+_MIB = 2**20
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 WARMED_UP = "warm_start"  # the model after the warm-up
 BEST_MODEL = "best_model"  # by checkpoint.best
@@ -151,6 +156,32 @@ def check_writable(path: Path) -> None:
             probe.write(b"coca")
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
+
+
+def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
+    """Refuse a run whose checkpoints and exported models do not fit on the disk of its output directory.
+
+    ``model`` is the directory of its model, None for the built-in one.
+    """
+    shapes = TINY_MODEL if model is None else weight_shapes(model)
+    there = len(list_checkpoints(found.path / "checkpoints"))
+    done, total, interval = found.newest.step if found.newest else 0, config.total_steps, config.checkpoint.interval
+    written = -(-total // interval) - done // interval if interval else 1
+    # A new checkpoint is written before the oldest is removed.
+    more = min(written, max(0, config.checkpoint.keep + 1 - there)) if done < total else 0
+    size = sum(trained_bytes(shapes, config.model.lora, config.optimizer.name))
+    # The trained model, the best one and its successor, and the export of a warm-up that is not done.
+    warm_up = config.warm_up.records is not None and not (found.path / WARMED_UP).exists()
+    models = 1 + 2 * (config.checkpoint.best is not None) + warm_up
+    exported = FLOAT32 * sum(map(math.prod, shapes.values()))
+    free, needed = shutil.disk_usage(nearest_directory(found.path)).free, more * size + models * exported
+    if free < needed:
+        reason = (
+            f"{free / _MIB:,.0f} MiB are free, about {needed / _MIB:,.0f} MiB are needed for {more} more checkpoint(s) "
+            f"of {size / _MIB:,.0f} MiB at once and {models} model(s) of {exported / _MIB:,.0f} MiB"
+        )
+        fix = "make room, choose a directory on another disk, or keep fewer checkpoints (checkpoint.keep=1)"
+        raise_problems([Problem("disk", "--output", found.path, reason, fix)])
 
 
 @contextmanager
@@ -270,20 +301,23 @@ def check_same_prompt(found: RunState, prompt_sha256: str) -> None:
         )
 
 
-def stored_prompt_date(found: RunState) -> str | None:
-    """The date that the run uses in its chat template; None: it uses none."""
-    date: str | None = (found.marker or {}).get("prompt", {}).get("date")
-    return date
+def with_model(config: RunConfig, **changes: str) -> RunConfig:
+    """The configuration with other keys of ``model``."""
+    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
-def stored_compute_dtype(found: RunState) -> str | None:
-    """The compute dtype of the run to resume; None: a new run."""
-    return None if found.marker is None or not found.config_path.exists() else _saved(found).model.compute_dtype
-
-
-def stored_model(found: RunState) -> str | None:
-    """The ``model.path`` of the run to resume; None: a new run, or the built-in model."""
-    return _saved(found).model.path if found.has_steps else None
+def with_stored(config: RunConfig, found: RunState) -> RunConfig:
+    """The configuration with the run's own choices: compute dtype, date of the prompts, copy of a hub's model."""
+    if found.marker is None or not found.config_path.exists():
+        return config
+    saved, name, changes = _saved(found).model, config.model.path or "", {}
+    if saved.path and is_hub_id(name) and f"models--{name.replace('/', '--')}" in Path(saved.path).parts:
+        changes["path"] = saved.path
+    if config.model.compute_dtype == "auto":
+        changes["compute_dtype"] = saved.compute_dtype
+    if config.model.prompt_date is None and (day := found.marker.get("prompt", {}).get("date")) is not None:
+        changes["prompt_date"] = day
+    return with_model(config, **changes)
 
 
 def _check_same_length(found: RunState, saved: RunConfig, config: RunConfig) -> None:

@@ -1,7 +1,6 @@
 """The stages of a run of the local engine: check, start (load, SFT warm-up), preflight, evaluate, train."""
 
 import hashlib
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -37,6 +36,7 @@ from coca_mindspeed.local.run_directory import (
     find_run,
     lock_run,
     memory_changes,
+    with_model,
 )
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, warm_up
@@ -51,11 +51,10 @@ from coca_mindspeed.local.validation import (
     model_directory,
     ordinary_pad_token,
     validate_run,
-    with_model,
 )
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_json, write_json_lines
+from coca_mindspeed.utils.files import PROGRESS, read_object, write_json, write_json_lines
 from coca_mindspeed.utils.process import SWITCH, uses_jemalloc
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
@@ -148,20 +147,8 @@ class LocalRun:
             found = find_run(output, resume=resume, overwrite=overwrite)
             check_same_run(found, config, inputs.digests)
             kept = resources.pop_all()
-        return cls(
-            config,
-            output,
-            inputs,
-            grader,
-            found,
-            device,
-            prompt_sha256,
-            resume,
-            overwrite,
-            show_progress,
-            kept,
-            started,
-        )
+        flags = (resume, overwrite, show_progress)
+        return cls(config, output, inputs, grader, found, device, prompt_sha256, *flags, kept, started)
 
     def __enter__(self) -> "LocalRun":
         return self
@@ -182,9 +169,8 @@ class LocalRun:
 
         Without these records, or when a checkpoint is resumed, nothing is taught.
         """
-        policy = self._load()
-        if self.resume_from is None and self.config.model.path is not None and self.inputs.warm_up:
-            records = self.inputs.warm_up
+        policy, records = self._load(), self.inputs.warm_up
+        if self.resume_from is None and self.config.model.path is not None and records:
             policy = run_sft_warm_up(policy, records, self.config, self.output, show_progress=self.show_progress)
             policy = self._with_adapters(policy)
         self._add_seconds("warm_up", self._started)
@@ -228,7 +214,7 @@ class LocalRun:
             self.before = self.held_out(policy).before(trained=trained, keep=self.resume)
 
     def train(self, policy: Policy, *, log_before: bool = True) -> None:
-        """Train to the last step; see :meth:`Trainer.run`.  ``log_before`` logs the answers before it as step 0."""
+        """Train to the last step; ``log_before`` logs the answers before it as step 0."""
         with self._timed("train"):
             self.trainer(policy).run(self.resume_from, self.before if log_before else ())
 
@@ -238,15 +224,8 @@ class LocalRun:
             self.predictions = self.held_out(policy).after()
 
     def seconds(self) -> dict[str, float]:
-        """Wall time of the stages and in total, all sessions of a resumed run together.
-
-        A killed session has not written its time; its steps are counted by ``timing.jsonl``.
-        """
-        known = {"warm_up": 0.0, "evaluate": 0.0, "train": 0.0, **self._stored_seconds()}
-        timing = self.output / "timing.jsonl"
-        steps = [row for _, row in read_json_lines(timing) if row["step"]] if timing.exists() else []
-        taken = sum(value for row in steps for name, value in row.items() if name.startswith("seconds/"))
-        known["train"] = max(known["train"], taken)
+        """Wall time of the stages and in total, all sessions of a resumed run together."""
+        known = {"warm_up": 0.0, "evaluate": 0.0, "train": 0.0, **read_object(self.output / _SECONDS)}
         return {**known, "total": sum(known.values())}
 
     @contextmanager
@@ -258,15 +237,10 @@ class LocalRun:
             self._add_seconds(stage, started)
 
     def _add_seconds(self, stage: str, started: float) -> None:
-        known = self._stored_seconds()
+        known = read_object(self.output / _SECONDS)
         known[stage] = known.get(stage, 0.0) + time.perf_counter() - started
         with suppress(OSError):  # of a full disk; it would hide the stage's own error
             write_json(self.output / _SECONDS, known)
-
-    def _stored_seconds(self) -> dict[str, float]:
-        path = self.output / _SECONDS
-        stored: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return stored
 
     def trainer(self, policy: Policy) -> Trainer:
         """The trainer of the loaded policy."""

@@ -23,7 +23,6 @@ from coca_mindspeed.errors import DataError, Problem, find_problems, raise_probl
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.disk_space import check_space
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.model_files import (
     ContextLimit,
@@ -42,12 +41,12 @@ from coca_mindspeed.local.run_directory import (
     RunState,
     check_same_run,
     check_same_settings,
+    check_space,
     check_writable,
     find_run,
     records_digest,
-    stored_compute_dtype,
-    stored_model,
-    stored_prompt_date,
+    with_model,
+    with_stored,
 )
 from coca_mindspeed.utils.hub import is_hub_id
 
@@ -112,7 +111,7 @@ def validate_run(
     check_writable(output)
     require_loggers(config.logging)
     if resume:
-        config = _with_stored(config, found)
+        config = with_stored(config, found)
         check_same_settings(found, config)  # reading or making the records may take seconds
     inputs = read_inputs(config, found, show_progress=show_progress)
     check_same_run(found, inputs.config, inputs.digests)
@@ -183,18 +182,6 @@ def model_directory(config: RunConfig, found: RunState) -> tuple[Path | None, st
     return None if config.model.path is None else Path(config.model.path), "model.path"
 
 
-def _with_stored(config: RunConfig, found: RunState) -> RunConfig:
-    """The configuration with what the run to resume has chosen itself: compute dtype, date, copy of a hub's model."""
-    name, stored = config.model.path or "", stored_model(found) or ""
-    if is_hub_id(name) and f"models--{name.replace('/', '--')}" in Path(stored).parts:
-        config = with_model(config, path=stored)
-    if config.model.compute_dtype == "auto" and (dtype := stored_compute_dtype(found)) is not None:
-        config = with_model(config, compute_dtype=dtype)
-    if config.model.prompt_date is None and (day := stored_prompt_date(found)) is not None:
-        config = with_model(config, prompt_date=day)
-    return config
-
-
 def _with_prompt_date(config: RunConfig, records: Sequence[Record]) -> RunConfig:
     """Set today's date for a chat template that reads the clock."""
     if config.model.path is None or config.model.prompt_date is not None:
@@ -202,11 +189,6 @@ def _with_prompt_date(config: RunConfig, records: Sequence[Record]) -> RunConfig
     if not reads_date(config.model, records[0], config.method.training_method.system_prompt):
         return config
     return with_model(config, prompt_date=datetime.date.today().isoformat())
-
-
-def with_model(config: RunConfig, **changes: str) -> RunConfig:
-    """The configuration with other keys of ``model``."""
-    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
@@ -217,16 +199,15 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
         except ValueError as error:
             raise DataError(f"data.evaluate_size={config.evaluate_size}: {error}") from error
         return arithmetic_records(config.train_size, "train", config.seed), held_out
-    assert config.train is not None
-    train = read_own(config.train, config.columns)
-    if not train:
-        raise DataError(f"data.train={config.train}: holds no records")
-    if config.evaluate is None:
-        return train, []
-    evaluate = read_own(config.evaluate, config.columns)
-    if not evaluate:
-        raise DataError(f"data.evaluate={config.evaluate}: holds no records")
-    return train, evaluate
+    evaluate = [] if config.evaluate is None else _read("data.evaluate", config.evaluate, config)
+    return _read("data.train", str(config.train), config), evaluate
+
+
+def _read(key: str, path: str, config: DataConfig) -> list[Record]:
+    records = read_own(path, config.columns)
+    if not records:
+        raise DataError(f"{key}={path}: holds no records")
+    return records
 
 
 def record_sources(
@@ -248,9 +229,7 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
     """
     if config.warm_up.records is None:
         return []
-    records = read_own(config.warm_up.records, config.data.columns)
-    if not records:
-        raise DataError(f"warm_up.records={config.warm_up.records}: holds no records")
+    records = _read("warm_up.records", config.warm_up.records, config.data)
     for record in records:
         where = f"warm_up.records={config.warm_up.records}: record {record.id!r} of {record.dataset}"
         if not record.answer.strip():

@@ -23,8 +23,8 @@ from coca_mindspeed.config.schema import LoggingConfig, LoraConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.local import checkpoint as checkpoint_module
-from coca_mindspeed.local.disk_space import TINY_MODEL, checkpoint_bytes, weight_shapes
 from coca_mindspeed.local.logging import RunLog
+from coca_mindspeed.local.model_files import TINY_MODEL, trained_bytes, weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.utils.files import MARKER, is_ours, remove_entries, write_marker
 from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
@@ -239,7 +239,7 @@ def test_the_size_of_checkpoints_is_known_before(six_steps):
     checkpoint = six_steps / "checkpoints" / "step_000006"
     size = sum(f.stat().st_size for f in checkpoint.rglob("*.*t*"))
     for shapes in (weight_shapes(checkpoint / "model"), TINY_MODEL):
-        assert checkpoint_bytes(shapes, LoraConfig(), "adamw") == pytest.approx(size, rel=0.05)
+        assert sum(trained_bytes(shapes, LoraConfig(), "adamw")) == pytest.approx(size, rel=0.05)
 
 
 # ---- the evaluation after the training

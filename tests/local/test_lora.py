@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError, MissingDependencyError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model
-from coca_mindspeed.local.disk_space import checkpoint_bytes, weight_shapes
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, save_adapters
+from coca_mindspeed.local.model_files import trained_bytes, weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import result, small_session, train
@@ -64,7 +64,7 @@ def test_checkpoints_hold_adapters_alone(finished):
     assert size < 0.5 * full
     shapes = weight_shapes(output / "warm_start")
     trained = sum(12 * p.numel() for p in trainer.policy.trained_parameters())
-    assert checkpoint_bytes(shapes, trainer.config.model.lora, "adamw") == trained
+    assert sum(trained_bytes(shapes, trainer.config.model.lora, "adamw")) == trained
 
 
 def test_the_export_is_a_plain_model_with_what_was_learned(finished):

@@ -25,7 +25,6 @@ from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local import held_out
 from coca_mindspeed.local import train as train_module
-from coca_mindspeed.local.disk_space import checkpoints_at_once
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.utils.files import MARKER, PROGRESS
@@ -318,33 +317,13 @@ def test_a_disk_that_fills_up_loses_no_checkpoint(finished, tmp_path, monkeypatc
 
 def test_a_small_disk_is_said_before_the_first_step(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 2_000_000})
-    monkeypatch.setattr("coca_mindspeed.local.disk_space.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("coca_mindspeed.local.run_directory.shutil.disk_usage", lambda _: usage)
     with pytest.raises(
         ConfigError, match=r"2 MiB are free, about 4 MiB are needed for 3 more .*\n.*checkpoint\.keep=1"
     ):
         train(tmp_path / "run")
     assert not (tmp_path / "run").exists()
     small_session(tmp_path / "run", "trainer.steps=1", "checkpoint.interval=50").close()  # one checkpoint of 1.3 MB
-
-
-@pytest.mark.parametrize(
-    ("interval", "keep", "done", "there", "most"),
-    [
-        (50, 2, 0, 0, 1),  # that of the last step
-        (0, 2, 0, 0, 1),
-        (2, 2, 0, 0, 2),
-        (1, 2, 0, 0, 3),
-        (1, 1, 0, 0, 2),
-        (1, 2, 2, 2, 3),
-        (1, 5, 2, 2, 3),
-        (1, 2, 3, 2, 2),  # nothing is left to train
-        (1, 1, 2, 3, 3),  # more of an earlier session
-    ],
-)
-def test_no_more_checkpoints_are_counted_than_are_written(interval, keep, done, there, most):
-    """Three steps."""
-    sizes = ["trainer.steps=3", f"checkpoint.interval={interval}", f"checkpoint.keep={keep}"]
-    assert checkpoints_at_once(compose_run("demo", sizes).run, done, there) == most
 
 
 def test_an_unwritable_output_is_said_first(tmp_path, capsys):
