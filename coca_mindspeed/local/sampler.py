@@ -320,37 +320,25 @@ class SampledToken:
     ended: bool
 
 
-class TokenStream(Iterator[SampledToken]):
-    """Tokens of one response, each computed when it is requested, on the requesting thread.
-
-    Temperature 0 is greedy.
-    """
-
-    def __init__(
-        self, policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator
-    ) -> None:
-        self._policy, self._prompt, self._temperature = policy, list(prompt), temperature
-        self._generator = generator
-        self._decoder: Decoder | None = None
-        self._last: torch.Tensor | None = None
-        self._ended = False
-
-    def __next__(self) -> SampledToken:
-        if self._ended:
-            raise StopIteration
+def token_stream(
+    policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator
+) -> Iterator[SampledToken]:
+    """Tokens of one response, each computed when it is requested, on the requesting thread; temperature 0 is greedy."""
+    decoder, last = None, None
+    while True:
         # Inference mode is per thread, so it is entered for each token.
-        with torch.inference_mode(), self._policy.autocast():
-            if self._decoder is None:
-                self._decoder = Decoder(self._policy, [self._prompt])
-            elif self._last is not None:
-                self._decoder.step(self._last)
-            logits = self._policy.sampling_logits(self._decoder.logits, self._temperature or 1.0)
-            distribution = logits.log_softmax(dim=-1)
-            if self._temperature == 0:
-                token = distribution.argmax(dim=-1, keepdim=True)
+        with torch.inference_mode(), policy.autocast():
+            if decoder is None:
+                decoder = Decoder(policy, [prompt])
+            elif last is not None:
+                decoder.step(last)
+            distribution = policy.sampling_logits(decoder.logits, temperature or 1.0).log_softmax(dim=-1)
+            if temperature == 0:
+                last = distribution.argmax(dim=-1, keepdim=True)
             else:
-                token = sample_tokens(distribution.exp(), self._generator)
-            self._last = token
-            sampled = int(token)
-            self._ended = sampled in self._policy.eos_ids
-            return SampledToken(sampled, float(distribution[0, sampled]), self._ended)
+                last = sample_tokens(distribution.exp(), generator)
+            token = int(last)
+            sampled = SampledToken(token, float(distribution[0, token]), token in policy.eos_ids)
+        yield sampled
+        if sampled.ended:
+            return
