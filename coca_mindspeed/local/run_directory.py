@@ -87,14 +87,7 @@ def list_checkpoints(directory: Path) -> list[Checkpoint]:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run's output directory.
-
-    Attributes:
-        path: the directory; it may not exist.
-        marker: content of the run's marker, or None.
-        newest: the checkpoint to continue from.
-        has_steps: whether the run has finished a step.
-    """
+    """A run's output directory (it may not exist), its marker, newest checkpoint, and whether it finished a step."""
 
     path: Path
     marker: Mapping[str, Any] | None = None
@@ -321,26 +314,15 @@ def with_stored(config: RunConfig, found: RunState) -> RunConfig:
 
 
 def _check_same_length(found: RunState, saved: RunConfig, config: RunConfig) -> None:
+    """Refuse another number of steps if a step already taken had another stage or learning rate."""
     before, now = saved.trainer.steps, config.trainer.steps
-    if before == now:
-        return
-    taken = found.newest.step if found.newest is not None else 0
-    where = f"trainer.steps: the run to resume has {before}, found {now}"
-    stages = len(config.method.training_method.stages)
-    if taken > now * stages:
-        raise ConfigError(f"{where}, but {taken} steps are done already")
-    for step in range(taken):
-        if step // before != step // now:
+    for step in range(found.newest.step if found.newest else 0):
+        was, would = ((step // n, learning_rate(config.optimizer, step % n, n)) for n in (before, now))
+        if was != would:
             raise ConfigError(
-                f"{where}, but step {step + 1} was taken in stage {step // before} of {config.method.name}, and would "
-                f"be in stage {step // now}; only a run in its first stage can be extended"
-            )
-        rates = [learning_rate(config.optimizer, step % steps, steps) for steps in (before, now)]
-        if rates[0] != rates[1]:
-            raise ConfigError(
-                f"{where}, but optimizer.schedule={config.optimizer.schedule} decays over trainer.steps: step "
-                f"{step + 1} was taken at lr {rates[0]:.6g}, and would be at {rates[1]:.6g}; only a run with "
-                "optimizer.schedule=constant can be extended"
+                f"trainer.steps: the run to resume has {before}, found {now}, but step {step + 1} was taken in stage "
+                f"{was[0]} at lr {was[1]:.6g}, and would be in stage {would[0]} at lr {would[1]:.6g}; a run can only "
+                "be extended in its first stage and with optimizer.schedule=constant"
             )
 
 
@@ -355,16 +337,19 @@ def _saved(found: RunState) -> RunConfig:
 
 def _with_present_keys(values: Any) -> Any:
     """An earlier version's configuration by today's names, without removed keys that have their former default."""
+
+    def section_of(key: str) -> dict[str, Any]:
+        section = value_of(values, key.rpartition(".")[0]) if "." in key else values
+        return section if isinstance(section, dict) else {}
+
     for old, new in RENAMED_KEYS.items():
-        section, _, name = old.rpartition(".")
-        keys = value_of(values, section)
-        if isinstance(keys, dict) and name in keys:
-            keys[new.rpartition(".")[2]] = keys.pop(name)
+        section, name = section_of(old), old.rpartition(".")[2]
+        if name in section:
+            section[new.rpartition(".")[2]] = section.pop(name)
     for key, (default, _) in REMOVED_KEYS.items():
-        section, _, name = key.rpartition(".")
-        keys = value_of(values, section) if section else values
-        if isinstance(keys, dict) and name in keys and keys[name] == default:
-            del keys[name]
+        section, name = section_of(key), key.rpartition(".")[2]
+        if section.get(name, ...) == default:
+            del section[name]
     return values
 
 

@@ -7,11 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import torch
-from packaging.version import Version
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -24,24 +22,14 @@ from coca_mindspeed.local.prefill import common_prefix_length, pad_left, positio
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.packages import require
 
-_OLDEST = Version("0.50")  # the oldest tested on a CPU
-_DEVICES = ("cpu", "cuda")
-_SMALLEST = 4096  # bitsandbytes': smaller tensors have 32-bit moments
-
 
 def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
-    """Raise ConfigError if bitsandbytes is needed and missing, too old, or does not support the device."""
-    if config.name == "adamw":
-        return
-    where = f"optimizer.name={config.name}"
-    if device.type not in _DEVICES:
-        raise ConfigError(f"{where}: bitsandbytes computes on {' and '.join(_DEVICES)}, not {device.type}; use adamw")
-    require("bitsandbytes", purpose=where)
-    found = version("bitsandbytes")
-    if Version(found) < _OLDEST:
-        raise ConfigError(
-            f"{where}: needs bitsandbytes {_OLDEST} or newer, found {found} (pip install '.[adamw-8bit]')"
-        )
+    """Raise ConfigError if bitsandbytes is needed and missing, or does not support the device."""
+    if config.name == "adamw_8bit":
+        where = f"optimizer.name={config.name}"
+        if device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"{where}: bitsandbytes computes on cpu and cuda, not {device.type}; use adamw")
+        require("bitsandbytes", purpose=where)
 
 
 def build_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -66,22 +54,15 @@ def _build_8_bit(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimi
         def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
             return {**super().get_config(gindex, pindex, group), "optim_bits": group["optim_bits"]}
 
-    sizes: dict[int, list[torch.nn.Parameter]] = {}
+    # Most rows of an embedding have no gradient in a step: where a second moment is rounded to 0, the rest of the first
+    # moment would be divided by eps alone.  Of small tensors the library itself keeps moments of 32 bits.
+    embedding = policy.model.get_input_embeddings().weight
+    bits: dict[int, list[torch.nn.Parameter]] = {8: [], 32: []}
     for parameter in policy.trained_parameters():
-        sizes.setdefault(_bits(policy, parameter), []).append(parameter)
-    groups = [{"params": parameters, "optim_bits": bits} for bits, parameters in sizes.items()]
+        bits[32 if parameter is embedding else 8].append(parameter)
+    groups = [{"params": parameters, "optim_bits": count} for count, parameters in bits.items() if parameters]
     optimizer: torch.optim.Optimizer = AdamW(groups, optim_bits=8, **settings)
     return optimizer
-
-
-def _bits(policy: Policy, parameter: torch.nn.Parameter) -> int:
-    """Bits of a parameter's moments.
-
-    Most rows of an embedding have no gradient in a step: where a second moment is rounded to 0, the rest of the first
-    moment would be divided by eps alone.
-    """
-    embedding = policy.model.get_input_embeddings().weight
-    return 32 if parameter is embedding or parameter.numel() < _SMALLEST else 8
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,10 @@ def test_a_finished_run_can_be_prolonged_bit_for_bit(tmp_path, six_steps):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        (
-            "optimizer.schedule=cosine",
-            8,
-            r"has 6, found 8, but optimizer\.schedule=cosine decays .* step 2 was taken at",
-        ),
+        ("optimizer.schedule=cosine", 8, "has 6, found 8, but step 2 was taken in stage 0 at lr"),
         ("optimizer.warmup_steps=2", 8, None),
-        ("optimizer.warmup_steps=2", 3, "has 6, found 3, but 6 steps are done already"),
-        ("method=sequential", 8, "step 7 was taken in stage 1 of sequential, and would be in stage 0"),
+        ("optimizer.warmup_steps=2", 3, "has 6, found 3, but step 4 .* would be in stage 1"),
+        ("method=sequential", 8, "step 7 was taken in stage 1 .*, and would be in stage 0"),
     ],
 )
 def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, before, after, message):
