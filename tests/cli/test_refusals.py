@@ -111,6 +111,10 @@ REFUSALS = {
     "demo, taken": Refusal(("demo", "--output", "run"), ("run", "--resume", "--overwrite")),
     "demo, another's": Refusal(("demo", "--output", "mine", "--overwrite"), ("[not-a-run]", "--output")),
     "demo, no run": Refusal(("demo", "--output", "new", "--resume"), ("[no-run]", "--output", "nearby: run")),
+    "no evaluation": Refusal(
+        ("train", "demo", "--output", "new", "checkpoint.best=eval/brier", "evaluation.interval=0"),
+        ("[no-evaluation]",),
+    ),
     "unknown key": Refusal(("train", "demo", "--output", "new", "rollout.prompt=1"), ("rollout.prompt",), code=2),
     "no file": Refusal(
         ("train", "local", "--output", "new", "model.path=/nowhere", "data.train=/x", "data.evaluate=/y"),

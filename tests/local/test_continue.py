@@ -123,12 +123,6 @@ def test_a_warm_up_is_kept_if_memory_ran_out_before_the_first_step(tmp_path):
     assert weights.stat().st_mtime_ns > written
 
 
-def test_keys_that_change_the_result_may_not(tmp_path, six_steps):
-    """The other keys: tests/config/test_resume.py."""
-    with pytest.raises(ConfigError, match=r"rollout\.temperature"):
-        small_session(copy(six_steps, tmp_path / "run"), *TINY, "rollout.temperature=0.9", resume=True)
-
-
 # ---- a run of an earlier version
 
 

@@ -90,16 +90,6 @@ def test_a_model_that_never_writes_the_tags_writes_them_and_can_be_trained(place
     load_policy(tmp_path / "with" / "warm_start", ModelConfig(), CPU)  # a plain directory
 
 
-def test_what_is_trained_is_the_warmed_up_model(place, never_stopped):
-    with closing(session(place, never_stopped)) as again:
-        assert again.resume_from is None
-        exported = load_policy(never_stopped / "warm_start", ModelConfig(), CPU).model.state_dict()
-        start = load_policy(place / "model", ModelConfig(), CPU).model.state_dict()
-        trained = again.trainer.policy.model.state_dict()
-    assert all(torch.equal(trained[name], exported[name]) for name in trained)
-    assert any(not torch.equal(trained[name], start[name]) for name in trained)
-
-
 def stop_at(monkeypatch, at, error=None):
     """Let a warm-up be stopped by SIGTERM, or fail with ``error``, after so many steps."""
     advance = SFTProgress.advance
@@ -235,11 +225,6 @@ def test_the_layout_is_that_of_the_prompt_and_its_confidence_is_valid(position, 
     parsed = ResponseParser(position, decimals)(text)
     assert parsed.confidence is not None
     assert parsed.answer.strip() == "Paris"
-
-
-def test_a_tiny_model_has_a_warm_up_of_its_own(place):
-    with pytest.raises(ConfigError, match=r"is for a model of your own \(model\.path\)"):
-        compose_run("demo", [f"warm_up.records={place}/warm_up.jsonl"])
 
 
 @pytest.mark.parametrize(

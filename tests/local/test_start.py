@@ -120,14 +120,6 @@ def test_no_model_is_guessed_from_a_directorys_name(tmp_path, config, found):
         read_model_config(directory, ModelConfig())
 
 
-@pytest.mark.parametrize(
-    "kind", ["llama", "qwen2", "qwen3", "gemma3_text", "gemma3n_text", "cohere2", "llama4_text", "opt"]
-)
-def test_a_model_that_attends_is_taken_whatever_its_window(tmp_path, kind):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    assert read_model_config(tmp_path, ModelConfig()).model_type == kind
-
-
 SYSTEM = "State your confidence."
 
 
@@ -314,12 +306,6 @@ def test_a_model_with_random_weights_in_it_is_refused(tmp_path, model, change, m
     with pytest.raises(ConfigError, match=message) as caught:
         load_policy(path, ModelConfig(), CPU)
     assert str(caught.value).startswith(f"model.path={path}: ")
-
-
-def test_a_tied_head_is_not_missing(tmp_path):
-    path = write_random_model(tmp_path / "tied", "qwen2")
-    assert "lm_head.weight" not in load_file(path / "model.safetensors")
-    load_policy(path, ModelConfig(), CPU)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])

@@ -187,12 +187,6 @@ def test_the_best_model_is_kept_beside_the_newest_checkpoints(tmp_path, monkeypa
     AutoModelForCausalLM.from_pretrained(best)
 
 
-def test_the_best_model_needs_evaluations(tmp_path, capsys):
-    run = ["train", "demo", "--output", str(tmp_path / "run"), "checkpoint.best=eval/brier", "evaluation.interval=0"]
-    assert main(run) == 1
-    assert "[no-evaluation]" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, number):
@@ -324,13 +318,6 @@ def test_a_small_disk_is_said_before_the_first_step(tmp_path, monkeypatch):
         train(tmp_path / "run")
     assert not (tmp_path / "run").exists()
     small_session(tmp_path / "run", "trainer.steps=1", "checkpoint.interval=50").close()  # one checkpoint of 1.3 MB
-
-
-def test_an_unwritable_output_is_said_first(tmp_path, capsys):
-    (tmp_path / "file").write_text("in the way")
-    code = main(["train", "demo", *SMALL, "--output", str(tmp_path / "file" / "run"), "--quiet"])
-    assert code == 1
-    assert f"--output {tmp_path}/file/run: cannot be written: Not a directory" in capsys.readouterr().err
 
 
 def test_another_run_is_not_resumed(finished, capsys):
