@@ -49,20 +49,15 @@ def check_saveable(policy: Policy, where: str) -> None:
     Raises:
         ConfigError: names the file and the problem; ``where`` names the model.
     """
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        file = "its model"
+    with tempfile.TemporaryDirectory() as directory:
+        file = "its model's config.json or generation_config.json"
         try:
             policy.model.save_pretrained(directory, safe_serialization=True, state_dict={})
             file = "its tokenizer"
             policy.tokenizer.save_pretrained(directory)
         except Exception as error:  # of every kind: configurations and tokenizers may be the model's own code
-            if file == "its model":
-                written = {path.name for path in directory.iterdir()}
-                file = next((n for n in ("config.json", "generation_config.json") if n not in written), file)
             raise ConfigError(
-                f"{where}: {file} can be loaded but not saved, so no checkpoint could be written: {error}\n"
-                f"correct {file} in the model's directory"
+                f"{where}: {file} can be loaded but not saved, so no checkpoint could be written: {error}; correct it"
             ) from error
 
 

@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -59,7 +59,7 @@ class Pace:
 
 
 _Self = TypeVar("_Self", bound="StepProgress")
-MEAN_OF = 10  # steps
+_MEAN_OF = 10  # steps
 _WRITE_EVERY = 1.0  # seconds
 
 
@@ -179,30 +179,18 @@ _NUMBERS = {
 class TrainingProgress(StepProgress):
     """Progress of training: means of accuracy, ECE, confidence reward and tokens/s over the last steps."""
 
-    def __init__(
-        self,
-        total: int,
-        enabled: bool,
-        done: int = 0,
-        history: Sequence[Mapping[str, float | None]] = (),
-        *,
-        interval: int = 0,
-    ) -> None:
-        """Means and ETA of a resumed run start from ``history``, earlier rows of metrics and timing, oldest first.
-
-        There is an evaluation every ``interval`` steps; 0: none.
-        """
+    def __init__(self, total: int, enabled: bool, done: int = 0, *, interval: int = 0) -> None:
+        """There is an evaluation every ``interval`` steps; 0: none."""
         super().__init__(total, enabled, done, title="training")
-        self._pace = Pace.of_training(total, interval, history)
-        self._rows: deque[Mapping[str, float | None]] = deque(history, maxlen=MEAN_OF)
+        self._pace = Pace(total, interval)
+        self._rows: deque[Mapping[str, float]] = deque(maxlen=_MEAN_OF)
 
     def advance(self, step: int, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
         self._rows.append({**metrics, **timing})
         self._pace.add_training_step(timing)
         parts = []
         for key, text in _NUMBERS.items():
-            values = [row.get(key) for row in self._rows]
-            if known := [value for value in values if value is not None and math.isfinite(value)]:
+            if known := [row[key] for row in self._rows if math.isfinite(row.get(key, math.nan))]:
                 parts.append(text.format(sum(known) / len(known)))
         steps = len(self._rows)
         self.show(step, *parts, means=f"mean of {steps} steps: " if steps > 1 else "")

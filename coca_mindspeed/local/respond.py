@@ -31,7 +31,7 @@ def respond(
     Raises:
         NoDistributionError: the policy's probabilities are not finite.
     """
-    samples = sample_responses(
+    responses = sample_responses(
         policy,
         policy.encode_prompts(records, method.training_method.system_prompt),
         group_size=group_size,
@@ -40,17 +40,8 @@ def respond(
         generator=generator,
         batch_responses=rollout.batch_responses,
     )
-    return Rollout(
-        group_size=group_size,
-        lengths=samples.lengths.cpu(),
-        width=samples.token_ids.shape[1],
-        records=records,
-        prompts=samples.prompts,
-        token_ids=samples.token_ids.cpu(),
-        log_probs=samples.log_probs.cpu(),
-        finished=samples.finished.cpu(),
-        entropy=samples.entropy.cpu(),
-    )
+    responses.records = records
+    return responses
 
 
 def respond_and_grade(

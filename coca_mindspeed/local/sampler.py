@@ -15,6 +15,7 @@ from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import PreallocatedCache, prefill_prompts
+from coca_mindspeed.scoring.rollout import Rollout
 
 _SHRINK_AT = 0.9  # share of rows in use below which the others are removed, which copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
@@ -131,32 +132,6 @@ def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) ->
     return torch.searchsorted(sums, uniform * total, right=True).minimum(last)
 
 
-@dataclass(frozen=True)
-class Samples:
-    """``G`` responses to each of ``P`` prompts; row ``p * G + g`` is response g to prompt p.
-
-    Attributes:
-        prompts: P lists of token ids.
-        token_ids: int64 ``[P * G, tokens]``, PAD behind the end.
-        lengths: int64 ``[P * G]``, tokens generated, the end-of-sequence token included.
-        log_probs: float32 ``[P * G, tokens]`` of each sampled token; 0 behind the end.
-        finished: bool ``[P * G]``; False if the length limit cut the response off.
-        entropy: float32 ``[P * G]``, nats, mean over the response's tokens.
-    """
-
-    prompts: list[list[int]]
-    token_ids: Tensor
-    lengths: Tensor
-    log_probs: Tensor
-    finished: Tensor
-    entropy: Tensor
-
-    @property
-    def inside(self) -> Tensor:
-        """Response tokens, not padding, bool ``[P * G, tokens]``."""
-        return torch.arange(self.token_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
-
-
 def sample_responses(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
@@ -166,8 +141,8 @@ def sample_responses(
     temperature: float,
     generator: torch.Generator,
     batch_responses: int | None = None,
-) -> Samples:
-    """Sample ``group_size`` responses to each prompt.
+) -> Rollout:
+    """Sample ``group_size`` responses to each prompt; the rollout is on the CPU, and has no records yet.
 
     Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  ``generator`` is the
     only source of randomness.  At most ``batch_responses`` responses are in memory at once, rounded down to whole
@@ -182,13 +157,15 @@ def sample_responses(
     token_ids, lengths, log_probs, finished, entropy = map(torch.cat, zip(*parts, strict=True))
     width = int(lengths.max())
     # Inference tensors cannot enter a graph; clones can.
-    return Samples(
+    return Rollout(
+        group_size=group_size,
+        lengths=lengths.clone().cpu(),
+        width=width,
         prompts=[list(p) for p in prompts],
-        token_ids=token_ids[:, :width].clone(),
-        lengths=lengths.clone(),
-        log_probs=log_probs[:, :width].clone(),
-        finished=finished.clone(),
-        entropy=entropy.clone(),
+        token_ids=token_ids[:, :width].clone().cpu(),
+        log_probs=log_probs[:, :width].clone().cpu(),
+        finished=finished.clone().cpu(),
+        entropy=entropy.clone().cpu(),
     )
 
 

@@ -27,7 +27,7 @@ from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.policy import Policy, is_out_of_memory
-from coca_mindspeed.local.progress import MEAN_OF, STEPS, TrainingProgress
+from coca_mindspeed.local.progress import TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint, list_checkpoints
 from coca_mindspeed.local.sampler import NoDistributionError
@@ -72,8 +72,7 @@ class Trainer:
             optimizer.load_state_dict(load_optimizer_state(resume_from, policy.device))
         log = RunLog(self.output, config.logging, config.model_dump(mode="json"), self.run_id, resume_step=start)
         interval = config.evaluation.interval if self.held_out.records else 0
-        before = log.last_rows(max(MEAN_OF, STEPS, interval))
-        progress = TrainingProgress(total, self.show_progress, start, before, interval=interval)
+        progress = TrainingProgress(total, self.show_progress, start, interval=interval)
         metric = config.checkpoint.best
         best = None if metric is None else BestModel(self.output / BEST_MODEL, metric)
         health, unevaluated = HealthWarnings(), RejectUnevaluated(self.grader)

@@ -339,7 +339,7 @@ def _accumulate_gradient(
     lengths, masks_of_all = rollout.lengths.tolist(), rollout.masks
     tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
     parts = []
-    for microbatch in microbatches_of(rollout, minibatch, config):
+    for microbatch in microbatches(minibatch, group, lengths, list(map(len, rollout.prompts)), config.trainer):
         rows, responses = responses_of(policy, rollout, microbatch, config)
         width = responses.token_ids.shape[1]
         masks = {name: mask[rows, :width].to(device) for name, mask in masks_of_all.items()}
@@ -357,11 +357,6 @@ def _accumulate_gradient(
         entropy = {name: scores.entropy.masked_fill(~mask, 0.0).sum() for name, mask in masks.items()}
         parts.append(_MicrobatchResult(objective_of(scores.log_probs), entropy))
     return parts
-
-
-def microbatches_of(rollout: Rollout, minibatch: Sequence[int], config: RunConfig) -> list[Microbatch]:
-    lengths, prompt_lengths = rollout.lengths.tolist(), list(map(len, rollout.prompts))
-    return microbatches(minibatch, config.rollout.group_size, lengths, prompt_lengths, config.trainer)
 
 
 def responses_of(
