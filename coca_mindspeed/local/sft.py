@@ -28,14 +28,6 @@ from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbat
 from coca_mindspeed.utils.files import PROGRESS
 
 
-@dataclass(frozen=True, slots=True)
-class SFTExample:
-    """A question, and the token ids of the response to learn."""
-
-    record: Record
-    response: list[int]
-
-
 @dataclass(frozen=True)
 class ResponseFormat:
     """Position and decimals of the confidences; ``spaced`` puts spaces around it, as the method's prompt does."""
@@ -89,9 +81,9 @@ def warm_up(
     for step in range(config.steps):
         chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
         texts = [_overconfident_response(record.answer, response_format, config, random) for record in chosen]
-        examples = list(map(SFTExample, chosen, encode_responses(policy, texts)))
+        responses = encode_responses(policy, texts)
         prompts = policy.encode_prompts(chosen, method.system_prompt)
-        loss = accumulate_gradient(policy, prompts, examples, config.question_weight, microbatch_tokens)
+        loss = accumulate_gradient(policy, prompts, responses, config.question_weight, microbatch_tokens)
         norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainingError(
@@ -108,12 +100,12 @@ def warm_up(
 def accumulate_gradient(
     policy: Policy,
     prompts: Sequence[list[int]],
-    examples: Sequence[SFTExample],
+    responses: Sequence[list[int]],
     question_weight: float = 0.0,
     microbatch_tokens: int | None = None,
 ) -> float:
     """Run the backward passes of one update, and return its loss; see :func:`sft_backward`."""
-    lengths, prompt_lengths = [len(example.response) for example in examples], list(map(len, prompts))
+    lengths, prompt_lengths = list(map(len, responses)), list(map(len, prompts))
     every = range(len(prompts))
     parts = [list(every)]
     if microbatch_tokens is not None:
@@ -126,7 +118,7 @@ def accumulate_gradient(
         sft_backward(
             policy,
             [prompts[row] for row in rows],
-            [examples[row] for row in rows],
+            [responses[row] for row in rows],
             question_weight,
             response_share=sum(lengths[row] for row in rows) / sum(lengths),
             question_share=sum(prompt_lengths[row] - 1 for row in rows) / max(1, sum(prompt_lengths) - len(every)),
@@ -152,7 +144,7 @@ def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
 def sft_backward(
     policy: Policy,
     prompts: Sequence[list[int]],
-    examples: Sequence[SFTExample],
+    responses: Sequence[list[int]],
     question_weight: float = 0.0,
     *,
     response_share: float = 1.0,
@@ -165,7 +157,7 @@ def sft_backward(
     """
     heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
     tails = [prompt[len(head) :] for prompt, head in zip(prompts, heads, strict=True)]
-    texts = [tail + example.response for tail, example in zip(tails, examples, strict=True)]
+    texts = [tail + response for tail, response in zip(tails, responses, strict=True)]
     width = max(map(len, texts))
     token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
     position = torch.arange(width, device=policy.device)

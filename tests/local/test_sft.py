@@ -22,7 +22,7 @@ from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import list_checkpoints
-from coca_mindspeed.local.sft import ResponseFormat, SFTExample, encode_responses, sft_backward
+from coca_mindspeed.local.sft import ResponseFormat, encode_responses, sft_backward
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import open_session
 
@@ -164,7 +164,7 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
     for prompt, response in zip(prompts, responses, strict=True):
         logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(response), reduction="none"))
-    found = sft_backward(policy, prompts, list(map(SFTExample, chosen, responses)))
+    found = sft_backward(policy, prompts, responses)
     assert found == pytest.approx(float(torch.cat(losses).mean().detach()), rel=1e-4)
 
 
@@ -175,16 +175,15 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
     chosen = records("example", 7, 7)
     prompts = policy.encode_prompts(chosen, "Say it.")
     responses = encode_responses(policy, ["9" * (1 + 3 * i) for i in range(7)])
-    examples = list(map(SFTExample, chosen, responses))
     seen, found = [], []
     monkeypatch.setattr(sft, "sft_backward", lambda *a, **k: seen.append(len(a[1])) or sft_backward(*a, **k))
     for tokens in (None, 10**6, len(prompts[0]) + 30):
-        loss = sft.accumulate_gradient(policy, prompts, examples, question_weight, tokens)
+        loss = sft.accumulate_gradient(policy, prompts, responses, question_weight, tokens)
         found.append((loss, torch.cat([p.grad.flatten() for p in policy.trained_parameters()])))
         policy.model.zero_grad()
     assert seen[:2] == [7, 7]
     assert len(seen) > 4
-    assert found[0][0] == sft_backward(policy, prompts, examples, question_weight)
+    assert found[0][0] == sft_backward(policy, prompts, responses, question_weight)
     for loss, gradient in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-5)
         assert float((gradient - found[0][1]).norm() / found[0][1].norm()) < 1e-5
@@ -203,7 +202,7 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
     """As it runs once in a pass; where questions are learned too, every prompt runs by itself."""
     policy = load_policy(place / "model", ModelConfig(), CPU)
     prompts = [[5] * 40 + [6 + i] for i in range(6)]
-    examples = [SFTExample(question, [20, 21, 22]) for question in records("example", 7, 6)]
+    responses = [[20, 21, 22]] * 6
     seen = []
     monkeypatch.setattr(sft, "sft_backward", lambda *a, **k: seen.append(len(a[1])) or sft_backward(*a, **k))
     for question_weight, tokens, expected in (
@@ -213,7 +212,7 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
         (0.5, 6 * 44, [6]),
         (0.5, 6 * 44 - 1, [5, 1]),
     ):
-        sft.accumulate_gradient(policy, prompts, examples, question_weight, tokens)
+        sft.accumulate_gradient(policy, prompts, responses, question_weight, tokens)
         assert seen == expected
         seen.clear()
 
