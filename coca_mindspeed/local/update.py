@@ -4,7 +4,7 @@ import functools
 import importlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -203,8 +203,8 @@ def microbatches(
     """Split a minibatch by ``trainer.microbatch_prompts`` or ``trainer.microbatch_tokens``; without either: one.
 
     By tokens, padded rows and prompts together have at most so many tokens; a longer response is a microbatch of its
-    own.  Responses fill the microbatches in the order of their length, or by groups (longest response or prompt first);
-    the order that costs least, padding included, is taken.
+    own.  Responses fill the microbatches in the order of their length, or by groups (longest response first); the order
+    that costs less, padding included, is taken.
 
     Row ``p * group_size + g`` is response g to prompt p; ``lengths`` and ``prompt_lengths`` are those of the whole
     step.
@@ -219,23 +219,16 @@ def microbatches(
         return [_microbatch(part, group_size) for part in parts]
 
     rows = [row for prompt in prompts for row in rows_of(prompt)]
-
-    def groups_by(size_of: Mapping[int, int] | Sequence[int]) -> list[int]:
-        return sorted(rows, key=lambda row: (-size_of[row // group_size], row // group_size, -lengths[row]))
-
     if config.share_prompts:
         longest = {prompt: max(lengths[row] for row in rows_of(prompt)) for prompt in prompts}
-        by_length = sorted(rows, key=lambda row: (-lengths[row], -prompt_lengths[row // group_size]))
-        orders = [groups_by(longest), groups_by(prompt_lengths), by_length]
+        by_group = sorted(rows, key=lambda row: (-longest[row // group_size], row // group_size, -lengths[row]))
+        orders = [by_group, sorted(rows, key=lambda row: (-lengths[row], -prompt_lengths[row // group_size]))]
     else:
         orders = [sorted(rows, key=lambda row: -lengths[row] - prompt_lengths[row // group_size])]
     another = max(_PASS_OVERHEAD_TOKENS, int(_PASS_OVERHEAD_SHARE * config.microbatch_tokens))
-    costs = []
-    for order in orders:
-        splits = list(_fill(order, group_size, lengths, prompt_lengths, config))
-        costs.append((sum(tokens + another for tokens, _ in splits), [part for _, part in splits]))
-    _, best = min(costs, key=lambda split: split[0])
-    return [_microbatch(part, group_size) for part in best]
+    splits = [list(_fill(order, group_size, lengths, prompt_lengths, config)) for order in orders]
+    best = min(splits, key=lambda split: sum(tokens + another for tokens, _ in split))
+    return [_microbatch(part, group_size) for _, part in best]
 
 
 def largest_group_sizes(
