@@ -141,8 +141,8 @@ def largest_evaluation_batch(config: RunConfig) -> int:
 _DEFAULT_BATCH_RESPONSES = 512  # responses per batch if rollout.batch_responses is null
 
 
-# ---- readings of a confidence: the numbers form a trie of tokens, which is run once for each question, for all branches
-# together; this is about as much work as one more response.
+# ---- readings of a confidence: the numbers form a trie of tokens, which is run once for each question, for all
+# branches together; this is about as much work as one more response
 
 _STATED = re.compile(rf"(\s*{OPEN_TAG}\s*)\d*\.?\d+(\s*{CLOSE_TAG})")
 _DECIMALS = 2  # of the numbers where any are allowed
