@@ -24,7 +24,7 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import check_memory
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
-from coca_mindspeed.local.policy import Policy, choose_device, emulated_dtype, resolve_dtype
+from coca_mindspeed.local.policy import Policy, choose_device, resolve_dtype
 from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
@@ -129,8 +129,6 @@ class LocalRun:
                 print_text(f"memory allocator: jemalloc; {SWITCH}=0 keeps the system's", sys.stderr)
             require_optimizer(config.optimizer, device)
             config = with_model(config, compute_dtype=resolve_dtype(config.model, device))
-            if slow := emulated_dtype(config.model, device):
-                print_text(f"warning: {slow}", sys.stderr)
             for change in memory_changes(found, config):
                 print_text(f"--resume: {change}", sys.stderr)
             check_own_method(config.method)

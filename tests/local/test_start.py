@@ -28,7 +28,7 @@ from coca_mindspeed.local.model_files import (
     read_model_config,
     render_prompts,
 )
-from coca_mindspeed.local.policy import choose_device, emulated_dtype, resolve_dtype
+from coca_mindspeed.local.policy import choose_device, resolve_dtype
 from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.setup import _cap_evaluation_questions
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
@@ -338,25 +338,18 @@ def test_the_configuration_knows_every_device_that_the_engine_knows():
 
 
 @pytest.mark.parametrize(
-    ("processor", "dtype", "warned"),
+    ("processor", "dtype"),
     [
-        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}, "float32", True),
-        ({"architecture": "x86_64"}, "float32", True),
-        ({"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": False}, "bfloat16", False),
-        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": True}, "bfloat16", False),
-        ({"architecture": "aarch64"}, "float32", False),
+        ({"avx512_bf16": False, "amx_bf16": False}, "float32"),
+        ({}, "float32"),
+        ({"avx512_bf16": True, "amx_bf16": False}, "bfloat16"),
+        ({"avx512_bf16": False, "amx_bf16": True}, "bfloat16"),
     ],
 )
-def test_auto_is_bfloat16_where_the_processor_has_it_and_an_emulated_one_is_warned_about(
-    processor, dtype, warned, monkeypatch
-):
+def test_auto_is_bfloat16_where_the_processor_has_it(processor, dtype, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor, raising=False)
-    bfloat16 = ModelConfig(compute_dtype="bfloat16")
-    assert (emulated_dtype(bfloat16, CPU) is not None) == warned
-    assert emulated_dtype(ModelConfig(), CPU) is None
-    assert emulated_dtype(bfloat16, torch.device("cuda")) is None
     assert resolve_dtype(ModelConfig(compute_dtype="auto"), CPU) == dtype
-    assert resolve_dtype(bfloat16, CPU) == "bfloat16"
+    assert resolve_dtype(ModelConfig(compute_dtype="bfloat16"), CPU) == "bfloat16"
     assert resolve_dtype(ModelConfig(compute_dtype="float32"), CPU) == "float32"
     assert resolve_dtype(ModelConfig(compute_dtype="auto", attention="flash_attention_2"), CPU) == "bfloat16"
     for supported, expected in ((True, "bfloat16"), (False, "float32")):
