@@ -66,15 +66,8 @@ class LocalRun:
 
     Attributes:
         config: with the device's data type in place of ``auto``.
-        output: the run's directory.
-        inputs: its records and what is known of the run to resume.
-        grader: of its answers.
-        found: the run that the directory holds.
-        device: that it trains on.
         prompt_sha256: of the first training question's prompt.
-        resume, overwrite, show_progress: as in :meth:`open`.
-        before, predictions: answers to the held-out questions, once :meth:`evaluate_before` and :meth:`evaluate` have
-            run.
+        before, predictions: answers to the held-out questions, by :meth:`evaluate_before` and :meth:`evaluate`.
         run_id: of the run's marker, which :meth:`start` writes.
     """
 

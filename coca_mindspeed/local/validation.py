@@ -71,15 +71,7 @@ class LengthLimits:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The checked inputs of a run.
-
-    Attributes:
-        config: the configuration with the steps that ``data.epochs`` gives, and the date and the compute dtype of a run
-            to resume.
-        found: the state of the output directory.
-        train, evaluate, warm_up: records; the latter two may be empty.
-        digests: number and SHA-256 of each set's records.
-    """
+    """The checked inputs of a run: its completed configuration, its directory, its records and their digests."""
 
     config: RunConfig
     found: RunState
@@ -120,26 +112,20 @@ def validate_run(
     return inputs, check_questions(inputs, show_progress=show_progress)
 
 
-def with_downloaded_model(config: RunConfig, *, show_progress: bool) -> RunConfig:
-    """The configuration with the directory of a model of the hub, which is downloaded.
-
-    Raises ConfigError if it can be neither downloaded nor found in the cache.
-    """
-    name, remote = config.model.path, config.model.trust_remote_code
-    if name is None or not is_hub_id(name):
-        return config
-    return with_model(config, path=str(download_model(name, own_code=remote, show_progress=show_progress)))
-
-
 def read_inputs(config: RunConfig, found: RunState, *, show_progress: bool) -> RunInputs:
     """Read the records of a run, download its model, and complete its configuration by them."""
     train, evaluate = load_data(config.data)
-    config = with_steps(config, len(train))
-    warm_up = read_warm_up_records(config)
+    config, warm_up = with_steps(config, len(train)), read_warm_up_records(config)
     sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
     digests = {name: records_digest(records) for name, records in sets.items()}
-    config = with_downloaded_model(config, show_progress=show_progress)
-    return RunInputs(_with_prompt_date(config, train), found, train, evaluate, warm_up, digests)
+    model, system_prompt = config.model, config.method.training_method.system_prompt
+    if model.path is not None and is_hub_id(model.path):
+        path = download_model(model.path, own_code=model.trust_remote_code, show_progress=show_progress)
+        config = with_model(config, path=str(path))
+    # A chat template that reads the clock keeps the date of the run's start.
+    if model.path is not None and model.prompt_date is None and reads_date(config.model, train[0], system_prompt):
+        config = with_model(config, prompt_date=datetime.date.today().isoformat())
+    return RunInputs(config, found, train, evaluate, warm_up, digests)
 
 
 def check_questions(inputs: RunInputs, *, show_progress: bool) -> MeasuredGrader:
@@ -180,15 +166,6 @@ def model_directory(config: RunConfig, found: RunState) -> tuple[Path | None, st
     if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
         return found.path / WARMED_UP, "warm start"  # the adapters' base
     return None if config.model.path is None else Path(config.model.path), "model.path"
-
-
-def _with_prompt_date(config: RunConfig, records: Sequence[Record]) -> RunConfig:
-    """Set today's date for a chat template that reads the clock."""
-    if config.model.path is None or config.model.prompt_date is not None:
-        return config
-    if not reads_date(config.model, records[0], config.method.training_method.system_prompt):
-        return config
-    return with_model(config, prompt_date=datetime.date.today().isoformat())
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
