@@ -4,7 +4,7 @@ The local engine and the one on MindSpeed-RL read it; the one on verl has a sect
 made of the same parts.  Keys of MindSpeed-RL itself live under ``mindspeed_rl`` and pass through untouched.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -266,7 +266,7 @@ class OptimizerConfig(Section):
     )
     lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), description="AdamW's beta1 and beta2"
+        (0.9, 0.95), strict=False, description="AdamW's beta1 and beta2"  # YAML has lists only
     )
     # An eps below 1e-30 is 0 in float32, and 0/0 where a gradient is 0.
     eps: Annotated[float, _MEGATRONS_ADAMW] = Field(1e-8, ge=1e-30, le=1, description="AdamW's eps")
@@ -277,13 +277,6 @@ class OptimizerConfig(Section):
         description="decay after the warm-up, to zero; wsd: constant, linear over the last fifth (local engine)",
     )
     warmup_steps: Annotated[int, _CLUSTER] = Field(0, ge=0, description="steps of linear warm-up")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _betas_from_yaml(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("betas"), list):
-            return {**values, "betas": tuple(values["betas"])}
-        return values
 
     @model_validator(mode="after")
     def _decay_shrinks(self) -> "OptimizerConfig":

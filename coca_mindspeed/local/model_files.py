@@ -41,8 +41,8 @@ _ATTEND = {"full_attention", "sliding_attention", "chunked_attention", "attentio
 _LAYER_KINDS = ("layer_types", "layers_block_type")
 
 
-_DOWNLOADED = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
-_NOT_DOWNLOADED = ("*/*", "consolidated*")  # other formats of the same weights
+_DOWNLOADED = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors"]
+_NOT_DOWNLOADED = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 def download_model(name: str, *, own_code: bool, show_progress: bool) -> Path:
