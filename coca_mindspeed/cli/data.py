@@ -41,6 +41,9 @@ SYSTEM_PROMPTS = {
     "confidence-twice": CONFIDENCE_TWICE_PROMPT,
 }
 
+# Options that report.json repeats.
+_DESCRIBED = ("difficulty", "keep_unknown_difficulty", "source", "exclude_source", "prompt", "columns", "decontaminate")
+_DESCRIBED += ("ngram",)
 _DESCRIPTION = """\
 Convert published files into records, in bounded memory.
 
@@ -239,16 +242,9 @@ def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> P
         shuffle=default(arguments.shuffle),
         seed=arguments.seed,
         described={
-            "difficulty": arguments.difficulty,
-            "keep_unknown_difficulty": arguments.keep_unknown_difficulty,
-            "source": arguments.source,
-            "exclude_source": arguments.exclude_source,
+            **{name: getattr(arguments, name) for name in _DESCRIBED},
             "tokenizer": None if arguments.tokenizer is None else str(arguments.tokenizer),
             "tokens": [arguments.min_tokens, arguments.max_tokens],
-            "prompt": arguments.prompt,
-            "columns": arguments.columns,
-            "decontaminate": against,
-            "ngram": arguments.ngram,
         },
     )
 

@@ -266,7 +266,9 @@ class OptimizerConfig(Section):
     )
     lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), strict=False, description="AdamW's beta1 and beta2"  # YAML has lists only
+        (0.9, 0.95),
+        strict=False,
+        description="AdamW's beta1 and beta2",  # YAML has lists only
     )
     # An eps below 1e-30 is 0 in float32, and 0/0 where a gradient is 0.
     eps: Annotated[float, _MEGATRONS_ADAMW] = Field(1e-8, ge=1e-30, le=1, description="AdamW's eps")

@@ -128,8 +128,7 @@ class LocalRun:
             prompt_sha256 = _check_prompts(config, found, inputs.records, show_progress)
             check_same_prompt(found, prompt_sha256)
             if config.model.path is not None:
-                capped = _cap_evaluation_questions(config, len(inputs.evaluate))
-                check_memory(capped, device, show_progress=show_progress)
+                check_memory(config, device, show_progress=show_progress)
 
             resources.enter_context(lock_run(output))
             if found.marker is not None:
@@ -258,17 +257,6 @@ class LocalRun:
             if self.resume_from is not None and self.config.model.lora.rank is not None:
                 load_adapters(policy, self.resume_from.adapters)
         return policy
-
-
-def _cap_evaluation_questions(config: RunConfig, questions: int) -> RunConfig:
-    """Cap the evaluation sizes at the number of held-out questions."""
-    while_training, behind = config.evaluation.questions, config.evaluation.final_questions
-    known = {
-        "interval": config.evaluation.interval if questions else 0,
-        "questions": max(1, questions if while_training is None else min(while_training, questions)),
-        "final_questions": questions if behind is None else min(behind, questions),
-    }
-    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=known)})
 
 
 def _check_prompts(config: RunConfig, found: RunState, records: Sequence[Record], show_progress: bool) -> str:

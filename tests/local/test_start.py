@@ -29,8 +29,6 @@ from coca_mindspeed.local.model_files import (
     render_prompts,
 )
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
-from coca_mindspeed.local.respond import largest_evaluation_batch
-from coca_mindspeed.local.setup import _cap_evaluation_questions
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
 from coca_mindspeed.local.validation import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.utils.files import MARKER
@@ -376,19 +374,3 @@ def test_flash_attention_is_refused_by_its_key_where_it_cannot_be_had(tmp_path):
         load_policy(path, config, torch.device("cpu"))
     with pytest.raises(ValidationError, match="takes no float32"):
         ModelConfig(attention="flash_attention_2", compute_dtype="float32")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "questions", "asked"),
-    [
-        ("evaluation.questions=null", 50, (50, 50, 50)),
-        ("evaluation.questions=20", 50, (50, 20, 50)),
-        ("evaluation.final_questions=10", 500, (50, 500, 10)),
-        ("evaluation.questions=20", 0, (0, 1, 0)),
-    ],
-)
-def test_memory_is_asked_for_no_more_questions_than_there_are(overrides, questions, asked):
-    config = _cap_evaluation_questions(compose_run("demo", [overrides]).run, questions)
-    evaluation = config.evaluation
-    assert (evaluation.interval, evaluation.questions, evaluation.final_questions) == asked
-    assert largest_evaluation_batch(config) == questions
