@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
-from coca_mindspeed.cli.options import at_least, columns, number, place
+from coca_mindspeed.cli.options import at_least, columns, number, place, subcommand
 from coca_mindspeed.data.export import FRAMEWORKS, export_records
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
 from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
@@ -66,25 +66,13 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions_prepare = actions.add_parser(
-        "prepare",
-        help="turn a publisher's files into records: filtered, checked, deduplicated, split",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_prepare_arguments(actions_prepare)
-
-    export = actions.add_parser(
-        "export",
-        help="write prepared records as rows of another framework",
-        description="Write prepared records as rows of another framework.",
-    )
+    summary = "turn a publisher's files into records: filtered, checked, deduplicated, split"
+    formatter = argparse.RawDescriptionHelpFormatter
+    _add_prepare_arguments(subcommand(actions, "prepare", summary, formatter_class=formatter))
+    export = subcommand(actions, "export", "write prepared records as rows of another framework")
     targets = export.add_subparsers(dest="target", metavar="TARGET", required=True)
     for name, (_, reader) in FRAMEWORKS.items():
-        target = targets.add_parser(
-            name,
-            help=f"for {reader}",
-            description=f"Write JSON Lines for {reader}, each row with the chat and its whole record.",
-        )
+        target = subcommand(targets, name, f"JSON Lines for {reader}, each row with the chat and its whole record")
         option = target.add_argument
         option("--input", type=Path, required=True, metavar="FILE", help="prepared records (train.jsonl)")
         option("--output", type=place, required=True, metavar="FILE", help="to write")

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from rich.table import Table
 
-from coca_mindspeed.cli.options import place
+from coca_mindspeed.cli.options import place, subcommand
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.upstream.manifest import PROGRAMS, HookCheck, Manifest, examine, load_manifests, skeleton
 from coca_mindspeed.utils.console import PlainConsole, print_text
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("--release", metavar="NAME", help=release)
 
     about = "write the manifest of a new release, with the hooks of a known one and the fingerprints of a checkout"
-    fingerprint = actions.add_parser("fingerprint", help=about, description=about)
+    fingerprint = subcommand(actions, "fingerprint", about)
     fingerprint.add_argument("path", type=Path, metavar="PATH", help="the checkout")
     fingerprint.add_argument("--release", required=True, metavar="NAME", help="name of the new release")
     fingerprint.add_argument("--commit", required=True, metavar="HASH", help="its commit")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fingerprint.add_argument("--output", type=place, metavar="FILE", help="write here instead of to the terminal")
 
     about = "write the hooks of a release as a patch for its checkout: git apply --unidiff-zero (docs/port.md)"
-    export = actions.add_parser("export", help=about, description=about)
+    export = subcommand(actions, "export", about)
     export.add_argument("release", metavar="RELEASE", help="a supported release of MindSpeed-RL")
     export.add_argument("--mindspeed-rl", type=Path, metavar="PATH", help="its checkout (default: MINDSPEED_RL_HOME)")
     export.add_argument("--output", type=place, required=True, metavar="FILE", help="where the patch is written")
