@@ -114,6 +114,10 @@ REFUSALS = {
     "demo, taken": Refusal(("demo", "--output", "run"), ("run", "--resume", "--overwrite")),
     "demo, another's": Refusal(("demo", "--output", "mine", "--overwrite"), ("[not-a-run]", "--output")),
     "demo, no run": Refusal(("demo", "--output", "new", "--resume"), ("[no-run]", "--output", "nearby: run")),
+    "demo, two seeds": Refusal(("demo", "--seed", "3", "--output", "new", "++seed=4"), ("--seed",), code=2),
+    "too few sums": Refusal(
+        ("train", "demo", "--output", "new", "data.evaluate_size=2500"), ("data.evaluate_size=2500",)
+    ),
     "no evaluation": Refusal(
         ("train", "demo", "--output", "new", "checkpoint.best=eval/brier", "evaluation.interval=0"),
         ("[no-evaluation]",),

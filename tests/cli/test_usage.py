@@ -169,15 +169,6 @@ def test_mistakes_of_our_own_keep_their_traceback(monkeypatch):
             main(["config", "list"])
 
 
-def test_an_interrupt_while_a_command_is_imported(monkeypatch, capsys):
-    def interrupted(name):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
-    assert main(["config", "list"]) == 130
-    assert capsys.readouterr().err == "coca-mindspeed: interrupted\n"
-
-
 def test_control_c_ends_a_process_with_130(tmp_path):
     pipe = tmp_path / "rows.jsonl"
     os.mkfifo(pipe)
