@@ -79,7 +79,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--trained {arguments.trained}: no such directory")
     # The output directory and the progress bars change no result.
     settings = {k: _plain(v) for k, v in vars(arguments).items() if k not in ("output", "quiet", "run", "command")}
-    check_directory(arguments.output, settings, among=settings)
     check_writable(arguments.output)
     records = _records(arguments.data, "--data")
     training = _records(arguments.train, "--train") if arguments.train else []

@@ -1,7 +1,7 @@
 """Resumable map over items, in parts that are written atomically."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,8 +31,6 @@ def resumable_map(
     Raises:
         ConfigError: an existing part has another number of rows than items.
     """
-    if size < 1:
-        raise ValueError(f"size should be at least 1, found {size}")
     count = -(-len(items) // size)
     rows: list[dict[str, Any]] = []
     with StepProgress(count, show_progress, title=title) as progress:
@@ -51,10 +49,8 @@ def resumable_map(
     return rows
 
 
-def check_directory(directory: Path, settings: Mapping[str, Any], *, among: Collection[str] | None = None) -> bool:
+def check_directory(directory: Path, settings: Mapping[str, Any]) -> bool:
     """Check that ``directory`` is free or holds results of the same settings; return whether it holds them.
-
-    ``among`` names the settings to compare (None: all).
 
     Raises:
         ConfigError: it holds results of other settings.
@@ -62,10 +58,7 @@ def check_directory(directory: Path, settings: Mapping[str, Any], *, among: Coll
     path = directory / "settings.json"
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        one, other = (
-            values if among is None else {name: values.get(name) for name in among} for values in (before, settings)
-        )
-        if (found := first_difference(one, other)) is not None:
+        if (found := first_difference(before, settings)) is not None:
             name, then, now = found
             raise ConfigError(
                 f"--output {directory}: holds results with {name}={then!r}, found {now!r}; choose another directory or "
