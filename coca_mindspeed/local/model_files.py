@@ -25,11 +25,11 @@ from tokenizers import AddedToken, Tokenizer
 
 from coca_mindspeed.config.checks import download_command
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
-from coca_mindspeed.data.prompts import prompt_messages, reads_clock, render_chat, write_into_template
+from coca_mindspeed.data.prompts import prompt_messages, reads_clock, write_into_template
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError, Problem
+from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import LONE_SURROGATE, read_object
+from coca_mindspeed.utils.files import read_object
 from coca_mindspeed.utils.text_formats import JsonError, parse_json
 
 # These choose all rotary frequencies by the longest position of a forward pass.  Beyond the trained length, keys
@@ -358,34 +358,6 @@ def reads_date(config: ModelConfig, record: Record, system_prompt: str | None) -
     path = Path(str(config.path))
     tokenizer = read_tokenizer_file(path, config) or load_tokenizer(path, config)
     return reads_clock(tokenizer, prompt_messages(record, system_prompt))
-
-
-def render_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str | None) -> list[str]:
-    """Each record's prompt as text, special tokens included.
-
-    Raises:
-        ConfigError: the chat template cannot render a record.
-        DataError: a prompt contains a lone surrogate.
-    """
-    rendered = [render_chat(tokenizer, prompt_messages(record, system_prompt)) for record in records]
-    for record, text in zip(records, rendered, strict=True):
-        if found := LONE_SURROGATE.search(text):
-            raise DataError(
-                f"record {record.id!r} of {record.dataset}: its prompt holds {found[0]!a}, a lone surrogate, which no "
-                "tokenizer accepts; correct the text"
-            )
-    return rendered
-
-
-def encode_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str | None) -> list[list[int]]:
-    """Token ids of each record's prompt; lengths are checked before a run (:func:`.checks.check_lengths`).
-
-    Raises ConfigError and DataError as :func:`render_prompts`.
-    """
-    rendered = render_prompts(tokenizer, records, system_prompt)
-    # The template writes the special tokens itself.
-    prompts: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    return prompts
 
 
 #: Shape of each weight by its name.

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
+from coca_mindspeed.data.prompts import encode_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.lm_head import LMHead
-from coca_mindspeed.local.model_files import encode_prompts
 
 #: ``prefix``: the batch's common prefix and each prompt are computed once; ``prompts``: each prompt; ``none``: nothing.
 Sharing = Literal["prefix", "prompts", "none"]
@@ -84,7 +84,7 @@ class Policy:
         return logits.index_fill(-1, torch.full((1,), self.pad_id, device=logits.device), -torch.inf)
 
     def encode_prompts(self, records: Sequence[Record], system_prompt: str | None) -> list[list[int]]:
-        """See :func:`~coca_mindspeed.local.model_files.encode_prompts`."""
+        """See :func:`~coca_mindspeed.data.prompts.encode_prompts`."""
         return encode_prompts(self.tokenizer, records, system_prompt)
 
 

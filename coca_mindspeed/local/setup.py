@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.prompts import render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import raise_problems
 from coca_mindspeed.evaluation.predictions import Prediction
@@ -23,7 +24,7 @@ from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import check_memory
-from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
+from coca_mindspeed.local.model_files import context_limit, load_tokenizer
 from coca_mindspeed.local.policy import Policy, choose_device, resolve_dtype
 from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.progress import SFTProgress

@@ -16,7 +16,7 @@ from typing import Any
 from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub, with_steps
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
-from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template
+from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
@@ -33,7 +33,6 @@ from coca_mindspeed.local.model_files import (
     read_model_config,
     read_tokenizer_file,
     reads_date,
-    render_prompts,
 )
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import (

@@ -12,14 +12,14 @@ from transformers import AutoTokenizer, __version__
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.data.prompts import prompt_messages, render_chat
+from coca_mindspeed.data.prompts import encode_prompts, prompt_messages, render_chat, render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import logging as run_log
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.checkpoint import check_saveable
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.model_files import encode_prompts, load_tokenizer, read_tokenizer_file, render_prompts
+from coca_mindspeed.local.model_files import load_tokenizer, read_tokenizer_file
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.validation import LengthLimits, check_prompts, ordinary_pad_token
 from coca_mindspeed.utils.files import MARKER

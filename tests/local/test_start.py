@@ -18,15 +18,14 @@ from transformers import GPT2Config, LlamaConfig, MambaConfig, Phi3Config
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.data.prompts import encode_prompts, render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import (
     context_limit,
-    encode_prompts,
     load_tokenizer,
     read_model_config,
-    render_prompts,
 )
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
