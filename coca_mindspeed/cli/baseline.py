@@ -20,8 +20,13 @@ from coca_mindspeed.evaluation.tables import print_metrics, summary_metrics
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.resumable import check_directory, claim_directory
-from coca_mindspeed.local.run_directory import check_writable, lock_run, records_digest
+from coca_mindspeed.local.run_directory import (
+    check_directory,
+    check_writable,
+    claim_directory,
+    lock_run,
+    records_digest,
+)
 from coca_mindspeed.local.validation import LengthLimits, check_prompts
 
 if TYPE_CHECKING:
@@ -119,10 +124,10 @@ def _run(
     """Check the device and the model, and run the baseline."""
     from coca_mindspeed.baselines.run import run_baseline  # it imports torch
     from coca_mindspeed.baselines.target_model import TargetModel, check_layer
-    from coca_mindspeed.local.interrupt import interruptible
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.policy import choose_device
+    from coca_mindspeed.utils.process import interruptible
 
     device = choose_device(arguments.device, where="--device")
     if arguments.name == "probe" and arguments.trained is None:

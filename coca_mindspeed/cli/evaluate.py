@@ -175,10 +175,15 @@ def _typed(name: str) -> str:
 def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     """Ask the server what ``--output`` lacks, and grade all responses."""
     from coca_mindspeed.evaluation.endpoint import Endpoint, Question, ask
-    from coca_mindspeed.local.interrupt import interruptible
     from coca_mindspeed.local.progress import StepProgress
-    from coca_mindspeed.local.resumable import check_directory, claim_directory
-    from coca_mindspeed.local.run_directory import check_writable, lock_run, records_digest
+    from coca_mindspeed.local.run_directory import (
+        check_directory,
+        check_writable,
+        claim_directory,
+        lock_run,
+        records_digest,
+    )
+    from coca_mindspeed.utils.process import interruptible
 
     require("openai", purpose="evaluate --endpoint")
     output, name = arguments.output, arguments.method or "coca"

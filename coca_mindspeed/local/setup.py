@@ -20,7 +20,6 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import check_saveable, export_model, remove_leftovers
 from coca_mindspeed.local.held_out import HeldOut
-from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import check_memory
@@ -56,7 +55,7 @@ from coca_mindspeed.local.validation import (
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import PROGRESS, read_object, write_json, write_json_lines
-from coca_mindspeed.utils.process import SWITCH, uses_jemalloc
+from coca_mindspeed.utils.process import SWITCH, interruptible, uses_jemalloc
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 

@@ -16,7 +16,6 @@ from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConf
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model
-from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import dtype_of_weights
 from coca_mindspeed.local.policy import Policy
@@ -26,6 +25,7 @@ from coca_mindspeed.local.run_directory import WARMED_UP
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
 from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbatches
 from coca_mindspeed.utils.files import PROGRESS
+from coca_mindspeed.utils.process import interruptible
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import BestModel, export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.held_out import HeldOut
-from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.policy import Policy, is_out_of_memory
 from coca_mindspeed.local.progress import TrainingProgress
@@ -35,6 +34,7 @@ from coca_mindspeed.local.schedule import generator, learning_rate, records_of_s
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
+from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 
 _MEMORY_ADVICE = (
     "trainer.microbatch_tokens or trainer.microbatch_prompts bounds the memory of an update, "
