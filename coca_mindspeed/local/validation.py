@@ -175,8 +175,8 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
         except ValueError as error:
             raise DataError(f"data.evaluate_size={config.evaluate_size}: {error}") from error
         return arithmetic_records(config.train_size, "train", config.seed), held_out
-    evaluate = [] if config.evaluate is None else _read("data.evaluate", config.evaluate, config)
-    return _read("data.train", str(config.train), config), evaluate
+    train = _read("data.train", str(config.train), config)
+    return train, [] if config.evaluate is None else _read("data.evaluate", config.evaluate, config)
 
 
 def _read(key: str, path: str, config: DataConfig) -> list[Record]:
