@@ -186,7 +186,7 @@ class LMHead:
                 weight.grad += by_logits.T @ inputs_as_used
         if bias is not None and bias.requires_grad:
             bias.grad = torch.zeros_like(bias) if bias.grad is None else bias.grad
-            bias.grad += by_logits.sum(dim=0)
+            bias.grad += by_logits.sum(dim=0, dtype=bias.grad.dtype)
         return (by_logits @ weight.detach().to(by_logits.dtype)).to(inputs.dtype)
 
     def fits_one_chunk(self, tokens: int) -> bool:
