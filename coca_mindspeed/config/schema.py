@@ -13,7 +13,7 @@ from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod, training_m
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.own_method import own_method
 from coca_mindspeed.config.resume import KeyFacts
-from coca_mindspeed.config.values import ColumnNames, Day, FreeForm, GraderName, TemplateVariables
+from coca_mindspeed.config.values import ColumnNames, Day, FreeForm, GraderName, Pattern, TemplateVariables
 from coca_mindspeed.errors import did_you_mean
 from coca_mindspeed.utils.own_code import is_own, pinned
 
@@ -78,7 +78,7 @@ class LoraConfig(Section):
 
     rank: int | None = Field(None, ge=1, description="rank of the adapters; null: full training")
     alpha: float = Field(32.0, gt=0, description="adapters are scaled by alpha / rank")
-    targets: str = Field(
+    targets: Pattern = Field(
         "all-linear",
         min_length=1,
         description="layers with adapters: all-linear, or a regular expression that matches whole module names",
