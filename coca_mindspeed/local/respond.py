@@ -100,7 +100,7 @@ def predict(
     adds the greedy and the expected confidence of each question, if the method states one before the answer.
     """
     rollout = rollout.model_copy(update={"temperature": 1.0})
-    rows = evaluation_batch(rollout)
+    rows = rollout.batch_responses or _DEFAULT_BATCH_RESPONSES
     at_once = max(1, rows // samples)
     found: list[Prediction] = []
     for start in range(0, len(records), at_once):
@@ -121,24 +121,18 @@ def predict(
     ]
 
 
-def evaluation_batch(rollout: RolloutConfig, questions: int | None = None) -> int:
-    """Held-out questions per batch, of ``questions`` in all (None: unlimited)."""
-    at_once = rollout.batch_responses or _DEFAULT_BATCH_RESPONSES
-    return at_once if questions is None else min(at_once, questions)
+_DEFAULT_BATCH_RESPONSES = 512  # responses per batch of an evaluation if rollout.batch_responses is null
 
 
 def largest_evaluation_batch(config: RunConfig) -> int:
-    """Size of the largest batch of a run's evaluations; 0: it has none."""
+    """Responses in the largest batch of a run's evaluations; 0: it has none."""
     evaluation, data = config.evaluation, config.data
     questions = [evaluation.questions] if evaluation.interval else []
     if evaluation.final_questions != 0 and (data.name == "arithmetic" or data.evaluate is not None):
         questions.append(evaluation.final_questions)
-    samples = evaluation.samples
-    counts = [None if count is None else count * samples for count in questions]
-    return max((max(samples, evaluation_batch(config.rollout, count)) for count in counts), default=0)
-
-
-_DEFAULT_BATCH_RESPONSES = 512  # responses per batch if rollout.batch_responses is null
+    most, samples = config.rollout.batch_responses or _DEFAULT_BATCH_RESPONSES, evaluation.samples
+    sizes = [most if count is None else min(most, count * samples) for count in questions]
+    return max((max(samples, size) for size in sizes), default=0)
 
 
 # ---- readings of a confidence: the numbers form a trie of tokens, which is run once for each question, for all

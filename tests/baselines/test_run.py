@@ -138,7 +138,9 @@ def test_results_are_not_those_of_other_questions_or_of_another_model_under_the_
 
 def test_the_directory_is_locked(command, tmp_path, monkeypatch):
     locked = []
-    monkeypatch.setattr(baseline_command, "lock_run", lambda path: locked.append(path) or contextlib.nullcontext())
+    monkeypatch.setattr(
+        baseline_command.run_directory, "lock_run", lambda path: locked.append(path) or contextlib.nullcontext()
+    )
     assert cli.main(command) == 0
     assert locked == [tmp_path / "out"]
 
