@@ -96,22 +96,20 @@ def test_another_base_is_not_resumed(finished, tmp_path):
         small_session(tmp_path / "run", *LORA, resume=True)
 
 
-@pytest.mark.parametrize(("file", "content"), [("adapter_model.safetensors", b"damaged"), ("base.sha256", None)])
-def test_damaged_adapters_are_named(tmp_path, file, content):
-    policy = moved_policy(tmp_path / "model")
-    save_adapters(policy, tmp_path / "adapters")
-    (tmp_path / "adapters" / file).unlink()
-    if content is not None:
-        (tmp_path / "adapters" / file).write_bytes(content)
-    with pytest.raises(TrainingError, match=r"adapters: holds no readable adapters"):
-        load_adapters(policy, tmp_path / "adapters")
-
-
-def test_adapters_of_another_rank_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "rank", "message"),
+    [
+        (lambda path: (path / "adapter_model.safetensors").write_bytes(b"damaged"), 2, "holds no readable adapters"),
+        (lambda path: (path / "base.sha256").unlink(), 2, "holds no readable adapters"),
+        (lambda path: None, 3, r"does not hold the adapters that model\.lora describes"),
+    ],
+)
+def test_adapters_that_cannot_be_loaded_are_named(tmp_path, change, rank, message):
     save_adapters(moved_policy(tmp_path / "model"), tmp_path / "adapters")
+    change(tmp_path / "adapters")
     other = load_policy(tmp_path / "model", ModelConfig(), torch.device("cpu"))
-    add_adapters(other, LoraConfig(rank=3), seed=0)
-    with pytest.raises(TrainingError, match=r"does not hold the adapters that model\.lora describes"):
+    add_adapters(other, LoraConfig(rank=rank), seed=0)
+    with pytest.raises(TrainingError, match=message):
         load_adapters(other, tmp_path / "adapters")
 
 
