@@ -42,8 +42,10 @@ SYSTEM_PROMPTS = {
 }
 
 # Options that report.json repeats.
-_DESCRIBED = ("difficulty", "keep_unknown_difficulty", "source", "exclude_source", "prompt", "columns", "decontaminate")
-_DESCRIBED += ("ngram",)
+_DESCRIBED = (
+    *("difficulty", "keep_unknown_difficulty", "source", "exclude_source", "prompt", "columns", "decontaminate"),
+    "ngram",
+)
 _DESCRIPTION = """\
 Convert published files into records, in bounded memory.
 
