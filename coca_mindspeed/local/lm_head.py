@@ -154,7 +154,8 @@ class LMHead:
         by_inputs = torch.zeros_like(inputs)
         log_probs, entropy = (torch.zeros(len(chosen), device=states.device) for _ in range(2))
         chunk = self.chunk_of(len(chosen))
-        for rows in (slice(start, start + chunk) for start in range(0, len(chosen), chunk)):
+
+        def add(rows: slice) -> None:
             with torch.no_grad():
                 logits = self.head(inputs[rows])
             logits.requires_grad_()
@@ -162,13 +163,18 @@ class LMHead:
             log_probs[rows], entropy[rows] = scores.log_probs.detach(), scores.entropy
             # Each term depends on one token, so tokens that are not computed yet do not affect this gradient.
             known = log_probs.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(loss_of(known.view(tokens.shape)), known)
+            gradient = torch.autograd.grad(loss_of(known.view(tokens.shape)), known)[0][rows]
             # Padding, groups without reward variance and clipped tokens have none.
-            some = gradient[rows].nonzero()[:, 0]
-            if len(some):
-                with torch.autocast(states.device.type, enabled=False):
-                    (by_logits,) = torch.autograd.grad(scores.log_probs, logits, gradient[rows])
-                    by_inputs[rows][some] = self._accumulate(by_logits[some], inputs[rows][some])
+            some: Tensor | slice = gradient.nonzero()[:, 0]
+            if not len(some):
+                return
+            with torch.autocast(states.device.type, enabled=False):
+                (by_logits,) = torch.autograd.grad(scores.log_probs, logits, gradient)
+                some = slice(None) if len(some) == len(gradient) else some  # a copy of all logits less
+                by_inputs[rows][some] = self._accumulate(by_logits[some], inputs[rows][some])
+
+        for start in range(0, len(chosen), chunk):
+            add(slice(start, start + chunk))
         if states.requires_grad:
             with torch.autocast(states.device.type, enabled=False):
                 states.backward(by_inputs.view_as(states))
