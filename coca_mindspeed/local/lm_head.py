@@ -165,13 +165,13 @@ class LMHead:
             known = log_probs.clone().requires_grad_()
             gradient = torch.autograd.grad(loss_of(known.view(tokens.shape)), known)[0][rows]
             # Padding, groups without reward variance and clipped tokens have none.
-            some: Tensor | slice = gradient.nonzero()[:, 0]
+            some = gradient.nonzero()[:, 0]
             if not len(some):
                 return
             with torch.autocast(states.device.type, enabled=False):
                 (by_logits,) = torch.autograd.grad(scores.log_probs, logits, gradient)
-                some = slice(None) if len(some) == len(gradient) else some  # a copy of all logits less
-                by_inputs[rows][some] = self._accumulate(by_logits[some], inputs[rows][some])
+                part: Tensor | slice = slice(None) if len(some) == len(gradient) else some  # all: without a copy
+                by_inputs[rows][part] = self._accumulate(by_logits[part], inputs[rows][part])
 
         for start in range(0, len(chosen), chunk):
             add(slice(start, start + chunk))
