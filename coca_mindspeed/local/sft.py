@@ -1,10 +1,14 @@
-"""Supervised fine-tuning (SFT): the warm-ups of the tiny model and of a model from ``model.path``."""
+"""Supervised fine-tuning (SFT): the warm-ups of the tiny model and of a model from ``model.path``.
+
+The batches depend on the seed alone, so a stopped warm-up continues from its checkpoint and ends with the same bytes.
+"""
 
 import math
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,17 +19,17 @@ from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, SEGMENTS, Conf
 from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConfig, WarmUpConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, TrainingError
-from coca_mindspeed.local.checkpoint import export_model
+from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.lora import dtype_of_weights
+from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import common_prefix_length
 from coca_mindspeed.local.progress import SFTProgress
-from coca_mindspeed.local.run_directory import WARMED_UP
+from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
 from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbatches
 from coca_mindspeed.utils.files import PROGRESS
-from coca_mindspeed.utils.process import interruptible
+from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ def warm_up(
     response_format: ResponseFormat | None = None,
     optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw",
     microbatch_tokens: int | None = None,
+    resume: tuple[int, Mapping[str, Any]] | None = None,
+    after_step: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
 ) -> None:
     """Train ``policy`` in place on over-confident responses, which teach the format and no calibration.
 
@@ -63,6 +69,8 @@ def warm_up(
         progress: called after each step with the steps done and the loss in nats per token.
         response_format: of the responses; None: without spaces, as the tiny model writes them.
         microbatch_tokens: most tokens in a backward pass, padding included; None: no limit.
+        resume: steps whose weights ``policy`` holds, and the state of the optimizer behind them.
+        after_step: called last in each step with the steps done and the optimizer.
 
     Raises:
         TrainingError: a loss or a gradient is not finite.
@@ -77,10 +85,15 @@ def warm_up(
         warmup_steps=min(20, config.steps),
     )
     optimizer = build_optimizer(policy, settings)
+    done, state = resume or (0, None)
+    if state is not None:
+        optimizer.load_state_dict(dict(state))
     random = np.random.default_rng(derived_seed(seed, "warm-up"))
     for step in range(config.steps):
         chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
         texts = [_overconfident_response(record.answer, response_format, config, random) for record in chosen]
+        if step < done:  # drawn, so that later batches are the same
+            continue
         responses = encode_responses(policy, texts)
         prompts = policy.encode_prompts(chosen, method.system_prompt)
         loss = accumulate_gradient(policy, prompts, responses, config.question_weight, microbatch_tokens)
@@ -95,6 +108,7 @@ def warm_up(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         progress(step + 1, loss)
+        after_step(step + 1, optimizer)
 
 
 def accumulate_gradient(
@@ -190,6 +204,7 @@ def _overconfident_response(
     return response_format.response(answer, *confidences)
 
 
+CHECKPOINTS = "warm_up"  # within a run's directory
 _DECIMALS = 2  # where the method asks for no number of them
 
 
@@ -199,24 +214,37 @@ def run_sft_warm_up(
     """SFT warm-up on ``records`` in place, exported to ``output/warm_start``; an export that exists is loaded instead.
 
     The export has adapters merged and becomes the base for new adapters: the returned policy has none.  The trained
-    model is freed before the export is loaded.  A warm-up that was stopped starts again.
+    model is freed before the export is loaded.  ``output`` is the run's directory, and may hold this warm-up, finished
+    or stopped.
 
     Raises:
         DataError: an answer is longer than ``rollout.max_new_tokens``.
         TrainingError: a loss or a gradient is not finite.
-        InterruptedRunError: Ctrl-C or SIGTERM.
+        InterruptedRunError: Ctrl-C or SIGTERM; the warm-up is saved.
     """
-    exported = output / WARMED_UP
+    exported, checkpoints = output / WARMED_UP, output / CHECKPOINTS
     fresh = not exported.exists()
     if fresh:
         method, steps = config.method.training_method, config.warm_up.steps
         decimals = config.method.confidence_decimals or _DECIMALS
         response_format = ResponseFormat(method.confidence_position, decimals, spaced=True)
         _check_lengths(policy, records, response_format, config.rollout.max_new_tokens)
+        resume = _continued(policy, config, checkpoints)
+        go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"
         with (
-            interruptible("stopped in the warm-up; nothing of it is saved", "--resume starts it again"),
-            SFTProgress(steps, show_progress, file=output / PROGRESS) as progress,
+            interruptible("stopped in the warm-up", go_on),
+            stop_request() as stop,
+            SFTProgress(steps, show_progress, resume[0] if resume else 0, file=output / PROGRESS) as progress,
         ):
+
+            def save(step: int, optimizer: torch.optim.Optimizer) -> None:
+                interval = config.checkpoint.interval
+                if stop.is_set() or (interval and step % interval == 0 and step < steps):
+                    saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
+                    if stop.is_set():
+                        where = f"stopped after step {step} of the warm-up; saved {saved.path}"
+                        raise InterruptedRunError(where, "continue with --resume")
+
             warm_up(
                 policy,
                 records,
@@ -227,13 +255,29 @@ def run_sft_warm_up(
                 response_format=response_format,
                 optimizer_name=config.optimizer.name,
                 microbatch_tokens=sft_microbatch_tokens(config),
+                resume=resume,
+                after_step=save,
             )
         export_model(policy, exported)
-        if policy.adapters is None:
-            return policy
+    shutil.rmtree(checkpoints, ignore_errors=True)  # left by a kill after the export
+    if fresh and policy.adapters is None:
+        return policy
     device = policy.device
     policy.model.to("meta")
     return load_policy(exported, config.model, device, dtype=dtype_of_weights(config.model.lora), where="warm-up")
+
+
+def _continued(policy: Policy, config: RunConfig, checkpoints: Path) -> tuple[int, Mapping[str, Any]] | None:
+    """Load the newest checkpoint of a stopped warm-up into ``policy``; its step and optimizer state, None without."""
+    if not (earlier := list_checkpoints(checkpoints)):
+        return None
+    newest = earlier[-1]
+    if policy.adapters is not None:
+        load_adapters(policy, newest.adapters)
+    else:
+        weights = load_policy(newest.model, config.model, policy.device, where="checkpoint").model
+        policy.model.load_state_dict(weights.state_dict())
+    return newest.step, load_optimizer_state(newest, policy.device)
 
 
 def _check_lengths(policy: Policy, records: Sequence[Record], response_format: ResponseFormat, most: int) -> None:

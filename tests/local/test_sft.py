@@ -104,21 +104,41 @@ def stop_at(monkeypatch, at, error=None):
     monkeypatch.setattr(SFTProgress, "advance", advanced)
 
 
-@pytest.mark.parametrize("resume", [True, False])
-def test_a_stopped_warm_up_starts_again_and_ends_with_the_same_bytes(place, never_stopped, tmp_path, resume):
-    for at, error, kind in ((3, None, InterruptedRunError), (6, None, InterruptedRunError), (5, KeyError(), KeyError)):
+def test_a_stopped_warm_up_goes_on_and_ends_with_the_same_bytes(place, never_stopped, tmp_path, monkeypatch):
+    """By a signal in the middle and at the last step, which must not lose the request, and by a crash."""
+    run, seen = tmp_path / "run", []
+    for at in (3, 6):
         with pytest.MonkeyPatch.context() as patched:
-            stop_at(patched, at, error)
-            with pytest.raises(kind):
-                session(place, tmp_path / "run", resume=resume and at > 3)
-        assert not (tmp_path / "run" / "warm_start").exists()
-    with closing(session(place, tmp_path / "run", resume=resume)):
-        assert weights(tmp_path / "run") == weights(never_stopped)
-    assert not (tmp_path / "run" / "warm_up").exists()
+            stop_at(patched, at)
+            with pytest.raises(InterruptedRunError, match=rf"after step {at} of the warm-up; saved .*step_00000{at}"):
+                session(place, run, resume=at > 3)
+        assert not (run / "warm_start").exists()
+    with closing(session(place, run, resume=True)):
+        assert weights(run) == weights(never_stopped)
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at(patched, 5, KeyError())
+        with pytest.raises(KeyError):
+            session(place, tmp_path / "crashed")
+    monkeypatch.setattr(SFTProgress, "advance", lambda self, step, loss: seen.append(step))
+    with closing(session(place, tmp_path / "crashed")):
+        assert seen == [5, 6]  # checkpoint.interval=2
+        assert weights(tmp_path / "crashed") == weights(never_stopped)
+    assert not (run / "warm_up").exists()  # its checkpoints are of no more use
+
+
+def test_other_settings_start_the_warm_up_anew(place, never_stopped, tmp_path):
+    output = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at(patched, 6, KeyError())
+        with pytest.raises(KeyError):
+            session(place, output)
+    assert (output / "warm_up" / "step_000004").exists()
+    with closing(session(place, output, "warm_up.lr=0.001")):
+        assert weights(output) != weights(never_stopped)
 
 
 def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(place, tmp_path):
-    """Opened again behind the warm-up and behind the first step: the same bytes as in one go."""
+    """Stopped in the warm-up, behind it, and behind the first step: the same bytes as in one go."""
     pytest.importorskip("peft")
     lora = ("model.lora.rank=4", "trainer.steps=2", "checkpoint.interval=1")
     with closing(session(place, tmp_path / "whole", *lora)) as whole:
@@ -127,9 +147,16 @@ def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(plac
     start, end = weights(tmp_path / "whole"), (tmp_path / "whole" / "model" / "model.safetensors").read_bytes()
     assert start != (place / "model" / "model.safetensors").read_bytes()  # merged
     output = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at(patched, 3)
+        with pytest.raises(InterruptedRunError):
+            session(place, output, *lora)
+    assert not (output / "warm_up" / "step_000003" / "model").exists()
     session(place, output, *lora).close()
     assert weights(output) == start
+    (output / "warm_up" / "step_000006").mkdir(parents=True)  # as a kill before the removal leaves it
     with closing(session(place, output, *lora)) as again:
+        assert not (output / "warm_up").exists()
         assert again.trainer.policy.adapters is not None
         again.trainer.run()
     assert (output / "model" / "model.safetensors").read_bytes() == end
@@ -247,14 +274,17 @@ def test_lessons_that_cannot_be_taught_are_refused(place, tmp_path, row, overrid
 def test_a_warm_up_that_diverges_is_not_exported(place, tmp_path, monkeypatch, what):
     def diverging(policy, *args, **kwargs):
         loss = sft_backward(policy, *args, **kwargs)
+        if not list_checkpoints(tmp_path / "run" / "warm_up"):
+            return loss
         if what == "gradient":
             policy.trained_parameters()[0].grad[0] = math.nan
         return math.nan if what == "loss" else loss
 
     monkeypatch.setattr(sft, "sft_backward", diverging)
-    with pytest.raises(TrainingError, match=r"warm-up, update 1 of 6: .*warm_up\.lr=0\.004"):
+    with pytest.raises(TrainingError, match=r"warm-up, update 3 of 6: .*warm_up\.lr=0\.004"):
         session(place, tmp_path / "run")
     assert not (tmp_path / "run" / "warm_start").exists()
+    assert list_checkpoints(tmp_path / "run" / "warm_up")
 
 
 def test_the_turn_ends_as_the_tokenizer_says(place):
