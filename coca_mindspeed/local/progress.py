@@ -1,4 +1,4 @@
-"""Progress with ETA: a live line on a terminal, in a log file one line per tenth."""
+"""Progress bars with ETA: a live line on a terminal, in a log file one line per tenth."""
 
 import json
 import math
@@ -13,6 +13,8 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from coca_mindspeed.utils.console import duration
@@ -60,6 +62,7 @@ class Pace:
 
 _Self = TypeVar("_Self", bound="StepProgress")
 _MEAN_OF = 10  # steps
+_BAR = 24  # characters
 _WRITE_EVERY = 1.0  # seconds
 
 
@@ -141,12 +144,15 @@ class StepProgress:
             print(text, file=sys.stderr, flush=True)
 
     def _update(self, *parts: str) -> None:
-        """Replace the line of the terminal by the first of the parts that fit."""
+        """Replace the line of the terminal by the first of the parts that fit, and a bar if there is room."""
         assert self._live is not None
-        shown = list(parts)
-        while len(shown) > 1 and len(" ".join(shown)) > self._live.console.width:
+        shown, width = list(parts), self._live.console.width
+        while len(shown) > 1 and len(" ".join(shown)) > width:
             shown.pop()
-        self._live.update(Text(" ".join(shown), no_wrap=True, overflow="crop"))
+        text, line = " ".join(shown), Table.grid(padding=(0, 1))
+        bar = [ProgressBar(max(1, self._total), self._done, width=_BAR)] if len(text) + 1 + _BAR <= width else []
+        line.add_row(Text(text, no_wrap=True, overflow="crop"), *bar)
+        self._live.update(line)
         self._live.start()
 
     def _record_pace(self, steps: int, seconds: float) -> None:
