@@ -19,10 +19,10 @@ from benchmarks.against_trl import AS_OURS, compare, options, print_figures, sec
 from benchmarks.our_step import OurStep
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.prompts import encode_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.model_files import encode_prompts
 
 PROMPTS, GROUP, WARM_UP_STEPS, LR = 8, 8, 1, 1e-6
 WAYS = OURS, RECOMPUTING, TRL = "ours", "ours, recomputing", "TRL"

@@ -10,15 +10,14 @@ from benchmarks.sampler_against_generate import warm_policy
 from benchmarks.timing import alternate
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.sampler import sample_responses
-from coca_mindspeed.local.update import microbatches_of, responses_of
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.local.update import microbatches, responses_of
 
 
 def run(rounds: int) -> dict[str, float]:
     """Median seconds of both, and their ratio."""
     with tempfile.TemporaryDirectory() as directory:
         policy, prompts = warm_policy(Path(directory), 32)
-    samples = sample_responses(
+    rollout = sample_responses(
         policy,
         prompts,
         group_size=8,
@@ -26,22 +25,17 @@ def run(rounds: int) -> dict[str, float]:
         temperature=1.0,
         generator=torch.Generator().manual_seed(0),
     )
-    rollout = Rollout(
-        group_size=8,
-        lengths=samples.lengths,
-        width=samples.token_ids.shape[1],
-        prompts=prompts,
-        token_ids=samples.token_ids,
-    )
+    inside = torch.arange(rollout.width) < rollout.lengths[:, None]
 
     def update(share_prompts: bool) -> Callable[[], None]:
         config = compose_run("demo", [f"trainer.share_prompts={share_prompts}"]).run
-        (microbatch,) = microbatches_of(rollout, range(len(prompts)), config)
+        lengths, prompt_lengths = rollout.lengths.tolist(), list(map(len, prompts))
+        (microbatch,) = microbatches(range(len(prompts)), 8, lengths, prompt_lengths, config.trainer)
 
         def work() -> None:
             policy.model.zero_grad(set_to_none=True)
             _, responses = responses_of(policy, rollout, microbatch, config)
-            responses.scores().log_probs[samples.inside].sum().backward()
+            responses.scores().log_probs[inside].sum().backward()
 
         return work
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampler import SampledToken, TokenStream
+from coca_mindspeed.local.sampler import SampledToken, token_stream
 from coca_router import http_server as server
 from coca_router.answer import AnswerWriter
 from coca_router.openai_api import (
@@ -124,7 +124,7 @@ class ModelServer:
         generator = torch.Generator(device=self._policy.device)
         generator.seed() if request.seed is None else generator.manual_seed(request.seed)
         temperature = 1.0 if request.temperature is None else request.temperature
-        stream = TokenStream(self._policy, prompt, temperature=temperature, generator=generator)
+        stream = token_stream(self._policy, prompt, temperature=temperature, generator=generator)
         id_ = f"{'chatcmpl' if isinstance(request, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
         ids = {"prompt_token_ids": list(prompt)} if request.return_token_ids else {}
         writer = AnswerWriter(request, id_, reply, lambda: {"x-request-id": id_}, lambda: {} if reply.begun else ids)

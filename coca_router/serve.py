@@ -72,8 +72,8 @@ def _serve_proxy(arguments: argparse.Namespace, config: "ServingConfig") -> int:
 
 def _serve_model(arguments: argparse.Namespace) -> int:
     from coca_mindspeed.config.schema import ModelConfig
-    from coca_mindspeed.local.device import choose_device
     from coca_mindspeed.local.load import load_policy
+    from coca_mindspeed.local.policy import choose_device
     from coca_router.model_server import ModelServer
 
     variable = arguments.api_key_env

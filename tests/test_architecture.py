@@ -80,7 +80,6 @@ def test_nothing_imports_the_router_and_what_it_imports():
     }
     tools = {"algorithm", "cli", "config", "errors", "evaluation", "utils"}
     assert {names for names in used if names[0] not in tools} == {
-        ("local", "device"),
         ("local", "load"),
         ("local", "policy"),
         ("local", "sampler"),

@@ -1,7 +1,6 @@
 """What ``make bench-check`` calls slower or larger, by numbers made by hand."""
 
 import json
-import math
 
 import pytest
 
@@ -27,13 +26,6 @@ SPEED, SIZE = "times as fast", "MiB"
 )
 def test_what_is_worse(kind, before, now, problem):
     assert Comparison("it", kind, before, now).problem == problem
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_what_is_no_measurement_is_refused(value):
-    for before, now in ((1.0, value), (value, 1.0)):
-        with pytest.raises(ValueError, match="a: expected a positive number"):
-            compare({"a": before}, {"a": now}, {"a": SPEED})
 
 
 @pytest.fixture
@@ -87,13 +79,6 @@ def test_the_command_writes_baselines_and_compares_with_them(two_figures, tmp_pa
     two_figures["fast"], two_figures["large"] = [1.4, 1.5], [99.0]
     assert bench.main() == 1
     assert threads == [1] * 4
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"figures": {"a": 1}}', '{"figures": {"a": {"value": "x"}}}', "{}"])
-def test_damaged_baselines_are_named(tmp_path, content):
-    (tmp_path / "baselines.json").write_text(content)
-    with pytest.raises(ValueError, match=r"baselines\.json: holds no baselines"):
-        read_baselines(tmp_path / "baselines.json")
 
 
 def test_the_committed_baselines_are_of_the_figures_that_are_measured():

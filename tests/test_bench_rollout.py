@@ -6,8 +6,6 @@ import statistics
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.rollout_simulator import (
     Costs,
@@ -18,7 +16,7 @@ from benchmarks.rollout_simulator import (
     simulate_engine,
     simulate_rollout,
 )
-from benchmarks.rollout_validation import Model, run_stepwise
+from benchmarks.rollout_validation import run_stepwise
 
 COSTS = Costs(decode=((1, 1.0), (2, 1.5)), prefill=0.5, prefill_token=0.1)
 
@@ -79,7 +77,7 @@ def test_a_request_larger_than_the_kv_cache_is_refused(request_: Request) -> Non
     assert simulate_engine([request_], engine(1, kv_tokens=101), COSTS).generated == request_.length
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_jumps_over_equal_steps_change_nothing(seed: int) -> None:
     rng = random.Random(seed)
     costs = Costs(((1, 1.0), (3, 2.0), (8, 2.5)), cached_token=0.01, prefill=0.5, prefill_token=0.1)
@@ -106,24 +104,6 @@ def test_jumps_over_equal_steps_change_nothing(seed: int) -> None:
     assert run.seconds == pytest.approx(seconds)
     assert run.generated == sum(length for _, length in shapes)
     assert max(run.finished) == run.seconds
-
-
-def test_the_real_loop_generates_the_tokens_of_transformers() -> None:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 97}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).eval()
-    rng = random.Random(0)
-    shapes = [(rng.randint(3, 6), rng.randint(2, 12)) for _ in range(8)]
-    prompts = [[rng.randrange(1, 97) for _ in range(prompt)] for prompt, _ in shapes]
-    batch = Model(model, prompts, rows=3, longest=20)
-    own = engine(3, kv_tokens=24)
-    assert run_stepwise([Request(*shape) for shape in shapes], own, batch.prefill, batch.decode, batch.release) > 0
-    assert batch.rows == []
-    for prompt, (_, length), tokens in zip(prompts, shapes, batch.tokens, strict=True):
-        ids, lengths = torch.tensor([prompt]), {"min_new_tokens": length, "max_new_tokens": length}
-        greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **lengths, **greedy)
-        assert tokens == expected[0].tolist()
 
 
 def test_log_normal_lengths_have_the_mean_the_cut_and_the_correlation() -> None:

@@ -33,7 +33,7 @@ from coca_mindspeed.evaluation.predictions import (
 )
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.resumable import Rows, resumable_map
+from coca_mindspeed.local.run_directory import Rows, resumable_map
 from coca_mindspeed.local.schedule import derived_seed
 
 

@@ -29,7 +29,7 @@ COMMANDS: dict[str, str] = {
     "evaluate": "compute metrics with intervals of prediction files, or of a model behind an OpenAI-compatible API",
     "report": "compare runs on one HTML page, and with the paper",
     "watch": "follow a running training in the terminal",
-    "data": "prepare, inspect and export data sets",
+    "data": "prepare and export data sets",
     "export": "copy the trained model of a local run, with a model card",
 }
 _ROUTER = ("serve", "route", "calibrate")  # commands of coca-router

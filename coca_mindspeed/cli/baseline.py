@@ -20,8 +20,7 @@ from coca_mindspeed.evaluation.tables import print_metrics, summary_metrics
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.resumable import check_directory, claim_directory
-from coca_mindspeed.local.run_directory import check_writable, lock_run, records_digest
+from coca_mindspeed.local import run_directory
 from coca_mindspeed.local.validation import LengthLimits, check_prompts
 
 if TYPE_CHECKING:
@@ -78,20 +77,23 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trained is not None and not arguments.trained.is_dir():
         raise UsageError(f"--trained {arguments.trained}: no such directory")
     # The output directory and the progress bars change no result.
-    settings = {k: _plain(v) for k, v in vars(arguments).items() if k not in ("output", "quiet", "run", "command")}
-    check_directory(arguments.output, settings, among=settings)
-    check_writable(arguments.output)
+    settings = {
+        k: str(v) if isinstance(v, Path) else v
+        for k, v in vars(arguments).items()
+        if k not in ("output", "quiet", "run", "command")
+    }
+    run_directory.check_writable(arguments.output)
     records = _records(arguments.data, "--data")
     training = _records(arguments.train, "--train") if arguments.train else []
     answers = (
         read_predictions(arguments.answers, needs=("dataset", "question", "response")) if arguments.answers else None
     )
     # Files may have been replaced under the same names.
-    settings["content of --data"] = records_digest(records)["sha256"]
-    settings["content of --train"] = records_digest(training)["sha256"]
+    settings["content of --data"] = run_directory.records_digest(records)["sha256"]
+    settings["content of --train"] = run_directory.records_digest(training)["sha256"]
     for option in ("model", "assessor_model", "trained", "answers"):
         settings[f"content of --{option.replace('_', '-')}"] = _fingerprint(getattr(arguments, option))
-    check_directory(arguments.output, settings)
+    run_directory.check_directory(arguments.output, settings)
     if answers is not None:
         answers_in_order(answers, records)
     if arguments.name in NEEDS_TRAINING and arguments.trained is None:
@@ -120,10 +122,10 @@ def _run(
     """Check the device and the model, and run the baseline."""
     from coca_mindspeed.baselines.run import run_baseline  # it imports torch
     from coca_mindspeed.baselines.target_model import TargetModel, check_layer
-    from coca_mindspeed.local.device import choose_device
-    from coca_mindspeed.local.interrupt import interruptible
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.model_files import read_model_config
+    from coca_mindspeed.local.policy import choose_device
+    from coca_mindspeed.utils.process import interruptible
 
     device = choose_device(arguments.device, where="--device")
     if arguments.name == "probe" and arguments.trained is None:
@@ -132,10 +134,10 @@ def _run(
         _check_trained(arguments, model)
     _check_prompts(arguments, model, records, training, by_file=False)
     policy = load_policy(arguments.model, model, device, where="--model")
-    claim_directory(arguments.output, settings)
+    run_directory.claim_directory(arguments.output, settings)
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
     message = f"stopped; the finished parts are saved in {arguments.output}; the same command resumes"
-    with lock_run(arguments.output), interruptible(message):
+    with run_directory.lock_run(arguments.output), interruptible(message):
         predictions = run_baseline(
             arguments.name,
             TargetModel(policy, grader, MethodConfig(name=arguments.method), rollout, arguments.seed),
@@ -274,7 +276,3 @@ def _assessor_path(arguments: argparse.Namespace, trained: Path | None) -> tuple
     if arguments.assessor_model is None:
         raise UsageError("the assessor needs --assessor-model, a Hugging Face directory of a causal LM to train")
     return arguments.assessor_model, "--assessor-model"
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value

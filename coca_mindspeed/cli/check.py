@@ -14,7 +14,7 @@ from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub, training_rows, with_steps
+from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
@@ -120,16 +120,12 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
 
 def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     """Check a run of the local engine: its inputs before torch is imported, then memory, then sampled responses."""
-    from coca_mindspeed.local.disk_space import weight_shapes
+    from coca_mindspeed.local.model_files import weight_shapes
     from coca_mindspeed.local.run_directory import RunState
-    from coca_mindspeed.local.validation import check_questions, read_inputs, with_downloaded_model
+    from coca_mindspeed.local.validation import check_questions, read_inputs
 
-    raise_problems(find_problems(config, (*CHECKS, or_on_the_hub(missing_model))), f"{name} cannot run:")
-    if any(or_on_the_hub(missing_data)(config)):
-        config = with_downloaded_model(config, show_progress=not quiet)
-        questions, _ = training_rows(config.data)
-        _check_memory(config if questions is None else with_steps(config, questions), name, quiet)
-        return
+    checks = (*CHECKS, *map(or_on_the_hub, (missing_data, missing_model)))
+    raise_problems(find_problems(config, checks), f"{name} cannot run:")
     inputs = read_inputs(config, RunState(Path()), show_progress=not quiet)
     with closing(check_questions(inputs, show_progress=not quiet)) as grader:
         _check_memory(inputs.config, name, quiet)
@@ -139,10 +135,9 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
 
 def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
     """Print the plan and the memory of a local run; refuse one that its device cannot hold."""
-    from coca_mindspeed.local.device import choose_device
-    from coca_mindspeed.local.disk_space import TINY_MODEL, weight_shapes
     from coca_mindspeed.local.memory import check_memory, estimate_memory, free_bytes
-    from coca_mindspeed.local.model_files import read_model_config
+    from coca_mindspeed.local.model_files import TINY_MODEL, read_model_config, weight_shapes
+    from coca_mindspeed.local.policy import choose_device
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
     from coca_mindspeed.local.update import require_optimizer
@@ -184,9 +179,9 @@ def _sample(config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrade
     """
     import torch
 
-    from coca_mindspeed.local.device import choose_device
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
+    from coca_mindspeed.local.policy import choose_device
     from coca_mindspeed.local.preflight import run_preflight
     from coca_mindspeed.local.schedule import derived_seed
 
@@ -249,14 +244,6 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
         print_text(f"written: {file}")
 
 
-def _duration(days: float) -> str:
-    return f"{days:.1f} days" if days >= 1 else f"{24 * days:.2g} hours"
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count > 1)}"
-
-
 def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, arguments: argparse.Namespace) -> None:
     hardware = config.hardware
     lines = [f"platform {hardware.platform}", f"nodes {hardware.nodes}", f"npus_per_node {hardware.npus_per_node}"]
@@ -267,14 +254,11 @@ def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, argume
 
 
 def _local_rows(config: RunConfig) -> list[tuple[str, str]]:
-    """Method, learning rate and length of a run, and whether its files exist."""
-    absent = {problem.key for check in (missing_data, missing_model) for problem in or_on_the_hub(check)(config)}
+    """Method, learning rate, length and files of a run."""
     length = f"{config.trainer.steps} steps per stage"
-    if config.data.epochs is not None:
-        length = f"{config.data.epochs:g} epochs"
     files = {"data.train": config.data.train, "data.evaluate": config.data.evaluate, "model.path": config.model.path}
     rows = [("method", config.method.name), ("learning rate", f"{config.optimizer.lr:g}"), ("length", length)]
-    return rows + [(key, f"{path}{' (MISSING)' * (key in absent)}") for key, path in files.items() if path is not None]
+    return rows + [(key, path) for key, path in files.items() if path is not None]
 
 
 def _cluster_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tuple[str, str]]:
@@ -294,7 +278,7 @@ def _cluster_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tu
         ("method", str(r.method)),
         ("learning rate", f"{r.lr:g}"),
         *((key, f"{path}{' (MISSING)' * (not Path(path).exists())}") for key, path in r.files.items() if path),
-        ("NPUs", f"{r.npus} on {_nodes(r.nodes)}, {r.memory_gib:g} GiB each"),
+        ("NPUs", f"{r.npus} on {r.nodes} node{'s' * (r.nodes > 1)}, {r.memory_gib:g} GiB each"),
         ("model", f"{model_parameters(r) / 1e9:.2f} billion parameters, {r.layers} layers"),
         ("training", f"TP {r.tp} x PP {r.pp} x CP {r.cp} x DP {dp}"),
         ("rollout", f"{engines} engines of TP {r.rollout_tp}"),
@@ -312,10 +296,10 @@ def _cluster_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tu
 
 
 def _time(plan: ClusterPlan, config: RunConfig, rates: Rates) -> str:
-    stages = len(config.method.training_method.stages)
-    whole = ""
+    stages, whole = len(config.method.training_method.stages), ""
     if plan.iterations is not None:
-        whole = f", {_duration(run_days(plan.resolved, plan.iterations * stages, rates))}"
+        days = run_days(plan.resolved, plan.iterations * stages, rates)
+        whole = f", {days:.1f} days" if days >= 1 else f", {24 * days:.2g} hours"
     assumed = f"{rates.tokens_per_response:.0f} tokens a response and {rates.tokens_per_second:.0f} tokens/s per NPU"
     return f"about {iteration_seconds(plan.resolved, rates):.0f} s an iteration{whole}; at {assumed}"
 

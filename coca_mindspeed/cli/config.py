@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from coca_mindspeed.cli.options import subcommand
 from coca_mindspeed.config.compose import ready_made_runs
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import UsageError, did_you_mean
@@ -30,19 +31,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="print a run's resolved YAML", description="Print a run's resolved YAML.")
-    add_run_arguments(show)
-    get = actions.add_parser(
-        "get",
-        help="print one value",
-        description="Print one value of a run, for scripts: text as it is, the rest as JSON.",
-    )
+    add_run_arguments(subcommand(actions, "show", "print a run's resolved YAML"))
+    get = subcommand(actions, "get", "print one value of a run, for scripts: text as it is, the rest as JSON")
     get.add_argument("run_name", metavar="RUN", help="as in show")
     get.add_argument("key", metavar="KEY", help="of a value or a section: rollout.prompts, rollout")
     get.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in show")
-    actions.add_parser("list", help="list the ready-made runs", description="List the ready-made runs.")
-    summary = "list every key with its type, range, default and meaning"
-    keys = actions.add_parser("keys", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    subcommand(actions, "list", "list the ready-made runs")
+    keys = subcommand(actions, "keys", "list every key with its type, range, default and meaning")
     keys.add_argument(
         "of",
         nargs="?",

@@ -175,10 +175,9 @@ def _typed(name: str) -> str:
 def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     """Ask the server what ``--output`` lacks, and grade all responses."""
     from coca_mindspeed.evaluation.endpoint import Endpoint, Question, ask
-    from coca_mindspeed.local.interrupt import interruptible
+    from coca_mindspeed.local import run_directory
     from coca_mindspeed.local.progress import StepProgress
-    from coca_mindspeed.local.resumable import check_directory, claim_directory
-    from coca_mindspeed.local.run_directory import check_writable, lock_run, records_digest
+    from coca_mindspeed.utils.process import interruptible
 
     require("openai", purpose="evaluate --endpoint")
     output, name = arguments.output, arguments.method or "coca"
@@ -199,10 +198,10 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     samples = arguments.samples or 1
     settings = {
         **{"--endpoint": arguments.endpoint, "--model": arguments.model, "--method": name, "--samples": samples},
-        **{"request": options, "content of --data": records_digest(records)["sha256"]},
+        **{"request": options, "content of --data": run_directory.records_digest(records)["sha256"]},
     }
-    check_directory(output, settings)
-    check_writable(output)
+    run_directory.check_directory(output, settings)
+    run_directory.check_writable(output)
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     parser = ResponseParser(method.confidence_position, arguments.decimals)
     with closing(build_grader(grader_name, arguments.grader_options)) as grader:
@@ -211,8 +210,8 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
         endpoint = Endpoint(arguments.endpoint, arguments.model, arguments.concurrency or 16, options)
         responses = output / "responses.jsonl"
         saved = f"stopped; the responses so far are in {responses}; the same command resumes"
-        claim_directory(output, settings)
-        with lock_run(output), interruptible(saved):
+        run_directory.claim_directory(output, settings)
+        with run_directory.lock_run(output), interruptible(saved):
             done = len(read_complete_rows(responses)) if responses.exists() else 0
             try:
                 with StepProgress(len(questions), True, done, title="asking") as progress:
@@ -224,15 +223,8 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
         cut = sum(row.get("finish_reason") == "length" for _, row in read_json_lines(responses))
         if cut:
             _warn(f"warning: {cut} of {len(questions)} responses were cut by --max-tokens")
-        found = read_responses(
-            responses,
-            arguments.data,
-            grader,
-            grader_name=grader_name,
-            parser=parser,
-            tokenizer=tokenizer,
-            warn=_warn,
-        )
+        how: dict[str, Any] = {"grader_name": grader_name, "parser": parser, "tokenizer": tokenizer, "warn": _warn}
+        found = read_responses(responses, arguments.data, grader, **how)
     return [replace(p, method=name, model=arguments.model) for p in found]
 
 
@@ -296,15 +288,8 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
         return read_opencompass(path, parser=parser, tokenizer=tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:
-        return read_responses(
-            path,
-            arguments.gold,
-            grader,
-            grader_name=name,
-            parser=parser,
-            tokenizer=tokenizer,
-            warn=_warn,
-        )
+        how: dict[str, Any] = {"grader_name": name, "parser": parser, "tokenizer": tokenizer, "warn": _warn}
+        return read_responses(path, arguments.gold, grader, **how)
 
 
 def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) -> None:

@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import Any
 
 
+def subcommand(actions: Any, name: str, summary: str, **options: Any) -> argparse.ArgumentParser:
+    """Add a parser whose help and description are ``summary``."""
+    about = f"{summary[0].upper()}{summary[1:]}."
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, **{"description": about, **options})
+    return parser
+
+
 def at_least(lowest: int, highest: int | None = None) -> Callable[[str], int]:
     """Integer from ``lowest``, up to ``highest`` if given."""
     expected = f"a whole number from {lowest} {'on' if highest is None else f'to {highest}'}"

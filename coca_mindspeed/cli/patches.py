@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from rich.table import Table
 
-from coca_mindspeed.cli.options import place
+from coca_mindspeed.cli.options import place, subcommand
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.upstream.manifest import PROGRAMS, HookCheck, Manifest, examine, load_manifests, skeleton
 from coca_mindspeed.utils.console import PlainConsole, print_text
@@ -16,38 +16,26 @@ from coca_mindspeed.utils.files import write_atomically
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    verify = actions.add_parser(
-        "verify",
-        help="say whether the definitions that the hooks need are those of a supported release",
-        description="Compare the definitions that the hooks replace or lean on, one by one, with those of a supported "
-        "release; the rest of the checkout is not looked at. Exit code 0 if all are the same, 1 if any differs.",
+    about = (
+        "compare the hooked definitions of a checkout, one by one, with those of a supported release; exit code 0 or 1"
     )
+    verify = actions.add_parser("verify", help=about, description=about)
     where = "the checkout, or where verl is (default: MINDSPEED_RL_HOME)"
     verify.add_argument("path", nargs="?", type=Path, metavar="PATH", help=where)
-    verify.add_argument(
-        "--release", metavar="NAME", help="compare with this release's manifest (default: the one that fits best)"
-    )
-    fingerprint = actions.add_parser(
-        "fingerprint",
-        help="write a manifest's skeleton for another release",
-        description="Write the manifest of a release that is not known yet, with the hooks of one that is and the "
-        "fingerprints of this checkout. A definition that is not there keeps its hook, with the reason in place of a "
-        "fingerprint.",
-    )
+    release = "compare with this release's manifest (default: the one that fits best)"
+    verify.add_argument("--release", metavar="NAME", help=release)
+
+    about = "write the manifest of a new release, with the hooks of a known one and the fingerprints of a checkout"
+    fingerprint = subcommand(actions, "fingerprint", about)
     fingerprint.add_argument("path", type=Path, metavar="PATH", help="the checkout")
     fingerprint.add_argument("--release", required=True, metavar="NAME", help="name of the new release")
     fingerprint.add_argument("--commit", required=True, metavar="HASH", help="its commit")
-    fingerprint.add_argument(
-        "--like", metavar="NAME", help="take the hooks of this release (default: the one that fits best)"
-    )
+    like = "take the hooks of this release (default: the one that fits best)"
+    fingerprint.add_argument("--like", metavar="NAME", help=like)
     fingerprint.add_argument("--output", type=place, metavar="FILE", help="write here instead of to the terminal")
 
-    export = actions.add_parser(
-        "export",
-        help="write the hooks of a release as a patch for its checkout",
-        description="Write a unified diff that adds our import and assignment lines behind the hooked definitions. "
-        "Apply it with git apply --unidiff-zero; the hooks are then not applied at run time (docs/port.md).",
-    )
+    about = "write the hooks of a release as a patch for its checkout: git apply --unidiff-zero (docs/port.md)"
+    export = subcommand(actions, "export", about)
     export.add_argument("release", metavar="RELEASE", help="a supported release of MindSpeed-RL")
     export.add_argument("--mindspeed-rl", type=Path, metavar="PATH", help="its checkout (default: MINDSPEED_RL_HOME)")
     export.add_argument("--output", type=place, required=True, metavar="FILE", help="where the patch is written")

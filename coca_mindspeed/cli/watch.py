@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.binning import bin_table
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, calibration_metrics, show
-from coca_mindspeed.local.progress import STEPS, Pace
+from coca_mindspeed.local.progress import Pace
 from coca_mindspeed.local.run_directory import LOCK
 from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, health_problems
 from coca_mindspeed.utils.console import duration, terminal_text
@@ -67,11 +68,6 @@ class RunDirectory:
         """Whether a run of any engine has begun here."""
         return is_ours(self.path, "run") or any((self.path / name).exists() for name in _BEGUN)
 
-    def runs_below(self) -> list[Path]:
-        """Return the runs at most two directories below this one, the most recent first."""
-        below = [path for pattern in ("*/", "*/*/") for path in self.path.glob(pattern) if RunDirectory(path).is_run()]
-        return sorted(below, key=lambda path: path.stat().st_mtime, reverse=True)
-
     def stage(self) -> str:
         """Return how far the stage before the first step is; empty if it has written nothing."""
         try:
@@ -81,20 +77,13 @@ class RunDirectory:
         left = "" if state["left"] is None else f", about {duration(state['left'])} left"
         return f"{state['title']} {state['step']}/{state['total']}{left}"
 
-    def finished(self) -> bool:
-        """Whether the last step is done."""
-        config, rows = self.config(), self.rows("metrics.jsonl")
-        return config is not None and bool(rows) and rows[-1].get("step") == config.total_steps
-
-    def progress(self, done: int) -> str:
-        """Return ``of 300, about 4 min left`` after step ``done``; empty if the run's configuration cannot be read."""
-        config = self.config()
-        if config is None:
-            return ""
-        total = config.total_steps
-        timing = self.rows("timing.jsonl")[-max(STEPS, config.evaluation.interval) :]
-        left = Pace.of_training(total, config.evaluation.interval, timing).left(done) if done < total else None
-        return f" of {total}" + ("" if left is None else f", about {duration(left)} left")
+    def progress(self, done: int) -> tuple[str, bool]:
+        """Return ``of 300, about 4 min left`` after step ``done`` (empty: unknown), and whether it is the last."""
+        if (config := self.config()) is None:
+            return "", False
+        total, interval = config.total_steps, config.evaluation.interval
+        left = Pace.of_training(total, interval, self.rows("timing.jsonl")).left(done) if done < total else None
+        return f" of {total}" + ("" if left is None else f", about {duration(left)} left"), done == total
 
     def samples(self) -> list[dict[str, Any]]:
         """Return the rows of the newest sample files."""
@@ -119,9 +108,7 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
 
 
 def _scalars(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 1))
-    for name in ("metric", "first", "last", "course"):
-        table.add_column(name, justify="right" if name in ("first", "last") else "left")
+    table = Table("metric", "first", "last", "course", box=None, padding=(0, 1))
     for key, label in _SCALARS:
         if values := [math.nan if row[key] is None else float(row[key]) for row in rows if key in row]:
             ends = [UNDEFINED if math.isnan(value) else f"{value:.3f}" for value in (values[0], values[-1])]
@@ -136,40 +123,30 @@ def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
     confidence = np.array([row["confidence"] for row in usable], dtype=np.float64)  # None becomes NaN
     correct = np.array([row["correct"] for row in usable])
     bins, metrics = bin_table(confidence, correct), calibration_metrics(confidence, correct)
-    values = metrics.values
-    table = Table(box=None, padding=(0, 1))
-    for name in ("confidence", "answers", "correct"):
-        table.add_column(name, justify="right")
-    table.add_column("█ fraction correct   │ stated confidence")
+    table = Table("confidence", "answers", "stated", "correct", "fraction correct", box=None, padding=(0, 1))
     for i, count in enumerate(bins.count):
-        span = f"{bins.edges[i]:.1f}-{bins.edges[i + 1]:.1f}"
-        if not count:
-            table.add_row(span, "0", UNDEFINED, "")
-            continue
-        bar = ["█" if (k + 0.5) / _WIDTH <= bins.accuracy[i] else " " for k in range(_WIDTH)]
-        bar[min(_WIDTH - 1, int(bins.confidence[i] * _WIDTH))] = "│"
-        table.add_row(span, f"{count}", f"{bins.accuracy[i]:.2f}", "".join(bar))
-    shown = ", ".join(f"{METRIC_SPECS[name].label} {show(name, values[name])}" for name in ("ece", "auroc", "brier"))
-    return Group(table, Text(f"{metrics.n_valid} of {metrics.n} answers state a confidence; {shown}"))
+        numbers = [f"{x:.2f}" if count else UNDEFINED for x in (bins.confidence[i], bins.accuracy[i])]
+        bar = "█" * round(_WIDTH * float(bins.accuracy[i])) if count else ""
+        table.add_row(f"{bins.edges[i]:.1f}-{bins.edges[i + 1]:.1f}", str(count), *numbers, bar)
+    shown = [f"{METRIC_SPECS[name].label} {show(name, metrics.values[name])}" for name in ("ece", "auroc", "brier")]
+    return Group(table, Text(f"{metrics.n_valid} of {metrics.n} answers state a confidence; {', '.join(shown)}"))
 
 
-def dashboard(directory: RunDirectory) -> RenderableType:
-    """Return the state of a run, for rich to print."""
+def dashboard(directory: RunDirectory) -> tuple[RenderableType, bool]:
+    """Return the state of a run, for rich to print, and whether the run is finished."""
     rows = directory.rows("metrics.jsonl")
     if not rows:
         text = directory.stage() or "waiting for the first step"
-        return Panel(Text(text), title=terminal_text(str(directory.path)))
+        return Panel(Text(text), title=terminal_text(str(directory.path))), False
     step = rows[-1].get("step", "?")
-    progress = directory.progress(step) if isinstance(step, int) else ""
+    progress, finished = directory.progress(step) if isinstance(step, int) else ("", False)
     parts: list[RenderableType] = []
     if len(rows) >= NO_SIGNAL_STEPS and (problems := health_problems(rows[-NO_SIGNAL_STEPS:])):
         text = "\n".join(f"warning: {problem.text}" for problem in problems)
         parts.append(Text(f"{text}\nsee docs/training.md", style="bold red"))
-    return Group(
-        *parts,
-        Panel(_scalars(rows), title=terminal_text(f"{directory.path.name}, step {step}{progress}")),
-        Panel(_reliability(directory.samples()), title="Reliability of the latest rollout samples"),
-    )
+    parts.append(Panel(_scalars(rows), title=terminal_text(f"{directory.path.name}, step {step}{progress}")))
+    parts.append(Panel(_reliability(directory.samples()), title="Reliability of the latest rollout samples"))
+    return Group(*parts), finished
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -183,27 +160,26 @@ def run(arguments: argparse.Namespace) -> int:
         raise DataError(f"{arguments.directory}: is not a directory; expected the --output directory of a training")
     directory = RunDirectory(arguments.directory)
     _require_run(directory)
+    view, finished = dashboard(directory)
     if arguments.once:
-        Console(file=sys.stdout).print(dashboard(directory))
+        Console(file=sys.stdout).print(view)
         return 0
-    try:
-        with Live(dashboard(directory), auto_refresh=False) as live:
-            finished = False
-            while not finished:
-                time.sleep(max(0.1, arguments.interval))
-                finished = directory.finished()  # before the look, so that the last step is shown
-                live.update(dashboard(directory), refresh=True)
-    except KeyboardInterrupt:
-        pass
+    with suppress(KeyboardInterrupt), Live(view, auto_refresh=False) as live:
+        while not finished:
+            time.sleep(max(0.1, arguments.interval))
+            view, finished = dashboard(directory)
+            live.update(view, refresh=True)
     return 0
 
 
 def _require_run(directory: RunDirectory) -> None:
     """Raise DataError if no run has begun or is about to begin in the directory; names the runs below it."""
+    path = directory.path
     if directory.is_run():
         return
-    if runs := directory.runs_below():
+    below = [each for pattern in ("*/", "*/*/") for each in path.glob(pattern) if RunDirectory(each).is_run()]
+    if runs := sorted(below, key=lambda run: run.stat().st_mtime, reverse=True):
         lines = [f"    coca-mindspeed watch {shlex.quote(str(run))}" for run in runs]
-        raise DataError("\n".join([f"{directory.path}: is not a run; the runs in it, the most recent first:", *lines]))
-    if not (directory.path / LOCK).exists():  # a local run that loads its model
-        raise DataError(f"{directory.path}: holds no run; expected the --output directory of a training")
+        raise DataError("\n".join([f"{path}: is not a run; the runs in it, the most recent first:", *lines]))
+    if not (path / LOCK).exists():  # a local run that loads its model
+        raise DataError(f"{path}: holds no run; expected the --output directory of a training")

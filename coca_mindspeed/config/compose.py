@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -16,9 +16,10 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from yaml import YAMLError
 
+from coca_mindspeed.config.resume import facts_of
 from coca_mindspeed.config.schema import OWN_KEYS, PATH_KEYS, RunConfig
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, Problem, UsageError, did_you_mean, validation_problems
 from coca_mindspeed.utils.own_code import is_own, pinned
@@ -90,12 +91,7 @@ def unknown_key(section: str, name: str) -> str:
 
 def known_keys(section: str) -> list[str]:
     """The keys of a section of the schema (``""`` for the top level); none if there is no such section."""
-    model: type[BaseModel] | None = RunConfig
-    for part in section.split(".") if section else []:
-        field = None if model is None else model.model_fields.get(part)
-        kinds: tuple[Any, ...] = () if field is None else (field.annotation, *get_args(field.annotation))
-        model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-    return [] if model is None else list(model.model_fields)
+    return [key.rpartition(".")[2] for key in facts_of(RunConfig) if key.rpartition(".")[0] == section]
 
 
 def _check_choice(override: str, group: str, choice: str, roots: Sequence[Path]) -> None:
@@ -105,8 +101,6 @@ def _check_choice(override: str, group: str, choice: str, roots: Sequence[Path])
             f"override {override!r}: no such {group}{did_you_mean(choice, known)}; known: {', '.join(known)}"
         )
 
-
-_LONGEST_SHOWN = 200  # characters of a value in a message
 
 # Interpolations compute with these: MindSpeed-RL's keys are derived from ours, never written twice.
 OmegaConf.register_new_resolver("sum", lambda *terms: sum(terms), replace=True)
@@ -328,7 +322,7 @@ def _origin(key: str, sources: Sequence[Path], overrides: Sequence[str]) -> str:
     for override in reversed(overrides):
         named = override.lstrip("+~").split("=", 1)[0]
         if f"{key}.".startswith(f"{named}.") or named.startswith(f"{key}."):
-            return f"override {override[:_LONGEST_SHOWN]!r}"
+            return f"override {override[:_SHOWN]!r}"
     parts = key.split(".")
     for depth in range(len(parts), 0, -1):
         for source in reversed(sources):

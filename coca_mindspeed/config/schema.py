@@ -4,7 +4,7 @@ The local engine and the one on MindSpeed-RL read it; the one on verl has a sect
 made of the same parts.  Keys of MindSpeed-RL itself live under ``mindspeed_rl`` and pass through untouched.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -13,7 +13,7 @@ from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod, training_m
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.own_method import own_method
 from coca_mindspeed.config.resume import KeyFacts
-from coca_mindspeed.config.values import ColumnNames, Day, FreeForm, GraderName, TemplateVariables
+from coca_mindspeed.config.values import ColumnNames, Day, FreeForm, GraderName, Pattern, TemplateVariables
 from coca_mindspeed.errors import did_you_mean
 from coca_mindspeed.utils.own_code import is_own, pinned
 
@@ -78,14 +78,12 @@ class LoraConfig(Section):
 
     rank: int | None = Field(None, ge=1, description="rank of the adapters; null: full training")
     alpha: float = Field(32.0, gt=0, description="adapters are scaled by alpha / rank")
-    targets: str = Field(
+    targets: Pattern = Field(
         "all-linear",
         min_length=1,
         description="layers with adapters: all-linear, or a regular expression that matches whole module names",
     )
-    base_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="dtype of the frozen weights; adapters are float32"
-    )
+    base_dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the frozen weights")
 
 
 class ModelConfig(Section):
@@ -107,9 +105,7 @@ class ModelConfig(Section):
     attention: Annotated[Literal["sdpa", "eager", "flash_attention_2"], _LOCAL_ATTENTION] = Field(
         "sdpa", description="attention implementation"
     )
-    trust_remote_code: Annotated[bool, _CLUSTER] = Field(
-        False, description="run Python code found in the model's directory"
-    )
+    trust_remote_code: Annotated[bool, _CLUSTER] = Field(False, description="run the model's own Python code")
     chat_template_kwargs: TemplateVariables = Field(
         default_factory=dict,
         description="variables of the chat template: {enable_thinking: false}; saved with the model",
@@ -117,13 +113,9 @@ class ModelConfig(Section):
     prompt_date: Day = Field(
         None, description="YYYY-MM-DD for a chat template with a date; null: day of the start (refused on Ascend)"
     )
-    allow_open_thinking: Annotated[bool, _CLUSTER] = Field(
-        False, description="accept a chat template whose prompt ends inside an open <think>"
-    )
+    allow_open_thinking: Annotated[bool, _CLUSTER] = Field(False, description="accept prompts with an open <think>")
     lora: Annotated[LoraConfig, _ADAPTERS] = LoraConfig()
-    gradient_checkpointing: Annotated[bool, _RECOMPUTATION] = Field(
-        False, description="recompute activations in the backward pass"
-    )
+    gradient_checkpointing: Annotated[bool, _RECOMPUTATION] = Field(False, description="recompute activations")
 
     @model_validator(mode="after")
     def _flash_attention_computes_in_bfloat16(self) -> "ModelConfig":
@@ -140,9 +132,7 @@ class WarmUpConfig(Section):
     The built-in tiny model always has one, on its training questions; another model only if ``records`` is set.
     """
 
-    records: str | None = Field(
-        None, min_length=1, description="records (JSON Lines) for the warm-up of model.path; null: no warm-up"
-    )
+    records: str | None = Field(None, min_length=1, description="records (JSON Lines) for model.path; null: no warm-up")
     steps: int = Field(700, ge=1, description="updates")
     batch: int = Field(128, ge=1, description="responses in an update")
     lr: float = Field(4e-3, gt=0, le=1, description="peak learning rate, with cosine decay")
@@ -169,9 +159,7 @@ class MethodConfig(Section):
     entropy_bonus: Annotated[float, _NO_ENTROPY] = Field(
         0.0, ge=0, le=1, description="coca, local engine: weight of the confidence segment's entropy in its reward"
     )
-    max_confidence_tokens: int = Field(
-        16, ge=1, description="tokens that the reward of an invalid confidence applies to"
-    )
+    max_confidence_tokens: int = Field(16, ge=1, description="tokens that stand for an invalid confidence")
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_scale: Literal["group", "batch", "none"] = Field(
         "group",
@@ -229,10 +217,8 @@ class DataConfig(Section):
         default_factory=dict,
         description="columns by field, {question: q, answer: a} or {messages: m}; {}: the rows are records",
     )
-    train_size: Annotated[int, _SYNTHETIC] = Field(50_000, ge=1, description="arithmetic: number of training questions")
-    evaluate_size: Annotated[int, _SYNTHETIC] = Field(
-        2_000, ge=1, description="arithmetic: number of held-out questions"
-    )
+    train_size: Annotated[int, _SYNTHETIC] = Field(50_000, ge=1, description="arithmetic: training questions")
+    evaluate_size: Annotated[int, _SYNTHETIC] = Field(2_000, ge=1, description="arithmetic: held-out questions")
     epochs: Annotated[float | None, _LENGTH] = Field(
         None, gt=0, le=1e6, description="passes over the training questions in each stage; null: see trainer.steps"
     )
@@ -263,12 +249,8 @@ class RolloutConfig(Section):
 
     prompts: int = Field(128, ge=1, le=1_000_000, description="prompts per step")
     group_size: int = Field(16, ge=2, le=100_000, description="G, responses per prompt")
-    temperature: float = Field(
-        1.0,
-        ge=0.01,  # vLLM, which samples on clusters, takes a smaller number for 0.01
-        le=100,
-        description="divides the logits in sampling and training",
-    )
+    # vLLM, which samples on clusters, takes a smaller temperature for 0.01.
+    temperature: float = Field(1.0, ge=0.01, le=100, description="divides the logits in sampling and training")
     max_prompt_tokens: int = Field(2048, ge=1, description="a longer prompt is an error")
     max_new_tokens: int = Field(4096, ge=1, description="a longer response is cut off and graded")
     batch_responses: Annotated[int | None, _SAMPLED_AT_ONCE] = Field(
@@ -284,14 +266,12 @@ class OptimizerConfig(Section):
     )
     lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), description="AdamW's beta1 and beta2"
+        (0.9, 0.95),
+        strict=False,
+        description="AdamW's beta1 and beta2",  # YAML has lists only
     )
-    eps: Annotated[float, _MEGATRONS_ADAMW] = Field(
-        1e-8,
-        ge=1e-30,  # a smaller one is 0 in float32, and 0/0 where a gradient is 0
-        le=1,
-        description="AdamW's eps",
-    )
+    # An eps below 1e-30 is 0 in float32, and 0/0 where a gradient is 0.
+    eps: Annotated[float, _MEGATRONS_ADAMW] = Field(1e-8, ge=1e-30, le=1, description="AdamW's eps")
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
     grad_clip: float = Field(1.0, gt=0, description="maximum gradient norm")
     schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
@@ -299,13 +279,6 @@ class OptimizerConfig(Section):
         description="decay after the warm-up, to zero; wsd: constant, linear over the last fifth (local engine)",
     )
     warmup_steps: Annotated[int, _CLUSTER] = Field(0, ge=0, description="steps of linear warm-up")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _betas_from_yaml(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("betas"), list):
-            return {**values, "betas": tuple(values["betas"])}
-        return values
 
     @model_validator(mode="after")
     def _decay_shrinks(self) -> "OptimizerConfig":
@@ -320,9 +293,7 @@ class OptimizerConfig(Section):
 class TrainerConfig(Section):
     """The training loop of the local engine."""
 
-    steps: Annotated[int, _LENGTH] = Field(
-        300, ge=1, description="steps of each stage (two stages: sequential, caliber)"
-    )
+    steps: Annotated[int, _LENGTH] = Field(300, ge=1, description="steps of each stage (sequential, caliber: two)")
     minibatches: int = Field(1, ge=1, description="updates per pass; groups stay whole")
     ppo_epochs: int = Field(1, ge=1, description="passes over a step's responses")
     microbatch_prompts: Annotated[int | None, _PACKING] = Field(
@@ -331,9 +302,7 @@ class TrainerConfig(Section):
     microbatch_tokens: Annotated[int | None, _PACKING] = Field(
         None, ge=1, description="tokens in one backward pass with prompts and padding, instead of microbatch_prompts"
     )
-    share_prompts: Annotated[bool, _SHARING] = Field(
-        True, description="compute each prompt once per group in the update"
-    )
+    share_prompts: Annotated[bool, _SHARING] = Field(True, description="update: compute each prompt once per group")
     device: Annotated[str, _DEVICE] = Field(
         "auto", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:N, npu or npu:N"
     )
@@ -362,9 +331,7 @@ class EvaluationConfig(Section):
     preflight: Annotated[int, _PREFLIGHT] = Field(
         16, ge=0, description="responses sampled first; the run stops if fewer than half are valid; 0: none"
     )
-    samples: Annotated[int, _VALIDATION] = Field(
-        1, ge=1, description="local engine: responses to each held-out question"
-    )
+    samples: Annotated[int, _VALIDATION] = Field(1, ge=1, description="responses to each held-out question")
     readings: Annotated[bool, _VALIDATION] = Field(
         False, description="local engine, confidence-first: also read confidences greedily and as an expectation"
     )
@@ -395,15 +362,11 @@ class LoggingConfig(Section):
 class HardwareConfig(Section):
     """This machine, or a cluster of NPUs."""
 
-    platform: Literal["local", "npu", "host"] = Field(
-        "local", description="local: one CPU or GPU; npu: MindSpeed-RL; host: MindSpeed-RL on CPUs"
-    )
+    platform: Literal["local", "npu", "host"] = Field("local", description="npu: MindSpeed-RL; host: the same on CPUs")
     nodes: Annotated[int, _CLUSTER] = Field(1, ge=1, description="machines")
     npus_per_node: Annotated[int, _CLUSTER] = Field(1, ge=1, description="NPUs per machine; a 910C counts as two")
     memory_gib: Annotated[float, _CLUSTER] = Field(64.0, gt=0, description="memory of one NPU")
-    reserved_gib: Annotated[float, _CLUSTER] = Field(
-        4.0, ge=0, description="GiB of these for CANN, HCCL buffers and fragmentation (estimate)"
-    )
+    reserved_gib: Annotated[float, _CLUSTER] = Field(4.0, ge=0, description="GiB of these for CANN and buffers")
 
 
 class RunConfig(Section):
@@ -442,15 +405,13 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _readings_of_a_confidence_first(self) -> "RunConfig":
         if self.evaluation.readings:
+            name, decimals = self.method.name, self.method.confidence_decimals or 0
             # One of the user's own is imported later, by the checks of a run.
-            own = is_own(self.method.name)
-            if not own and self.method.training_method.confidence_position == "last":
+            if not is_own(name) and self.method.training_method.confidence_position == "last":
+                raise ValueError(f"evaluation.readings: needs a method with the confidence first, found {name}")
+            if decimals > 3:
                 raise ValueError(
-                    f"evaluation.readings: needs a method that states its confidence first, found {self.method.name}"
-                )
-            if (decimals := self.method.confidence_decimals or 0) > 3:
-                raise ValueError(
-                    f"evaluation.readings: takes at most 3 decimals, method.confidence_decimals={decimals}"
+                    f"evaluation.readings: at most 3 decimals, found method.confidence_decimals={decimals}"
                 )
         return self
 

@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
@@ -45,6 +46,15 @@ def template_day(value: str | None) -> str | None:
     return value
 
 
+def regular_expression(value: str) -> str:
+    """Check a regular expression."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"expected a regular expression, found {value!r:.80}: {error}") from error
+    return value
+
+
 def grader_name(value: str) -> str:
     """Add the fingerprint to the file of a grader of the user's own."""
     return pinned(value) if is_own(value) else value
@@ -67,4 +77,5 @@ FreeForm = Annotated[dict[str, Any], AfterValidator(_finite)]
 TemplateVariables = Annotated[dict[str, Any], AfterValidator(template_variables)]
 Day = Annotated[str | None, AfterValidator(template_day)]
 ColumnNames = Annotated[dict[str, str], AfterValidator(column_names)]
+Pattern = Annotated[str, AfterValidator(regular_expression)]
 GraderName = Annotated[str, AfterValidator(grader_name)]

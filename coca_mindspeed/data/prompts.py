@@ -11,6 +11,7 @@ import jinja2
 from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.utils.files import LONE_SURROGATE
 
 _BATCH = 1024  # prompts per call of a fast tokenizer, which distributes them over the CPUs
 SHORT_ANSWER = "Answer as briefly as possible: the answer itself, without explanation."
@@ -49,6 +50,34 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **variabl
     except jinja2.TemplateError as error:
         raise ConfigError(_template_problem(tokenizer, messages, error)) from error
     return text
+
+
+def render_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str | None) -> list[str]:
+    """Each record's prompt as text, special tokens included.
+
+    Raises:
+        ConfigError: the chat template cannot render a record.
+        DataError: a prompt contains a lone surrogate.
+    """
+    rendered = [render_chat(tokenizer, prompt_messages(record, system_prompt)) for record in records]
+    for record, text in zip(records, rendered, strict=True):
+        if found := LONE_SURROGATE.search(text):
+            raise DataError(
+                f"record {record.id!r} of {record.dataset}: its prompt holds {found[0]!a}, a lone surrogate, which no "
+                "tokenizer accepts; correct the text"
+            )
+    return rendered
+
+
+def encode_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str | None) -> list[list[int]]:
+    """Token ids of each record's prompt; lengths are checked before a run.
+
+    Raises ConfigError and DataError as :func:`render_prompts`.
+    """
+    rendered = render_prompts(tokenizer, records, system_prompt)
+    # The template writes the special tokens itself.
+    prompts: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    return prompts
 
 
 def _template_problem(tokenizer: Any, messages: Sequence[Mapping[str, str]], error: Exception) -> str:

@@ -49,20 +49,15 @@ def check_saveable(policy: Policy, where: str) -> None:
     Raises:
         ConfigError: names the file and the problem; ``where`` names the model.
     """
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        file = "its model"
+    with tempfile.TemporaryDirectory() as directory:
+        file = "its model's config.json or generation_config.json"
         try:
             policy.model.save_pretrained(directory, safe_serialization=True, state_dict={})
             file = "its tokenizer"
             policy.tokenizer.save_pretrained(directory)
         except Exception as error:  # of every kind: configurations and tokenizers may be the model's own code
-            if file == "its model":
-                written = {path.name for path in directory.iterdir()}
-                file = next((n for n in ("config.json", "generation_config.json") if n not in written), file)
             raise ConfigError(
-                f"{where}: {file} can be loaded but not saved, so no checkpoint could be written: {error}\n"
-                f"correct {file} in the model's directory"
+                f"{where}: {file} can be loaded but not saved, so no checkpoint could be written: {error}; correct it"
             ) from error
 
 
@@ -119,15 +114,17 @@ def save_checkpoint(
             torch.save(optimizer.state_dict(), writing / "optimizer.pt")
     # safetensors and torch raise errors of their own, with the system's message inside.
     except Exception as error:
-        before = list_checkpoints(directory)
-        last = (
-            f"the last good one is {before[-1].path}; continue with --resume"
-            if before
-            else "there is none before it, so the run has to start again"
-        )
-        raise TrainingError(f"step {step}: the checkpoint {path} could not be written: {error}; {last}") from error
+        reason = f"step {step}: the checkpoint {path} could not be written: {error}"
+        raise TrainingError(f"{reason}; {resume_hint(directory)}") from error
     _prune(directory, keep)
     return Checkpoint(path, step)
+
+
+def resume_hint(directory: Path) -> str:
+    """How to continue after a failure, by the checkpoints in ``directory``."""
+    if saved := list_checkpoints(directory):
+        return f"the last good checkpoint is {saved[-1].path}; continue with --resume"
+    return "no checkpoint was written before it, so the run has to start again"
 
 
 def _prune(directory: Path, keep: int) -> None:
@@ -157,16 +154,9 @@ def remove_leftovers(output: Path) -> None:
     """
     for directory in (output, *(output / name for name in ("checkpoints", "samples", "warm_up"))):
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-            if match := _REPLACED.fullmatch(path.name):
-                _restore_or_remove(path, directory / match[1])
-            elif _LEFTOVER.fullmatch(path.name):
+            if (match := _REPLACED.fullmatch(path.name)) and not (directory / match[1]).exists():
+                path.rename(directory / match[1])
+            elif match or _LEFTOVER.fullmatch(path.name):
                 shutil.rmtree(path)
             elif _HALF_A_FILE.fullmatch(path.name) and path.is_file():
                 path.unlink()
-
-
-def _restore_or_remove(replaced: Path, final: Path) -> None:
-    if final.exists():
-        shutil.rmtree(replaced)
-    else:
-        replaced.rename(final)

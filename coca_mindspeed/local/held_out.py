@@ -18,7 +18,6 @@ from coca_mindspeed.evaluation.predictions import (
     write_predictions,
 )
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import StepProgress
@@ -27,6 +26,7 @@ from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.utils.files import PROGRESS
 from coca_mindspeed.utils.packages import is_installed
+from coca_mindspeed.utils.process import interruptible
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 from transformers import Cache
 
@@ -151,27 +150,50 @@ class LMHead:
         ``loss_of`` maps log-probs ``[...]`` to a sum of terms of one token's log-prob each; it is called once a chunk.
         The other arguments are as in :meth:`scores`.
         """
-        sums = _Gradient(self, states, to_sampling_logits)
-        log_probs, entropy = (torch.zeros(tokens.numel(), device=states.device) for _ in range(2))
+        inputs, chosen = states.detach().flatten(0, -2), tokens.flatten()
+        by_inputs = torch.zeros_like(inputs)
+        log_probs, entropy = (torch.zeros(len(chosen), device=states.device) for _ in range(2))
+        chunk = self.chunk_of(len(chosen))
 
-        with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
-            for rows in torch.arange(len(log_probs), device=states.device).split(self.chunk_of(len(log_probs))):
-                chosen = tokens.flatten()[rows]
-                logits, of_policy = sums.logits(rows)
-                of_tokens = of_policy.detach().log_softmax(dim=-1)
-                probabilities = of_tokens.exp()
-                log_probs[rows] = of_tokens.gather(-1, chosen[:, None])[:, 0]
-                entropy[rows] = _entropy_in_place(of_tokens, probabilities)
-                del of_tokens
-                # Each term depends on one token, so tokens that are not computed yet do not affect this gradient.
-                gradient = _gradient_of(lambda found: loss_of(found.view(tokens.shape)), log_probs)[rows]
-                sums.add(rows, logits, of_policy, probabilities, chosen, gradient)
-                del logits, of_policy, probabilities
-            by_states = sums.finish()
-        if by_states is not None:
+        def add(rows: slice) -> None:
+            with torch.no_grad():
+                logits = self.head(inputs[rows])
+            logits.requires_grad_()
+            scores = scores_of_logits(to_sampling_logits(self.scaled(logits)), chosen[rows])
+            log_probs[rows], entropy[rows] = scores.log_probs.detach(), scores.entropy
+            # Each term depends on one token, so tokens that are not computed yet do not affect this gradient.
+            known = log_probs.clone().requires_grad_()
+            gradient = torch.autograd.grad(loss_of(known.view(tokens.shape)), known)[0][rows]
+            # Padding, groups without reward variance and clipped tokens have none.
+            some = gradient.nonzero()[:, 0]
+            if not len(some):
+                return
             with torch.autocast(states.device.type, enabled=False):
-                states.backward(by_states.view_as(states))
+                (by_logits,) = torch.autograd.grad(scores.log_probs, logits, gradient)
+                part: Tensor | slice = slice(None) if len(some) == len(gradient) else some  # all: without a copy
+                by_inputs[rows][part] = self._accumulate(by_logits[part], inputs[rows][part])
+
+        for start in range(0, len(chosen), chunk):
+            add(slice(start, start + chunk))
+        if states.requires_grad:
+            with torch.autocast(states.device.type, enabled=False):
+                states.backward(by_inputs.view_as(states))
         return TokenScores(log_probs.view(tokens.shape), entropy.view(tokens.shape))
+
+    def _accumulate(self, by_logits: Tensor, inputs: Tensor) -> Tensor:
+        """Add to the gradient of the linear layer in place; return that of its ``inputs``."""
+        weight, bias = self.head.weight, self.head.bias
+        inputs_as_used = inputs.to(by_logits.dtype)
+        if weight.requires_grad:
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            if weight.dtype == by_logits.dtype:
+                weight.grad.addmm_(by_logits.T, inputs_as_used)  # needs no second tensor of this size
+            else:
+                weight.grad += by_logits.T @ inputs_as_used
+        if bias is not None and bias.requires_grad:
+            bias.grad = torch.zeros_like(bias) if bias.grad is None else bias.grad
+            bias.grad += by_logits.sum(dim=0, dtype=bias.grad.dtype)
+        return (by_logits @ weight.detach().to(by_logits.dtype)).to(inputs.dtype)
 
     def fits_one_chunk(self, tokens: int) -> bool:
         """Whether the logits of so many tokens can be held at once."""
@@ -205,83 +227,6 @@ def scores_of_logits(logits: Tensor, tokens: Tensor) -> TokenScores:
 
 def entropy_of(distribution: Tensor, probabilities: Tensor) -> Tensor:
     """Entropy ``[...]``, nats, from log-probs ``[..., vocabulary]`` and their exponentials."""
-    return _entropy_in_place(distribution.clone(), probabilities)
-
-
-def _entropy_in_place(distribution: Tensor, probabilities: Tensor) -> Tensor:
-    """Entropy; overwrites ``distribution``."""
     # Finite, so that 0 x log 0 is 0.  torch.special.entr takes every logarithm anew, one at a time on a CPU.
-    finite = distribution.clamp_min_(torch.finfo(distribution.dtype).min)
+    finite = distribution.clamp(min=torch.finfo(distribution.dtype).min)
     return finite.mul_(probabilities).sum(dim=-1).neg()
-
-
-def _gradient_of(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    with torch.enable_grad():
-        at = at.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(function(at), at)
-    return gradient
-
-
-class _Gradient:
-    """A loss's gradient by the LM head and its inputs, accumulated by chunks; the head's is added to in place."""
-
-    def __init__(self, layer: LMHead, states: Tensor, to_sampling_logits: Callable[[Tensor], Tensor]) -> None:
-        self._layer, self._as_policy, device = layer, to_sampling_logits, states.device.type
-        weight, bias = layer.head.weight, layer.head.bias
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        self._states = states.detach().flatten(0, -2)
-        self._weight, self._bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-        self._by_states = torch.zeros_like(self._states) if states.requires_grad else None
-        self._begun = weight.grad is not None
-        if weight.requires_grad and not self._begun:
-            weight.grad = torch.empty_like(weight)
-        if bias is not None and bias.requires_grad and bias.grad is None:
-            bias.grad = torch.zeros_like(bias)
-
-    def finish(self) -> Tensor | None:
-        """Return the gradient by the states; None if they need none."""
-        if self._layer.head.weight.grad is not None and not self._begun:
-            self._layer.head.weight.grad.zero_()
-        return self._by_states
-
-    def logits(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The head's and the policy's logits of these rows, connected by autograd."""
-        logits = linear(self._states[rows].to(self._weight.dtype), self._weight, self._bias).requires_grad_()
-        with torch.enable_grad():
-            return logits, self._as_policy(self._layer.scaled(logits))
-
-    def add(
-        self, rows: Tensor, logits: Tensor, of_policy: Tensor, probabilities: Tensor, tokens: Tensor, gradient: Tensor
-    ) -> None:
-        """Add the gradient of these rows; ``gradient`` is the loss's by the log-probs of ``tokens``.
-
-        ``probabilities`` of ``of_policy`` are overwritten.
-        """
-        some = gradient.nonzero()[:, 0]
-        if not len(some):
-            return
-        # d log p(token) = 1 at the token - p; by autograd it would take two more tensors of this size.
-        by_policy = probabilities.mul_(-gradient[:, None])
-        by_policy.scatter_add_(1, tokens[:, None], gradient[:, None])
-        (by_logits,) = torch.autograd.grad(of_policy, logits, by_policy)
-        if len(some) < len(rows):
-            # Padding, groups without reward variance and clipped tokens have no gradient.
-            rows, by_logits = rows[some], by_logits[some]
-        if self._by_states is not None:
-            self._by_states[rows] = (by_logits @ self._weight).to(self._by_states.dtype)
-        head = self._layer.head
-        if head.weight.requires_grad and head.weight.grad is not None:
-            _add_product(head.weight.grad, by_logits, self._states[rows].to(self._weight.dtype), begun=self._begun)
-            self._begun = True
-        if self._bias is not None and head.bias.requires_grad and head.bias.grad is not None:
-            head.bias.grad += by_logits.sum(dim=0, dtype=head.bias.grad.dtype)
-
-
-def _add_product(total: Tensor, by_logits: Tensor, states: Tensor, *, begun: bool) -> None:
-    """Add ``by_logits.T @ states`` to ``total`` in its own precision; ``total`` is uninitialised unless ``begun``."""
-    if total.dtype == states.dtype:
-        total.addmm_(by_logits.T, states, beta=int(begun))
-    elif begun:
-        total += by_logits.T @ states
-    else:
-        total.copy_(by_logits.T @ states)

@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.attention import use_fast_attention
-from coca_mindspeed.local.device import resolve_dtype
 from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
 from coca_mindspeed.local.model_files import load_tokenizer, read_model_config
-from coca_mindspeed.local.policy import Policy, Sharing
+from coca_mindspeed.local.policy import Policy, Sharing, resolve_dtype
 from coca_mindspeed.local.sampler import Decoder
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.tokenization import token_text
@@ -219,37 +218,18 @@ def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     if cache is None:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
     # Layers replace their tensors and never write into them, so shallow copies keep the old state.
-    before: dict[int, Any] = dict(enumerate(map(copy.copy, cache.layers)))
+    before = list(map(copy.copy, cache.layers))
     recomputing = False
 
     def from_before(*args: Any, **kwargs: Any) -> Any:
         """Run on the cache as it was before this layer."""
         nonlocal recomputing
-        view = copy.copy(cache)
-        view.layers = _Layers(copy.copy(before.get(number)) for number in range(len(cache.layers)))
-        output = forward(
-            *(view if value is cache else value for value in args),
-            **{name: view if value is cache else value for name, value in kwargs.items()},
-        )
-        if not recomputing:
-            for number in before.keys() - view.layers.used:
-                del before[number]  # not needed until the backward pass
-            cache.layers[:], recomputing = view.layers, True
-        return output
+        view = cache
+        if recomputing:
+            view = copy.copy(cache)
+            view.layers = list(map(copy.copy, before))
+        recomputing = True
+        given = {name: view if value is cache else value for name, value in kwargs.items()}
+        return forward(*(view if value is cache else value for value in args), **given)
 
     return checkpoint(from_before, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-
-
-class _Layers(list[Any]):
-    """A cache's layers; records which of them were used."""
-
-    def __init__(self, layers: Iterable[Any]) -> None:
-        super().__init__(layers)
-        self.used: set[int] = set()
-
-    def __getitem__(self, number: Any) -> Any:
-        self.used.update([number] if isinstance(number, int) else range(len(self))[number])
-        return super().__getitem__(number)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[number] for number in range(len(self)))

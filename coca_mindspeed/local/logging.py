@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.config.schema import LoggingConfig
-from coca_mindspeed.utils.files import cut_back, read_json_lines, replace_nonfinite, to_json_line, write_json_lines
+from coca_mindspeed.utils.files import cut_back, replace_nonfinite, to_json_line, write_json_lines
 from coca_mindspeed.utils.packages import require
 
 Scalars = Mapping[str, float]
@@ -64,15 +64,6 @@ class RunLog:
     @property
     def metrics_path(self) -> Path:
         return self._directory / "metrics.jsonl"
-
-    def last_rows(self, count: int) -> list[dict[str, float | None]]:
-        """Metrics and timing of the last ``count`` steps, the newest last, without the baseline's."""
-        paths = (self.metrics_path, self._directory / "timing.jsonl")
-        metrics, timing = (
-            [row for _, row in read_json_lines(path)][-count:] if path.exists() else [] for path in paths
-        )
-        seconds = {row["step"]: row for row in timing}
-        return [{**row, **seconds.get(row["step"], {})} for row in metrics if row["step"]]
 
     def write(self, step: int, metrics: Scalars, timing: Scalars) -> None:
         """Append one step's row to each log; NaN is null in JSON and omitted elsewhere.  Raises LogError."""

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
         torch.manual_seed(seed)
         try:
             policy.adapters = peft.get_peft_model(model, settings)
-        except (ValueError, re.error) as error:
+        except ValueError as error:
             raise ConfigError(f"model.lora.targets={config.targets}: {error}") from error
     policy.adapters.eval()
     for layer, kind in ((model.get_input_embeddings(), "embedding"), (model.get_output_embeddings(), "output layer")):

@@ -21,12 +21,10 @@ import torch
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Problem, raise_problems
-from coca_mindspeed.local.device import choose_device, is_out_of_memory
-from coca_mindspeed.local.disk_space import Shapes, trained_bytes, weight_shapes
 from coca_mindspeed.local.load import load_policy, sharing_of
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
-from coca_mindspeed.local.model_files import read_model_config
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.model_files import Shapes, read_model_config, trained_bytes, weight_shapes
+from coca_mindspeed.local.policy import Policy, choose_device, is_out_of_memory
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.sampler import Decoder, draw
@@ -140,8 +138,9 @@ def memory_problems(
     problems: list[Problem] = []
     for phase, measured in peaks.items():
         if len(measured) < len(_SHARES):
-            reason = f"the {phase} exceeded the {room / GIB:.1f} GiB that are free at {_SHARES[len(measured)]:g} of its"
-            return [*problems, _problem(config, phase, f"{reason} size", 0.0)]
+            share = _SHARES[len(measured)]
+            reason = f"the {phase} ran out of the {room / GIB:.1f} GiB that are free, at {share:g} of its size"
+            return [*problems, _problem(config, phase, reason)]
         quarter, half = measured
         full = half + (4 if eager else 2) * max(0, half - quarter)
         if full > room:
@@ -149,31 +148,22 @@ def memory_problems(
                 f"the {phase} needs about {full / GIB:.1f} GiB, and {room / GIB:.1f} are free (measured at a quarter "
                 f"and half of its size: {quarter / GIB:.1f} and {half / GIB:.1f})"
             )
-            problems.append(_problem(config, phase, reason, 1 - 0.5 * (full - room) / max(1, full - half)))
+            problems.append(_problem(config, phase, reason))
     return problems
 
 
-def _problem(config: RunConfig, phase: str, reason: str, share: float) -> Problem:
-    """``share`` of the batch fits."""
-    trainer, rollout = config.trainer, config.rollout
+def _problem(config: RunConfig, phase: str, reason: str) -> Problem:
+    """Name the key that bounds the memory of a phase, and its present size."""
+    trainer, rollout, batch = config.trainer, config.rollout, largest_microbatch(config)
     if phase == "rollout":
-        key, value = "rollout.batch_responses", rollout.batch_responses
-        fitting = int(share * largest_sample(config).rows) // rollout.group_size * rollout.group_size
+        key, value, size = "rollout.batch_responses", rollout.batch_responses, largest_sample(config).rows
     elif trainer.microbatch_tokens is not None:
-        key, value = "trainer.microbatch_tokens", trainer.microbatch_tokens
-        batch = largest_microbatch(config)
-        fitting = int(share * (batch.prompts * batch.prompt + batch.rows * batch.response))
-        fitting = fitting if fitting >= rollout.max_prompt_tokens + rollout.max_new_tokens else 0  # one response
+        key, value, size = "trainer.microbatch_tokens", trainer.microbatch_tokens, trainer.microbatch_tokens
     else:
-        key, value = "trainer.microbatch_prompts", trainer.microbatch_prompts
-        fitting = int(share * largest_microbatch(config).prompts)
-    others = f"rollout.max_new_tokens ({rollout.max_new_tokens}), set model.lora.rank, or use a smaller model"
-    if fitting > 0:
-        fix = f"set {key}={fitting}"
-    elif phase == "update" and not config.model.gradient_checkpointing:
-        fix = f"set model.gradient_checkpointing=true, lower {others}"
-    else:
-        fix = f"lower {others}"
+        key, value, size = "trainer.microbatch_prompts", trainer.microbatch_prompts, batch.prompts
+    fix = f"set {key} below {size}, lower rollout.max_new_tokens, set model.lora.rank, or use a smaller model"
+    if phase == "update" and not config.model.gradient_checkpointing:
+        fix = f"set model.gradient_checkpointing=true, or {fix}"
     return Problem(f"memory-{phase}", key, value, reason, fix)
 
 

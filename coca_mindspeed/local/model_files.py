@@ -1,10 +1,13 @@
-"""Tokenizer, chat prompts and context limit of a model directory; the weights are not read.
+"""Download, tokenizer, chat prompts, context limit and shapes of a model; the weights are not read.
 
 :func:`load_tokenizer` and :func:`read_model_config` use transformers, which imports torch.  :class:`FileTokenizer` and
 :func:`read_config_file` read the same files in a fraction of the time, for checks before torch is imported.
 """
 
 import json
+import math
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -17,13 +20,16 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from safetensors import safe_open
 from tokenizers import AddedToken, Tokenizer
 
-from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.data.prompts import prompt_messages, reads_clock, render_chat, write_into_template
+from coca_mindspeed.config.checks import download_command
+from coca_mindspeed.config.schema import LoraConfig, ModelConfig
+from coca_mindspeed.data.prompts import prompt_messages, reads_clock, write_into_template
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.utils.files import LONE_SURROGATE, read_object
+from coca_mindspeed.errors import ConfigError, Problem
+from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.files import read_object
 from coca_mindspeed.utils.text_formats import JsonError, parse_json
 
 # These choose all rotary frequencies by the longest position of a forward pass.  Beyond the trained length, keys
@@ -33,6 +39,45 @@ _BY_LENGTH = {"dynamic": "Dynamic NTK", "longrope": "LongRoPE", "su": "LongRoPE"
 # linear attention or a convolution cannot be split.
 _ATTEND = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _LAYER_KINDS = ("layer_types", "layers_block_type")
+
+
+_DOWNLOADED = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors"]
+_NOT_DOWNLOADED = ["*/*", "consolidated*"]  # other formats of the same weights
+
+
+def download_model(name: str, *, own_code: bool, show_progress: bool) -> Path:
+    """The directory of the model ``name`` (ORG/NAME) in huggingface_hub's cache, downloaded if files are missing there.
+
+    ``own_code`` also downloads the model's Python files.  Without a connection, the newest copy in the cache is used.
+
+    Raises:
+        ConfigError: there is no such model, it needs a login, or it can be neither downloaded nor found in the cache.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if show_progress:
+        print_text(f"model.path={name}: from {constants.ENDPOINT}, cached in {constants.HF_HUB_CACHE}", sys.stderr)
+    else:
+        disable_progress_bars()
+    wanted = [*_DOWNLOADED, *(["*.py"] if own_code else ())]
+    fix = f"check the name and the connection, or name a directory: {download_command(name, name)}"
+    try:
+        path = Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=_NOT_DOWNLOADED))
+        if not any(path.glob("*.safetensors")):
+            snapshot_download(name, allow_patterns=["*.bin"], ignore_patterns=_NOT_DOWNLOADED)
+        return path
+    except GatedRepoError:
+        reason, fix = "is gated on the hub", "accept its licence there and run hf auth login, or name a directory"
+    except RepositoryNotFoundError:
+        reason = f"is neither a directory nor a model on {constants.ENDPOINT}"
+    # huggingface_hub, requests and httpx each raise their own kinds when there is no network.
+    except Exception as error:  # noqa: BLE001
+        cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:80]}"
+        reason = f"can be neither read from {constants.ENDPOINT} ({cause}) nor found in {constants.HF_HUB_CACHE}"
+    problem = Problem("no-model", "model.path", name, reason, fix)
+    raise ConfigError(str(problem), [problem])
 
 
 @dataclass(frozen=True)
@@ -315,29 +360,47 @@ def reads_date(config: ModelConfig, record: Record, system_prompt: str | None) -
     return reads_clock(tokenizer, prompt_messages(record, system_prompt))
 
 
-def render_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str | None) -> list[str]:
-    """Each record's prompt as text, special tokens included.
+#: Shape of each weight by its name.
+Shapes = Mapping[str, Sequence[int]]
+FLOAT32 = 4  # bytes of a number in a checkpoint
+_EMBEDDING = re.compile(r"embed|wte|wpe|lm_head")  # in a weight's name
+TINY_MODEL = {"weights": [111_000]}  # the built-in model, about
+# bitsandbytes: two moments of a byte and their scales; smaller tensors and embeddings have moments in float32.
+_SMALLEST_8_BIT, _MOMENTS_8_BIT = 4096, 2 + 2 * FLOAT32 / 256
 
-    Raises:
-        ConfigError: the chat template cannot render a record.
-        DataError: a prompt contains a lone surrogate.
+
+def weight_shapes(path: Path) -> Shapes:
+    """The shapes in a model directory's safetensors files; empty if it has no weights.
+
+    Of files in PyTorch's format only the size is known: one weight with so many numbers.
     """
-    rendered = [render_chat(tokenizer, prompt_messages(record, system_prompt)) for record in records]
-    for record, text in zip(records, rendered, strict=True):
-        if found := LONE_SURROGATE.search(text):
-            raise DataError(
-                f"record {record.id!r} of {record.dataset}: its prompt holds {found[0]!a}, a lone surrogate, which no "
-                "tokenizer accepts; correct the text"
-            )
-    return rendered
+    index = read_object(path / "model.safetensors.index.json").get("weight_map", {})
+    shapes: dict[str, Sequence[int]] = {}
+    for name in sorted(set(index.values())) or ["model.safetensors"]:
+        if (path / name).is_file():
+            with safe_open(path / name, framework="np") as weights:
+                shapes |= {key: weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118
+    if not shapes and (pickled := sum(file.stat().st_size for file in path.glob("pytorch_model*.bin"))):
+        config = read_object(path / "config.json")
+        half = config.get("dtype", config.get("torch_dtype")) in ("bfloat16", "float16")
+        shapes["weights"] = [pickled // (2 if half else FLOAT32)]
+    return shapes
 
 
-def encode_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str | None) -> list[list[int]]:
-    """Token ids of each record's prompt; lengths are checked before a run (:func:`.checks.check_lengths`).
-
-    Raises ConfigError and DataError as :func:`render_prompts`.
-    """
-    rendered = render_prompts(tokenizer, records, system_prompt)
-    # The template writes the special tokens itself.
-    prompts: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    return prompts
+def trained_bytes(shapes: Shapes, lora: LoraConfig, optimizer: str) -> tuple[int, int]:
+    """Bytes of the trained numbers in float32, and of AdamW's two moments; together, the size of a checkpoint."""
+    if lora.rank is None:
+        numbers = {name: math.prod(shape) for name, shape in shapes.items()}
+    else:
+        targets = None if lora.targets == "all-linear" else re.compile(lora.targets)
+        numbers = {
+            name: lora.rank * sum(shape)
+            for name, shape in shapes.items()
+            if len(shape) == 2
+            and (targets.fullmatch(name.removesuffix(".weight")) if targets else not _EMBEDDING.search(name))
+        }
+    moments = 0.0
+    for name, count in numbers.items():
+        exact = optimizer == "adamw" or count < _SMALLEST_8_BIT or _EMBEDDING.search(name)
+        moments += count * (2 * FLOAT32 if exact else _MOMENTS_8_BIT)
+    return FLOAT32 * sum(numbers.values()), int(moments)

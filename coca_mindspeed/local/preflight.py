@@ -3,7 +3,6 @@
 Questions and tokens are drawn by seeds of their own, so the run itself does not change.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Rollout, stated_or_none
 from coca_mindspeed.utils.console import one_line
 
 _STAGE = "preflight"  # part of derived seeds
@@ -39,29 +38,19 @@ class Preflight:
         return int((~self.rollout.stated.isnan()).sum())
 
     def __str__(self) -> str:
-        """The shares of valid confidences and right answers, two responses, and advice on the grader."""
-        count, right = len(self.records), int(self.rollout.correct.nansum())
-        first = (
+        """The shares of valid confidences and right answers, the worst and the best response, and advice."""
+        count, rows = len(self.records), self.rows()
+        right = int(self.rollout.correct.nansum())
+        lines = [
             f"{count} responses to training questions, sampled before the first step: {self.valid} state a valid "
             f"confidence ({self.valid / count:.0%}), {right} answers are right ({right / count:.0%})"
-        )
-        return "\n".join([first, *self._shown(), *self._advice()])
-
-    def _shown(self) -> list[str]:
-        """The worst and the best response."""
-        verdicts = self.rollout.verdicts
-        order = sorted(range(len(self.records)), key=lambda i: (self._stated(i) is not None, verdicts[i].correct))
-        lines = []
-        for i in dict.fromkeys((order[0], order[-1])):
-            stated, outcome = self._stated(i), verdicts[i].outcome.value
-            confidence = "no valid confidence" if stated is None else f"confidence {stated:g}"
-            lines += [f"  question: {_shorten(self.records[i].question)}"]
-            lines += [f"  response: {_shorten(self.rollout.texts[i])}  [{confidence}, {outcome}]"]
-        return lines
-
-    def _stated(self, index: int) -> float | None:
-        stated = float(self.rollout.stated.flatten()[index])
-        return None if math.isnan(stated) else stated
+        ]
+        order = sorted(range(count), key=lambda i: (rows[i]["confidence"] is not None, bool(rows[i]["correct"])))
+        for row in (rows[i] for i in dict.fromkeys((order[0], order[-1]))):
+            stated = "no valid confidence" if row["confidence"] is None else f"confidence {row['confidence']:g}"
+            lines.append(f"  question: {_shorten(row['question'])}")
+            lines.append(f"  response: {_shorten(row['response'])}  [{stated}, {row['verdict']}]")
+        return "\n".join([*lines, *self._advice()])
 
     def _advice(self) -> list[str]:
         """A line for a grader that finds many answers wrong although they name the gold answer."""
@@ -75,37 +64,40 @@ class Preflight:
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of a samples dump."""
+        rollout = self.rollout
         return [
             {
                 "id": record.id,
                 "question": record.question,
                 "gold": record.answer,
-                "response": self.rollout.texts[i],
-                "verdict": self.rollout.verdicts[i].outcome.value,
-                "reason": self.rollout.verdicts[i].reason,
-                "confidence": self._stated(i),
-                "correct": self.rollout.verdicts[i].correct_or_none,
+                "response": text,
+                "verdict": verdict.outcome.value,
+                "reason": verdict.reason,
+                "confidence": stated_or_none(stated),
+                "correct": verdict.correct_or_none,
             }
-            for i, record in enumerate(self.records)
+            for record, text, verdict, stated in zip(
+                self.records, rollout.texts, rollout.verdicts, rollout.stated.flatten(), strict=True
+            )
         ]
 
     def problems(self) -> list[Problem]:
         """A problem if fewer than half of the responses state a valid confidence."""
-        config, count = self.config, len(self.records)
+        config, warm_up, count = self.config, self.config.warm_up, len(self.records)
         if self.valid >= _LEAST_VALID * count:
             return []
-        warm_up = config.warm_up
-        expected = f"{self.valid} of {count} sampled responses state a valid confidence, expected at least half"
-        anyway = "evaluation.preflight=0 trains anyway (docs/training.md, format warm-up)"
         if warm_up.records is not None or config.model.path is None:
-            fix = f"set warm_up.steps={2 * warm_up.steps}, or a larger warm_up.lr; {anyway}"
-            return [Problem("no-format", "warm_up.steps", warm_up.steps, expected, fix)]
-        file = config.data.train or "FILE"
-        fix = (
-            f"add a format warm-up: warm_up.records={file} ({warm_up.steps} updates of {warm_up.batch} responses; or "
-            f"other records); for a short first run also write laptop for local (docs/quickstart.md); {anyway}"
-        )
-        return [Problem("no-format", "warm_up.records", None, expected, fix)]
+            key, value = "warm_up.steps", warm_up.steps
+            fix = f"set warm_up.steps={2 * warm_up.steps}, or a larger warm_up.lr"
+        else:
+            key, value = "warm_up.records", None
+            fix = (
+                f"add a format warm-up: warm_up.records={config.data.train or 'FILE'} (or other records); for a short "
+                "first run also write laptop for local (docs/quickstart.md)"
+            )
+        expected = f"{self.valid} of {count} sampled responses state a valid confidence, expected at least half"
+        fix += "; evaluation.preflight=0 trains anyway (docs/training.md, format warm-up)"
+        return [Problem("no-format", key, value, expected, fix)]
 
 
 def run_preflight(policy: Policy, train: Sequence[Record], grader: Grader, config: RunConfig) -> Preflight:

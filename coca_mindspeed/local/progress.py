@@ -5,14 +5,16 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, Task
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from coca_mindspeed.utils.console import duration
@@ -59,8 +61,8 @@ class Pace:
 
 
 _Self = TypeVar("_Self", bound="StepProgress")
-MEAN_OF = 10  # steps
-_BAR = 24
+_MEAN_OF = 10  # steps
+_BAR = 24  # characters
 _WRITE_EVERY = 1.0  # seconds
 
 
@@ -82,11 +84,8 @@ class StepProgress:
         The state is also written to ``file``, for ``coca-mindspeed watch``.
         """
         console = Console(stderr=True)
-        self._title, self._total = title, total
-        self._live = enabled and console.is_terminal
-        self._lines = enabled and not console.is_terminal
-        self._bar = Progress(_Line(console), console=console, disable=not self._live)
-        self._task = self._bar.add_task(title, total=total, completed=done, parts=())
+        self._title, self._total, self._enabled = title, total, enabled
+        self._live = Live(console=console, refresh_per_second=1) if enabled and console.is_terminal else None
         self._show_from = time.monotonic() + patience
         self._last_tenth = self._tenth(done)
         self._said = self._since = time.monotonic()
@@ -95,14 +94,13 @@ class StepProgress:
         self._file, self._write_from = file, 0.0
 
     def __enter__(self: _Self) -> _Self:
-        if time.monotonic() >= self._show_from:
-            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def show(self, step: int, *parts: str, means: str = "") -> None:
         """Show that ``step`` steps are done, and ``parts``, the most important first; a terminal shows those that fit.
@@ -113,9 +111,8 @@ class StepProgress:
         if step > self._done:
             self._record_pace(step - self._done, now - self._since)
             self._done, self._since = step, now
+        # rich's own estimate only remembers half a minute, less than one step of a large model.
         left = self._pace.left(step) if step < self._total else None
-        # rich's own ETA only remembers half a minute, less than one step of a large model.
-        self._bar.update(self._task, completed=step, parts=parts, ends=None if left is None else now + left)
         if self._file is not None and (now >= self._write_from or step >= self._total):
             self._write_from = now + _WRITE_EVERY
             state = {"title": self._title.strip(), "step": step, "total": self._total, "left": left}
@@ -123,65 +120,46 @@ class StepProgress:
                 self._file.write_text(json.dumps(state), encoding="utf-8")
         if now < self._show_from:
             return
-        if self._live:
-            self._bar.start()
-        elif self._lines and self._tenth(step) > self._last_tenth:
-            self._last_tenth = self._tenth(step)
-            self._said = now
-            count = f"{self._title} {step}/{self._total}"
-            about = "" if left is None else f"about {duration(left)} left"
-            print("  ".join(filter(None, (count, about, means + "  ".join(parts)))), file=sys.stderr, flush=True)
+        about = [] if left is None else [f"about {duration(left)} left"]
+        if self._live is not None:
+            self._update(f"{self._title} {step}/{self._total}", *parts, *about)
+        elif self._enabled and self._tenth(step) > self._last_tenth:
+            self._last_tenth, self._said = self._tenth(step), now
+            shown = [f"{self._title} {step}/{self._total}", *about, means + "  ".join(parts)]
+            print("  ".join(filter(None, shown)), file=sys.stderr, flush=True)
 
     def busy(self, text: str) -> None:
         """Show the state of a long step; in a log file at most every ten seconds."""
-        if self._live:
-            self._bar.update(self._task, parts=(text,))
-        elif self._lines and time.monotonic() >= self._said + 10:
+        if self._live is not None:
+            self._update(f"{self._title} {text}")
+        elif self._enabled and time.monotonic() >= self._said + 10:
             self._said = time.monotonic()
             print(f"{self._title} {text}", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
         """Print a line above the bar, never wrapped or cut."""
-        if self._live:
-            self._bar.console.print(text, soft_wrap=True, markup=False, highlight=False)
+        if self._live is not None:
+            self._live.console.print(text, soft_wrap=True, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
+
+    def _update(self, *parts: str) -> None:
+        """Replace the line of the terminal by the first of the parts that fit, and a bar if there is room."""
+        assert self._live is not None
+        shown, width = list(parts), self._live.console.width
+        while len(shown) > 1 and len(" ".join(shown)) > width:
+            shown.pop()
+        text, line = " ".join(shown), Table.grid(padding=(0, 1))
+        bar = [ProgressBar(max(1, self._total), self._done, width=_BAR)] if len(text) + 1 + _BAR <= width else []
+        line.add_row(Text(text, no_wrap=True, overflow="crop"), *bar)
+        self._live.update(line)
+        self._live.start()
 
     def _record_pace(self, steps: int, seconds: float) -> None:
         self._pace.add(steps, seconds)
 
     def _tenth(self, step: int) -> int:
         return step * 10 // max(1, self._total)
-
-
-class _Line(ProgressColumn):
-    """One line that fits the terminal: count and numbers, then ETA and a bar if there is room."""
-
-    max_refresh = None
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
-    def render(self, task: Task) -> Text:
-        return Text(self.line(task, self._console.width), no_wrap=True, overflow="crop")
-
-    @staticmethod
-    def line(task: Task, width: int) -> str:
-        total = int(task.total or 0)
-        head, count = str(task.description), f"{int(task.completed)}/{total}"
-        parts = list(task.fields["parts"])
-        while parts and len(" ".join([head, count, *parts])) > width:
-            parts.pop()
-        ends = task.fields.get("ends")
-        left = "" if ends is None else f"{duration(max(0.0, ends - time.monotonic()))} left"
-        room = width - len(" ".join([head, count, *parts]))
-        if left and room > len(left):
-            count, room = f"{count} {left}", room - len(left) - 1
-        if room > _BAR:
-            filled = int(_BAR * task.completed / total) if total else 0
-            head = f"{head} {'━' * filled}{'╌' * (_BAR - filled)}"
-        return " ".join([head, count, *parts])
 
 
 class SFTProgress(StepProgress):
@@ -207,30 +185,18 @@ _NUMBERS = {
 class TrainingProgress(StepProgress):
     """Progress of training: means of accuracy, ECE, confidence reward and tokens/s over the last steps."""
 
-    def __init__(
-        self,
-        total: int,
-        enabled: bool,
-        done: int = 0,
-        history: Sequence[Mapping[str, float | None]] = (),
-        *,
-        interval: int = 0,
-    ) -> None:
-        """Means and ETA of a resumed run start from ``history``, earlier rows of metrics and timing, oldest first.
-
-        There is an evaluation every ``interval`` steps; 0: none.
-        """
+    def __init__(self, total: int, enabled: bool, done: int = 0, *, interval: int = 0) -> None:
+        """There is an evaluation every ``interval`` steps; 0: none."""
         super().__init__(total, enabled, done, title="training")
-        self._pace = Pace.of_training(total, interval, history)
-        self._rows: deque[Mapping[str, float | None]] = deque(history, maxlen=MEAN_OF)
+        self._pace = Pace(total, interval)
+        self._rows: deque[Mapping[str, float]] = deque(maxlen=_MEAN_OF)
 
     def advance(self, step: int, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
         self._rows.append({**metrics, **timing})
         self._pace.add_training_step(timing)
         parts = []
         for key, text in _NUMBERS.items():
-            values = [row.get(key) for row in self._rows]
-            if known := [value for value in values if value is not None and math.isfinite(value)]:
+            if known := [row[key] for row in self._rows if math.isfinite(row.get(key, math.nan))]:
                 parts.append(text.format(sum(known) / len(known)))
         steps = len(self._rows)
         self.show(step, *parts, means=f"mean of {steps} steps: " if steps > 1 else "")

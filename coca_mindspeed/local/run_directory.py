@@ -6,14 +6,16 @@ nothing behind.  This module does not import torch, so that an occupied director
 
 import hashlib
 import json
+import math
 import re
+import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coca_mindspeed import __version__
 from coca_mindspeed.config import resume
@@ -21,6 +23,8 @@ from coca_mindspeed.config.compose import REMOVED_KEYS, RENAMED_KEYS, to_yaml, v
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
+from coca_mindspeed.local.model_files import FLOAT32, TINY_MODEL, trained_bytes, weight_shapes
+from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.schedule import learning_rate
 from coca_mindspeed.utils.files import (
     MARKER,
@@ -28,15 +32,20 @@ from coca_mindspeed.utils.files import (
     is_ours,
     lock_of_process,
     nearby_runs,
+    read_json_lines,
     read_marker,
     remove_entries,
     write_atomically,
+    write_json,
+    write_json_lines,
     write_marker,
 )
-from coca_mindspeed.utils.text_formats import Difference, YamlError, differences, read_yaml, value_of
+from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.text_formats import Difference, YamlError, differences, first_difference, read_yaml, value_of
 
 _KIND = "run"
 LOCK = ".lock"
+_MIB = 2**20
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 WARMED_UP = "warm_start"  # the model after the warm-up
 BEST_MODEL = "best_model"  # by checkpoint.best
@@ -82,14 +91,7 @@ def list_checkpoints(directory: Path) -> list[Checkpoint]:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run's output directory.
-
-    Attributes:
-        path: the directory; it may not exist.
-        marker: content of the run's marker, or None.
-        newest: the checkpoint to continue from.
-        has_steps: whether the run has finished a step.
-    """
+    """A run's output directory (it may not exist), its marker, newest checkpoint, and whether it finished a step."""
 
     path: Path
     marker: Mapping[str, Any] | None = None
@@ -151,6 +153,32 @@ def check_writable(path: Path) -> None:
             probe.write(b"coca")
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
+
+
+def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
+    """Refuse a run whose checkpoints and exported models do not fit on the disk of its output directory.
+
+    ``model`` is the directory of its model, None for the built-in one.
+    """
+    shapes = TINY_MODEL if model is None else weight_shapes(model)
+    there = len(list_checkpoints(found.path / "checkpoints"))
+    done, total, interval = found.newest.step if found.newest else 0, config.total_steps, config.checkpoint.interval
+    written = -(-total // interval) - done // interval if interval else 1
+    # A new checkpoint is written before the oldest is removed.
+    more = min(written, max(0, config.checkpoint.keep + 1 - there)) if done < total else 0
+    size = sum(trained_bytes(shapes, config.model.lora, config.optimizer.name))
+    # The trained model, the best one and its successor, and the export of a warm-up that is not done.
+    warm_up = config.warm_up.records is not None and not (found.path / WARMED_UP).exists()
+    models = 1 + 2 * (config.checkpoint.best is not None) + warm_up
+    exported = FLOAT32 * sum(map(math.prod, shapes.values()))
+    free, needed = shutil.disk_usage(nearest_directory(found.path)).free, more * size + models * exported
+    if free < needed:
+        reason = (
+            f"{free / _MIB:,.0f} MiB are free, about {needed / _MIB:,.0f} MiB are needed for {more} more checkpoint(s) "
+            f"of {size / _MIB:,.0f} MiB at once and {models} model(s) of {exported / _MIB:,.0f} MiB"
+        )
+        fix = "make room, choose a directory on another disk, or keep fewer checkpoints (checkpoint.keep=1)"
+        raise_problems([Problem("disk", "--output", found.path, reason, fix)])
 
 
 @contextmanager
@@ -270,43 +298,35 @@ def check_same_prompt(found: RunState, prompt_sha256: str) -> None:
         )
 
 
-def stored_prompt_date(found: RunState) -> str | None:
-    """The date that the run uses in its chat template; None: it uses none."""
-    date: str | None = (found.marker or {}).get("prompt", {}).get("date")
-    return date
+def with_model(config: RunConfig, **changes: str) -> RunConfig:
+    """The configuration with other keys of ``model``."""
+    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
-def stored_compute_dtype(found: RunState) -> str | None:
-    """The compute dtype of the run to resume; None: a new run."""
-    return None if found.marker is None or not found.config_path.exists() else _saved(found).model.compute_dtype
-
-
-def stored_model(found: RunState) -> str | None:
-    """The ``model.path`` of the run to resume; None: a new run, or the built-in model."""
-    return _saved(found).model.path if found.has_steps else None
+def with_stored(config: RunConfig, found: RunState) -> RunConfig:
+    """The configuration with the run's own choices: compute dtype, date of the prompts, copy of a hub's model."""
+    if found.marker is None or not found.config_path.exists():
+        return config
+    saved, name, changes = _saved(found).model, config.model.path or "", {}
+    if saved.path and is_hub_id(name) and f"models--{name.replace('/', '--')}" in Path(saved.path).parts:
+        changes["path"] = saved.path
+    if config.model.compute_dtype == "auto":
+        changes["compute_dtype"] = saved.compute_dtype
+    if config.model.prompt_date is None and (day := found.marker.get("prompt", {}).get("date")) is not None:
+        changes["prompt_date"] = day
+    return with_model(config, **changes)
 
 
 def _check_same_length(found: RunState, saved: RunConfig, config: RunConfig) -> None:
+    """Refuse another number of steps if a step already taken had another stage or learning rate."""
     before, now = saved.trainer.steps, config.trainer.steps
-    if before == now:
-        return
-    taken = found.newest.step if found.newest is not None else 0
-    where = f"trainer.steps: the run to resume has {before}, found {now}"
-    stages = len(config.method.training_method.stages)
-    if taken > now * stages:
-        raise ConfigError(f"{where}, but {taken} steps are done already")
-    for step in range(taken):
-        if step // before != step // now:
+    for step in range(found.newest.step if found.newest else 0):
+        was, would = ((step // n, learning_rate(config.optimizer, step % n, n)) for n in (before, now))
+        if was != would:
             raise ConfigError(
-                f"{where}, but step {step + 1} was taken in stage {step // before} of {config.method.name}, and would "
-                f"be in stage {step // now}; only a run in its first stage can be extended"
-            )
-        rates = [learning_rate(config.optimizer, step % steps, steps) for steps in (before, now)]
-        if rates[0] != rates[1]:
-            raise ConfigError(
-                f"{where}, but optimizer.schedule={config.optimizer.schedule} decays over trainer.steps: step "
-                f"{step + 1} was taken at lr {rates[0]:.6g}, and would be at {rates[1]:.6g}; only a run with "
-                "optimizer.schedule=constant can be extended"
+                f"trainer.steps: the run to resume has {before}, found {now}, but step {step + 1} was taken in stage "
+                f"{was[0]} at lr {was[1]:.6g}, and would be in stage {would[0]} at lr {would[1]:.6g}; a run can only "
+                "be extended in its first stage and with optimizer.schedule=constant"
             )
 
 
@@ -321,16 +341,19 @@ def _saved(found: RunState) -> RunConfig:
 
 def _with_present_keys(values: Any) -> Any:
     """An earlier version's configuration by today's names, without removed keys that have their former default."""
+
+    def section_of(key: str) -> dict[str, Any]:
+        section = value_of(values, key.rpartition(".")[0]) if "." in key else values
+        return section if isinstance(section, dict) else {}
+
     for old, new in RENAMED_KEYS.items():
-        section, _, name = old.rpartition(".")
-        keys = value_of(values, section)
-        if isinstance(keys, dict) and name in keys:
-            keys[new.rpartition(".")[2]] = keys.pop(name)
+        section, name = section_of(old), old.rpartition(".")[2]
+        if name in section:
+            section[new.rpartition(".")[2]] = section.pop(name)
     for key, (default, _) in REMOVED_KEYS.items():
-        section, _, name = key.rpartition(".")
-        keys = value_of(values, section) if section else values
-        if isinstance(keys, dict) and name in keys and keys[name] == default:
-            del keys[name]
+        section, name = section_of(key), key.rpartition(".")[2]
+        if section.get(name, ...) == default:
+            del section[name]
     return values
 
 
@@ -340,3 +363,79 @@ def _differences(found: RunState, config: RunConfig) -> Iterator[Difference]:
 
 def _describe(digest: Mapping[str, Any] | None) -> str:
     return "none" if digest is None else f"{digest['records']} records, SHA-256 {digest['sha256'][:12]}"
+
+
+# ---- directories of other results: answers to all items in parts, and the settings that they belong to
+
+_Item = TypeVar("_Item")
+Rows = Sequence[Mapping[str, Any]]
+
+
+def resumable_map(
+    directory: Path,
+    items: Sequence[_Item],
+    size: int,
+    work: Callable[[int, Sequence[_Item]], Rows],
+    *,
+    title: str,
+    show_progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Run ``work(part number, items of the part)`` on the parts that ``directory`` lacks; return all rows in order.
+
+    ``work`` returns a JSON row for each item.  It must draw its random numbers from the part's number alone, so that a
+    resumed run gives the same result.
+
+    Raises:
+        ConfigError: an existing part has another number of rows than items.
+    """
+    count = -(-len(items) // size)
+    rows: list[dict[str, Any]] = []
+    with StepProgress(count, show_progress, title=title) as progress:
+        for number in range(count):
+            path = directory / f"part_{number:06d}.jsonl"
+            chunk = items[number * size : (number + 1) * size]
+            if not path.exists():
+                write_json_lines(path, work(number, chunk))
+            found = [row for _, row in read_json_lines(path)]
+            if len(found) != len(chunk):
+                raise ConfigError(
+                    f"{path}: holds {len(found)} results, and the part has {len(chunk)}; it is of other work"
+                )
+            rows += found
+            progress.show(number + 1, f"{min(len(items), (number + 1) * size)} of {len(items)}")
+    return rows
+
+
+def check_directory(directory: Path, settings: Mapping[str, Any]) -> bool:
+    """Check that ``directory`` is free or holds results of the same settings; return whether it holds them.
+
+    Raises:
+        ConfigError: it holds results of other settings.
+    """
+    path = directory / "settings.json"
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if (found := first_difference(before, settings)) is not None:
+            name, then, now = found
+            raise ConfigError(
+                f"--output {directory}: holds results with {name}={then!r}, found {now!r}; choose another directory or "
+                "the same settings"
+            )
+        return True
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"--output {directory}: is a file; the results need a directory")
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"--output {directory}: is not empty and has no settings.json; choose another directory")
+    return False
+
+
+def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings into ``directory``, or check that they are there.
+
+    Raises ConfigError as :func:`check_directory`, or it cannot be written.
+    """
+    if not check_directory(directory, settings):
+        try:
+            write_json(directory / "settings.json", settings)
+        except OSError as error:
+            raise ConfigError(f"--output {directory}: cannot be written: {error.strerror}") from error

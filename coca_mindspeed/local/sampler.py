@@ -15,6 +15,7 @@ from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import PreallocatedCache, prefill_prompts
+from coca_mindspeed.scoring.rollout import Rollout
 
 _SHRINK_AT = 0.9  # share of rows in use below which the others are removed, which copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
@@ -131,32 +132,6 @@ def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) ->
     return torch.searchsorted(sums, uniform * total, right=True).minimum(last)
 
 
-@dataclass(frozen=True)
-class Samples:
-    """``G`` responses to each of ``P`` prompts; row ``p * G + g`` is response g to prompt p.
-
-    Attributes:
-        prompts: P lists of token ids.
-        token_ids: int64 ``[P * G, tokens]``, PAD behind the end.
-        lengths: int64 ``[P * G]``, tokens generated, the end-of-sequence token included.
-        log_probs: float32 ``[P * G, tokens]`` of each sampled token; 0 behind the end.
-        finished: bool ``[P * G]``; False if the length limit cut the response off.
-        entropy: float32 ``[P * G]``, nats, mean over the response's tokens.
-    """
-
-    prompts: list[list[int]]
-    token_ids: Tensor
-    lengths: Tensor
-    log_probs: Tensor
-    finished: Tensor
-    entropy: Tensor
-
-    @property
-    def inside(self) -> Tensor:
-        """Response tokens, not padding, bool ``[P * G, tokens]``."""
-        return torch.arange(self.token_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
-
-
 def sample_responses(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
@@ -166,8 +141,8 @@ def sample_responses(
     temperature: float,
     generator: torch.Generator,
     batch_responses: int | None = None,
-) -> Samples:
-    """Sample ``group_size`` responses to each prompt.
+) -> Rollout:
+    """Sample ``group_size`` responses to each prompt; the rollout is on the CPU, and has no records yet.
 
     Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  ``generator`` is the
     only source of randomness.  At most ``batch_responses`` responses are in memory at once, rounded down to whole
@@ -182,13 +157,15 @@ def sample_responses(
     token_ids, lengths, log_probs, finished, entropy = map(torch.cat, zip(*parts, strict=True))
     width = int(lengths.max())
     # Inference tensors cannot enter a graph; clones can.
-    return Samples(
+    return Rollout(
+        group_size=group_size,
+        lengths=lengths.clone().cpu(),
+        width=width,
         prompts=[list(p) for p in prompts],
-        token_ids=token_ids[:, :width].clone(),
-        lengths=lengths.clone(),
-        log_probs=log_probs[:, :width].clone(),
-        finished=finished.clone(),
-        entropy=entropy.clone(),
+        token_ids=token_ids[:, :width].clone().cpu(),
+        log_probs=log_probs[:, :width].clone().cpu(),
+        finished=finished.clone().cpu(),
+        entropy=entropy.clone().cpu(),
     )
 
 
@@ -320,37 +297,25 @@ class SampledToken:
     ended: bool
 
 
-class TokenStream(Iterator[SampledToken]):
-    """Tokens of one response, each computed when it is requested, on the requesting thread.
-
-    Temperature 0 is greedy.
-    """
-
-    def __init__(
-        self, policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator
-    ) -> None:
-        self._policy, self._prompt, self._temperature = policy, list(prompt), temperature
-        self._generator = generator
-        self._decoder: Decoder | None = None
-        self._last: torch.Tensor | None = None
-        self._ended = False
-
-    def __next__(self) -> SampledToken:
-        if self._ended:
-            raise StopIteration
+def token_stream(
+    policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator
+) -> Iterator[SampledToken]:
+    """Tokens of one response, each computed when it is requested, on the requesting thread; temperature 0 is greedy."""
+    decoder, last = None, None
+    while True:
         # Inference mode is per thread, so it is entered for each token.
-        with torch.inference_mode(), self._policy.autocast():
-            if self._decoder is None:
-                self._decoder = Decoder(self._policy, [self._prompt])
-            elif self._last is not None:
-                self._decoder.step(self._last)
-            logits = self._policy.sampling_logits(self._decoder.logits, self._temperature or 1.0)
-            distribution = logits.log_softmax(dim=-1)
-            if self._temperature == 0:
-                token = distribution.argmax(dim=-1, keepdim=True)
+        with torch.inference_mode(), policy.autocast():
+            if decoder is None:
+                decoder = Decoder(policy, [prompt])
+            elif last is not None:
+                decoder.step(last)
+            distribution = policy.sampling_logits(decoder.logits, temperature or 1.0).log_softmax(dim=-1)
+            if temperature == 0:
+                last = distribution.argmax(dim=-1, keepdim=True)
             else:
-                token = sample_tokens(distribution.exp(), self._generator)
-            self._last = token
-            sampled = int(token)
-            self._ended = sampled in self._policy.eos_ids
-            return SampledToken(sampled, float(distribution[0, sampled]), self._ended)
+                last = sample_tokens(distribution.exp(), generator)
+            token = int(last)
+            sampled = SampledToken(token, float(distribution[0, token]), token in policy.eos_ids)
+        yield sampled
+        if sampled.ended:
+            return

@@ -1,7 +1,6 @@
 """The stages of a run of the local engine: check, start (load, SFT warm-up), preflight, evaluate, train."""
 
 import hashlib
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,19 +13,18 @@ from transformers.utils.logging import disable_progress_bar
 
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.prompts import render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import raise_problems
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import check_saveable, export_model, remove_leftovers
-from coca_mindspeed.local.device import choose_device, emulated_dtype, resolve_dtype
 from coca_mindspeed.local.held_out import HeldOut
-from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import check_memory
-from coca_mindspeed.local.model_files import context_limit, load_tokenizer, render_prompts
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.model_files import context_limit, load_tokenizer
+from coca_mindspeed.local.policy import Policy, choose_device, resolve_dtype
 from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
@@ -38,6 +36,7 @@ from coca_mindspeed.local.run_directory import (
     find_run,
     lock_run,
     memory_changes,
+    with_model,
 )
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, warm_up
@@ -52,12 +51,11 @@ from coca_mindspeed.local.validation import (
     model_directory,
     ordinary_pad_token,
     validate_run,
-    with_model,
 )
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_json, write_json_lines
-from coca_mindspeed.utils.process import SWITCH, uses_jemalloc
+from coca_mindspeed.utils.files import PROGRESS, read_object, write_json, write_json_lines
+from coca_mindspeed.utils.process import SWITCH, interruptible, uses_jemalloc
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 
@@ -68,15 +66,8 @@ class LocalRun:
 
     Attributes:
         config: with the device's data type in place of ``auto``.
-        output: the run's directory.
-        inputs: its records and what is known of the run to resume.
-        grader: of its answers.
-        found: the run that the directory holds.
-        device: that it trains on.
         prompt_sha256: of the first training question's prompt.
-        resume, overwrite, show_progress: as in :meth:`open`.
-        before, predictions: answers to the held-out questions, once :meth:`evaluate_before` and :meth:`evaluate` have
-            run.
+        before, predictions: answers to the held-out questions, by :meth:`evaluate_before` and :meth:`evaluate`.
         run_id: of the run's marker, which :meth:`start` writes.
     """
 
@@ -131,16 +122,13 @@ class LocalRun:
                 print_text(f"memory allocator: jemalloc; {SWITCH}=0 keeps the system's", sys.stderr)
             require_optimizer(config.optimizer, device)
             config = with_model(config, compute_dtype=resolve_dtype(config.model, device))
-            if slow := emulated_dtype(config.model, device):
-                print_text(f"warning: {slow}", sys.stderr)
             for change in memory_changes(found, config):
                 print_text(f"--resume: {change}", sys.stderr)
             check_own_method(config.method)
             prompt_sha256 = _check_prompts(config, found, inputs.records, show_progress)
             check_same_prompt(found, prompt_sha256)
             if config.model.path is not None:
-                capped = _cap_evaluation_questions(config, len(inputs.evaluate))
-                check_memory(capped, device, show_progress=show_progress)
+                check_memory(config, device, show_progress=show_progress)
 
             resources.enter_context(lock_run(output))
             if found.marker is not None:
@@ -149,20 +137,8 @@ class LocalRun:
             found = find_run(output, resume=resume, overwrite=overwrite)
             check_same_run(found, config, inputs.digests)
             kept = resources.pop_all()
-        return cls(
-            config,
-            output,
-            inputs,
-            grader,
-            found,
-            device,
-            prompt_sha256,
-            resume,
-            overwrite,
-            show_progress,
-            kept,
-            started,
-        )
+        flags = (resume, overwrite, show_progress)
+        return cls(config, output, inputs, grader, found, device, prompt_sha256, *flags, kept, started)
 
     def __enter__(self) -> "LocalRun":
         return self
@@ -183,9 +159,8 @@ class LocalRun:
 
         Without these records, or when a checkpoint is resumed, nothing is taught.
         """
-        policy = self._load()
-        if self.resume_from is None and self.config.model.path is not None and self.inputs.warm_up:
-            records = self.inputs.warm_up
+        policy, records = self._load(), self.inputs.warm_up
+        if self.resume_from is None and self.config.model.path is not None and records:
             policy = run_sft_warm_up(policy, records, self.config, self.output, show_progress=self.show_progress)
             policy = self._with_adapters(policy)
         self._add_seconds("warm_up", self._started)
@@ -229,7 +204,7 @@ class LocalRun:
             self.before = self.held_out(policy).before(trained=trained, keep=self.resume)
 
     def train(self, policy: Policy, *, log_before: bool = True) -> None:
-        """Train to the last step; see :meth:`Trainer.run`.  ``log_before`` logs the answers before it as step 0."""
+        """Train to the last step; ``log_before`` logs the answers before it as step 0."""
         with self._timed("train"):
             self.trainer(policy).run(self.resume_from, self.before if log_before else ())
 
@@ -239,15 +214,8 @@ class LocalRun:
             self.predictions = self.held_out(policy).after()
 
     def seconds(self) -> dict[str, float]:
-        """Wall time of the stages and in total, all sessions of a resumed run together.
-
-        A killed session has not written its time; its steps are counted by ``timing.jsonl``.
-        """
-        known = {"warm_up": 0.0, "evaluate": 0.0, "train": 0.0, **self._stored_seconds()}
-        timing = self.output / "timing.jsonl"
-        steps = [row for _, row in read_json_lines(timing) if row["step"]] if timing.exists() else []
-        taken = sum(value for row in steps for name, value in row.items() if name.startswith("seconds/"))
-        known["train"] = max(known["train"], taken)
+        """Wall time of the stages and in total, all sessions of a resumed run together."""
+        known = {"warm_up": 0.0, "evaluate": 0.0, "train": 0.0, **read_object(self.output / _SECONDS)}
         return {**known, "total": sum(known.values())}
 
     @contextmanager
@@ -259,15 +227,10 @@ class LocalRun:
             self._add_seconds(stage, started)
 
     def _add_seconds(self, stage: str, started: float) -> None:
-        known = self._stored_seconds()
+        known = read_object(self.output / _SECONDS)
         known[stage] = known.get(stage, 0.0) + time.perf_counter() - started
         with suppress(OSError):  # of a full disk; it would hide the stage's own error
             write_json(self.output / _SECONDS, known)
-
-    def _stored_seconds(self) -> dict[str, float]:
-        path = self.output / _SECONDS
-        stored: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return stored
 
     def trainer(self, policy: Policy) -> Trainer:
         """The trainer of the loaded policy."""
@@ -294,17 +257,6 @@ class LocalRun:
             if self.resume_from is not None and self.config.model.lora.rank is not None:
                 load_adapters(policy, self.resume_from.adapters)
         return policy
-
-
-def _cap_evaluation_questions(config: RunConfig, questions: int) -> RunConfig:
-    """Cap the evaluation sizes at the number of held-out questions."""
-    while_training, behind = config.evaluation.questions, config.evaluation.final_questions
-    known = {
-        "interval": config.evaluation.interval if questions else 0,
-        "questions": max(1, questions if while_training is None else min(while_training, questions)),
-        "final_questions": questions if behind is None else min(behind, questions),
-    }
-    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=known)})
 
 
 def _check_prompts(config: RunConfig, found: RunState, records: Sequence[Record], show_progress: bool) -> str:

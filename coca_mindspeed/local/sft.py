@@ -1,12 +1,12 @@
-"""Supervised fine-tuning (SFT), and the warm-ups of the tiny model and of a model from ``model.path``.
+"""Supervised fine-tuning (SFT): the warm-ups of the tiny model and of a model from ``model.path``.
 
-The batches depend on the seed alone, so a stopped stage continues from its own checkpoint and ends with the same bytes.
+The batches depend on the seed alone, so a stopped warm-up continues from its checkpoint and ends with the same bytes.
 """
 
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConf
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
-from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
 from coca_mindspeed.local.policy import Policy
@@ -30,18 +29,7 @@ from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
 from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbatches
 from coca_mindspeed.utils.files import PROGRESS
-
-
-@dataclass(frozen=True, slots=True)
-class SFTExample:
-    """A question, and the token ids of the response to learn."""
-
-    record: Record
-    response: list[int]
-
-
-#: One update's, drawn anew at each call.
-DrawExamples = Callable[[np.random.Generator], Sequence[SFTExample]]
+from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 
 
 @dataclass(frozen=True)
@@ -61,106 +49,96 @@ class ResponseFormat:
         )
 
 
-class _DivergedError(TrainingError):
-    """A loss or a gradient is not finite."""
+def warm_up(
+    policy: Policy,
+    records: Sequence[Record],
+    method: TrainingMethod,
+    config: WarmUpConfig,
+    seed: int,
+    progress: Callable[[int, float], None] = lambda step, loss: None,
+    *,
+    response_format: ResponseFormat | None = None,
+    optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw",
+    microbatch_tokens: int | None = None,
+    resume: tuple[int, Mapping[str, Any]] | None = None,
+    after_step: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
+) -> None:
+    """Train ``policy`` in place on over-confident responses, which teach the format and no calibration.
 
-
-@dataclass(frozen=True)
-class SFTStage:
-    """A stage of supervised training.
-
-    Attributes:
-        examples: draws the batch of one update.
-        system_prompt: of the questions.
-        steps: updates.
-        lr: peak learning rate; 20 updates of linear warm-up, then cosine decay.
-        question_weight: weight of the question tokens in the loss.
-        optimizer_name: as in :class:`OptimizerConfig`.
+    Args:
+        progress: called after each step with the steps done and the loss in nats per token.
+        response_format: of the responses; None: without spaces, as the tiny model writes them.
         microbatch_tokens: most tokens in a backward pass, padding included; None: no limit.
+        resume: steps whose weights ``policy`` holds, and the state of the optimizer behind them.
+        after_step: called last in each step with the steps done and the optimizer.
+
+    Raises:
+        TrainingError: a loss or a gradient is not finite.
     """
-
-    examples: DrawExamples
-    system_prompt: str
-    steps: int
-    lr: float
-    question_weight: float = 0.0
-    optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw"
-    microbatch_tokens: int | None = None
-
-    def run(
-        self,
-        policy: Policy,
-        random: np.random.Generator,
-        progress: Callable[[int, float], None] = lambda step, loss: None,
-        *,
-        resume: tuple[int, Mapping[str, Any]] | None = None,
-        after_step: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
-    ) -> None:
-        """Train ``policy`` in place; ``random`` draws the batches.
-
-        ``progress`` is called after each step with the steps done and the loss (nats per token),
-        ``after_step`` with the steps done and the optimizer.  To resume, ``policy`` holds the weights after so many
-        steps, and ``resume`` their number and the optimizer state.
-        """
-        settings = OptimizerConfig(
-            name=self.optimizer_name,
-            lr=self.lr,
-            betas=(0.9, 0.98),
-            weight_decay=0.01,
-            schedule="cosine",
-            warmup_steps=min(20, self.steps),
-        )
-        optimizer = build_optimizer(policy, settings)
-        done = 0
-        if resume is not None:
-            done, state = resume
-            optimizer.load_state_dict(dict(state))
-        for step in range(self.steps):
-            examples = self.examples(random)
-            if step < done:  # drawn, so that later batches are the same
-                continue
-            prompts = policy.encode_prompts([example.record for example in examples], self.system_prompt)
-            loss = self._accumulate_gradient(policy, prompts, examples)
-            norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise _DivergedError(
-                    f"update {step + 1} of {self.steps}: the loss is {loss}, the gradient norm {norm}; the update was "
-                    f"not applied. Lower the learning rate (now {self.lr}), or check the checkpoint for NaN or inf"
-                )
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(settings, step, self.steps)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            progress(step + 1, loss)
-            after_step(step + 1, optimizer)
-
-    def _accumulate_gradient(
-        self, policy: Policy, prompts: Sequence[list[int]], examples: Sequence[SFTExample]
-    ) -> float:
-        """Run one update's backward passes; return the loss."""
-        lengths, prompt_lengths = [len(example.response) for example in examples], list(map(len, prompts))
-        every = range(len(prompts))
-        parts = [list(every)]
-        if self.microbatch_tokens is not None:
-            shared = (
-                0 if self.question_weight else common_prefix_length(prompts, policy.sharing)
-            )  # computed once per pass
-            limit = TrainerConfig(
-                microbatch_prompts=None, microbatch_tokens=max(1, self.microbatch_tokens - shared), share_prompts=False
+    response_format = response_format or ResponseFormat(method.confidence_position)
+    settings = OptimizerConfig(
+        name=optimizer_name,
+        lr=config.lr,
+        betas=(0.9, 0.98),
+        weight_decay=0.01,
+        schedule="cosine",
+        warmup_steps=min(20, config.steps),
+    )
+    optimizer = build_optimizer(policy, settings)
+    done, state = resume or (0, None)
+    if state is not None:
+        optimizer.load_state_dict(dict(state))
+    random = np.random.default_rng(derived_seed(seed, "warm-up"))
+    for step in range(config.steps):
+        chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
+        texts = [_overconfident_response(record.answer, response_format, config, random) for record in chosen]
+        if step < done:  # drawn, so that later batches are the same
+            continue
+        responses = encode_responses(policy, texts)
+        prompts = policy.encode_prompts(chosen, method.system_prompt)
+        loss = accumulate_gradient(policy, prompts, responses, config.question_weight, microbatch_tokens)
+        norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainingError(
+                f"warm-up, update {step + 1} of {config.steps}: the loss is {loss}, the gradient norm {norm}; lower "
+                f"warm_up.lr={config.lr}, or check the checkpoint for NaN or inf"
             )
-            own = [length - shared for length in prompt_lengths]
-            parts = [part.rows for part in microbatches(every, 1, lengths, own, limit)]
-        return sum(
-            sft_backward(
-                policy,
-                [prompts[row] for row in rows],
-                [examples[row] for row in rows],
-                self.question_weight,
-                response_share=sum(lengths[row] for row in rows) / sum(lengths),
-                question_share=sum(prompt_lengths[row] - 1 for row in rows) / max(1, sum(prompt_lengths) - len(every)),
-            )
-            for rows in parts
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(settings, step, config.steps)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        progress(step + 1, loss)
+        after_step(step + 1, optimizer)
+
+
+def accumulate_gradient(
+    policy: Policy,
+    prompts: Sequence[list[int]],
+    responses: Sequence[list[int]],
+    question_weight: float = 0.0,
+    microbatch_tokens: int | None = None,
+) -> float:
+    """Run the backward passes of one update, and return its loss; see :func:`sft_backward`."""
+    lengths, prompt_lengths = list(map(len, responses)), list(map(len, prompts))
+    every = range(len(prompts))
+    parts = [list(every)]
+    if microbatch_tokens is not None:
+        # Computed once per pass.
+        shared = 0 if question_weight else common_prefix_length(prompts, policy.sharing)
+        limit = TrainerConfig(microbatch_tokens=max(1, microbatch_tokens - shared), share_prompts=False)
+        own = [length - shared for length in prompt_lengths]
+        parts = [part.rows for part in microbatches(every, 1, lengths, own, limit)]
+    return sum(
+        sft_backward(
+            policy,
+            [prompts[row] for row in rows],
+            [responses[row] for row in rows],
+            question_weight,
+            response_share=sum(lengths[row] for row in rows) / sum(lengths),
+            question_share=sum(prompt_lengths[row] - 1 for row in rows) / max(1, sum(prompt_lengths) - len(every)),
         )
+        for rows in parts
+    )
 
 
 def sft_microbatch_tokens(config: RunConfig) -> int:
@@ -180,7 +158,7 @@ def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
 def sft_backward(
     policy: Policy,
     prompts: Sequence[list[int]],
-    examples: Sequence[SFTExample],
+    responses: Sequence[list[int]],
     question_weight: float = 0.0,
     *,
     response_share: float = 1.0,
@@ -193,7 +171,7 @@ def sft_backward(
     """
     heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
     tails = [prompt[len(head) :] for prompt, head in zip(prompts, heads, strict=True)]
-    texts = [tail + example.response for tail, example in zip(tails, examples, strict=True)]
+    texts = [tail + response for tail, response in zip(tails, responses, strict=True)]
     width = max(map(len, texts))
     token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
     position = torch.arange(width, device=policy.device)
@@ -209,43 +187,6 @@ def sft_backward(
     # Without question tokens in the loss, prompts are prefilled and their common prefix is shared.
     batch = ResponseBatch(policy, heads, token_ids, 1.0, share_prompts=not question_weight)
     return float(loss_of(batch.backward(loss_of).log_probs))
-
-
-def warm_up(
-    policy: Policy,
-    records: Sequence[Record],
-    method: TrainingMethod,
-    config: WarmUpConfig,
-    seed: int,
-    progress: Callable[[int, float], None] = lambda step, loss: None,
-) -> None:
-    """Train the tiny ``policy`` in place on over-confident responses written without spaces.
-
-    ``progress`` is called after each step with the steps done and the loss in nats per token.
-    """
-    stage = overconfident_stage(policy, records, method, ResponseFormat(method.confidence_position), config)
-    stage.run(policy, warm_up_generator(seed), progress)
-
-
-def warm_up_generator(seed: int) -> np.random.Generator:
-    return np.random.default_rng(derived_seed(seed, "warm-up"))
-
-
-def overconfident_stage(
-    policy: Policy,
-    records: Sequence[Record],
-    method: TrainingMethod,
-    response_format: ResponseFormat,
-    config: WarmUpConfig,
-) -> SFTStage:
-    """The warm-up's stage: confidences do not depend on the question, so it teaches the format and no calibration."""
-
-    def examples(random: np.random.Generator) -> list[SFTExample]:
-        chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
-        texts = [_overconfident_response(record.answer, response_format, config, random) for record in chosen]
-        return list(map(SFTExample, chosen, encode_responses(policy, texts)))
-
-    return SFTStage(examples, method.system_prompt, config.steps, config.lr, config.question_weight)
 
 
 def _overconfident_response(
@@ -284,14 +225,39 @@ def run_sft_warm_up(
     exported, checkpoints = output / WARMED_UP, output / CHECKPOINTS
     fresh = not exported.exists()
     if fresh:
-        method = config.method.training_method
+        method, steps = config.method.training_method, config.warm_up.steps
         decimals = config.method.confidence_decimals or _DECIMALS
         response_format = ResponseFormat(method.confidence_position, decimals, spaced=True)
         _check_lengths(policy, records, response_format, config.rollout.max_new_tokens)
-        stage = overconfident_stage(policy, records, method, response_format, config.warm_up)
-        tokens = sft_microbatch_tokens(config)
-        stage = replace(stage, optimizer_name=config.optimizer.name, microbatch_tokens=tokens)
-        _run_or_continue(stage, policy, config, checkpoints, output / PROGRESS, show_progress)
+        resume = _continued(policy, config, checkpoints)
+        go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"
+        with (
+            interruptible("stopped in the warm-up", go_on),
+            stop_request() as stop,
+            SFTProgress(steps, show_progress, resume[0] if resume else 0, file=output / PROGRESS) as progress,
+        ):
+
+            def save(step: int, optimizer: torch.optim.Optimizer) -> None:
+                interval = config.checkpoint.interval
+                if stop.is_set() or (interval and step % interval == 0 and step < steps):
+                    saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
+                    if stop.is_set():
+                        where = f"stopped after step {step} of the warm-up; saved {saved.path}"
+                        raise InterruptedRunError(where, "continue with --resume")
+
+            warm_up(
+                policy,
+                records,
+                method,
+                config.warm_up,
+                config.seed,
+                progress.advance,
+                response_format=response_format,
+                optimizer_name=config.optimizer.name,
+                microbatch_tokens=sft_microbatch_tokens(config),
+                resume=resume,
+                after_step=save,
+            )
         export_model(policy, exported)
     shutil.rmtree(checkpoints, ignore_errors=True)  # left by a kill after the export
     if fresh and policy.adapters is None:
@@ -301,43 +267,17 @@ def run_sft_warm_up(
     return load_policy(exported, config.model, device, dtype=dtype_of_weights(config.model.lora), where="warm-up")
 
 
-def _run_or_continue(
-    stage: SFTStage, policy: Policy, config: RunConfig, checkpoints: Path, progress_file: Path, show_progress: bool
-) -> None:
-    """Run the stage, from the newest of ``checkpoints`` if there is one."""
-    resume, interval = None, config.checkpoint.interval
-    if earlier := list_checkpoints(checkpoints):
-        newest = earlier[-1]
-        resume = newest.step, load_optimizer_state(newest, policy.device)
-        if policy.adapters is not None:
-            load_adapters(policy, newest.adapters)
-        else:
-            weights = load_policy(newest.model, config.model, policy.device, where="checkpoint").model
-            policy.model.load_state_dict(weights.state_dict())
-            del weights
-    go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"
-    done = resume[0] if resume else 0
-    with (
-        interruptible("stopped in the warm-up", go_on),
-        stop_request() as stop,
-        SFTProgress(stage.steps, show_progress, done, file=progress_file) as progress,
-    ):
-
-        def save(step: int, optimizer: torch.optim.Optimizer) -> None:
-            if not stop.is_set() and (not interval or step % interval or step == stage.steps):
-                return
-            saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
-            if stop.is_set():
-                raise InterruptedRunError(
-                    f"stopped after step {step} of the warm-up; saved {saved.path}", "continue with --resume"
-                )
-
-        try:
-            stage.run(policy, warm_up_generator(config.seed), progress.advance, resume=resume, after_step=save)
-        except _DivergedError as error:
-            kept = list_checkpoints(checkpoints)
-            last = f"; the last good weights are in {kept[-1].path}" if kept else ""
-            raise TrainingError(f"warm-up, {error}{last}") from error
+def _continued(policy: Policy, config: RunConfig, checkpoints: Path) -> tuple[int, Mapping[str, Any]] | None:
+    """Load the newest checkpoint of a stopped warm-up into ``policy``; its step and optimizer state, None without."""
+    if not (earlier := list_checkpoints(checkpoints)):
+        return None
+    newest = earlier[-1]
+    if policy.adapters is not None:
+        load_adapters(policy, newest.adapters)
+    else:
+        weights = load_policy(newest.model, config.model, policy.device, where="checkpoint").model
+        policy.model.load_state_dict(weights.state_dict())
+    return newest.step, load_optimizer_state(newest, policy.device)
 
 
 def _check_lengths(policy: Policy, records: Sequence[Record], response_format: ResponseFormat, most: int) -> None:

@@ -22,20 +22,19 @@ from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.checkpoint import BestModel, export_model, load_optimizer_state, save_checkpoint
-from coca_mindspeed.local.device import is_out_of_memory
+from coca_mindspeed.local.checkpoint import BestModel, export_model, load_optimizer_state, resume_hint, save_checkpoint
 from coca_mindspeed.local.held_out import HeldOut
-from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.logging import LogError, RunLog
-from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.progress import MEAN_OF, STEPS, TrainingProgress
+from coca_mindspeed.local.policy import Policy, is_out_of_memory
+from coca_mindspeed.local.progress import TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
-from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint, list_checkpoints
+from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
+from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 
 _MEMORY_ADVICE = (
     "trainer.microbatch_tokens or trainer.microbatch_prompts bounds the memory of an update, "
@@ -73,8 +72,7 @@ class Trainer:
             optimizer.load_state_dict(load_optimizer_state(resume_from, policy.device))
         log = RunLog(self.output, config.logging, config.model_dump(mode="json"), self.run_id, resume_step=start)
         interval = config.evaluation.interval if self.held_out.records else 0
-        before = log.last_rows(max(MEAN_OF, STEPS, interval))
-        progress = TrainingProgress(total, self.show_progress, start, before, interval=interval)
+        progress = TrainingProgress(total, self.show_progress, start, interval=interval)
         metric = config.checkpoint.best
         best = None if metric is None else BestModel(self.output / BEST_MODEL, metric)
         health, unevaluated = HealthWarnings(), RejectUnevaluated(self.grader)
@@ -161,10 +159,7 @@ class Trainer:
             ) from error
 
     def _resume_hint(self) -> str:
-        saved = list_checkpoints(self.output / "checkpoints")
-        if not saved:
-            return "no checkpoint was written before it, so the run has to start again"
-        return f"the last good checkpoint is {saved[-1].path}; continue with --resume"
+        return resume_hint(self.output / "checkpoints")
 
 
 class _Clock:

@@ -4,14 +4,12 @@ import functools
 import importlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import torch
-from packaging.version import Version
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -24,24 +22,14 @@ from coca_mindspeed.local.prefill import common_prefix_length, pad_left, positio
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.packages import require
 
-_OLDEST = Version("0.50")  # the oldest tested on a CPU
-_DEVICES = ("cpu", "cuda")
-_SMALLEST = 4096  # bitsandbytes': smaller tensors have 32-bit moments
-
 
 def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
-    """Raise ConfigError if bitsandbytes is needed and missing, too old, or does not support the device."""
-    if config.name == "adamw":
-        return
-    where = f"optimizer.name={config.name}"
-    if device.type not in _DEVICES:
-        raise ConfigError(f"{where}: bitsandbytes computes on {' and '.join(_DEVICES)}, not {device.type}; use adamw")
-    require("bitsandbytes", purpose=where)
-    found = version("bitsandbytes")
-    if Version(found) < _OLDEST:
-        raise ConfigError(
-            f"{where}: needs bitsandbytes {_OLDEST} or newer, found {found} (pip install '.[adamw-8bit]')"
-        )
+    """Raise ConfigError if bitsandbytes is needed and missing, or does not support the device."""
+    if config.name == "adamw_8bit":
+        where = f"optimizer.name={config.name}"
+        if device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"{where}: bitsandbytes computes on cpu and cuda, not {device.type}; use adamw")
+        require("bitsandbytes", purpose=where)
 
 
 def build_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -66,22 +54,15 @@ def _build_8_bit(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimi
         def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
             return {**super().get_config(gindex, pindex, group), "optim_bits": group["optim_bits"]}
 
-    sizes: dict[int, list[torch.nn.Parameter]] = {}
+    # Most rows of an embedding have no gradient in a step: where a second moment is rounded to 0, the rest of the first
+    # moment would be divided by eps alone.  Of small tensors the library itself keeps moments of 32 bits.
+    embedding = policy.model.get_input_embeddings().weight
+    bits: dict[int, list[torch.nn.Parameter]] = {8: [], 32: []}
     for parameter in policy.trained_parameters():
-        sizes.setdefault(_bits(policy, parameter), []).append(parameter)
-    groups = [{"params": parameters, "optim_bits": bits} for bits, parameters in sizes.items()]
+        bits[32 if parameter is embedding else 8].append(parameter)
+    groups = [{"params": parameters, "optim_bits": count} for count, parameters in bits.items() if parameters]
     optimizer: torch.optim.Optimizer = AdamW(groups, optim_bits=8, **settings)
     return optimizer
-
-
-def _bits(policy: Policy, parameter: torch.nn.Parameter) -> int:
-    """Bits of a parameter's moments.
-
-    Most rows of an embedding have no gradient in a step: where a second moment is rounded to 0, the rest of the first
-    moment would be divided by eps alone.
-    """
-    embedding = policy.model.get_input_embeddings().weight
-    return 32 if parameter is embedding or parameter.numel() < _SMALLEST else 8
 
 
 @dataclass(frozen=True)
@@ -222,8 +203,8 @@ def microbatches(
     """Split a minibatch by ``trainer.microbatch_prompts`` or ``trainer.microbatch_tokens``; without either: one.
 
     By tokens, padded rows and prompts together have at most so many tokens; a longer response is a microbatch of its
-    own.  Responses fill the microbatches in the order of their length, or by groups (longest response or prompt first);
-    the order that costs least, padding included, is taken.
+    own.  Responses fill the microbatches in the order of their length, or by groups (longest response first); the order
+    that costs less, padding included, is taken.
 
     Row ``p * group_size + g`` is response g to prompt p; ``lengths`` and ``prompt_lengths`` are those of the whole
     step.
@@ -238,23 +219,16 @@ def microbatches(
         return [_microbatch(part, group_size) for part in parts]
 
     rows = [row for prompt in prompts for row in rows_of(prompt)]
-
-    def groups_by(size_of: Mapping[int, int] | Sequence[int]) -> list[int]:
-        return sorted(rows, key=lambda row: (-size_of[row // group_size], row // group_size, -lengths[row]))
-
     if config.share_prompts:
         longest = {prompt: max(lengths[row] for row in rows_of(prompt)) for prompt in prompts}
-        by_length = sorted(rows, key=lambda row: (-lengths[row], -prompt_lengths[row // group_size]))
-        orders = [groups_by(longest), groups_by(prompt_lengths), by_length]
+        by_group = sorted(rows, key=lambda row: (-longest[row // group_size], row // group_size, -lengths[row]))
+        orders = [by_group, sorted(rows, key=lambda row: (-lengths[row], -prompt_lengths[row // group_size]))]
     else:
         orders = [sorted(rows, key=lambda row: -lengths[row] - prompt_lengths[row // group_size])]
     another = max(_PASS_OVERHEAD_TOKENS, int(_PASS_OVERHEAD_SHARE * config.microbatch_tokens))
-    costs = []
-    for order in orders:
-        splits = list(_fill(order, group_size, lengths, prompt_lengths, config))
-        costs.append((sum(tokens + another for tokens, _ in splits), [part for _, part in splits]))
-    _, best = min(costs, key=lambda split: split[0])
-    return [_microbatch(part, group_size) for part in best]
+    splits = [list(_fill(order, group_size, lengths, prompt_lengths, config)) for order in orders]
+    best = min(splits, key=lambda split: sum(tokens + another for tokens, _ in split))
+    return [_microbatch(part, group_size) for _, part in best]
 
 
 def largest_group_sizes(
@@ -358,7 +332,7 @@ def _accumulate_gradient(
     lengths, masks_of_all = rollout.lengths.tolist(), rollout.masks
     tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
     parts = []
-    for microbatch in microbatches_of(rollout, minibatch, config):
+    for microbatch in microbatches(minibatch, group, lengths, list(map(len, rollout.prompts)), config.trainer):
         rows, responses = responses_of(policy, rollout, microbatch, config)
         width = responses.token_ids.shape[1]
         masks = {name: mask[rows, :width].to(device) for name, mask in masks_of_all.items()}
@@ -376,11 +350,6 @@ def _accumulate_gradient(
         entropy = {name: scores.entropy.masked_fill(~mask, 0.0).sum() for name, mask in masks.items()}
         parts.append(_MicrobatchResult(objective_of(scores.log_probs), entropy))
     return parts
-
-
-def microbatches_of(rollout: Rollout, minibatch: Sequence[int], config: RunConfig) -> list[Microbatch]:
-    lengths, prompt_lengths = rollout.lengths.tolist(), list(map(len, rollout.prompts))
-    return microbatches(minibatch, config.rollout.group_size, lengths, prompt_lengths, config.trainer)
 
 
 def responses_of(

@@ -16,25 +16,23 @@ from typing import Any
 from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub, with_steps
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
-from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template
+from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.disk_space import check_space
-from coca_mindspeed.local.hub import download_model
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.model_files import (
     ContextLimit,
     context_limit,
+    download_model,
     load_tokenizer,
     read_config_file,
     read_model_config,
     read_tokenizer_file,
     reads_date,
-    render_prompts,
 )
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import (
@@ -42,12 +40,12 @@ from coca_mindspeed.local.run_directory import (
     RunState,
     check_same_run,
     check_same_settings,
+    check_space,
     check_writable,
     find_run,
     records_digest,
-    stored_compute_dtype,
-    stored_model,
-    stored_prompt_date,
+    with_model,
+    with_stored,
 )
 from coca_mindspeed.utils.hub import is_hub_id
 
@@ -72,15 +70,7 @@ class LengthLimits:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The checked inputs of a run.
-
-    Attributes:
-        config: the configuration with the steps that ``data.epochs`` gives, and the date and the compute dtype of a run
-            to resume.
-        found: the state of the output directory.
-        train, evaluate, warm_up: records; the latter two may be empty.
-        digests: number and SHA-256 of each set's records.
-    """
+    """The checked inputs of a run: its completed configuration, its directory, its records and their digests."""
 
     config: RunConfig
     found: RunState
@@ -112,7 +102,7 @@ def validate_run(
     check_writable(output)
     require_loggers(config.logging)
     if resume:
-        config = _with_stored(config, found)
+        config = with_stored(config, found)
         check_same_settings(found, config)  # reading or making the records may take seconds
     inputs = read_inputs(config, found, show_progress=show_progress)
     check_same_run(found, inputs.config, inputs.digests)
@@ -121,26 +111,20 @@ def validate_run(
     return inputs, check_questions(inputs, show_progress=show_progress)
 
 
-def with_downloaded_model(config: RunConfig, *, show_progress: bool) -> RunConfig:
-    """The configuration with the directory of a model of the hub, which is downloaded.
-
-    Raises ConfigError if it can be neither downloaded nor found in the cache.
-    """
-    name, remote = config.model.path, config.model.trust_remote_code
-    if name is None or not is_hub_id(name):
-        return config
-    return with_model(config, path=str(download_model(name, own_code=remote, show_progress=show_progress)))
-
-
 def read_inputs(config: RunConfig, found: RunState, *, show_progress: bool) -> RunInputs:
     """Read the records of a run, download its model, and complete its configuration by them."""
     train, evaluate = load_data(config.data)
-    config = with_steps(config, len(train))
-    warm_up = read_warm_up_records(config)
+    config, warm_up = with_steps(config, len(train)), read_warm_up_records(config)
     sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
     digests = {name: records_digest(records) for name, records in sets.items()}
-    config = with_downloaded_model(config, show_progress=show_progress)
-    return RunInputs(_with_prompt_date(config, train), found, train, evaluate, warm_up, digests)
+    model, system_prompt = config.model, config.method.training_method.system_prompt
+    if model.path is not None and is_hub_id(model.path):
+        path = download_model(model.path, own_code=model.trust_remote_code, show_progress=show_progress)
+        config = with_model(config, path=str(path))
+    # A chat template that reads the clock keeps the date of the run's start.
+    if model.path is not None and model.prompt_date is None and reads_date(config.model, train[0], system_prompt):
+        config = with_model(config, prompt_date=datetime.date.today().isoformat())
+    return RunInputs(config, found, train, evaluate, warm_up, digests)
 
 
 def check_questions(inputs: RunInputs, *, show_progress: bool) -> MeasuredGrader:
@@ -183,32 +167,6 @@ def model_directory(config: RunConfig, found: RunState) -> tuple[Path | None, st
     return None if config.model.path is None else Path(config.model.path), "model.path"
 
 
-def _with_stored(config: RunConfig, found: RunState) -> RunConfig:
-    """The configuration with what the run to resume has chosen itself: compute dtype, date, copy of a hub's model."""
-    name, stored = config.model.path or "", stored_model(found) or ""
-    if is_hub_id(name) and f"models--{name.replace('/', '--')}" in Path(stored).parts:
-        config = with_model(config, path=stored)
-    if config.model.compute_dtype == "auto" and (dtype := stored_compute_dtype(found)) is not None:
-        config = with_model(config, compute_dtype=dtype)
-    if config.model.prompt_date is None and (day := stored_prompt_date(found)) is not None:
-        config = with_model(config, prompt_date=day)
-    return config
-
-
-def _with_prompt_date(config: RunConfig, records: Sequence[Record]) -> RunConfig:
-    """Set today's date for a chat template that reads the clock."""
-    if config.model.path is None or config.model.prompt_date is not None:
-        return config
-    if not reads_date(config.model, records[0], config.method.training_method.system_prompt):
-        return config
-    return with_model(config, prompt_date=datetime.date.today().isoformat())
-
-
-def with_model(config: RunConfig, **changes: str) -> RunConfig:
-    """The configuration with other keys of ``model``."""
-    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
-
-
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
     """Training and held-out records; raises DataError if a file cannot be read or holds no records."""
     if config.name == "arithmetic":
@@ -217,16 +175,15 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
         except ValueError as error:
             raise DataError(f"data.evaluate_size={config.evaluate_size}: {error}") from error
         return arithmetic_records(config.train_size, "train", config.seed), held_out
-    assert config.train is not None
-    train = read_own(config.train, config.columns)
-    if not train:
-        raise DataError(f"data.train={config.train}: holds no records")
-    if config.evaluate is None:
-        return train, []
-    evaluate = read_own(config.evaluate, config.columns)
-    if not evaluate:
-        raise DataError(f"data.evaluate={config.evaluate}: holds no records")
-    return train, evaluate
+    train = _read("data.train", str(config.train), config)
+    return train, [] if config.evaluate is None else _read("data.evaluate", config.evaluate, config)
+
+
+def _read(key: str, path: str, config: DataConfig) -> list[Record]:
+    records = read_own(path, config.columns)
+    if not records:
+        raise DataError(f"{key}={path}: holds no records")
+    return records
 
 
 def record_sources(
@@ -248,9 +205,7 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
     """
     if config.warm_up.records is None:
         return []
-    records = read_own(config.warm_up.records, config.data.columns)
-    if not records:
-        raise DataError(f"warm_up.records={config.warm_up.records}: holds no records")
+    records = _read("warm_up.records", config.warm_up.records, config.data)
     for record in records:
         where = f"warm_up.records={config.warm_up.records}: record {record.id!r} of {record.dataset}"
         if not record.answer.strip():

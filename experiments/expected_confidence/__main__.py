@@ -85,11 +85,10 @@ def _measure(
     records: Sequence[Record], values: Floats, arguments: argparse.Namespace
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
     from coca_mindspeed.grading.registry import build_grader
-    from coca_mindspeed.local.device import choose_device
     from coca_mindspeed.local.load import load_policy
+    from coca_mindspeed.local.policy import choose_device
     from coca_mindspeed.local.progress import StepProgress
-    from coca_mindspeed.local.readings import Numbers
-    from coca_mindspeed.local.respond import predict
+    from coca_mindspeed.local.respond import Numbers, predict
     from coca_mindspeed.local.schedule import generator
     from coca_mindspeed.local.validation import LengthLimits, check_prompts
 

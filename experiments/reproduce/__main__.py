@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.resumable import check_directory, claim_directory
+from coca_mindspeed.local.run_directory import check_directory, claim_directory
 from coca_mindspeed.utils.console import PlainConsole, markdown_table, print_text
 from coca_mindspeed.utils.files import lock_of_process
 from coca_mindspeed.utils.process import usable_cpus
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_jobs(
     plan: Plan, jobs: list[Job], output: Path, processes: int, settings: Mapping[str, object], console: PlainConsole
 ) -> None:
-    from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible
+    from coca_mindspeed.utils.process import InterruptedRunError, interruptible
     from experiments.reproduce.job import Workplace
     from experiments.reproduce.provenance import check_made_from
     from experiments.reproduce.questions import check_questions, missing_sets, write_sets

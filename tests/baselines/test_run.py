@@ -15,7 +15,7 @@ from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
-from coca_mindspeed.local import respond, resumable
+from coca_mindspeed.local import respond, run_directory
 from coca_mindspeed.scoring.responses import response_scorer
 from tests.baselines.models_for_tests import target_of, tiny_policy
 
@@ -56,8 +56,8 @@ def test_every_baseline_writes_predictions_and_goes_on_after_a_stop(tmp_path, na
         written.append(path)
         write(path, rows)
 
-    write = resumable.write_json_lines
-    monkeypatch.setattr(resumable, "write_json_lines", dying)
+    write = run_directory.write_json_lines
+    monkeypatch.setattr(run_directory, "write_json_lines", dying)
     with pytest.raises(KeyboardInterrupt):
         run(name, tmp_path, "stopped")
     assert written
@@ -67,7 +67,7 @@ def test_every_baseline_writes_predictions_and_goes_on_after_a_stop(tmp_path, na
         assert path not in written, f"{path} was done twice"
         write(path, rows)
 
-    monkeypatch.setattr(resumable, "write_json_lines", again)
+    monkeypatch.setattr(run_directory, "write_json_lines", again)
     assert run(name, tmp_path, "stopped") == whole
 
 
@@ -138,7 +138,9 @@ def test_results_are_not_those_of_other_questions_or_of_another_model_under_the_
 
 def test_the_directory_is_locked(command, tmp_path, monkeypatch):
     locked = []
-    monkeypatch.setattr(baseline_command, "lock_run", lambda path: locked.append(path) or contextlib.nullcontext())
+    monkeypatch.setattr(
+        baseline_command.run_directory, "lock_run", lambda path: locked.append(path) or contextlib.nullcontext()
+    )
     assert cli.main(command) == 0
     assert locked == [tmp_path / "out"]
 

@@ -20,7 +20,7 @@ def test_it_says_what_it_wrote(tmp_path, capsys):
     [
         (["demo"], 0, "OK"),
         (["qwen25_7b_910b", "rollout.prompts=127", "optimizer.eps=0.1"], 1, "2 problems"),
-        (["local", "model.path=/nowhere", "data.train=/x"], 1, "2 problems"),
+        (["local", "model.path=/nowhere", "data.train=/x"], 1, "3 problems"),
         # no whole copy of the model fits the NPUs: a plan without its numbers, and the problem
         (["qwen25_7b_910b", "mindspeed_rl.actor_config.tensor_model_parallel_size=16"], 1, "1 problem"),
         (["qwen25_7b_910b", "mindspeed_rl.actor_config.tensor_model_parallel_size=0"], 1, "1 problem"),

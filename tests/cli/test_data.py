@@ -72,33 +72,12 @@ def test_prepare_with_every_filter(tmp_path, capsys):
         ("records", [{"question": "q?", "answer": "1"}], 1),
     ],
 )
-def test_every_data_set_prepares_and_inspects(tmp_path, capsys, dataset, rows, count):
+def test_every_data_set_prepares(tmp_path, dataset, rows, count):
     """Also shows that benchmarks are not cleaned: AIME's six spellings of one problem all stay."""
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
     assert run("prepare", dataset, "--input", path, "--output", tmp_path / "out") == 0
     name = "train" if dataset in ("taco", "records") else "test"
     assert len(list(read_records(tmp_path / "out" / f"{name}.jsonl"))) == count
-    capsys.readouterr()
-    assert run("inspect", tmp_path / "out" / f"{name}.jsonl") == 0
-    prepared = capsys.readouterr().out
-    assert prepared.startswith(f"{count} records\n")
-    assert "<confidence> confidence level here </confidence>" in prepared
-    assert run("inspect", path, "--dataset", dataset) == 0
-    assert capsys.readouterr().out.splitlines()[0] == prepared.splitlines()[0]
-
-
-def test_inspect_counts(tmp_path, capsys):
-    rows = [big_math_row("a?", "10", source="x", rate=1.0), big_math_row("bcd?", "2", source="y", rate=0.5)]
-    path = write_jsonl(tmp_path / "big.jsonl", [*rows, big_math_row("ef?", "3", source="x", rate=None)])
-    tokenizer = save_tokenizer("llama3", tmp_path / "tokenizer")
-    assert run("inspect", path, "--dataset", "big_math", "--show", 1, "--tokenizer", tokenizer) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:5] == ["3 records", "  big_math (math): 3", "sources: 2", "  x: 2", "  y: 1"]
-    assert lines[5:8] == ["difficulty (0 easiest), known of 2", "  0.0 to 0.2: 1", "  0.2 to 0.4: 0"]
-    assert "question, characters: shortest 2, median 3, 90% 4, 99% 4, longest 4" in lines
-    assert any(line.startswith("prompt, tokens: shortest ") for line in lines)
-    assert sum(line.startswith("--- ") for line in lines) == 1
-    assert "[gold] 10" in lines
 
 
 @pytest.mark.parametrize(

@@ -81,16 +81,3 @@ def test_a_finished_demo_is_evaluated_again_or_overwritten(tmp_path, capsys):
     assert small_demo(output, "--overwrite", "evaluation.final_questions=3") == 0
     assert (output / "notes.txt").exists()
     assert len(rows(output / "predictions_after.jsonl")) == 3
-
-
-@pytest.mark.parametrize("said", ["seed=4", "++seed=4"])
-def test_its_seed_is_said_once(tmp_path, said, capsys):
-    """The summary would name one seed, and the run have another."""
-    assert main(["demo", "--seed", "3", "--output", str(tmp_path / "demo"), said]) == 2
-    assert "--seed" in capsys.readouterr().err
-    assert not (tmp_path / "demo").exists()
-
-
-def test_more_held_out_questions_than_there_are_are_refused(tmp_path, capsys):
-    assert main(["train", "demo", "--output", str(tmp_path / "run"), "data.evaluate_size=2500"]) == 1
-    assert "data.evaluate_size=2500: found only " in capsys.readouterr().err

@@ -31,6 +31,7 @@ _TRAIN = ("train", *_LOCAL, "--output", "new/run")
 _CHECK = ("check", *_LOCAL)
 _GOOD = "data.train=good.jsonl"
 _BASELINE = ("baseline", "verbalised", "--model", "model", "--max-new-tokens", "8", "--output", "new/run")
+_ASSESSOR = ("baseline", "assessor", *_BASELINE[2:], "--data", "good.jsonl", "--assessor-model")
 # name of a file -> what its last line is
 _BAD_LINES = {
     "column": {"question": "q", "gold": "1"},
@@ -101,6 +102,8 @@ REFUSALS = {
     "baseline, no model": Refusal(
         (*_BASELINE[:3], "none", *_BASELINE[4:], "--data", "good.jsonl"), ("--model=none: not a Hugging Face",)
     ),
+    "baseline, bad training": Refusal((*_ASSESSOR, "model", "--train", "bad_others.jsonl"), ("metadata['aliases']",)),
+    "baseline, no assessor": Refusal((*_ASSESSOR, "none", "--train", "others.jsonl"), ("--assessor-model=none",)),
     "baseline, output": Refusal((*_BASELINE[:-1], "good.jsonl/x", "--data", "good.jsonl"), ("--output",)),
     "evaluate, no file": Refusal(("evaluate", "nowhere.jsonl", "--output", "new"), ("nowhere.jsonl",)),
     "evaluate, bad row": Refusal(("evaluate", "integer.jsonl", "--output", "new"), ("integer.jsonl:1",)),
@@ -111,6 +114,14 @@ REFUSALS = {
     "demo, taken": Refusal(("demo", "--output", "run"), ("run", "--resume", "--overwrite")),
     "demo, another's": Refusal(("demo", "--output", "mine", "--overwrite"), ("[not-a-run]", "--output")),
     "demo, no run": Refusal(("demo", "--output", "new", "--resume"), ("[no-run]", "--output", "nearby: run")),
+    "demo, two seeds": Refusal(("demo", "--seed", "3", "--output", "new", "++seed=4"), ("--seed",), code=2),
+    "too few sums": Refusal(
+        ("train", "demo", "--output", "new", "data.evaluate_size=2500"), ("data.evaluate_size=2500",)
+    ),
+    "no evaluation": Refusal(
+        ("train", "demo", "--output", "new", "checkpoint.best=eval/brier", "evaluation.interval=0"),
+        ("[no-evaluation]",),
+    ),
     "unknown key": Refusal(("train", "demo", "--output", "new", "rollout.prompt=1"), ("rollout.prompt",), code=2),
     "no file": Refusal(
         ("train", "local", "--output", "new", "model.path=/nowhere", "data.train=/x", "data.evaluate=/y"),
@@ -124,6 +135,9 @@ def results(tmp_path_factory):
     place = tmp_path_factory.mktemp("refusals")
     write_random_model(place / "model", "llama")
     write_rows(place / "good.jsonl", QUESTIONS)
+    others = [{**row, "question": f"Once more: {row['question']}"} for row in QUESTIONS]
+    write_rows(place / "others.jsonl", others)
+    write_rows(place / "bad_others.jsonl", [*others, _BAD_LINES["aliases"]])
     for name, row in _BAD_LINES.items():
         rows = [{"id": f"good-{i}", **question} for i, question in enumerate(QUESTIONS)]
         write_rows(place / f"{name}.jsonl", [*rows, row])

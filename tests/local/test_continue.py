@@ -23,8 +23,8 @@ from coca_mindspeed.config.schema import LoggingConfig, LoraConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.local import checkpoint as checkpoint_module
-from coca_mindspeed.local.disk_space import TINY_MODEL, checkpoint_bytes, weight_shapes
 from coca_mindspeed.local.logging import RunLog
+from coca_mindspeed.local.model_files import TINY_MODEL, trained_bytes, weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.utils.files import MARKER, is_ours, remove_entries, write_marker
 from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
@@ -61,14 +61,10 @@ def test_a_finished_run_can_be_prolonged_bit_for_bit(tmp_path, six_steps):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        (
-            "optimizer.schedule=cosine",
-            8,
-            r"has 6, found 8, but optimizer\.schedule=cosine decays .* step 2 was taken at",
-        ),
+        ("optimizer.schedule=cosine", 8, "has 6, found 8, but step 2 was taken in stage 0 at lr"),
         ("optimizer.warmup_steps=2", 8, None),
-        ("optimizer.warmup_steps=2", 3, "has 6, found 3, but 6 steps are done already"),
-        ("method=sequential", 8, "step 7 was taken in stage 1 of sequential, and would be in stage 0"),
+        ("optimizer.warmup_steps=2", 3, "has 6, found 3, but step 4 .* would be in stage 1"),
+        ("method=sequential", 8, "step 7 was taken in stage 1 .*, and would be in stage 0"),
     ],
 )
 def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, before, after, message):
@@ -125,12 +121,6 @@ def test_a_warm_up_is_kept_if_memory_ran_out_before_the_first_step(tmp_path):
     assert "microbatch_tokens: 60" in (tmp_path / "run" / "config.yaml").read_text()
     small_session(tmp_path / "run", *TINY, "warm_up.lr=0.001", resume=True).close()
     assert weights.stat().st_mtime_ns > written
-
-
-def test_keys_that_change_the_result_may_not(tmp_path, six_steps):
-    """The other keys: tests/config/test_resume.py."""
-    with pytest.raises(ConfigError, match=r"rollout\.temperature"):
-        small_session(copy(six_steps, tmp_path / "run"), *TINY, "rollout.temperature=0.9", resume=True)
 
 
 # ---- a run of an earlier version
@@ -239,7 +229,7 @@ def test_the_size_of_checkpoints_is_known_before(six_steps):
     checkpoint = six_steps / "checkpoints" / "step_000006"
     size = sum(f.stat().st_size for f in checkpoint.rglob("*.*t*"))
     for shapes in (weight_shapes(checkpoint / "model"), TINY_MODEL):
-        assert checkpoint_bytes(shapes, LoraConfig(), "adamw") == pytest.approx(size, rel=0.05)
+        assert sum(trained_bytes(shapes, LoraConfig(), "adamw")) == pytest.approx(size, rel=0.05)
 
 
 # ---- the evaluation after the training
@@ -254,42 +244,31 @@ def command(output, *more):
     return ["train", "demo", *SMALL, *TINY, "--output", str(output), "--resume", *more]
 
 
-def test_an_interrupted_evaluation_says_what_is_saved_and_missing(trained, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_evaluation_says_what_is_saved_and_missing(trained, monkeypatch, capsys, number):
     def interrupted(*_, **__):
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), number)
+        time.sleep(5)
 
+    before = signal.getsignal(number)
     with monkeypatch.context() as patched:
         patched.setattr("coca_mindspeed.local.held_out.predict", interrupted)
         assert main(command(trained)) == 130
+    assert signal.getsignal(number) is before
     said = capsys.readouterr().err
-    assert (
-        f"the trained model is saved in {trained / 'model'}, predictions_after.jsonl and summary.json are missing"
-        in said
-    )
-    assert "--resume evaluates again" in said
+    assert all(text in said for text in (str(trained / "model"), "predictions_after.jsonl", "--resume evaluates again"))
+    if number == signal.SIGTERM:
+        return
     assert main(command(trained, "evaluation.final_questions=7")) == 0
     shown = capsys.readouterr()
     assert "answering held-out questions, after 7/7" in shown.err
     predictions = read_predictions(trained / "predictions_after.jsonl")
-    assert len(predictions) == 7
     assert {(p.method, p.category, p.seed) for p in predictions} == {("coca", "math", 0)}
+    assert len(predictions) == 7
     assert f"model: {trained / 'model'} (a" in shown.out  # unbroken, however long
-    assert "metrics: " in shown.out
     (trained / "predictions_after.jsonl").unlink()
     assert main(command(trained, "evaluation.final_questions=0", "--quiet")) == 0
     assert not (trained / "predictions_after.jsonl").exists()
-
-
-def test_sigterm_in_the_evaluation_is_explained_as_well(trained, monkeypatch, capsys):
-    def terminated(*_, **__):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
-
-    monkeypatch.setattr("coca_mindspeed.local.held_out.predict", terminated)
-    before = signal.getsignal(signal.SIGTERM)
-    assert main(command(trained)) == 130
-    assert "stopped in the evaluation after the training" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 # ---- nothing to learn
@@ -303,7 +282,7 @@ def test_a_run_with_nothing_to_learn_says_so_once_and_watch_too(tmp_path, monkey
     assert "warning: steps 1 to 5: 100% of the responses state no valid confidence; nothing to learn: in 100%" in said
     assert "docs/training.md" in said
     console = Console(file=io.StringIO(), width=200)
-    console.print(dashboard(RunDirectory(tmp_path / "run")))
+    console.print(dashboard(RunDirectory(tmp_path / "run"))[0])
     assert "warning: nothing to learn" in console.file.getvalue()
 
 

@@ -223,22 +223,3 @@ def test_a_loaded_policy_has_it(tmp_path):
     names = {event.name for event in ran.events()}
     assert "aten::index_add_" in names
     assert "aten::embedding_dense_backward" not in names
-
-
-@pytest.mark.parametrize("how", ["another device", "another class", "sparse"])
-def test_others_are_left_as_they_are(how):
-    other = model(tied=False)
-    if how == "another class":
-        other.set_input_embeddings(type("Other", (torch.nn.Embedding,), {})(VOCABULARY, 8))
-    elif how == "sparse":
-        other.get_input_embeddings().sparse = True
-    before = type(other.get_input_embeddings())
-    add_embedding_gradients(other, torch.device("cuda" if how == "another device" else "cpu"))
-    assert type(other.get_input_embeddings()) is before
-
-
-def test_frozen_rows_are_looked_up_as_ever():
-    frozen = model(tied=False)
-    add_embedding_gradients(frozen, CPU)
-    frozen.get_input_embeddings().weight.requires_grad_(False)
-    assert gradients(frozen)["model.embed_tokens.weight"] is None

@@ -140,19 +140,3 @@ def test_rows_to_come_have_room(small, moves, monkeypatch):
     assert len(cache.layers[0].keys) == 64
     assert len(set(places)) == moves
     assert cache.layers[0].keys.untyped_storage().nbytes() == 64 * 3 * 20 * 4 * 4  # and none beyond the most
-
-
-def test_most_steps_leave_the_cache_in_its_place():
-    cache = PreallocatedCache(CONFIG)
-    places = {keys.data_ptr() for keys, _ in grow(cache, 4)}
-    assert len(places) == 2  # one a layer
-    assert cache.get_seq_length() == 11
-    long = PreallocatedCache(CONFIG)
-    for layer in range(2):
-        long.update(*states(1, 7, layer), layer)
-    long.batch_repeat_interleave(2)
-    moves, place = 0, None
-    for step in range(1000):
-        keys, _ = long.update(*states(2, 1, step), 0)
-        moves, place = moves + (keys.data_ptr() != place), keys.data_ptr()
-    assert moves <= 14

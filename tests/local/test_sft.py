@@ -18,11 +18,11 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.local import sft
-from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import list_checkpoints
-from coca_mindspeed.local.sft import ResponseFormat, SFTExample, encode_responses, sft_backward
+from coca_mindspeed.local.sft import ResponseFormat, encode_responses, sft_backward
+from coca_mindspeed.utils.process import InterruptedRunError
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import open_session
 
@@ -87,43 +87,57 @@ def test_a_model_that_never_writes_the_tags_writes_them_and_can_be_trained(place
         assert sum(c > 0.85 for c in confidences if c is not None) >= 6  # sure of everything, as it was shown
         taught.trainer.run()
     assert (tmp_path / "with" / "model" / "config.json").exists()
-    assert not (tmp_path / "with" / "warm_up").exists()  # its checkpoints are of no more use
     load_policy(tmp_path / "with" / "warm_start", ModelConfig(), CPU)  # a plain directory
 
 
-def test_what_is_trained_is_the_warmed_up_model(place, never_stopped):
-    with closing(session(place, never_stopped)) as again:
-        assert again.resume_from is None
-        exported = load_policy(never_stopped / "warm_start", ModelConfig(), CPU).model.state_dict()
-        start = load_policy(place / "model", ModelConfig(), CPU).model.state_dict()
-        trained = again.trainer.policy.model.state_dict()
-    assert all(torch.equal(trained[name], exported[name]) for name in trained)
-    assert any(not torch.equal(trained[name], start[name]) for name in trained)
-
-
-def test_an_interrupted_warm_up_goes_on_and_ends_with_the_same_bytes(place, never_stopped, tmp_path, monkeypatch):
-    output = tmp_path / "run"
+def stop_at(monkeypatch, at, error=None):
+    """Let a warm-up be stopped by SIGTERM, or fail with ``error``, after so many steps."""
     advance = SFTProgress.advance
 
-    def stop_at(at):
-        def advanced(self, step, loss):
-            advance(self, step, loss)
-            if step == at:
-                os.kill(os.getpid(), signal.SIGTERM)
+    def advanced(self, step, loss):
+        advance(self, step, loss)
+        if step == at:
+            if error is not None:
+                raise error
+            os.kill(os.getpid(), signal.SIGTERM)
 
-        return advanced
+    monkeypatch.setattr(SFTProgress, "advance", advanced)
 
-    for at in (3, 6):  # in the middle, and at the last step, which must not lose the request
-        with monkeypatch.context() as patched:
-            patched.setattr(SFTProgress, "advance", stop_at(at))
+
+def test_a_stopped_warm_up_goes_on_and_ends_with_the_same_bytes(place, never_stopped, tmp_path, monkeypatch):
+    """By a signal in the middle and at the last step, which must not lose the request, and by a crash."""
+    run, seen = tmp_path / "run", []
+    for at in (3, 6):
+        with pytest.MonkeyPatch.context() as patched:
+            stop_at(patched, at)
             with pytest.raises(InterruptedRunError, match=rf"after step {at} of the warm-up; saved .*step_00000{at}"):
-                session(place, output, resume=at > 3)
-        assert not (output / "warm_start").exists()
-    with closing(session(place, output, resume=True)):
-        assert weights(output) == weights(never_stopped)
+                session(place, run, resume=at > 3)
+        assert not (run / "warm_start").exists()
+    with closing(session(place, run, resume=True)):
+        assert weights(run) == weights(never_stopped)
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at(patched, 5, KeyError())
+        with pytest.raises(KeyError):
+            session(place, tmp_path / "crashed")
+    monkeypatch.setattr(SFTProgress, "advance", lambda self, step, loss: seen.append(step))
+    with closing(session(place, tmp_path / "crashed")):
+        assert seen == [5, 6]  # checkpoint.interval=2
+        assert weights(tmp_path / "crashed") == weights(never_stopped)
+    assert not (run / "warm_up").exists()  # its checkpoints are of no more use
 
 
-def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(place, tmp_path, monkeypatch):
+def test_other_settings_start_the_warm_up_anew(place, never_stopped, tmp_path):
+    output = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at(patched, 6, KeyError())
+        with pytest.raises(KeyError):
+            session(place, output)
+    assert (output / "warm_up" / "step_000004").exists()
+    with closing(session(place, output, "warm_up.lr=0.001")):
+        assert weights(output) != weights(never_stopped)
+
+
+def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(place, tmp_path):
     """Stopped in the warm-up, behind it, and behind the first step: the same bytes as in one go."""
     pytest.importorskip("peft")
     lora = ("model.lora.rank=4", "trainer.steps=2", "checkpoint.interval=1")
@@ -132,20 +146,14 @@ def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(plac
         whole.trainer.run()
     start, end = weights(tmp_path / "whole"), (tmp_path / "whole" / "model" / "model.safetensors").read_bytes()
     assert start != (place / "model" / "model.safetensors").read_bytes()  # merged
-    output, advance = tmp_path / "run", SFTProgress.advance
-
-    def stop(self, step, loss):
-        advance(self, step, loss)
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SFTProgress, "advance", stop)
+    output = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at(patched, 3)
         with pytest.raises(InterruptedRunError):
             session(place, output, *lora)
     assert not (output / "warm_up" / "step_000003" / "model").exists()
-    with closing(session(place, output, *lora)):
-        assert weights(output) == start
+    session(place, output, *lora).close()
+    assert weights(output) == start
     (output / "warm_up" / "step_000006").mkdir(parents=True)  # as a kill before the removal leaves it
     with closing(session(place, output, *lora)) as again:
         assert not (output / "warm_up").exists()
@@ -158,36 +166,6 @@ def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(plac
         assert resumed.resume_from.step == 1
         resumed.trainer.run(resumed.resume_from)
     assert (output / "model" / "model.safetensors").read_bytes() == end
-
-
-def test_a_warm_up_that_was_killed_goes_on_from_its_checkpoint(place, never_stopped, tmp_path, monkeypatch):
-    output, seen = tmp_path / "run", []
-    advance = SFTProgress.advance
-
-    def die(self, step, loss):
-        if step == 5:
-            raise RuntimeError("killed")
-        advance(self, step, loss)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SFTProgress, "advance", die)
-        with pytest.raises(RuntimeError, match="killed"):
-            session(place, output)
-    monkeypatch.setattr(SFTProgress, "advance", lambda self, step, loss: seen.append(step))
-    with closing(session(place, output)):
-        assert seen == [5, 6]  # checkpoint.interval=2
-        assert weights(output) == weights(never_stopped)
-
-
-def test_other_settings_start_the_warm_up_anew(place, never_stopped, tmp_path, monkeypatch):
-    output = tmp_path / "run"
-    monkeypatch.setattr(sft, "export_model", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
-    with pytest.raises(RuntimeError, match="killed"):
-        session(place, output)
-    assert (output / "warm_up" / "step_000004").exists()
-    monkeypatch.undo()
-    with closing(session(place, output, "warm_up.lr=0.001")):
-        assert weights(output) != weights(never_stopped)
 
 
 def test_other_lessons_under_the_same_path_are_refused_once_steps_were_taken(place, tmp_path):
@@ -213,7 +191,7 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
     for prompt, response in zip(prompts, responses, strict=True):
         logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(response), reduction="none"))
-    found = sft_backward(policy, prompts, list(map(SFTExample, chosen, responses)))
+    found = sft_backward(policy, prompts, responses)
     assert found == pytest.approx(float(torch.cat(losses).mean().detach()), rel=1e-4)
 
 
@@ -224,17 +202,15 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
     chosen = records("example", 7, 7)
     prompts = policy.encode_prompts(chosen, "Say it.")
     responses = encode_responses(policy, ["9" * (1 + 3 * i) for i in range(7)])
-    examples = list(map(SFTExample, chosen, responses))
     seen, found = [], []
     monkeypatch.setattr(sft, "sft_backward", lambda *a, **k: seen.append(len(a[1])) or sft_backward(*a, **k))
     for tokens in (None, 10**6, len(prompts[0]) + 30):
-        stage = sft.SFTStage(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
-        loss = stage._accumulate_gradient(policy, prompts, examples)
+        loss = sft.accumulate_gradient(policy, prompts, responses, question_weight, tokens)
         found.append((loss, torch.cat([p.grad.flatten() for p in policy.trained_parameters()])))
         policy.model.zero_grad()
     assert seen[:2] == [7, 7]
     assert len(seen) > 4
-    assert found[0][0] == sft_backward(policy, prompts, examples, question_weight)
+    assert found[0][0] == sft_backward(policy, prompts, responses, question_weight)
     for loss, gradient in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-5)
         assert float((gradient - found[0][1]).norm() / found[0][1].norm()) < 1e-5
@@ -253,7 +229,7 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
     """As it runs once in a pass; where questions are learned too, every prompt runs by itself."""
     policy = load_policy(place / "model", ModelConfig(), CPU)
     prompts = [[5] * 40 + [6 + i] for i in range(6)]
-    examples = [SFTExample(question, [20, 21, 22]) for question in records("example", 7, 6)]
+    responses = [[20, 21, 22]] * 6
     seen = []
     monkeypatch.setattr(sft, "sft_backward", lambda *a, **k: seen.append(len(a[1])) or sft_backward(*a, **k))
     for question_weight, tokens, expected in (
@@ -263,8 +239,7 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
         (0.5, 6 * 44, [6]),
         (0.5, 6 * 44 - 1, [5, 1]),
     ):
-        stage = sft.SFTStage(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
-        stage._accumulate_gradient(policy, prompts, examples)
+        sft.accumulate_gradient(policy, prompts, responses, question_weight, tokens)
         assert seen == expected
         seen.clear()
 
@@ -276,11 +251,6 @@ def test_the_layout_is_that_of_the_prompt_and_its_confidence_is_valid(position, 
     parsed = ResponseParser(position, decimals)(text)
     assert parsed.confidence is not None
     assert parsed.answer.strip() == "Paris"
-
-
-def test_a_tiny_model_has_a_warm_up_of_its_own(place):
-    with pytest.raises(ConfigError, match=r"is for a model of your own \(model\.path\)"):
-        compose_run("demo", [f"warm_up.records={place}/warm_up.jsonl"])
 
 
 @pytest.mark.parametrize(
@@ -302,24 +272,19 @@ def test_lessons_that_cannot_be_taught_are_refused(place, tmp_path, row, overrid
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_warm_up_that_diverges_is_not_exported(place, tmp_path, monkeypatch, what):
-    """Its checkpoints would go, and every run after it would begin with what is no model any more."""
-    output = tmp_path / "run"
-
     def diverging(policy, *args, **kwargs):
         loss = sft_backward(policy, *args, **kwargs)
-        if len(list_checkpoints(output / "warm_up")) == 0:
+        if not list_checkpoints(tmp_path / "run" / "warm_up"):
             return loss
         if what == "gradient":
             policy.trained_parameters()[0].grad[0] = math.nan
         return math.nan if what == "loss" else loss
 
     monkeypatch.setattr(sft, "sft_backward", diverging)
-    with pytest.raises(
-        TrainingError, match=r"warm-up, update \d+ of \d+: the loss is .*last good weights are in .*step_"
-    ):
-        session(place, output, "checkpoint.interval=2")
-    assert not (output / "warm_start").exists()
-    assert list_checkpoints(output / "warm_up")
+    with pytest.raises(TrainingError, match=r"warm-up, update 3 of 6: .*warm_up\.lr=0\.004"):
+        session(place, tmp_path / "run")
+    assert not (tmp_path / "run" / "warm_start").exists()
+    assert list_checkpoints(tmp_path / "run" / "warm_up")
 
 
 def test_the_turn_ends_as_the_tokenizer_says(place):

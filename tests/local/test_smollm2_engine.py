@@ -7,30 +7,16 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ResponseParser
-from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.tokenization import _byte_level, token_text
 from experiments.real_world.families import real_world_records
 from tests.algorithm.test_boundary import brute_force
-from tests.experiments.gguf_import.files_for_tests import random_model
 from tests.real_model import needs_smollm2, smollm2_tokenizer
 
 pytestmark = needs_smollm2
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models") / "smollm2_shape"
-    tokenizer = smollm2_tokenizer()
-    model = random_model("llama", 49_152, tied=True, heads=9, groups=3)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return load_policy(directory, ModelConfig(), torch.device("cpu"))
 
 
 _PIECES = ["<confidence>", " 0.83 ", "0.5", "</confidence>", " ", "\n", " The answer is 42.", "数学", "🙂", ">\n", "</"]
@@ -75,12 +61,3 @@ def test_a_response_is_scored_as_it_is_written():
     assert scored.correct.tolist() == [[True, False, True]]
     tag = tokenizer.encode("<confidence> 0.83 </confidence>", add_special_tokens=False)
     assert scored.confidence_lengths[:2].tolist() == [len(tag)] * 2
-
-
-def test_prompts_are_laid_out_by_the_files_own_template(policy):
-    records = real_world_records("train", 2)
-    for record, ids in zip(records, policy.encode_prompts(records, CONFIDENCE_FIRST_PROMPT), strict=True):
-        text = policy.tokenizer.decode(ids)
-        assert text.startswith(f"<|im_start|>system\n{CONFIDENCE_FIRST_PROMPT}<|im_end|>\n<|im_start|>user\n")
-        assert record.question in text
-        assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")

@@ -14,7 +14,7 @@ import torch
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, CONFIDENCE_FIRST_PROMPT, ResponseParser
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.sampler import TokenStream, sample_responses
+from coca_mindspeed.local.sampler import sample_responses, token_stream
 from coca_router.backends import Backend
 from coca_router.config import ServingConfig
 from coca_router.model_server import ModelServer
@@ -50,12 +50,12 @@ def test_the_token_stream_equals_the_sampler(policy):
         draws = {"temperature": temperature}
         whole = sample_responses(policy, [prompt], group_size=1, max_new_tokens=20,
                                  generator=torch.Generator().manual_seed(3), **draws)  # fmt: skip
-        stream = TokenStream(policy, prompt, generator=torch.Generator().manual_seed(3), **draws)
+        stream = token_stream(policy, prompt, generator=torch.Generator().manual_seed(3), **draws)
         tokens = [token for token, _ in zip(stream, range(20), strict=False)]
         length = int(whole.lengths[0])
         assert [token.id for token in tokens] == whole.token_ids[0, :length].tolist()
         assert [token.log_prob for token in tokens] == pytest.approx(whole.log_probs[0, :length].tolist(), abs=1e-5)
-    greedy = TokenStream(policy, prompt, temperature=0, generator=torch.Generator())
+    greedy = token_stream(policy, prompt, temperature=0, generator=torch.Generator())
     logits = policy.sampling_logits(policy.model(torch.tensor([prompt])).logits[0, -1:], 1.0)
     assert next(greedy).id == int(logits.argmax())
 

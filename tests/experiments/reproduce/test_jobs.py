@@ -12,7 +12,7 @@ import pytest
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
-from coca_mindspeed.local.interrupt import InterruptedRunError
+from coca_mindspeed.utils.process import InterruptedRunError
 from experiments.__main__ import main
 from experiments.reproduce import provenance
 from experiments.reproduce.job import Workplace

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.data.arithmetic import arithmetic_records
-from coca_mindspeed.local.model_files import render_prompts
+from coca_mindspeed.data.prompts import render_prompts
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment, free_port, needs_mindspeed
 from tests.integration.mindspeed.runs import copy_of, finish, json_lines
