@@ -12,7 +12,7 @@ from typing import Any
 
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
-from coca_mindspeed.cli.options import at_least, json_object, place, template_variables, within
+from coca_mindspeed.cli.options import at_least, grader_option, json_object, place, template_variables, within
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
@@ -38,7 +38,7 @@ from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, re
 from coca_mindspeed.evaluation.scoreboard import Column, PairedDifference, Scoreboard
 from coca_mindspeed.evaluation.tables import risk_tables, summary_table
 from coca_mindspeed.grading.label_check import check_records
-from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
 from coca_mindspeed.utils.files import read_complete_rows, read_json_lines, write_atomically, write_json
 from coca_mindspeed.utils.packages import require
@@ -83,7 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='of --endpoint: variables of the chat template, {"enable_thinking": false} for example (vLLM, SGLang)',
     )
     option("--gold", type=Path, help="records to grade responses by")
-    option("--grader", choices=GRADER_NAMES, help="of responses; auto: by record (default: auto)")
+    own = "auto: by record (default), a name of docs/grading.md, or your own: ./file.py:name, package.module:name"
+    option("--grader", type=grader_option, metavar="NAME", help=f"of responses; {own}")
     option("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
     option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
     option("--position", choices=tuple(SEGMENTS), help="last: answer-first methods, both: caliber (default: first)")
@@ -224,15 +225,8 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
         cut = sum(row.get("finish_reason") == "length" for _, row in read_json_lines(responses))
         if cut:
             _warn(f"warning: {cut} of {len(questions)} responses were cut by --max-tokens")
-        found = read_responses(
-            responses,
-            arguments.data,
-            grader,
-            grader_name=grader_name,
-            parser=parser,
-            tokenizer=tokenizer,
-            warn=_warn,
-        )
+        named = {"grader_name": grader_name, "parser": parser, "tokenizer": tokenizer, "warn": _warn}
+        found = read_responses(responses, arguments.data, grader, **named)
     return [replace(p, method=name, model=arguments.model) for p in found]
 
 
@@ -297,13 +291,7 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:
         return read_responses(
-            path,
-            arguments.gold,
-            grader,
-            grader_name=name,
-            parser=parser,
-            tokenizer=tokenizer,
-            warn=_warn,
+            path, arguments.gold, grader, grader_name=name, parser=parser, tokenizer=tokenizer, warn=_warn
         )
 
 

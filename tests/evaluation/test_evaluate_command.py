@@ -151,6 +151,22 @@ def test_responses_are_graded(files, capsys):
     assert "--grader-options: " in capsys.readouterr().err
 
 
+def test_a_grader_of_ones_own(files, capsys, monkeypatch):
+    write_records(files / "gold.jsonl", [Record("a", "sums", "my kind", "1+1", "2")])
+    (files / "r.jsonl").write_text(json.dumps({"id": "a", "response": "<confidence>1</confidence> II"}))
+    (files / "own.py").write_text("def roman(record, answer):\n    return answer.strip() == 'I' * int(record.answer)\n")
+    monkeypatch.chdir(files)
+    command = ("r.jsonl", "--format", "responses", "--gold", "gold.jsonl", "--output", "out", "--grader")
+    assert evaluate(*command, "./own.py:roman") == 0
+    assert [p.correct for p in read_predictions(files / "out" / "predictions.jsonl")] == [True]
+    for grader in ("absent.py:roman", "mathe"):
+        with pytest.raises(SystemExit):
+            evaluate(*command, grader)
+        assert "--grader: " in capsys.readouterr().err
+    assert evaluate(*command, "./own.py:arabic") == 1
+    assert "'arabic'" in capsys.readouterr().err
+
+
 def test_a_grader_that_does_not_fit_is_noticed(files, capsys):
     write_records(files / "gold.jsonl", [Record(i, "d", "factual", "?", "Athens") for i in "abc"])
     (files / "r.jsonl").write_text("".join(json.dumps({"id": i, "response": "It is Athens"}) + "\n" for i in "abc"))
