@@ -23,6 +23,7 @@ from coca_mindspeed.evaluation.metrics import (
     UNDEFINED,
     MetricOptions,
     reading_metrics,
+    second_metrics,
     show,
     show_range,
 )
@@ -115,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         differences, compared = _differences(board, _base(arguments.against), arguments.against)
         name = one_line(arguments.against.name)
         text += f"\nDifference to {name}, paired by question:\n\n{compared}"
-    text += _readings(runs)
+    text += _readings(runs) + _second(runs)
     for table in risk_tables(board):
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
     text += _suggested(runs)
@@ -326,6 +327,21 @@ def _readings(runs: Sequence[Run]) -> str:
     return f"\n{heading}\n\n{markdown_table(['run', 'data', 'reading', *labels, 'covered'], rows)}"
 
 
+def _second(runs: Sequence[Run]) -> str:
+    """The confidences after the answers, of the runs whose predictions have them; all other figures are of the first."""
+    found = [
+        (run.label, dataset, second)
+        for run in runs
+        for dataset, predictions in run.by_dataset().items()
+        if (second := second_metrics(predictions))
+    ]
+    if not found:
+        return ""
+    labels = [METRIC_SPECS[name].heading for name in found[0][2]]
+    rows = [[label, dataset, *(show(*each) for each in second.items())] for label, dataset, second in found]
+    return f"\nConfidence after the answer:\n\n{markdown_table(['run', 'data', *labels], rows)}"
+
+
 def _suggested(runs: Sequence[Run]) -> str:
     """The threshold of each run that tells right from wrong answers best."""
     text = ""
@@ -384,6 +400,7 @@ def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
         "ungradable": sum(run.ungradable().get(name, 0) for name in column.datasets),
         "mean_of": list(column.datasets) if column.is_average else None,
         "readings": _readings_json(run, column),
+        "after_answer": _second_json(run, column),
         "metrics": {name: board.interval(run.label, column, name).as_dict() for name in metrics},
         "ece_if_calibrated": None if found is None else found.as_dict(),
         "undefined": {} if own is None else dict(own.undefined),
@@ -396,6 +413,11 @@ def _readings_json(run: Run, column: Column) -> dict[str, dict[str, float | None
     if column.is_average or not confidence_mass(predictions):
         return None
     return {reading: _none_for_nan(found) for reading, found in reading_metrics(predictions).items()}
+
+
+def _second_json(run: Run, column: Column) -> dict[str, float | None] | None:
+    found = None if column.is_average else second_metrics(run.by_dataset().get(column.name, []))
+    return None if found is None else _none_for_nan(found)
 
 
 def _risk(run: Run, dataset: str) -> list[dict[str, float | None]]:

@@ -72,7 +72,8 @@ def read_rollouts(path: Path, *, parser: ResponseParser | None = None) -> list[P
         question = _prompt_text(prompt, where)
         id_ = str(row.get("id", hashlib.sha256(question.encode()).hexdigest()[:16]))
         name = row.get("dataset", path.stem)
-        stated = row["confidence"] if "confidence" in row else parser(response).confidence
+        parsed = parser(response)
+        stated = row.get("confidence", parsed.confidence)
         tokens = row.get("tokens_to_confidence", row.get("confidence_tokens"))
         values: dict[str, Any] = {
             "id": id_,
@@ -80,6 +81,7 @@ def read_rollouts(path: Path, *, parser: ResponseParser | None = None) -> list[P
             "question": question,
             "response": response,
             "confidence": as_stated(stated) if isinstance(stated, float) else stated,
+            "confidence_after": row.get("confidence_after", parsed.confidence_after),
             "correct": _correct(row, where),
             "tokens_to_confidence": None if stated is None else tokens,
             "sample": seen[name, id_],
@@ -149,6 +151,7 @@ def read_responses(
             "question": record.question,
             "response": row["response"],
             "confidence": row["confidence"] if external else parts.confidence,
+            "confidence_after": row.get("confidence_after", parts.confidence_after),
             "correct": verdict.correct_or_none,
             "tokens_to_confidence": row.get("tokens_to_confidence", None if external else counted),
             "category": record.category,

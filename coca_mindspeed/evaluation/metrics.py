@@ -6,7 +6,7 @@ values are NaN, and :attr:`CalibrationMetrics.undefined` gives the reason.  :mod
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
@@ -326,3 +326,12 @@ def reading_metrics(predictions: Sequence[Prediction]) -> dict[str, dict[str, fl
         values = calibration_metrics(data.confidence, data.correct).values
         found[reading] = {name: values[name] for name in ("auroc", "ece", "brier")}
     return found
+
+
+def second_metrics(predictions: Sequence[Prediction]) -> dict[str, float] | None:
+    """AUROC, ECE, Brier and success rate of the confidences after the answers; None if no prediction states one."""
+    if all(p.confidence_after is None for p in predictions):
+        return None
+    data = outcomes(replace(p, confidence=p.confidence_after) for p in predictions)
+    values = calibration_metrics(data.confidence, data.correct).values
+    return {name: values[name] for name in ("auroc", "ece", "brier", "success_rate")}

@@ -93,6 +93,29 @@ def test_what_people_decide_by(files, capsys):
     assert "50.0% (1.3 to 98.7; 40.0% accepted)" in printed
 
 
+def test_the_confidence_after_the_answer_is_reported_beside_the_first(files, capsys):
+    """A rate of valid ones of its own; predictions without a second confidence have no such table."""
+    write_records(files / "gold.jsonl", [Record(i, "sums", "math", "1+1", "2") for i in "abcd"])
+    said = {
+        "a": "2 <confidence>1</confidence>",
+        "b": "3 <confidence>0</confidence>",
+        "c": "2",
+        "d": "2 <confidence>1</confidence>",
+    }
+    lines = [json.dumps({"id": i, "response": f"<confidence>0.5</confidence> {text}"}) for i, text in said.items()]
+    (files / "r.jsonl").write_text("\n".join(lines))
+    graded = ("--format", "responses", "--gold", files / "gold.jsonl", "--grader", "exact", "--output", files / "out")
+    assert evaluate(files / "r.jsonl", *graded, "--position", "both") == 0
+    for again in (False, True):  # what it wrote holds the second confidence too
+        found = json.loads((files / "out" / "metrics.json").read_text())["results"]["all"]["sums"]
+        assert found["metrics"]["brier"]["estimate"] == 0.25
+        assert found["after_answer"] == {"auroc": 1.0, "ece": 0.0, "brier": 0.0, "success_rate": 0.75}
+        assert "Confidence after the answer" in capsys.readouterr().out
+        assert again or evaluate(files / "out" / "predictions.jsonl", "--output", files / "out") == 0
+    assert evaluate(files / "one.jsonl", "--output", files / "out", "--replicates", 5) == 0
+    assert "Confidence after the answer" not in capsys.readouterr().out
+
+
 def test_a_threshold_is_suggested_where_the_confidence_comes_first(files, capsys):
     """Of 0.9 right, 0.8 wrong, 0.7 right, 0.2 wrong, the last that does not lose is the first."""
     rows = read_predictions(files / "one.jsonl")
