@@ -15,7 +15,7 @@ from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.cli.options import at_least, grader_option, json_object, place, template_variables, within
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
+from coca_mindspeed.evaluation.adapters import read_opencompass, read_responses, read_rollouts
 from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
@@ -27,7 +27,6 @@ from coca_mindspeed.evaluation.metrics import (
     show,
     show_range,
 )
-from coca_mindspeed.evaluation.opencompass.output import read_opencompass
 from coca_mindspeed.evaluation.predictions import (
     Prediction,
     answers_first,
@@ -50,7 +49,7 @@ _ENDPOINT = ("model", "data", "samples", "concurrency", "temperature", "max_toke
 _FORMATS = {
     "predictions": (),
     "rollouts": ("position", "decimals"),
-    "opencompass": ("position", "decimals", "tokenizer"),
+    "opencompass": (),
     "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
 }
 _OPTIONS_OF = {
@@ -104,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_usage(arguments)
     predictions = _read_all(arguments)
     _refuse_repeats(predictions, arguments.files)
-    if arguments.format != "predictions" and arguments.position is None:
+    if arguments.format not in ("predictions", "opencompass") and arguments.position is None:
         _hint_at_position(predictions)
     options = MetricOptions(bins=arguments.bins, closed=arguments.bins_closed)
     runs = unique_labels(split_runs(predictions, "all"))
@@ -283,12 +282,12 @@ def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
 def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     if arguments.format == "predictions":
         return _predictions(path)
+    if arguments.format == "opencompass":
+        return read_opencompass(path)
     parser = ResponseParser(arguments.position or "first", arguments.decimals)
     if arguments.format == "rollouts":
         return read_rollouts(path, parser=parser)
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
-    if arguments.format == "opencompass":
-        return read_opencompass(path, parser=parser, tokenizer=tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:
         return read_responses(

@@ -1,12 +1,10 @@
-"""Predictions from other files: rollout dumps, and responses graded against gold answers.
-
-:func:`.opencompass.output.read_opencompass` reads OpenCompass's output.
-"""
+"""Predictions from other files: rollout dumps, OpenCompass's results, and responses graded against gold answers."""
 
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,8 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
 from coca_mindspeed.grading.label_check import check_records, misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
-from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.files import read_json_lines, read_object
+from coca_mindspeed.utils.text_formats import JsonError
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
 _MAX_UNGRADABLE = 0.01  # share of answers; above it the gradable ones may differ from all
@@ -93,6 +92,49 @@ def read_rollouts(path: Path, *, parser: ResponseParser | None = None) -> list[P
     if not predictions:
         raise DataError(f"{path}: holds no rollouts")
     return predictions
+
+
+def read_opencompass(work_dir: Path) -> list[Prediction]:
+    """Read the predictions of an OpenCompass run with our evaluators, from its directory with ``results/``.
+
+    Raises:
+        DataError: there are no results, or responses without a result, or another evaluator graded them.
+    """
+    results = [p for p in sorted(work_dir.glob("results/*/*.json")) if not re.search(r"_replica\d+$", p.stem)]
+    if not results:
+        raise DataError(
+            f"{work_dir}: holds no results/MODEL/DATASET.json; expected the time-stamped folder of an OpenCompass run"
+        )
+    _refuse_ungraded(work_dir, {(path.parent.name, path.stem) for path in results})
+    predictions = []
+    for path in results:
+        try:
+            details = read_object(path).get("details")
+        except (OSError, UnicodeDecodeError, JsonError) as error:
+            raise DataError(f"{path}: cannot be read as JSON: {error}") from error
+        rows = details if isinstance(details, list) else [details]
+        for number, row in enumerate(rows):
+            if not isinstance(row, dict) or "tokens_to_confidence" not in row:
+                raise DataError(
+                    f"{path}: was graded by another evaluator; run opencompass with a configuration of "
+                    "coca_mindspeed.evaluation.opencompass.config, or grade its responses by --format responses"
+                )
+            values = {**row, "dataset": path.stem, "model": path.parent.name}
+            predictions.append(prediction_from_json(values, f"{path}, sample {number}"))
+    return predictions
+
+
+def _refuse_ungraded(work_dir: Path, graded: Collection[tuple[str, str]]) -> None:
+    """Refuse responses without a result: OpenCompass writes none where an evaluator failed, and continues."""
+    for path in sorted(work_dir.glob("predictions/*/*.json")):
+        name = path.stem.removeprefix("tmp_")  # begins the name of predictions that are not all there yet
+        whole = re.sub(r"_\d+$", "", name)  # a large data set is in parts, DATASET_0, DATASET_1, ...
+        names = {name, whole} if path.with_name(f"{whole}_0.json").exists() else {name}
+        if not any((path.parent.name, each) in graded for each in names):
+            raise DataError(
+                f"{path}: there is no results/{path.parent.name}/{name}.json for these responses; the inference was "
+                "stopped or the evaluation failed (see logs/): run opencompass again with -r, or remove the file"
+            )
 
 
 def read_responses(

@@ -227,10 +227,9 @@ def test_rollouts_and_opencompass(files):
     assert evaluate(*arguments) == 0
     read = [read_predictions(files / name / "predictions.jsonl")[0].confidence for name in ("out", "strict")]
     assert read == [0.25, None]
-    content = {"0": {"prediction": "<confidence>0.5</confidence> x", "origin_prompt": "q", "gold": "x"}}
-    for folder, shown in (("predictions", content), ("results", {"accuracy": 100.0, "details": [{"correct": True}]})):
-        (files / "run" / folder / "m").mkdir(parents=True)
-        (files / "run" / folder / "m" / "gsm8k.json").write_text(json.dumps(shown))
+    row = {"id": "0", "question": "q", "confidence": 0.5, "correct": True, "tokens_to_confidence": None}
+    (files / "run" / "results" / "m").mkdir(parents=True)
+    (files / "run" / "results" / "m" / "gsm8k.json").write_text(json.dumps({"details": [row]}))
     assert evaluate(files / "run", "--format", "opencompass", "--output", files / "oc") == 0
     [row] = read_predictions(files / "oc" / "predictions.jsonl")
     assert (row.model, row.confidence, row.correct) == ("m", 0.5, True)
