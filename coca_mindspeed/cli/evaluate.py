@@ -327,7 +327,7 @@ def _readings(runs: Sequence[Run]) -> str:
 
 
 def _second(runs: Sequence[Run]) -> str:
-    """The confidences after the answers, of the runs whose predictions have them; all other figures are of the first."""
+    """Metrics of the confidences after the answers, of the runs whose predictions have them."""
     found = [
         (run.label, dataset, second)
         for run in runs
