@@ -51,11 +51,11 @@ class ConfidenceReader:
 class StopStrings:
     """Ends a text at the first of several non-empty strings; holds back text that may begin one.
 
-    ``include`` keeps the stop string in the text. Text fed after ``stopped`` is dropped.
+    Text fed after ``stopped`` is dropped.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops, self._include = tuple(stops), include
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
         self._held = ""
         self.stopped = False
 
@@ -69,9 +69,9 @@ class StopStrings:
         places = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if places:
             # The string that is complete first ends the text, as it would token by token.
-            place, stop = min(places, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
+            place, _ = min(places, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
             self.stopped = True
-            return self._held[: place + len(stop) if self._include else place]
+            return self._held[:place]
         certain = len(self._held) - max(self._overlap(stop) for stop in self._stops)
         output, self._held = self._held[:certain], self._held[certain:]
         return output

@@ -225,7 +225,7 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
         cut = sum(row.get("finish_reason") == "length" for _, row in read_json_lines(responses))
         if cut:
             _warn(f"warning: {cut} of {len(questions)} responses were cut by --max-tokens")
-        named = {"grader_name": grader_name, "parser": parser, "tokenizer": tokenizer, "warn": _warn}
+        named: dict[str, Any] = {"grader_name": grader_name, "parser": parser, "tokenizer": tokenizer, "warn": _warn}
         found = read_responses(responses, arguments.data, grader, **named)
     return [replace(p, method=name, model=arguments.model) for p in found]
 

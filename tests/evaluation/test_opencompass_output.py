@@ -60,8 +60,10 @@ def test_judgements(texts, verdict):
     assert {text: read_judgement(text) for text in texts} == dict.fromkeys(texts, verdict)
 
 
-ROW = {"id": "3", "sample": 1, "question": "q", "gold": "7", "response": "<confidence>0.3</confidence> 7",
-       "answer": "7", "confidence": 0.3, "confidence_after": None, "correct": True, "tokens_to_confidence": None}  # fmt: skip
+ROW = {
+    **{"id": "3", "sample": 1, "question": "q", "gold": "7", "response": "<confidence>0.3</confidence> 7"},
+    **{"confidence": 0.3, "confidence_after": None, "correct": True, "tokens_to_confidence": None},
+}
 
 
 def write(folder, name, content):

@@ -26,7 +26,7 @@ def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]
     """
     if "error" in result:
         raise DataError(f"{where}: the evaluator failed: {result['error']}")
-    details = result.get("details")
+    details: Any = result.get("details")
     try:
         rows = (
             [details[key] for key in sorted(details, key=int)] if isinstance(details, Mapping) else list(details or ())
