@@ -5,6 +5,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ResponseParser
@@ -16,7 +17,6 @@ from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.tokenization import _byte_level, token_text
 from experiments.real_world.families import real_world_records
 from tests.algorithm.test_boundary import brute_force
-from tests.experiments.gguf_import.files_for_tests import random_model
 from tests.real_model import needs_smollm2, smollm2_tokenizer
 
 pytestmark = needs_smollm2
@@ -26,7 +26,10 @@ pytestmark = needs_smollm2
 def policy(tmp_path_factory):
     directory = tmp_path_factory.mktemp("models") / "smollm2_shape"
     tokenizer = smollm2_tokenizer()
-    model = random_model("llama", 49_152, tied=True, heads=9, groups=3)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 72, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=49_152, tie_word_embeddings=True, **sizes, **heads)).eval()
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
