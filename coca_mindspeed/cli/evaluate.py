@@ -15,7 +15,7 @@ from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.cli.options import at_least, grader_option, json_object, place, template_variables, within
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.adapters import read_opencompass, read_responses, read_rollouts
+from coca_mindspeed.evaluation.adapters import read_opencompass, read_responses
 from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
@@ -48,7 +48,6 @@ from coca_mindspeed.utils.tokenization import TokenCounter
 _ENDPOINT = ("model", "data", "samples", "concurrency", "temperature", "max_tokens", "chat_template_kwargs")
 _FORMATS = {
     "predictions": (),
-    "rollouts": ("position", "decimals"),
     "opencompass": (),
     "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
 }
@@ -66,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=tuple(_FORMATS),
         default="predictions",
-        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; rollouts: a dump of a training; "
+        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; "
         "responses: lines of id and response, graded against --gold (default: %(default)s)",
     )
     option("--endpoint", metavar="URL", help="ask a server instead of reading files; the same command resumes")
@@ -103,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_usage(arguments)
     predictions = _read_all(arguments)
     _refuse_repeats(predictions, arguments.files)
-    if arguments.format not in ("predictions", "opencompass") and arguments.position is None:
+    if arguments.format == "responses" and arguments.position is None:
         _hint_at_position(predictions)
     options = MetricOptions(bins=arguments.bins, closed=arguments.bins_closed)
     runs = unique_labels(split_runs(predictions, "all"))
@@ -262,14 +261,14 @@ def _predictions(path: Path) -> list[Prediction]:
 def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
     """Read all files.  If there are several, the label of a file becomes the model of rows without model and method.
 
-    ``--method`` joins the files.  The files of a rollout dump are data sets of one run.
+    ``--method`` joins the files.
     """
     if arguments.endpoint is not None:
         return _ask(arguments)
     runs = [Run(file_label(path, path), _read(path, arguments)) for path in arguments.files]
     if arguments.method is not None:
         return [replace(p, method=arguments.method) for run in runs for p in run.predictions]
-    if len(runs) > 1 and arguments.format != "rollouts":
+    if len(runs) > 1:
         runs = unique_labels(runs)
         return [
             replace(p, model=run.label) if p.model is None and p.method is None else p
@@ -285,8 +284,6 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     if arguments.format == "opencompass":
         return read_opencompass(path)
     parser = ResponseParser(arguments.position or "first", arguments.decimals)
-    if arguments.format == "rollouts":
-        return read_rollouts(path, parser=parser)
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:

@@ -1,14 +1,12 @@
-"""Predictions from other files: rollout dumps, OpenCompass's results, and responses graded against gold answers."""
+"""Predictions from other files: OpenCompass's results, and responses graded against gold answers."""
 
-import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
-from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
@@ -23,75 +21,6 @@ _FIXES = {
     "factual": 'use --grader-options \'{"factual": {"match": "contains"}}\'',
     "math": 'set "category": "factual" in the records, and use --grader auto',
 }
-
-
-def _prompt_text(prompt: Any, where: str) -> str:
-    """The user's text of a prompt that is a string or chat messages."""
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "content" in m for m in prompt):
-        return str(next((m["content"] for m in reversed(prompt) if m.get("role") == "user"), prompt[-1]["content"]))
-    raise DataError(f"{where}: 'prompt' should be text or chat messages, found {prompt!r:.80}")
-
-
-def _correct(row: Mapping[str, Any], where: str) -> bool | None:
-    if isinstance(correct := row.get("correct"), bool):
-        return correct
-    grade = row.get("grade")
-    # The answer reward is exactly 0 or 1; a shaped reward is not a verdict.
-    if isinstance(grade, bool | int | float) and grade in (0, 1):
-        return bool(grade)
-    if grade in ("right", "wrong"):
-        return bool(grade == "right")
-    if grade == "ungradable" or (grade is None and "correct" in row and correct is None):
-        return None
-    raise DataError(f"{where}: expected 'correct' true or false, or 'grade' 0 or 1; found {correct!r} and {grade!r}")
-
-
-def read_rollouts(path: Path, *, parser: ResponseParser | None = None) -> list[Prediction]:
-    """Read the predictions of a rollout dump: JSON Lines with ``prompt``, ``response`` and ``correct`` or ``grade``.
-
-    The dumps of all engines are read; some call the prompt ``question`` and TTC ``confidence_tokens``.  ``confidence``
-    is parsed from the response if there is no such key.  ``id``, ``dataset``, ``tokens`` and ``tokens_to_confidence``
-    are optional; a row without ``dataset`` gets the file's name.  Samples of one prompt are numbered.
-
-    Raises:
-        DataError: with file and line.
-    """
-    parser = parser or ResponseParser()
-    seen: Counter[tuple[str, str]] = Counter()
-    predictions = []
-    for number, row in read_json_lines(path):
-        where = f"{path}:{number}"
-        prompt, response = row.get("prompt", row.get("question")), row.get("response")
-        if prompt is None or not isinstance(response, str):
-            raise DataError(
-                f"{where}: expected 'prompt' (or 'question'), 'response' as text, and 'correct', found {sorted(row)}"
-            )
-        question = _prompt_text(prompt, where)
-        id_ = str(row.get("id", hashlib.sha256(question.encode()).hexdigest()[:16]))
-        name = row.get("dataset", path.stem)
-        parsed = parser(response)
-        stated = row.get("confidence", parsed.confidence)
-        tokens = row.get("tokens_to_confidence", row.get("confidence_tokens"))
-        values: dict[str, Any] = {
-            "id": id_,
-            "dataset": name,
-            "question": question,
-            "response": response,
-            "confidence": as_stated(stated) if isinstance(stated, float) else stated,
-            "confidence_after": row.get("confidence_after", parsed.confidence_after),
-            "correct": _correct(row, where),
-            "tokens_to_confidence": None if stated is None else tokens,
-            "sample": seen[name, id_],
-            "tokens": row.get("tokens", row.get("response_tokens")),
-            **{key: row[key] for key in ("method", "model", "category") if key in row},
-        }
-        seen[name, id_] += 1
-        predictions.append(prediction_from_json(values, where))
-    if not predictions:
-        raise DataError(f"{path}: holds no rollouts")
-    return predictions
 
 
 def read_opencompass(work_dir: Path) -> list[Prediction]:

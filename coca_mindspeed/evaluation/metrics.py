@@ -66,9 +66,6 @@ METRIC_SPECS: Mapping[str, MetricSpec] = {
     "uncertainty": MetricSpec("UNC", "uncertainty part of Brier", 0),
     "log_score": MetricSpec("Log", "mean negative log-likelihood in nats", -1, upper=math.inf),
     "aurc": MetricSpec("AURC", "mean error rate of the k most confident, over all k", -1),
-    "excess_aurc": MetricSpec("E-AURC", "AURC minus that of the best ranking of the same answers", -1),
-    "smooth_ece": MetricSpec("smECE", "smooth calibration error, without bins", -1),
-    "ks": MetricSpec("KS", "largest gap between the running sums of confidence and correctness", -1),
     **{
         name: _share(f"accuracy@{share:.0%}", f"accuracy of the most confident {share:.0%}")
         for name, share in COVERAGES.items()
@@ -220,7 +217,7 @@ def calibration_metrics(
     if len(known):
         values["tokens_to_confidence"] = float(known.sum(dtype=np.float64) / len(known))
     if n_valid:
-        values |= _confidence_metrics(groups) | {"smooth_ece": _smooth_ece(groups)}
+        values |= _confidence_metrics(groups)
     reasons = {name: _reason(name, n, groups) for name, value in values.items() if math.isnan(value)}
     return CalibrationMetrics(n, n_valid, values, reasons)
 
@@ -245,7 +242,7 @@ _LOG_EPSILON = 1e-6  # confidences are clipped by it in the log score, else infi
 
 
 def _confidence_metrics(groups: Groups) -> dict[str, float]:
-    """The metrics of confidence, except ``smooth_ece``, of at least one valid prediction."""
+    """The metrics of confidence, of at least one valid prediction."""
     values, count, right = groups.values, groups.count, groups.right
     wrong, frequency = count - right, right / count
     accepted, accepted_right = np.cumsum(count), np.cumsum(right)
@@ -270,9 +267,6 @@ def _confidence_metrics(groups: Groups) -> dict[str, float]:
     harmonic = harmonic_numbers(int(n))
     sums = np.diff(accepted * (harmonic[accepted.astype(np.intp)] - 1), prepend=0.0)
     found["aurc"] = 1 - (harmonic[-1] * n_right - _dot(frequency, sums)) / n
-    best = (n - n_right - n_right * (harmonic[-1] - harmonic[int(n_right)])) / n
-    found["excess_aurc"] = found["aurc"] - best
-    found["ks"] = np.abs(np.cumsum((count * values - right)[::-1])).max() / n
     for name, coverage in COVERAGES.items():
         places = places_of(coverage, n)
         found[name] = np.interp(places, [0, *accepted], [0, *accepted_right]) / places
@@ -290,32 +284,6 @@ def harmonic_numbers(up_to: int) -> Floats:
 def places_of(coverage: float, n: float) -> int:
     """Number of the most confident of n answers at a coverage; rounded, since 0.29 * 100 is 28.999999999999996."""
     return math.ceil(round(coverage * n, 9))
-
-
-_SMOOTH_GRID = 1000  # cells of [0, 1]
-
-
-def _smooth_ece(groups: Groups) -> float:
-    """Calibration error without bins (Blasiok and Nakkiran, 2023), of at least one valid prediction.
-
-    The residuals are smoothed by a Gaussian kernel reflected at 0 and 1, whose width equals the resulting error.
-    """
-    values, count, right = groups.values, groups.count, groups.right
-    places = np.minimum((values * _SMOOTH_GRID).astype(np.intp), _SMOOTH_GRID - 1)
-    residual = np.bincount(places, weights=right - values * count, minlength=_SMOOTH_GRID) / count.sum()
-    # Reflected at both ends, a function on [0, 1] has period 2; smoothing damps each of its frequencies f = k / 2.
-    spectrum = np.fft.rfft(np.concatenate([residual, residual[::-1]]))
-    decay = -((np.pi * np.arange(len(spectrum))) ** 2) / 2
-
-    def smoothed(width: float) -> float:
-        damped = np.fft.irfft(spectrum * np.exp(decay * width**2), 2 * _SMOOTH_GRID)
-        return float(np.abs(damped[:_SMOOTH_GRID]).sum())
-
-    low, high = 1e-3, 1.0
-    for _ in range(20):  # the error falls as the width grows, so the two meet once
-        width = (low + high) / 2
-        low, high = (width, high) if smoothed(width) > width else (low, width)
-    return smoothed((low + high) / 2)
 
 
 def reading_metrics(predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:

@@ -219,20 +219,21 @@ def test_files_without_a_model_are_runs_of_their_own(files):
     assert list(json.loads((files / "out" / "metrics.json").read_text())["results"]) == ["coca"]
 
 
-def test_rollouts_and_opencompass(files):
-    rollout = {"prompt": "p", "response": "<confidence>0.25</confidence> 2", "correct": True}
-    (files / "rollouts.jsonl").write_text(json.dumps(rollout))
-    assert evaluate(files / "rollouts.jsonl", "--format", "rollouts", "--output", files / "out") == 0
-    arguments = (files / "rollouts.jsonl", "--format", "rollouts", "--output", files / "strict", "--decimals", 1)
-    assert evaluate(*arguments) == 0
-    read = [read_predictions(files / name / "predictions.jsonl")[0].confidence for name in ("out", "strict")]
-    assert read == [0.25, None]
+def test_opencompass(files):
     row = {"id": "0", "question": "q", "confidence": 0.5, "correct": True, "tokens_to_confidence": None}
     (files / "run" / "results" / "m").mkdir(parents=True)
     (files / "run" / "results" / "m" / "gsm8k.json").write_text(json.dumps({"details": [row]}))
     assert evaluate(files / "run", "--format", "opencompass", "--output", files / "oc") == 0
     [row] = read_predictions(files / "oc" / "predictions.jsonl")
     assert (row.model, row.confidence, row.correct) == ("m", 0.5, True)
+
+
+def test_decimals(files):
+    write_records(files / "gold.jsonl", [Record("a", "sums", "math", "1+1", "2")])
+    (files / "r.jsonl").write_text('{"id": "a", "response": "<confidence>0.25</confidence> 2"}')
+    graded = ("--format", "responses", "--gold", files / "gold.jsonl", "--grader", "exact", "--output", files / "out")
+    assert evaluate(files / "r.jsonl", *graded, "--decimals", 1) == 0
+    assert [p.confidence for p in read_predictions(files / "out" / "predictions.jsonl")] == [None]
 
 
 @pytest.mark.parametrize(
