@@ -1,8 +1,6 @@
 """Preparing data sets from end to end: every row is accounted for, the same input gives the same bytes."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -15,7 +13,7 @@ from coca_mindspeed.data.prepare.pipeline import STAGES, Preparation, prepare
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.data.registry import SOURCES
 from coca_mindspeed.errors import DataError
-from tests.data import source_rows, synthetic_big_math
+from tests.data import source_rows
 
 
 def big_math_row(problem, answer="1", source="orca_math", rate=0.5):
@@ -150,9 +148,7 @@ def test_what_json_cannot_hold_is_dropped_with_its_row(tmp_path):
 
 
 def prepared(tmp_path, name, **changes):
-    path = tmp_path / "big.parquet"
-    if not path.exists():
-        synthetic_big_math.write(200, path)
+    path = write_jsonl(tmp_path / "big.jsonl", [big_math_row(f"question {i % 190}") for i in range(200)])
     values = {"gold": "off", "validation": 0.1, "seed": 1}
     prepare(preparation_of("big_math", [path], **{**values, **changes}), tmp_path / name)
     return {f.name: f.read_bytes() for f in (tmp_path / name).iterdir()}
@@ -218,25 +214,3 @@ def test_several_files_number_their_rows_each_and_their_ids_together(tmp_path):
     found = {f"{f['file'][-7:]}:{f['row']}": f["detail"][-9:] for f in findings(tmp_path / "out")}
     assert found.keys() == {"a.jsonl:4", "a.jsonl:5", "b.jsonl:3", "b.jsonl:4", "b.jsonl:5"}
     assert [found[row] for row in ("a.jsonl:4", "b.jsonl:3", "b.jsonl:4")] == ["a.jsonl:1", "a.jsonl:3", "b.jsonl:1"]
-
-
-@pytest.mark.slow
-def test_memory_for_250_000_rows_extrapolates_to_less_than_2_gigabytes(tmp_path):
-    peaks = {}
-    for rows in (2_000, 8_000):
-        path = tmp_path / f"{rows}.parquet"
-        synthetic_big_math.write(rows, path)
-        code = (
-            "import resource, sys; from coca_mindspeed.cli import main; main(sys.argv[1:]); "
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-        )
-        arguments = ["data", "prepare", "big_math", "--input", path, "--output", tmp_path / "out", "--overwrite"]
-        done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments), "--gold", "off"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        peaks[rows] = int(done.stdout.splitlines()[-1]) * 1024  # Linux counts in KiB
-    slope = (peaks[8_000] - peaks[2_000]) / 6_000
-    assert peaks[8_000] + slope * (250_000 - 8_000) < 2 * 10**9

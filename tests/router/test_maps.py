@@ -6,8 +6,7 @@ from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 
 from coca_mindspeed.evaluation.metrics import calibration_metrics
-from coca_mindspeed.evaluation.predictions import Prediction
-from coca_router.maps import cross_fitted, fit_map, kind_for, labelled
+from coca_router.maps import cross_fitted, fit_map, kind_for
 
 
 def overconfident(n, seed=0):
@@ -73,35 +72,3 @@ def test_cross_fitting_never_shows_a_question_its_own_labels():
     assert calibration_metrics(before, y).values["ece"] < calibration_metrics(s, y).values["ece"] / 2
     with pytest.raises(ValueError, match="folds"):
         cross_fitted("platt", s[:8], y[:8], ids[:8])
-
-
-def rows(dataset, count, truth, *, seed=0, id_=None, stated=None):
-    """``count`` predictions that are right by chance ``truth(confidence)``; samples of ``id_`` if it is given."""
-    rng = np.random.default_rng(seed)
-    confidences = rng.random(count).round(3) if stated is None else np.full(count, stated)
-    return [
-        Prediction(
-            id=str(index) if id_ is None else id_,
-            dataset=dataset,
-            question="q",
-            response="r",
-            confidence=float(s),
-            correct=bool(rng.random() < truth(s)),
-            tokens_to_confidence=5,
-            sample=0 if id_ is None else index,
-        )
-        for index, s in enumerate(confidences)
-    ]
-
-
-def test_no_question_is_recalibrated_by_its_own_label():
-    # A coin for each question, thrown once and written down for all ten samples: only a map that has seen a
-    # question's other samples can know it.  The stated confidence names the question.
-    rng = np.random.default_rng(0)
-    coins = rng.random(150) < 0.5
-    predictions = [
-        p for question in range(150) for p in rows("d", 10, lambda _, q=question: float(coins[q]), id_=str(question),
-                                                   stated=(question + 1) / 151)]  # fmt: skip
-    stated, correct, _, questions = labelled(predictions)
-    after = cross_fitted("isotonic", stated, correct, questions)
-    assert calibration_metrics(after, correct).values["brier"] > 0.2, "as if the labels were known"
