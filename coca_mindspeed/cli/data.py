@@ -12,8 +12,9 @@ from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIR
 from coca_mindspeed.cli.options import at_least, columns, number, place
 from coca_mindspeed.data.export import FRAMEWORKS, export_records
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
-from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
 from coca_mindspeed.data.prepare.filters import (
+    SHORTEST,
+    EvaluationIndex,
     Filter,
     LabelChecker,
     PromptCounter,
