@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from coca_mindspeed.data.prompts import prompt_tokens
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import TokenStream
 from coca_router import http_server as server
@@ -94,7 +93,9 @@ class ModelServer:
 
     def _prompt(self, request: ChatRequest) -> list[int]:
         """Token ids of the prompt; ApiError if it leaves no room for an answer."""
-        prompt = prompt_tokens(self._policy.tokenizer, [message.as_dict() for message in request.messages])
+        tokenizer, messages = self._policy.tokenizer, [message.as_dict() for message in request.messages]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        prompt = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         if not prompt or (self._context is not None and len(prompt) >= self._context):
             limit = "" if self._context is None else f" of {self._context}"
             raise ApiError(400, f"the prompt has {len(prompt)} tokens, which leaves no room in the context{limit}")

@@ -18,7 +18,6 @@ from coca_mindspeed.algorithm.parsing import (
     CONFIDENCE_TWICE_PROMPT,
     ConfidencePosition,
 )
-from coca_mindspeed.cli.options import at_least
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS
 from coca_mindspeed.utils.console import print_failure
@@ -212,9 +211,11 @@ def main(argv: list[str] | None = None) -> int:
     option("--judge-key", default="EMPTY", help="its key; ENV reads OPENAI_API_KEY (default: %(default)s)")
     option("--datasets", nargs="+", choices=STOCK, default=list(STOCK), metavar="NAME", help="default: all")
     option("--position", choices=tuple(SYSTEM_PROMPTS), default="first", help="last: answer-first models")
-    option("--samples", type=at_least(1), default=1, help="samples of every question (default: %(default)s)")
+    option("--samples", type=int, default=1, help="samples of every question (default: %(default)s)")
     option("--output", type=Path, required=True, help="the file to write, ending in .json")
     given = parser.parse_args(argv)
+    if given.samples < 1:
+        parser.error(f"--samples: expected 1 or more, found {given.samples}")
     shared = {"api_base": given.api_base, "tokenizer_path": str(given.tokenizer.absolute())}
     model, judge = served_model(given.abbr, name=given.model, **shared), None
     if given.judge is not None:
