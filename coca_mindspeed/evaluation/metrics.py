@@ -264,7 +264,7 @@ def _confidence_metrics(groups: Groups) -> dict[str, float]:
     # A correct answer at place j is accepted for every k >= j, so it adds 1/j + ... + 1/n = H_n - H_(j-1) to the sum of
     # the accuracies of the k most confident.  In a group that fills places a+1 to b, in random order, the sum of
     # H_(j-1) over its places is S_b - S_a with S_b = b H_b - b, and the fraction f of them is correct.
-    harmonic = harmonic_numbers(int(n))
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, int(n) + 1))])
     sums = np.diff(accepted * (harmonic[accepted.astype(np.intp)] - 1), prepend=0.0)
     found["aurc"] = 1 - (harmonic[-1] * n_right - _dot(frequency, sums)) / n
     for name, coverage in COVERAGES.items():
@@ -274,11 +274,6 @@ def _confidence_metrics(groups: Groups) -> dict[str, float]:
     gap = np.abs(stated / count - right / count)
     found |= {"ece": _dot(count, gap) / n, "mce": gap.max()}
     return {name: float(value) for name, value in found.items()}
-
-
-def harmonic_numbers(up_to: int) -> Floats:
-    """Return H_0 = 0, H_1 = 1, ..., H_k = 1 + 1/2 + ... + 1/k, ``[up_to + 1]``."""
-    return np.concatenate([[0.0], np.cumsum(1 / np.arange(1, up_to + 1))])
 
 
 def places_of(coverage: float, n: float) -> int:
