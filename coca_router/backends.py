@@ -96,7 +96,7 @@ def parse_chunk(data: bytes) -> Chunk | None:
         return None
     choice = value["choices"][0] if value["choices"] else {}
     delta = choice.get("delta") or {}
-    text = delta.get("content") or choice.get("text") or ""
+    text = delta.get("content") or ""
     thought = delta.get("reasoning_content") or delta.get("reasoning")
     reason = choice.get("finish_reason")
     if not isinstance(text, str) or not isinstance(reason, str | None):

@@ -100,30 +100,22 @@ class OutputStream:
     def __init__(self, write: Callable[[str], Awaitable[None]], stops: Sequence[str], max_tokens: int | None) -> None:
         """``max_tokens`` None: the engine's limit."""
         self._write, self._stops, self._max_tokens = write, StopStrings(stops), max_tokens
-        self._unsent, self.cut = "", False
-        self.tokens = 0
+        self.tokens, self.cut = 0, False
         self.finish_reason: str | None = None
 
-    def has_ended(self) -> bool:
-        return self.finish_reason is not None
-
-    def feed(self, text: str, tokens: int, finish_reason: str | None = None) -> None:
-        if self.has_ended():
+    async def feed(self, text: str, tokens: int, finish_reason: str | None) -> None:
+        """Send the text that is certain."""
+        if self.finish_reason is not None:
             return
         self.tokens += tokens
-        self._unsent += self._stops.feed(text)
+        certain = self._stops.feed(text)
         if self._stops.stopped:
             self.finish_reason, self.cut = "stop", True
         elif finish_reason is not None:
             self.finish_reason = finish_reason
         elif self._max_tokens is not None and self.tokens >= self._max_tokens:
             self.finish_reason, self.cut = "length", True
-
-    async def send(self) -> None:
-        """Send the text that is certain."""
-        text, self._unsent = self._unsent, ""
-        await self._write(text)
+        await self._write(certain)
 
     async def close(self) -> None:
-        self._unsent += self._stops.finish()
-        await self.send()
+        await self._write(self._stops.finish())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coca_router.answer import AnswerWriter
-from coca_router.backends import Backend, BackendError, Chunk, Generate
+from coca_router.backends import Backend, BackendError, Generate
 from coca_router.config import ServingConfig, TierConfig, TierPolicy
 from coca_router.decision import Budget, Decision, ThresholdRule, answer_from, decide
 from coca_router.openai_api import NEUTRAL_SAMPLING, ApiError, ChatRequest
@@ -156,11 +156,14 @@ class Router:
             messages=tier.messages(request), max_tokens=least(budget.tokens, limit), sampling=tier.sampling(request)
         )
         reader = None if rule is None else ConfidenceReader()
-        output, seen, counted = self._output(tier), 0, None
-        before = trace.tokens.get(tier.name, 0)
+        client_limit = request.limit if tier.backend.config.dialect == "vllm" else None
+        output = OutputStream(self.writer.write, request.stops, client_limit)
+        seen = counted = 0  # counted by us to the confidence, and by the engine in all
         async with tier.backend.stream(generate) as chunks:
             async for chunk in chunks:
-                counted = self._count(tier, chunk) or counted
+                trace.tokens[tier.name] = trace.tokens.get(tier.name, 0) + chunk.tokens
+                if chunk.usage is not None:
+                    trace.prompt_tokens, counted = chunk.usage
                 text, tokens = chunk.text, chunk.tokens
                 if reader is not None:
                     seen += tokens
@@ -177,25 +180,20 @@ class Router:
                     decision = self._decide(tier, rule, confidence, budget)
                     if decision.action != "answer":
                         return decision
-                output.feed(text, tokens, chunk.finish_reason)
-                await output.send()
-                if output.has_ended() and not chunks.finished:  # a limit of the client ended it before the engine did
+                await output.feed(text, tokens, chunk.finish_reason)
+                if output.finish_reason and not chunks.finished:  # a limit of the client ended it before the engine did
                     break
         if reader is not None:
             raise BackendError("cut", f"backend {tier.backend.name} ended before a confidence could be read")
-        if counted is not None and not output.cut:
+        if counted and not output.cut:
             # Chunks were counted so far; one may hold several tokens.
-            trace.tokens[tier.name] = before + counted
+            trace.tokens[tier.name] = counted
             output.tokens = max(0, counted - (trace.tokens_to_confidence or 0))
-        return await self._close(output)
-
-    def _count(self, tier: Tier, chunk: Chunk) -> int | None:
-        """Count a chunk's tokens; return the engine's own count for the whole response, once it is known."""
-        self.trace.add_tokens(tier.name, chunk.tokens)
-        if chunk.usage is None:
-            return None
-        self.trace.prompt_tokens = chunk.usage[0] or self.trace.prompt_tokens
-        return chunk.usage[1]
+        await output.close()
+        trace.answer_tokens, trace.finish_reason = output.tokens, output.finish_reason
+        if output.cut or (output.finish_reason == "length" and request.limit is not None):
+            trace.basis = None
+        return Decision("answer", "answered")
 
     def _decide(self, tier: Tier, rule: ThresholdRule, stated: float | None, budget: Budget) -> Decision:
         trace = self.trace
@@ -205,17 +203,6 @@ class Router:
         trace.basis = None if stated is None else "exhausted" if decision.exhausted else "confidence"
         trace.add_decision(tier.name, decision)
         return decision
-
-    def _output(self, tier: Tier) -> OutputStream:
-        limit = self.request.limit if tier.backend.config.dialect == "vllm" else None
-        return OutputStream(self.writer.write, self.request.stops, limit)
-
-    async def _close(self, output: OutputStream) -> Decision:
-        await output.close()
-        self.trace.answer_tokens, self.trace.finish_reason = output.tokens, output.finish_reason
-        if output.cut or (output.finish_reason == "length" and self.request.limit is not None):
-            self.trace.basis = None
-        return Decision("answer", "answered")
 
 
 def least(*limits: int | None) -> int | None:
