@@ -13,7 +13,7 @@ from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, did_you_mean, validation_problems
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
-from coca_router.calibration import Identity, read_calibration, read_certificate
+from coca_router.calibration import Identity, read_certificate, read_map
 from coca_router.decision import Action, Band, ThresholdRule, answer_from
 
 
@@ -176,9 +176,9 @@ def _policy(tier: TierConfig, model: str, last: bool) -> TierPolicy:
         return TierPolicy(rule, pinned=identity, risk=certificate.risk)
     if tier.calibration is None:
         return TierPolicy(tier.rule(invalid))
-    calibration = read_calibration(Path(tier.calibration))
-    calibration.identity.require(model, tier.prompt, tier.temperature, where=where)
-    return TierPolicy(tier.rule(invalid), calibration.recalibrate, calibration.identity)
+    identity, recalibrate = read_map(Path(tier.calibration))
+    identity.require(model, tier.prompt, tier.temperature, where=where)
+    return TierPolicy(tier.rule(invalid), recalibrate, identity)
 
 
 def read_serving_config(path: Path) -> ServingConfig:
