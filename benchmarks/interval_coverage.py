@@ -60,7 +60,7 @@ LAWS: Mapping[str, Law] = {
     "rarely 0, all right": Law(lambda rng, n: np.where(rng.random(n) < 0.93, 1.0, 0.0), np.ones_like),
     "zigzag": Law(lambda rng, n: rng.random(n), _zigzag),
 }
-METRICS = ("accuracy", "auroc", "ece", "brier", "aurc", "accuracy_at_0.5")
+METRICS = ("accuracy", "auroc", "ece", "brier")
 SIZES = (30, 200, 2000)
 
 
@@ -78,15 +78,11 @@ def truth(law: Law, *, draws: int = 400_000, seed: int = 99) -> dict[str, float]
     group_right, group_wrong = np.bincount(group, weights=right), np.bincount(group, weights=1 - right)
     above = np.cumsum(group_wrong) - group_wrong / 2
     n_right, n_wrong = right.sum(), (1 - right).sum()
-    shared = (group_right / (group_right + group_wrong))[group]  # ties in random order
-    accepted = np.cumsum(shared)
     return {
         "accuracy": float(right.mean()),
         "auroc": float(1 - (group_right * above).sum() / (n_right * n_wrong)) if min(n_right, n_wrong) else np.nan,
         "ece": float(np.abs(gaps).sum() / draws),
         "brier": float((right * (1 - confidence) ** 2 + (1 - right) * confidence**2).mean()),
-        "aurc": float((1 - accepted / np.arange(1, draws + 1)).mean()),
-        "accuracy_at_0.5": float(accepted[draws // 2 - 1] / (draws // 2)),
     }
 
 

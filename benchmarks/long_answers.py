@@ -55,12 +55,11 @@ TRAINING = (
 )  # fmt: skip
 # Router -> the model, and the keys of its tier; the last two decide when the whole answer is there.
 ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "confidence first, streaming": ("coca", {"style": "streaming"}),
-    "confidence first, stop and resume": ("coca", {"style": "stop_and_resume"}),
+    "confidence first": ("coca", {}),
     "answer first (RLCR)": ("rlcr", {"states_confidence": False}),
-    "log-prob of the answer": ("coca", {"style": "streaming"}),
+    "log-prob of the answer": ("coca", {}),
 }
-EARLY, ANSWER_FIRST, LOG_PROB = tuple(ROUTERS)[:2], tuple(ROUTERS)[2], tuple(ROUTERS)[3]
+CONFIDENCE_FIRST, ANSWER_FIRST, LOG_PROB = ROUTERS
 
 
 class Answer(NamedTuple):
@@ -154,20 +153,22 @@ def measure(models: dict[str, Path], tuning: Sequence[Record], records: Sequence
             return np.array([-1.0 if c is None else c for c in confidences]), correct
 
         tuned = answers_of({ANSWER_FIRST: None, LOG_PROB: None}, tuning)
-        tuned |= dict.fromkeys(EARLY, tuned[LOG_PROB])  # the same answers; the confidence stands in front of them
+        tuned[CONFIDENCE_FIRST] = tuned[LOG_PROB]  # the same answers; the confidence stands in front of them
         thresholds = {r: half_threshold(judged(tuning, tuned[r], r)[0]) for r in ROUTERS}
-        found = answers_of({r: thresholds[r] if r in EARLY else None for r in ROUTERS}, records)
+        found = answers_of({r: thresholds[r] if r == CONFIDENCE_FIRST else None for r in ROUTERS}, records)
         result: dict[str, float | None] = {}
         for router, answers in found.items():
-            whole = found[LOG_PROB] if router in EARLY else answers
+            whole = found[LOG_PROB] if router == CONFIDENCE_FIRST else answers
             confidence, correct = judged(records, whole, router)
             metrics = calibration_metrics(np.where(confidence < 0, np.nan, confidence), correct.astype(bool))
             accepted = confidence >= thresholds[router]
-            if router in EARLY:
+            if router == CONFIDENCE_FIRST:
                 accepted = np.array([-1.0 if a.stated is None else a.stated for a in answers]) >= thresholds[router]
                 correct = judged(records, answers, router)[1]
             tokens = np.array([answer.tokens for answer in answers])
-            decided = np.array([answer.decided_s if router in EARLY else answer.ended_s for answer in answers])
+            decided = np.array(
+                [answer.decided_s if router == CONFIDENCE_FIRST else answer.ended_s for answer in answers]
+            )
             row = {
                 "tokens a question": tokens.mean(),
                 "tokens, accepted": _mean(tokens[accepted]),

@@ -1,14 +1,13 @@
 """Write one answer in OpenAI's form, streamed or whole."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coca_router.http_server import Reply
-from coca_router.openai_api import AnyRequest, ChatRequest, event
+from coca_router.openai_api import ChatRequest, event
 
 Fields = Mapping[str, Any]
-Tokens = Mapping[str, list[Any]]  # fields of a choice with a value for each token: token_ids, logprobs
 
 
 class AnswerWriter:
@@ -20,37 +19,36 @@ class AnswerWriter:
 
     def __init__(
         self,
-        request: AnyRequest,
+        request: ChatRequest,
         id_: str,
         reply: Reply,
         headers: Callable[[], Mapping[str, str]],
-        fields: Callable[[], Fields],
+        fields: Callable[[], Fields] = dict,
         *,
         keep: bool = False,
     ) -> None:
         """``headers`` and ``fields`` (of the answer, its first and its last chunk) are read when they are sent."""
         self._reply, self._headers, self._fields = reply, headers, fields
-        self._stream, self._chat = bool(request.stream), isinstance(request, ChatRequest)
+        self._stream = bool(request.stream)
         self._keep, self._counts = keep or not self._stream, request.stream_usage
-        kind = f"chat.completion{'.chunk' if self._stream else ''}" if self._chat else "text_completion"
+        kind = f"chat.completion{'.chunk' if self._stream else ''}"
         self._head = {"id": id_, "object": kind, "created": int(time.time()), "model": request.model}
-        self._tokens: dict[str, list[Any]] = {}
+        self._ids: list[int] = []
         self.text = ""
 
-    async def write(self, text: str, tokens: Tokens | None = None) -> None:
+    async def write(self, text: str, token_ids: Sequence[int] = ()) -> None:
         """Send text; the first call begins the answer, also with an empty text."""
         if self._keep:
             self.text += text
         if not self._stream:
-            for name, values in (tokens or {}).items():
-                self._tokens.setdefault(name, []).extend(values)
+            self._ids += token_ids
             return
         data = b""
         if not self._reply.begun:
-            data = event({**self._object({"delta": {"role": "assistant", "content": ""}}, ""), **self._fields()})
+            data = event({**self._object({"delta": {"role": "assistant", "content": ""}}), **self._fields()})
             await self._reply.begin_stream(self._headers())
-        if text or tokens:
-            data += event(self._object({"delta": {"content": text}}, text, tokens=tokens))
+        if text or token_ids:
+            data += event(self._object({"delta": {"content": text}}, token_ids=token_ids))
         if data:
             await self._reply.send(data)
 
@@ -65,22 +63,17 @@ class AnswerWriter:
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
         if not self._stream:
             message = {"message": {"role": "assistant", "content": self.text, "refusal": None}}
-            whole = self._object(message, self.text, finish_reason, self._tokens)
+            whole = self._object(message, finish_reason, self._ids)
             await self._reply.json({**whole, "usage": usage, **self._fields()}, self._headers())
             return
-        data = event({**self._object({"delta": {}}, "", finish_reason), **self._fields()})
+        data = event({**self._object({"delta": {}}, finish_reason), **self._fields()})
         if self._counts:
             data += event({**self._head, "choices": [], "usage": usage})
         await self._reply.send(data + b"data: [DONE]\n\n", more=False)
 
     def _object(
-        self,
-        content: Fields,
-        text: str,
-        finish_reason: str | None = None,
-        tokens: Mapping[str, list[Any]] | None = None,
+        self, content: Fields, finish_reason: str | None = None, token_ids: Sequence[int] = ()
     ) -> dict[str, Any]:
-        more = {name: {"content": values} if name == "logprobs" else values for name, values in (tokens or {}).items()}
-        shown = content if self._chat else {"text": text}
-        choice = {"index": 0, **shown, "logprobs": None, "finish_reason": finish_reason, **more}
-        return {**self._head, "choices": [choice], **({"usage": None} if self._counts else {})}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+        ids = {"token_ids": list(token_ids)} if token_ids else {}
+        return {**self._head, "choices": [choice | ids], **({"usage": None} if self._counts else {})}

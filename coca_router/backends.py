@@ -44,13 +44,10 @@ class BackendError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """A request to a backend: an answer to ``messages``, or the continuation of ``prompt_ids``."""
+    """A request to a backend."""
 
-    messages: Sequence[Mapping[str, Any]] = ()
-    prompt_ids: Sequence[int] | None = None
+    messages: Sequence[Mapping[str, Any]]
     max_tokens: int | None = None
-    stop: str | None = None
-    log_probs: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -70,17 +67,12 @@ class Chunk(NamedTuple):
 
     Attributes:
         tokens: number of tokens; where the engine names no ids, 1 for a chunk with text.
-        token_ids, prompt_ids: None where the engine names none; one chunk has those of the prompt.
-        token_bytes: bytes of each token, where log-probs were asked for.
         usage: (prompt, completion) tokens, in one chunk, where the engine counts them.
         finish_reason: in the last chunk with text; None before.
     """
 
     text: str
     tokens: int
-    token_ids: tuple[int, ...] | None
-    token_bytes: tuple[bytes, ...]
-    prompt_ids: tuple[int, ...] | None
     usage: tuple[int, int] | None
     finish_reason: str | None
 
@@ -104,23 +96,15 @@ def parse_chunk(data: bytes) -> Chunk | None:
         return None
     choice = value["choices"][0] if value["choices"] else {}
     delta = choice.get("delta") or {}
-    text = delta.get("content") or choice.get("text") or ""
+    text = delta.get("content") or ""
     thought = delta.get("reasoning_content") or delta.get("reasoning")
     reason = choice.get("finish_reason")
     if not isinstance(text, str) or not isinstance(reason, str | None):
         raise TypeError("text and finish reason should be text")
     ids = choice.get("token_ids")
-    prompt_ids = choice.get("prompt_token_ids", value.get("prompt_token_ids"))
-    log_probs = (choice.get("logprobs") or {}).get("content") or ()
     return Chunk(
         text=text,
-        tokens=len(ids) if ids is not None else int(bool(text or thought)),
-        token_ids=None if ids is None else tuple(map(int, ids)),
-        token_bytes=tuple(
-            bytes(entry["bytes"]) if entry.get("bytes") is not None else str(entry["token"]).encode()
-            for entry in log_probs
-        ),
-        prompt_ids=None if prompt_ids is None else tuple(map(int, prompt_ids)),
+        tokens=len(list(map(int, ids))) if ids is not None else int(bool(text or thought)),
         usage=_usage(value.get("usage")),
         # Engines also write "" or "null" before the end of the answer.
         finish_reason=None if reason in (None, "", "null") else reason,
@@ -232,8 +216,7 @@ class Backend:
 
     def __init__(self, name: str, config: BackendConfig, key: str | None) -> None:
         self.name, self.config = name, config
-        base = config.url.rstrip("/")
-        self._chat, self._completions = URL(f"{base}/chat/completions"), URL(f"{base}/completions")
+        self._url = URL(f"{config.url.rstrip('/')}/chat/completions")
         self._headers = {
             "accept": "text/event-stream",
             "accept-encoding": "identity",
@@ -248,15 +231,15 @@ class Backend:
         pause = self._not_before - time.monotonic()
         if pause > 0:
             raise BackendError("busy", f"backend {self.name} asked for a pause", pause)
-        url, body = self._chat if generate.prompt_ids is None else self._completions, to_json(self._body(generate))
+        body = to_json(self._body(generate))
         with anyio.CancelScope() as scope:
             try:
-                stream = await self._open(url, body, scope)
+                stream = await self._open(body, scope)
             except BackendError as error:
                 # A kept connection may have been closed meanwhile: ask once more before the first token.
                 if error.kind not in ("unreachable", "cut"):
                     raise
-                stream = await self._open(url, body, scope)
+                stream = await self._open(body, scope)
             try:
                 yield stream
             finally:
@@ -266,26 +249,18 @@ class Backend:
 
     def _body(self, generate: Generate) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.config.model, "stream": True, **generate.sampling}
-        body["stream_options"] = {"include_usage": True}
-        if generate.prompt_ids is None:
-            body["messages"] = list(generate.messages)
-        else:
-            body["prompt"] = list(generate.prompt_ids)
-        if generate.max_tokens is not None or generate.prompt_ids is not None:
-            body["max_tokens"] = generate.max_tokens  # null: to the end of the context; absent: 16 of a completion
-        if generate.log_probs:
-            body |= {"logprobs": True, "top_logprobs": 0}
+        body |= {"stream_options": {"include_usage": True}, "messages": list(generate.messages)}
+        if generate.max_tokens is not None:
+            body["max_tokens"] = generate.max_tokens
         if self.config.dialect == "vllm":
             body["return_token_ids"] = True
-        if generate.stop is not None:
-            body |= {"stop": [generate.stop], "include_stop_str_in_output": True}
         return body
 
-    async def _open(self, url: URL, body: bytes, scope: anyio.CancelScope) -> ChunkStream:
+    async def _open(self, body: bytes, scope: anyio.CancelScope) -> ChunkStream:
         """A stream whose first token has arrived. Raises BackendError."""
         scope.deadline = anyio.current_time() + self.config.first_token_s
         try:
-            response = await self.session.post(url, data=body, headers=self._headers, allow_redirects=False)
+            response = await self.session.post(self._url, data=body, headers=self._headers, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
             raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
         try:

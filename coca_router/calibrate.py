@@ -16,10 +16,10 @@ from coca_mindspeed.evaluation.metrics import METRIC_SPECS, show
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, answers_first, outcomes, read_predictions
 from coca_mindspeed.utils.console import markdown_table, print_markdown
 from coca_mindspeed.utils.files import write_json
-from coca_router.calibration import Calibration, CertificateFile, Identity, prompt_hash
+from coca_router.calibration import Calibration, Identity, prompt_hash
 from coca_router.config import bands_from, tiers_yaml
 from coca_router.guarantee import Certificate, certify
-from coca_router.maps import Labels, cross_fitted, fit_map, kind_for, labelled
+from coca_router.maps import CalibrationMap, Labels, cross_fitted, fit_map, kind_for, labelled
 
 _SAMPLING = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens")
 _SHOWN = ("ece", "brier", "log_score", "auroc")
@@ -45,7 +45,7 @@ def _share(highest: float) -> Callable[[str], float]:
 def run(arguments: argparse.Namespace) -> int:
     predictions = [p for path in arguments.predictions for p in read_predictions(path)]
     identity = _identity(arguments, predictions)
-    stated, correct, _, questions = labelled(predictions)
+    stated, correct, questions = labelled(predictions)
     if not len(stated):
         raise DataError(f"{arguments.predictions[0]}: holds no valid confidence")
     path = str(arguments.output.resolve())  # `serve` may run elsewhere
@@ -58,25 +58,22 @@ def run(arguments: argparse.Namespace) -> int:
     end = "" if certificate is None else f"{certificate.sentence()}\n"
     if is_certified := certificate is not None and certificate.threshold is not None:
         end += tier(certificate=path, invalid="refuse")
-    kind = kind_for(len(correct))
+    kind, text = kind_for(len(correct)), ""
+    curve: CalibrationMap | None = None
     try:
         curve = fit_map(kind, stated, correct)
-    except ValueError as error:
-        if certificate is None or not is_certified:
-            raise DataError(f"no map can be fitted: {error}") from error
-        # Labels that are all correct certify, although no map can be fitted to them.
-        content = CertificateFile(identity=identity, certificate=certificate)
-        write_json(arguments.output, content.model_dump(mode="json"))
-        print_markdown(f"no map can be fitted: {error}\n{end}{arguments.output}")
-        return 0
-    text = f"{kind} map from {len(correct):,} labels\n\n"
-    try:
+        text = f"{kind} map from {len(correct):,} labels\n\n"
         after = cross_fitted(kind, stated, correct, questions)
         text += _before_and_after(stated, after, correct, questions) + "\n"
         if not is_certified:
             end += _suggested(after, correct) + tier(calibration=path, **bands_from(0.5))
-    except ValueError:
-        text += "no cross-fitted figures: without one of the folds, all other answers are right or all are wrong\n"
+    except ValueError as error:
+        if curve is not None:
+            text += "no cross-fitted figures: without one of the folds, all other answers are right or all are wrong\n"
+        elif is_certified:  # which needs no map
+            text = f"no map can be fitted: {error}\n"
+        else:
+            raise DataError(f"no map can be fitted: {error}") from error
     fitted = Calibration(identity=identity, labels=len(correct), curve=curve, certificate=certificate)
     write_json(arguments.output, fitted.model_dump(mode="json"))
     print_markdown(f"{text}{end}{arguments.output}")

@@ -1,18 +1,16 @@
 """The file of a calibration: a map, a certificate or both, with the model, prompt and sampling that they hold for."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, validation_problems
 from coca_router.guarantee import Certificate
 from coca_router.maps import CalibrationMap
-
-FileT = TypeVar("FileT", bound=BaseModel)
 
 
 class Identity(Section):
@@ -47,40 +45,36 @@ class Calibration(Section):
     version: int = Field(2, ge=2, le=2, description="of this file's form")
     identity: Identity
     labels: int = Field(ge=1, description="valid labelled confidences")
-    curve: CalibrationMap
+    curve: CalibrationMap | None = Field(description="null: all labels are right, so that none can be fitted")
     certificate: Certificate | None = Field(None, description="the certified set of accepted answers, if one was asked")
-
-    def recalibrate(self, confidence: float) -> float:
-        return float(self.curve(np.array([confidence]))[0])
 
 
 def prompt_hash(prompt: str) -> str:
     return hashlib.sha256(prompt.encode()).hexdigest()
 
 
-def read_calibration(path: Path) -> Calibration:
-    """Read a file of ``coca-router calibrate``; raises ConfigError if it is missing or invalid."""
-    return _read(path, Calibration, "a calibration of this version of `coca-router calibrate`")
-
-
-class CertificateFile(BaseModel):
-    """A calibration with a certificate, or a certificate alone."""
-
-    identity: Identity
-    certificate: Certificate
+def read_map(path: Path) -> tuple[Identity, Callable[[float], float]]:
+    """Read the map of ``coca-router calibrate`` and its identity; raises ConfigError if there is none."""
+    content = _read(path)
+    if (curve := content.curve) is None:
+        raise ConfigError(f"{path}: holds a certificate alone; use it as certificate")
+    return content.identity, lambda confidence: float(curve(np.array([confidence]))[0])
 
 
 def read_certificate(path: Path) -> tuple[Identity, Certificate]:
     """Read the certificate of ``calibrate --risk`` and its identity; raises ConfigError if there is none."""
-    content = _read(path, CertificateFile, "a certificate, written by `calibrate --risk`")
+    content = _read(path)
+    if content.certificate is None:
+        raise ConfigError(f"{path}: holds no certificate; write one by `calibrate --risk`")
     return content.identity, content.certificate
 
 
-def _read(path: Path, form: type[FileT], expected: str) -> FileT:
+def _read(path: Path) -> Calibration:
     try:
-        return form.model_validate_json(path.read_bytes())
+        return Calibration.model_validate_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
         problems = validation_problems(error)
+        expected = "a file of this version of `coca-router calibrate`"
         raise ConfigError(f"{path}: expected {expected}; {problems[0]}", problems) from error

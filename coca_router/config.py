@@ -13,7 +13,7 @@ from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, did_you_mean, validation_problems
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
-from coca_router.calibration import Identity, read_calibration, read_certificate
+from coca_router.calibration import Identity, read_certificate, read_map
 from coca_router.decision import Action, Band, ThresholdRule, answer_from
 
 
@@ -53,19 +53,6 @@ class BandConfig(Section):
     action: Action = Field(description="answer, refuse or escalate")
 
 
-class ConfidenceConfig(Section):
-    """The number that decides."""
-
-    source: Literal["stated", "mean"] = Field("stated", description="of one sample, or the mean of several")
-    samples: int = Field(1, ge=1, le=64, description="of the mean, of about ten tokens each")
-
-    @model_validator(mode="after")
-    def _several_for_a_mean(self) -> "ConfidenceConfig":
-        if (self.source == "mean") != (self.samples > 1):
-            raise ValueError("expected source: mean with samples of 2 or more, or neither")
-        return self
-
-
 class TierConfig(Section):
     """One tier; the first is the cheapest."""
 
@@ -76,9 +63,6 @@ class TierConfig(Section):
     bands: list[BandConfig] | None = Field(None, description="thresholds; null: the certificate's")
     #: Without a valid confidence, and below a certified threshold; null: escalate, or refuse if last.
     invalid: Action | None = None
-    #: Abort an unwanted answer; or stop at the tag and resume by token ids (dialect vllm).
-    style: Literal["streaming", "stop_and_resume"] = "streaming"
-    confidence: ConfidenceConfig = ConfidenceConfig()
     temperature: float | None = Field(None, ge=0, le=2, description="null: the client's, or the calibration's")
     calibration: RelativePath | None = Field(None, description="file of `coca-router calibrate`; pins the sampling")
     certificate: RelativePath | None = Field(None, description="of `calibrate --risk`; pins threshold and sampling")
@@ -88,8 +72,6 @@ class TierConfig(Section):
     def _consistent(self) -> "TierConfig":
         if self.calibration is not None and self.certificate is not None:
             raise ValueError("certificate: its threshold is one of stated confidences; use it without calibration")
-        if (self.calibration or self.certificate) and self.confidence.source != "stated":
-            raise ValueError("confidence.source: a calibration or certificate holds for 'stated'")
         if self.states_confidence and (self.bands is None) == (self.certificate is None):
             raise ValueError("expected either bands or a certificate")
         if self.certificate is not None and self.invalid == "answer":
@@ -155,10 +137,6 @@ class ServingConfig(Section):
             where = f"tiers.{index}"
             if tier.backend not in self.backends:
                 raise ValueError(f"{where}.backend: expected one of {', '.join(self.backends)}, found {tier.backend!r}")
-            resumes = {"style": tier.style == "stop_and_resume", "confidence": tier.confidence.source == "mean"}
-            for key in (key for key, value in resumes.items() if value):
-                if self.backends[tier.backend].dialect != "vllm":
-                    raise ValueError(f"{where}.{key}: {getattr(tier, key)} needs a backend of dialect vllm")
         actions = {f"bands.{n}.action": band.action for n, band in enumerate(tier.bands or ())}
         for key, action in {**actions, "invalid": tier.invalid}.items():
             if action == "escalate":
@@ -198,9 +176,9 @@ def _policy(tier: TierConfig, model: str, last: bool) -> TierPolicy:
         return TierPolicy(rule, pinned=identity, risk=certificate.risk)
     if tier.calibration is None:
         return TierPolicy(tier.rule(invalid))
-    calibration = read_calibration(Path(tier.calibration))
-    calibration.identity.require(model, tier.prompt, tier.temperature, where=where)
-    return TierPolicy(tier.rule(invalid), calibration.recalibrate, calibration.identity)
+    identity, recalibrate = read_map(Path(tier.calibration))
+    identity.require(model, tier.prompt, tier.temperature, where=where)
+    return TierPolicy(tier.rule(invalid), recalibrate, identity)
 
 
 def read_serving_config(path: Path) -> ServingConfig:

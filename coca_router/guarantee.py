@@ -25,7 +25,6 @@ Labels = npt.NDArray[np.bool_]
 
 GRID = 100
 _STARTS = ((0.1, 0.5), (0.3, 0.5))  # fraction of the answers accepted, fraction of the level
-_MAX_LABELS_FACTOR = 1 << 30  # bound of the search for a sufficient number of labels
 
 
 class Certificate(Section):
@@ -38,7 +37,6 @@ class Certificate(Section):
     accepted: int = Field(ge=0, description="of them at or above the threshold")
     wrong: int = Field(ge=0, description="of the accepted")
     bound: float | None = Field(description="exact upper bound of the accepted answers' error")
-    labels_needed: int | None = Field(description="if nothing is certified; null: no number would do")
 
     def sentence(self) -> str:
         if self.threshold is not None:
@@ -47,12 +45,11 @@ class Certificate(Section):
                 f"{self.risk:.3g} of the time, with confidence {self.confidence:g} ({self.wrong} of {self.accepted} "
                 f"accepted labels wrong; {self.accepted / self.labels:.1%} of all are accepted)"
             )
-        needed = (
-            "no number of labels would do while the errors stay as they are"
-            if self.labels_needed is None
-            else f"about {self.labels_needed:,} labels would do if the shares stay as they are"
+        least = least_labels(self.risk, self.confidence)
+        return (
+            f"nothing is certified at risk {self.risk:g} from {self.labels} labels; even without a wrong one at least "
+            f"{least} accepted labels are needed"
         )
-        return f"nothing is certified at risk {self.risk:g} from {self.labels} labels; {needed}"
 
 
 def p_value(wrong: npt.ArrayLike, accepted: npt.ArrayLike, risk: float) -> Floats:
@@ -72,14 +69,11 @@ def least_labels(risk: float, confidence: float) -> int:
     return math.ceil(round(math.log(1 - confidence) / math.log(1 - risk), 9))
 
 
-def certify(
-    stated: Floats, correct: Labels, *, risk: float, confidence: float, estimate_labels: bool = True
-) -> Certificate:
+def certify(stated: Floats, correct: Labels, *, risk: float, confidence: float) -> Certificate:
     """Find the lowest threshold whose error is certified to be at most ``risk``, with probability ``confidence``.
 
     ``stated`` are confidences (n,), NaN (never accepted) where invalid. The labels ``correct`` (n,) are independent
-    draws from the distribution that is served. If nothing is certified, ``estimate_labels`` estimates how many labels
-    are needed.
+    draws from the distribution that is served.
     """
     thresholds = np.arange(GRID, -1, -1) / GRID
     valid = ~np.isnan(stated)
@@ -87,11 +81,10 @@ def certify(
     last = _last_passed(accepted, wrong, risk, confidence)
     common: dict[str, Any] = {"risk": risk, "confidence": confidence, "labels": len(correct)}
     if last is None:
-        needed = _labels_needed(accepted, wrong, len(correct), risk, confidence) if estimate_labels else None
-        return Certificate(**common, threshold=None, accepted=0, wrong=0, bound=None, labels_needed=needed)
+        return Certificate(**common, threshold=None, accepted=0, wrong=0, bound=None)
     m, k = int(accepted[last]), int(wrong[last])
     bound, threshold = upper_bound(k, m, confidence), float(thresholds[last])
-    return Certificate(**common, threshold=threshold, accepted=m, wrong=k, bound=bound, labels_needed=None)
+    return Certificate(**common, threshold=threshold, accepted=m, wrong=k, bound=bound)
 
 
 def _at_or_above(values: Floats, thresholds: Floats) -> Counts:
@@ -124,24 +117,3 @@ def _last_passed(accepted: Counts, wrong: Counts, risk: float, confidence: float
         else:
             level = 0.0
     return last
-
-
-def _labels_needed(accepted: Counts, wrong: Counts, labels: int, risk: float, confidence: float) -> int | None:
-    """Number of labels, with the observed proportions, that would certify by the same test; None if no number would."""
-    if not accepted[-1]:
-        return None
-    share = np.divide(wrong, accepted, out=np.zeros(len(wrong)), where=accepted > 0)
-
-    def passes(size: int) -> bool:
-        scaled = accepted * size // labels
-        return _last_passed(scaled, np.floor(share * scaled).astype(np.intp), risk, confidence) is not None
-
-    low, high = labels, labels + 1
-    while not passes(high):
-        low, high = high, 2 * high
-        if high > min(_MAX_LABELS_FACTOR * labels, np.iinfo(np.int64).max // labels):
-            return None
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if passes(middle) else (middle, high)
-    return high

@@ -13,21 +13,20 @@ from coca_mindspeed.evaluation.predictions import Prediction, gradable
 from coca_mindspeed.utils.packages import require
 
 Labels = npt.NDArray[np.bool_]
-MapKind = Literal["platt", "beta", "isotonic"]
+MapKind = Literal["platt", "isotonic"]
 
 _EDGE = 1e-4  # stated 0 and 1 are clipped, for their logarithms
-_WEAK_PENALTY = 1e6  # C of the logistic regressions: almost no penalty; separable labels still have a fit
+_WEAK_PENALTY = 1e6  # C of the logistic regression: almost no penalty; separable labels still have a fit
 
 
 class CalibrationMap(Section):
     """A fitted non-decreasing map.
 
-    ``platt``: logistic in logit(s); ``beta``: logistic in ln(s) and -ln(1 - s) (Kull, Silva Filho and Flach, 2017);
-    ``isotonic``: piecewise linear between knots.
+    ``platt``: logistic in logit(s); ``isotonic``: piecewise linear between knots.
     """
 
     kind: MapKind
-    coefficients: list[float] = Field(default_factory=list, description="of the logistic maps, the intercept last")
+    coefficients: list[float] = Field(default_factory=list, description="of the logistic map: weight and intercept")
     knots: list[tuple[float, float]] = Field(default_factory=list, description="of the isotonic map")
 
     def __call__(self, confidence: Floats) -> Floats:
@@ -35,9 +34,8 @@ class CalibrationMap(Section):
         if self.kind == "isotonic":
             x, y = np.array(self.knots).T
             return np.asarray(np.where(np.isnan(confidence), np.nan, np.interp(confidence, x, y)))
-        *weights, intercept = self.coefficients
-        score = _features(self.kind, confidence) @ np.array(weights) + intercept
-        return np.asarray(1 / (1 + np.exp(-score)))
+        weight, intercept = self.coefficients
+        return np.asarray(1 / (1 + np.exp(-(weight * _logit(confidence) + intercept))))
 
 
 def fit_map(kind: MapKind, confidence: Floats, correct: Labels) -> CalibrationMap:
@@ -56,38 +54,29 @@ def fit_map(kind: MapKind, confidence: Floats, correct: Labels) -> CalibrationMa
         return CalibrationMap(kind=kind, knots=list(pairs))
     from sklearn.linear_model import LogisticRegression
 
-    features = _features(kind, confidence)
-    used = list(range(features.shape[1]))
-    while used:
-        model = LogisticRegression(C=_WEAK_PENALTY, max_iter=1000, tol=1e-8).fit(features[:, used], correct)
-        # A negative weight would make the map decrease somewhere: drop its term.
-        if (model.coef_[0] >= 0).all():
-            weights = np.zeros(features.shape[1])
-            weights[used] = model.coef_[0]
-            return CalibrationMap(kind=kind, coefficients=[*weights.tolist(), float(model.intercept_[0])])
-        used.pop(int(np.argmin(model.coef_[0])))
-    share = float(np.mean(correct))
-    return CalibrationMap(kind=kind, coefficients=[*[0.0] * features.shape[1], float(np.log(share / (1 - share)))])
+    model = LogisticRegression(C=_WEAK_PENALTY, max_iter=1000, tol=1e-8).fit(_logit(confidence)[:, None], correct)
+    weight, intercept = float(model.coef_[0, 0]), float(model.intercept_[0])
+    if weight < 0:  # a map does not fall
+        weight, intercept = 0.0, float(_logit(np.mean(correct)))
+    return CalibrationMap(kind=kind, coefficients=[weight, intercept])
 
 
-def _features(kind: MapKind, confidence: Floats) -> Floats:
+def _logit(confidence: npt.ArrayLike) -> Floats:
     s = np.clip(confidence, _EDGE, 1 - _EDGE)
-    log_s, log_rest = np.log(s), np.log1p(-s)
-    return np.stack([log_s - log_rest] if kind == "platt" else [log_s, -log_rest], axis=1)
+    return np.asarray(np.log(s) - np.log1p(-s))
 
 
 def kind_for(labels: int) -> MapKind:
-    """Choose the map by number of labels: two parameters below 200, three below 1,000, isotonic from there on."""
-    return "platt" if labels < 200 else "beta" if labels < 1000 else "isotonic"
+    """Choose the map by number of labels: two parameters below 1,000, isotonic from there on."""
+    return "platt" if labels < 1000 else "isotonic"
 
 
-def labelled(predictions: Sequence[Prediction]) -> tuple[Floats, Labels, list[str], list[str]]:
-    """Return valid confidences (n,), labels (n,), domains and questions of gradable predictions."""
+def labelled(predictions: Sequence[Prediction]) -> tuple[Floats, Labels, list[str]]:
+    """Return valid confidences (n,), labels (n,) and questions of gradable predictions."""
     valid = [p for p in gradable(predictions) if p.confidence is not None]
     return (
         np.array([p.confidence for p in valid], dtype=np.float64),
         np.array([p.correct for p in valid], dtype=np.bool_),
-        [p.dataset for p in valid],
         [f"{p.dataset}\0{p.id}" for p in valid],
     )
 

@@ -7,7 +7,6 @@ import codecs
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -18,17 +17,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampler import SampledToken, token_stream
+from coca_mindspeed.local.sampler import token_stream
 from coca_router import http_server as server
 from coca_router.answer import AnswerWriter
-from coca_router.openai_api import (
-    NEUTRAL_SAMPLING,
-    AnyRequest,
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    read_request,
-)
+from coca_router.openai_api import NEUTRAL_SAMPLING, ApiError, ChatRequest, read_request
 from coca_router.output_stream import StopStrings
 
 _BODY_S, _BODY_BYTES = 30.0, 4_000_000  # limits of a request's body
@@ -56,11 +48,9 @@ class ModelServer:
         self._context = int(context) if context is not None else None
 
     def app(self) -> Starlette:
-        chat, completion = partial(self._answer, ChatRequest), partial(self._answer, CompletionRequest)
         return Starlette(
             routes=[
-                Route("/v1/chat/completions", server.StreamingEndpoint(chat), methods=["POST"]),
-                Route("/v1/completions", server.StreamingEndpoint(completion), methods=["POST"]),
+                Route("/v1/chat/completions", server.StreamingEndpoint(self._answer), methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/models/{name}", self._models, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
@@ -74,9 +64,9 @@ class ModelServer:
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    async def _answer(self, kind: type[AnyRequest], http: Request, reply: server.Reply) -> None:
+    async def _answer(self, http: Request, reply: server.Reply) -> None:
         self._access.check(http)
-        request = read_request(await server.read_body(http, _BODY_BYTES, _BODY_S), kind, self.name)
+        request = read_request(await server.read_body(http, _BODY_BYTES, _BODY_S), self.name)
         for name, value in request.sampling().items():
             if name != "temperature" and value != NEUTRAL_SAMPLING[name]:
                 raise ApiError(400, f"{name} is not supported by this server", param=name)
@@ -101,23 +91,17 @@ class ModelServer:
         finally:
             self.accepted -= 1
 
-    def _prompt(self, request: AnyRequest) -> list[int]:
-        """Token ids of the prompt; ApiError if one is not in the vocabulary, or there is no room for an answer."""
-        tokenizer = self._policy.tokenizer
-        if isinstance(request, CompletionRequest):
-            prompt = list(request.prompt)
-            if max(prompt) >= self._policy.text.vocabulary_size:
-                raise ApiError(400, "prompt: a token id is not in the vocabulary", param="prompt")
-        else:
-            messages = [message.as_dict() for message in request.messages]
-            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            prompt = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    def _prompt(self, request: ChatRequest) -> list[int]:
+        """Token ids of the prompt; ApiError if it leaves no room for an answer."""
+        tokenizer, messages = self._policy.tokenizer, [message.as_dict() for message in request.messages]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        prompt = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         if not prompt or (self._context is not None and len(prompt) >= self._context):
             limit = "" if self._context is None else f" of {self._context}"
             raise ApiError(400, f"the prompt has {len(prompt)} tokens, which leaves no room in the context{limit}")
         return prompt
 
-    async def _generate(self, request: AnyRequest, prompt: Sequence[int], reply: server.Reply) -> None:
+    async def _generate(self, request: ChatRequest, prompt: Sequence[int], reply: server.Reply) -> None:
         limit = self._max_tokens if request.limit is None else min(request.limit, self._max_tokens)
         if self._context is not None:
             limit = min(limit, self._context - len(prompt))
@@ -125,29 +109,19 @@ class ModelServer:
         generator.seed() if request.seed is None else generator.manual_seed(request.seed)
         temperature = 1.0 if request.temperature is None else request.temperature
         stream = token_stream(self._policy, prompt, temperature=temperature, generator=generator)
-        id_ = f"{'chatcmpl' if isinstance(request, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
-        ids = {"prompt_token_ids": list(prompt)} if request.return_token_ids else {}
-        writer = AnswerWriter(request, id_, reply, lambda: {"x-request-id": id_}, lambda: {} if reply.begun else ids)
+        id_ = f"chatcmpl-{uuid.uuid4().hex}"
+        writer = AnswerWriter(request, id_, reply, lambda: {"x-request-id": id_})
         await writer.write("")
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        stops = StopStrings(request.stops, include=bool(request.include_stop_str_in_output))
+        stops = StopStrings(request.stops)
         count, reason = 0, None
         while reason is None:
             token = await anyio.to_thread.run_sync(partial(next, stream))
             count, self.generated = count + 1, self.generated + 1
-            written, last = self._policy.text.bytes_of(token.id), count == limit
-            text = stops.feed(decoder.decode(written))
+            last = count == limit
+            text = stops.feed(decoder.decode(self._policy.text.bytes_of(token.id)))
             if (token.ended or last) and not stops.stopped:
                 text += stops.feed(decoder.decode(b"", final=True)) + stops.finish()
             reason = "stop" if token.ended or stops.stopped else "length" if last else None
-            await writer.write(text, _token_fields(request, token, written))
+            await writer.write(text, [token.id] if request.return_token_ids else [])
         await writer.end(reason, len(prompt), count)
-
-
-def _token_fields(request: AnyRequest, token: SampledToken, written: bytes) -> dict[str, list[Any]]:
-    """The fields of a choice for a token of these bytes."""
-    fields: dict[str, list[Any]] = {"token_ids": [token.id]} if request.return_token_ids else {}
-    if isinstance(request, ChatRequest) and request.logprobs:
-        shown = {"token": written.decode("utf-8", "replace"), "bytes": list(written)}
-        fields["logprobs"] = [{**shown, "logprob": max(token.log_prob, -9999.0), "top_logprobs": []}]
-    return fields

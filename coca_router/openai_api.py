@@ -16,7 +16,8 @@ MOST_MESSAGES, MOST_STOPS = 1000, 16
 _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "n": (1,), "response_format": ({"type": "text"},), "tools": ([],), "functions": ([],),
-    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "modalities": (["text"],), "echo": (False,),
+    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "modalities": (["text"],),
+    "logprobs": (False,), "top_logprobs": (0,), "include_stop_str_in_output": (False,),
 }  # fmt: skip
 # Values at which a sampling parameter changes nothing.
 NEUTRAL_SAMPLING: Mapping[str, Any] = {
@@ -75,11 +76,15 @@ class _StreamOptions(_Body):
     include_obfuscation: bool | None = None
 
 
-class _Sampling(_Body):
+class ChatRequest(_Body):
+    """The body of ``/v1/chat/completions``."""
+
     model: str
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
     stop: _Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -90,13 +95,12 @@ class _Sampling(_Body):
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)  # engines take 64 bits
-    include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
 
     @property
     def limit(self) -> int | None:
         """Most tokens of the answer; None: the engine's limit."""
-        return self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -113,27 +117,6 @@ class _Sampling(_Body):
         return {name: value for name, value in values.items() if value is not None}
 
 
-class ChatRequest(_Sampling):
-    """The body of ``/v1/chat/completions``."""
-
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    logprobs: bool | None = None
-    top_logprobs: Literal[0] | None = None
-
-    @property
-    def limit(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-
-class CompletionRequest(_Sampling):
-    """The body of ``/v1/completions``: token ids to continue."""
-
-    prompt: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
-
-
-AnyRequest = ChatRequest | CompletionRequest
-RequestT = TypeVar("RequestT", bound=AnyRequest)
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -149,15 +132,14 @@ def read_json_body(body: bytes, model: type[ModelT]) -> ModelT:
         raise ApiError(400, f"{where}: {first['msg']}", param=str(first["loc"][0])) from error
 
 
-def read_request(body: bytes, kind: type[RequestT], served: str, *, thresholds: bool = False) -> RequestT:
+def read_request(body: bytes, served: str, *, thresholds: bool = False) -> ChatRequest:
     """Validate a request for the model ``served``; ApiError 400 with the parameter's name, or 404 for another model.
 
     With ``thresholds``, the model may also be called ``NAME@THRESHOLD``.
     """
-    request = read_json_body(body, kind)
-    if isinstance(request, ChatRequest):
-        for index, message in enumerate(request.messages):
-            _refuse_extra(message, f"messages[{index}].", {"tool_calls": ([],), "annotations": ([],)})
+    request = read_json_body(body, ChatRequest)
+    for index, message in enumerate(request.messages):
+        _refuse_extra(message, f"messages[{index}].", {"tool_calls": ([],), "annotations": ([],)})
     _refuse_extra(request, "", _NEUTRAL)
     if request.stream_options is not None:
         _refuse_extra(request.stream_options, "stream_options.", {})

@@ -51,11 +51,11 @@ class ConfidenceReader:
 class StopStrings:
     """Ends a text at the first of several non-empty strings; holds back text that may begin one.
 
-    ``include`` keeps the stop string in the text. Text fed after ``stopped`` is dropped.
+    Text fed after ``stopped`` is dropped.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops, self._include = tuple(stops), include
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
         self._held = ""
         self.stopped = False
 
@@ -69,9 +69,9 @@ class StopStrings:
         places = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if places:
             # The string that is complete first ends the text, as it would token by token.
-            place, stop = min(places, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
+            place, _ = min(places, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
             self.stopped = True
-            return self._held[: place + len(stop) if self._include else place]
+            return self._held[:place]
         certain = len(self._held) - max(self._overlap(stop) for stop in self._stops)
         output, self._held = self._held[:certain], self._held[certain:]
         return output
@@ -100,30 +100,22 @@ class OutputStream:
     def __init__(self, write: Callable[[str], Awaitable[None]], stops: Sequence[str], max_tokens: int | None) -> None:
         """``max_tokens`` None: the engine's limit."""
         self._write, self._stops, self._max_tokens = write, StopStrings(stops), max_tokens
-        self._unsent, self.cut = "", False
-        self.tokens = 0
+        self.tokens, self.cut = 0, False
         self.finish_reason: str | None = None
 
-    def has_ended(self) -> bool:
-        return self.finish_reason is not None
-
-    def feed(self, text: str, tokens: int, finish_reason: str | None = None) -> None:
-        if self.has_ended():
+    async def feed(self, text: str, tokens: int, finish_reason: str | None) -> None:
+        """Send the text that is certain."""
+        if self.finish_reason is not None:
             return
         self.tokens += tokens
-        self._unsent += self._stops.feed(text)
+        certain = self._stops.feed(text)
         if self._stops.stopped:
             self.finish_reason, self.cut = "stop", True
         elif finish_reason is not None:
             self.finish_reason = finish_reason
         elif self._max_tokens is not None and self.tokens >= self._max_tokens:
             self.finish_reason, self.cut = "length", True
-
-    async def send(self) -> None:
-        """Send the text that is certain."""
-        text, self._unsent = self._unsent, ""
-        await self._write(text)
+        await self._write(certain)
 
     async def close(self) -> None:
-        self._unsent += self._stops.finish()
-        await self.send()
+        await self._write(self._stops.finish())

@@ -122,10 +122,10 @@ class Proxy:
         self._running += 1
         try:
             body = await server.read_body(request, limits.request_bytes, limits.body_s)
-            chat = read_request(body, ChatRequest, self.config.name, thresholds=True)
-            for name in ("logprobs", "return_token_ids", "include_stop_str_in_output"):
-                if getattr(chat, name):
-                    raise ApiError(400, f"{name}: the confidence is removed from the answer", param=name)
+            chat = read_request(body, self.config.name, thresholds=True)
+            if chat.return_token_ids:
+                message = "return_token_ids: the confidence is removed from the answer"
+                raise ApiError(400, message, param="return_token_ids")
             domain = request.headers.get("x-coca-domain")
             if domain is not None and not _DOMAIN.fullmatch(domain):
                 raise ApiError(400, "x-coca-domain: expected up to 64 letters, digits, '.', '_' or '-'")

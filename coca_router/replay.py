@@ -5,7 +5,7 @@ tiers before: up to the confidence where that comes first, the whole response wh
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ import numpy.typing as npt
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.binning import clopper_pearson
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_router.decision import Budget, ThresholdRule, decide
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,41 +78,6 @@ def _tokens(p: Prediction, tier: str, count: Callable[[str], int] | None) -> tup
     if p.tokens_to_confidence is None:
         raise DataError(f"{tier}: {p.dataset} {p.id} has a confidence, but no 'tokens_to_confidence'")
     return whole, p.tokens_to_confidence
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyOutcome:
-    quality: float  # share of right answers among all questions; a refusal is none
-    answered: float  # share of questions with an answer
-    error: float  # share of wrong ones among the answers, NaN without answers
-    cost: float  # mean, of a question
-    stopped_at: Mapping[str, float]  # tier -> share of questions
-
-
-def replay_policy(tiers: Tiers, rules: Sequence[ThresholdRule | None], budget: Budget) -> PolicyOutcome:
-    """Replay a policy with the proxy's own :func:`decide`; ``budget.tokens`` is not counted.
-
-    ``rules`` has one rule a tier, None where the tier states no confidence and answers.
-    """
-    n = tiers.correct.shape[1]
-    right = answers = 0
-    cost = 0.0
-    ended = dict.fromkeys(tiers.names, 0)
-    for column in range(n):
-        left = budget
-        for row, (name, rule) in enumerate(zip(tiers.names, rules, strict=True)):
-            stated = float(tiers.confidence[row, column])
-            left = replace(left, escalations=min(left.escalations, len(tiers.names) - 1 - row))
-            action = "answer" if rule is None else decide(None if np.isnan(stated) else stated, rule, left).action
-            cost += float(tiers.whole[row, column] if action == "answer" else tiers.opening[row, column])
-            if action != "escalate":
-                ended[name] += 1
-                answers += action == "answer"
-                right += action == "answer" and bool(tiers.correct[row, column])
-                break
-            left = left.spend_escalation()
-    error = float("nan") if answers == 0 else 1 - right / answers
-    return PolicyOutcome(right / n, answers / n, error, cost / n, {name: count / n for name, count in ended.items()})
 
 
 class CostCurve(NamedTuple):

@@ -1,8 +1,6 @@
 """``coca-router route``: replay routing from the tiers' predictions."""
 
 import argparse
-import math
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,19 +10,11 @@ import numpy as np
 from coca_mindspeed.cli.options import place, within
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
+from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown
 from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.utils.tokenization import TokenCounter
-from coca_router.config import bands_from, read_serving_config, tier_policies, tiers_yaml
-from coca_router.decision import Budget
-from coca_router.replay import (
-    PolicyOutcome,
-    Setting,
-    Tiers,
-    join_tiers,
-    replay_policy,
-    setting_of_share,
-)
+from coca_router.config import bands_from, tiers_yaml
+from coca_router.replay import Setting, Tiers, join_tiers, setting_of_share
 
 _SHARES = [tenth / 10 for tenth in range(11)]  # of the rows of the table
 
@@ -34,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="one file a tier, from the cheapest")
     option("--prices", metavar="P,P", help="of a generated token, one a tier (default: 1, 10, 100, ...)")
     option("--share", type=within(0, 1), metavar="S", help="print the policy that sends this share to the last tier")
-    option("--policy", type=Path, metavar="CONFIG", help="replay this file of `serve` too")
     option("--tokenizer", type=Path, metavar="DIR", help="counts tokens where the predictions do not say")
     option("--output", type=place, metavar="FILE", help="write the figures there too (JSON)")
 
@@ -54,11 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         {name: read_predictions(path, needs) for name, path in zip(names, files, strict=True)}, prices, count
     )
     settings = list(dict.fromkeys(setting_of_share(tiers, share) for share in _SHARES))
-    policy = None if arguments.policy is None else _replay(arguments.policy, tiers)
     setting = None if arguments.share is None else setting_of_share(tiers, arguments.share)
     text = f"{_tier_table(tiers)}\n{_setting_table(settings)}"
-    if policy is not None:
-        text += f"\n{_policy_sentence(arguments.policy.name, policy)}\n"
     if setting is not None:
         text += f"\n{_share_sentence(setting)}\n\n```yaml\n{_policy_yaml(tiers, setting)}```\n"
     if arguments.output is not None:
@@ -68,7 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
             "questions": int(tiers.question.max()) + 1,
             "settings": [asdict(each) for each in settings],
             "share": None if setting is None else asdict(setting),
-            "policy": None if policy is None else {k: None if v != v else v for k, v in asdict(policy).items()},
         }
         write_json(arguments.output, content)
     print_markdown(text)
@@ -87,22 +72,6 @@ def _prices(text: str | None, tiers: int) -> list[float]:
     return prices
 
 
-def _replay(path: Path, tiers: Tiers) -> PolicyOutcome:
-    config = read_serving_config(path)
-    if len(config.tiers) != len(tiers.names):
-        raise UsageError(f"--policy {path}: has {len(config.tiers)} tiers, found predictions of {len(tiers.names)}")
-    rules, caps = [policy.rule for policy in tier_policies(config)], config.caps
-    ignored = {
-        "calibration": any(tier.calibration for tier in config.tiers),
-        "confidence": any(tier.confidence.source == "mean" for tier in config.tiers),
-        "caps.tokens": caps.tokens,
-    }
-    if names := [name for name, value in ignored.items() if value]:
-        text = f"warning: --policy {path}: {', '.join(names)} ignored; the replay uses confidences as they were stated"
-        print_text(text, sys.stderr)
-    return replay_policy(tiers, rules, Budget(caps.escalations, None, caps.exhausted))
-
-
 def _tier_table(tiers: Tiers) -> str:
     rows = [
         [name, f"{tiers.correct[i].mean():.3f}", f"{tiers.whole[i].mean():.4g}", f"{tiers.opening[i].mean():.4g}"]
@@ -118,15 +87,6 @@ def _setting_table(settings: list[Setting]) -> str:
         for s in settings
     ]
     return markdown_table(header, rows)
-
-
-def _policy_sentence(name: str, outcome: PolicyOutcome) -> str:
-    error = "" if math.isnan(outcome.error) else f", of which {outcome.error:.1%} wrong"
-    ended = ", ".join(f"{tier} {share:.1%}" for tier, share in outcome.stopped_at.items())
-    return (
-        f"{name}: {outcome.answered:.1%} answered{error}; {outcome.quality:.1%} of all right at a mean cost of "
-        f"{outcome.cost:.4g}; ended at {ended}."
-    )
 
 
 def _share_sentence(setting: Setting) -> str:

@@ -18,7 +18,7 @@ class Trace:
         tier: the tier asked last.
         basis: why an answer with a confidence was given: ``confidence``, or ``exhausted`` where a cap allowed no
             escalation. None for other answers, and where a limit of the client cut it.
-        stated_confidence: of the sample or the mean of several; None where it is invalid or absent.
+        stated_confidence: None where it is invalid or absent.
         confidence: the confidence used for the decision, recalibrated where the tier has a map.
         tokens_to_confidence: tokens generated at ``tier`` until the decision.
         tokens: tier -> tokens generated.
@@ -42,9 +42,6 @@ class Trace:
     finish_reason: str | None = None
     started: float = field(default_factory=time.monotonic)
     decided: float | None = None
-
-    def add_tokens(self, tier: str, tokens: int) -> None:
-        self.tokens[tier] = self.tokens.get(tier, 0) + tokens
 
     def add_decision(self, tier: str, decision: Decision) -> None:
         self.tier, self.action, self.reason = tier, decision.action, decision.reason

@@ -34,7 +34,7 @@ COMMANDS: dict[str, str] = {
 }
 _ROUTER = ("serve", "route", "calibrate")  # commands of coca-router
 # Commands of the source tree that are not installed, by their module.
-_EXPERIMENTS = {"reproduce": "reproduce", "import-gguf": "gguf_import", "data real-world": "real_world"}
+_EXPERIMENTS = {"reproduce": "reproduce", "data real-world": "real_world"}
 _TRAINING = ("demo", "train")  # commands whose memory would grow with glibc's malloc
 
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.algorithm.methods import METHODS, training_method
 from coca_mindspeed.baselines import ASSESSOR_PROMPT, BASELINES, NEEDS_TRAINING, VOTES, answers_in_order, bare_questions
-from coca_mindspeed.cli.options import above, at_least, day, device_name, json_object, place, template_variables
+from coca_mindspeed.cli.options import (
+    above,
+    at_least,
+    day,
+    device_name,
+    grader_option,
+    json_object,
+    place,
+    template_variables,
+)
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.prompts import TemplateKeys
 from coca_mindspeed.data.records import Record, read_records
@@ -18,7 +27,7 @@ from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.evaluation.tables import print_metrics, summary_metrics
 from coca_mindspeed.grading.label_check import check_records
-from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
+from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local import run_directory
 from coca_mindspeed.local.validation import LengthLimits, check_prompts
@@ -50,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--assessor-epochs", type=at_least(1), default=3, help="at most (default: 3)")
     option("--method", choices=tuple(METHODS), default="coca", help="whose prompt and format to use (default: coca)")
     option("--label", help="method name in the predictions (default: the baseline's)")
-    option("--grader", choices=GRADER_NAMES, default="auto", help="default: by record")
+    named = "a name of docs/grading.md, or your own: ./file.py:name or package.module:name (default: by record)"
+    option("--grader", type=grader_option, default="auto", metavar="NAME", help=named)
     option("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
     option("--batch", type=at_least(1), default=64, help="questions at once, and in a part (default: 64)")
     option("--max-prompt-tokens", type=at_least(1), default=2048, help="default: 2048")
@@ -98,6 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
         answers_in_order(answers, records)
     if arguments.name in NEEDS_TRAINING and arguments.trained is None:
         _refuse_known_questions(records, training)
+    if arguments.name in VOTES:
+        for record in records:
+            grader_name(record)  # compares the answers of a vote, whatever --grader is
     model = ModelConfig(
         compute_dtype=arguments.dtype,
         chat_template_kwargs=arguments.chat_template_kwargs or {},

@@ -10,8 +10,9 @@ from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIR
 from coca_mindspeed.cli.options import at_least, columns, number, place, subcommand
 from coca_mindspeed.data.export import FRAMEWORKS, export_records
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
-from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
 from coca_mindspeed.data.prepare.filters import (
+    SHORTEST,
+    EvaluationIndex,
     Filter,
     LabelChecker,
     PromptCounter,
@@ -20,8 +21,7 @@ from coca_mindspeed.data.prepare.filters import (
     by_source,
     label_checker,
 )
-from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
-from coca_mindspeed.data.prepare.report import PreparationReport
+from coca_mindspeed.data.prepare.pipeline import STAGES, Preparation, PreparationReport, prepare
 from coca_mindspeed.data.registry import (
     SOURCES,
     DataSource,
@@ -50,7 +50,7 @@ _DESCRIPTION = """\
 Convert published files into records, in bounded memory.
 
 The output directory is written atomically: train.jsonl (test.jsonl for a benchmark), validation.jsonl, findings.jsonl
-(one line for every dropped row), report.json and report.md.  Benchmarks are kept whole and in order; only training
+(one line for every dropped row) and report.json.  Benchmarks are kept whole and in order; only training
 sets are cleaned and shuffled by default.
 """
 _EXAMPLES = """\
@@ -261,10 +261,9 @@ def _hub_dataset(source: DataSource, named: str) -> HubDataset:
 
 def _print(report: PreparationReport, output: Path) -> None:
     print_text(f"{report.dataset}: {report.rows_in} rows in, {report.rows_out} rows out")
-    for stage, reasons in report.dropped.items():
-        print_text(f"  dropped, {stage}: {sum(reasons.values())}")
-    for stage, reasons in report.reported.items():
-        print_text(f"  reported and kept, {stage}: {sum(reasons.values())}")
+    for done, stages in (("dropped", report.dropped), ("reported and kept", report.reported)):
+        for stage, reasons in stages.items():
+            print_text(f"  {done}, {stage} ({STAGES[stage]}): {sum(reasons.values())}")
     for name, written in report.outputs.items():
         print_text(f"  {output / name}: {written['rows']} rows")
-    print_text(f"  {output / 'report.md'}")
+    print_text(f"  {output / 'report.json'}; {output / 'findings.jsonl'} has a line for each dropped row")

@@ -12,10 +12,10 @@ from typing import Any
 
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
-from coca_mindspeed.cli.options import at_least, json_object, place, template_variables, within
+from coca_mindspeed.cli.options import at_least, grader_option, json_object, place, template_variables, within
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
+from coca_mindspeed.evaluation.adapters import read_opencompass, read_responses
 from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
@@ -23,10 +23,10 @@ from coca_mindspeed.evaluation.metrics import (
     UNDEFINED,
     MetricOptions,
     reading_metrics,
+    second_metrics,
     show,
     show_range,
 )
-from coca_mindspeed.evaluation.opencompass.output import read_opencompass
 from coca_mindspeed.evaluation.predictions import (
     Prediction,
     answers_first,
@@ -38,7 +38,7 @@ from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, re
 from coca_mindspeed.evaluation.scoreboard import Column, PairedDifference, Scoreboard
 from coca_mindspeed.evaluation.tables import risk_tables, summary_table
 from coca_mindspeed.grading.label_check import check_records
-from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
 from coca_mindspeed.utils.files import read_complete_rows, read_json_lines, write_atomically, write_json
 from coca_mindspeed.utils.packages import require
@@ -48,8 +48,7 @@ from coca_mindspeed.utils.tokenization import TokenCounter
 _ENDPOINT = ("model", "data", "samples", "concurrency", "temperature", "max_tokens", "chat_template_kwargs")
 _FORMATS = {
     "predictions": (),
-    "rollouts": ("position", "decimals"),
-    "opencompass": ("position", "decimals", "tokenizer"),
+    "opencompass": (),
     "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
 }
 _OPTIONS_OF = {
@@ -66,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=tuple(_FORMATS),
         default="predictions",
-        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; rollouts: a dump of a training; "
+        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; "
         "responses: lines of id and response, graded against --gold (default: %(default)s)",
     )
     option("--endpoint", metavar="URL", help="ask a server instead of reading files; the same command resumes")
@@ -83,7 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='of --endpoint: variables of the chat template, {"enable_thinking": false} for example (vLLM, SGLang)',
     )
     option("--gold", type=Path, help="records to grade responses by")
-    option("--grader", choices=GRADER_NAMES, help="of responses; auto: by record (default: auto)")
+    own = "auto: by record (default), a name of docs/grading.md, or your own: ./file.py:name, package.module:name"
+    option("--grader", type=grader_option, metavar="NAME", help=f"of responses; {own}")
     option("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
     option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
     option("--position", choices=tuple(SEGMENTS), help="last: answer-first methods, both: caliber (default: first)")
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_usage(arguments)
     predictions = _read_all(arguments)
     _refuse_repeats(predictions, arguments.files)
-    if arguments.format != "predictions" and arguments.position is None:
+    if arguments.format == "responses" and arguments.position is None:
         _hint_at_position(predictions)
     options = MetricOptions(bins=arguments.bins, closed=arguments.bins_closed)
     runs = unique_labels(split_runs(predictions, "all"))
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         differences, compared = _differences(board, _base(arguments.against), arguments.against)
         name = one_line(arguments.against.name)
         text += f"\nDifference to {name}, paired by question:\n\n{compared}"
-    text += _readings(runs)
+    text += _readings(runs) + _second(runs)
     for table in risk_tables(board):
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
     text += _suggested(runs)
@@ -260,14 +260,14 @@ def _predictions(path: Path) -> list[Prediction]:
 def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
     """Read all files.  If there are several, the label of a file becomes the model of rows without model and method.
 
-    ``--method`` joins the files.  The files of a rollout dump are data sets of one run.
+    ``--method`` joins the files.
     """
     if arguments.endpoint is not None:
         return _ask(arguments)
     runs = [Run(file_label(path, path), _read(path, arguments)) for path in arguments.files]
     if arguments.method is not None:
         return [replace(p, method=arguments.method) for run in runs for p in run.predictions]
-    if len(runs) > 1 and arguments.format != "rollouts":
+    if len(runs) > 1:
         runs = unique_labels(runs)
         return [
             replace(p, model=run.label) if p.model is None and p.method is None else p
@@ -280,12 +280,10 @@ def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
 def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     if arguments.format == "predictions":
         return _predictions(path)
-    parser = ResponseParser(arguments.position or "first", arguments.decimals)
-    if arguments.format == "rollouts":
-        return read_rollouts(path, parser=parser)
-    tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     if arguments.format == "opencompass":
-        return read_opencompass(path, parser=parser, tokenizer=tokenizer)
+        return read_opencompass(path)
+    parser = ResponseParser(arguments.position or "first", arguments.decimals)
+    tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:
         how: dict[str, Any] = {"grader_name": name, "parser": parser, "tokenizer": tokenizer, "warn": _warn}
@@ -321,6 +319,21 @@ def _readings(runs: Sequence[Run]) -> str:
         "all numbers, of which the last column is the sum (no figures below 95%)."
     )
     return f"\n{heading}\n\n{markdown_table(['run', 'data', 'reading', *labels, 'covered'], rows)}"
+
+
+def _second(runs: Sequence[Run]) -> str:
+    """Metrics of the confidences after the answers, of the runs whose predictions have them."""
+    found = [
+        (run.label, dataset, second)
+        for run in runs
+        for dataset, predictions in run.by_dataset().items()
+        if (second := second_metrics(predictions))
+    ]
+    if not found:
+        return ""
+    labels = [METRIC_SPECS[name].heading for name in found[0][2]]
+    rows = [[label, dataset, *(show(*each) for each in second.items())] for label, dataset, second in found]
+    return f"\nConfidence after the answer:\n\n{markdown_table(['run', 'data', *labels], rows)}"
 
 
 def _suggested(runs: Sequence[Run]) -> str:
@@ -381,6 +394,7 @@ def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
         "ungradable": sum(run.ungradable().get(name, 0) for name in column.datasets),
         "mean_of": list(column.datasets) if column.is_average else None,
         "readings": _readings_json(run, column),
+        "after_answer": _second_json(run, column),
         "metrics": {name: board.interval(run.label, column, name).as_dict() for name in metrics},
         "ece_if_calibrated": None if found is None else found.as_dict(),
         "undefined": {} if own is None else dict(own.undefined),
@@ -393,6 +407,11 @@ def _readings_json(run: Run, column: Column) -> dict[str, dict[str, float | None
     if column.is_average or not confidence_mass(predictions):
         return None
     return {reading: _none_for_nan(found) for reading, found in reading_metrics(predictions).items()}
+
+
+def _second_json(run: Run, column: Column) -> dict[str, float | None] | None:
+    found = None if column.is_average else second_metrics(run.by_dataset().get(column.name, []))
+    return None if found is None else _none_for_nan(found)
 
 
 def _risk(run: Run, dataset: str) -> list[dict[str, float | None]]:

@@ -81,6 +81,17 @@ def template_variables(text: str) -> dict[str, Any]:
     return variables
 
 
+def grader_option(text: str) -> str:
+    """Grader by name, or one's own (``./f.py:name``), with the fingerprint of its file."""
+    from coca_mindspeed.errors import GradingError
+    from coca_mindspeed.grading.registry import known_grader  # --help needs no grader
+
+    try:
+        return known_grader(text)
+    except GradingError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def columns(text: str) -> dict[str, str]:
     """Columns by field of a record, as a JSON object."""
     from coca_mindspeed.config import values  # --help needs no schema

@@ -69,10 +69,10 @@ def file_format(path: Path) -> str | None:
     return suffix[0]
 
 
-def read_rows(path: Path, columns: Collection[str] | None = None, header: Sequence[str] | None = None) -> Iterator[Row]:
+def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[Row]:
     """Stream the rows of a file of :func:`data_files`.
 
-    ``columns`` restricts columnar files; ``header`` names the columns of a CSV or TSV file without a header line.
+    ``columns`` restricts columnar files.
 
     Raises:
         DataError: the file cannot be read, or not any further.
@@ -86,7 +86,7 @@ def read_rows(path: Path, columns: Collection[str] | None = None, header: Sequen
         elif form == ".json":
             yield from _json_rows(path)
         elif form in (".csv", ".tsv"):
-            yield from _csv_rows(path, header)
+            yield from _csv_rows(path)
         else:
             raise DataError(f"{path}: {_UNKNOWN_SUFFIX}")
     except (OSError, EOFError) as error:
@@ -179,16 +179,14 @@ def _json_rows(path: Path) -> Iterator[Row]:
             yield Row(str(path), number, error=str(error))
 
 
-def _csv_rows(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
+def _csv_rows(path: Path) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)
-    delimiter = "\t" if file_format(path) == ".tsv" or header is not None else ","
+    delimiter = "\t" if file_format(path) == ".tsv" else ","
     number = 0
     try:
         with _open_text(path, newline="") as file:
-            # OpenCompass's headerless files are not quoted consistently.
-            reader = csv.reader(file, delimiter=delimiter, strict=header is None)
-            names = list(header) if header is not None else next(reader, None)
-            if names is None:
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            if (names := next(reader, None)) is None:
                 raise DataError(f"{path}: empty; expected a header line")
             for number, fields in enumerate((row for row in reader if row), start=1):
                 if len(fields) != len(names):

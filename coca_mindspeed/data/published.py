@@ -351,7 +351,7 @@ def simpleqa(row: Mapping[str, Any], number: int) -> Record:
 
 
 def triviaqa(row: Mapping[str, Any], number: int) -> Record:
-    """Convert the authors' JSON, its copy with lower-case names, or OpenCompass's question and list of answers.
+    """Convert the authors' JSON, or its copy with lower-case names.
 
     Raises:
         RowError: the row is in none of these forms.
@@ -359,19 +359,12 @@ def triviaqa(row: Mapping[str, Any], number: int) -> Record:
     """
     # The authors' files of the test split leave the column out.
     answer = None if "QuestionId" in row and "Answer" not in row else _column(row, "answer", "Answer")
-    if isinstance(answer, str) and answer.lstrip().startswith("["):  # OpenCompass's trivia-dev.qa.csv
-        answer = _literal(answer, "answer", "a list of answers")
-    if isinstance(answer, dict):
-        gold = _column(answer, "value", "Value")
-        aliases = [gold, *(_column(answer, "aliases", "Aliases") or []), *(answer.get("HumanAnswers") or [])]
-    elif isinstance(answer, list) and answer:
-        gold, aliases = answer[0], answer
-    elif answer is None:
+    if not isinstance(answer, dict | None):
+        raise RowError(f"column 'answer' should hold a value and aliases, found {_describe(answer)}")
+    gold = None if answer is None else _column(answer, "value", "Value")
+    if answer is None or gold in ("", "<unk>", None):
         raise Ungradable("no gold answer: the test split is not labelled")
-    else:
-        raise RowError(f"column 'answer' should hold a value and aliases, or a list, found {_describe(answer)}")
-    if gold in ("", "<unk>", None):
-        raise Ungradable("no gold answer: the test split is not labelled")
+    aliases = [gold, *(_column(answer, "aliases", "Aliases") or []), *(answer.get("HumanAnswers") or [])]
     if not all(isinstance(alias, str) for alias in aliases):
         raise RowError(f"column 'answer': aliases should be strings, found {_describe(aliases)}")
     if not any(map(normalise, aliases)):

@@ -39,17 +39,13 @@ class DataSource:
             yield from hub_rows(inputs, self.columns)
             return
         for path in data_files(inputs):
-            yield from read_rows(path, self.columns, self.header(path))
+            yield from read_rows(path, self.columns)
 
     def record(self, row: Row, number: int) -> Record:
         """Convert a row; raises RowError, also for a row that cannot be read, or Ungradable."""
         if row.error:
             raise RowError(row.error)
         return self.convert(row.values, number)
-
-    def header(self, path: Path) -> list[str] | None:
-        """Return the column names of files without a header line: OpenCompass's ``trivia-*.qa.csv``."""
-        return ["question", "answer"] if self.name == "triviaqa" and path.name.endswith(".qa.csv") else None
 
 
 def _own_record(columns: Mapping[str, str], dataset: str, row: Mapping[str, Any], number: int) -> Record:

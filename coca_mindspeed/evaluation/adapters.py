@@ -1,22 +1,19 @@
-"""Predictions from other files: rollout dumps, and responses graded against gold answers.
+"""Predictions from other files: OpenCompass's results, and responses graded against gold answers."""
 
-:func:`.opencompass.output.read_opencompass` reads OpenCompass's output.
-"""
-
-import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
-from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
 from coca_mindspeed.grading.label_check import check_records, misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
-from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.files import read_json_lines, read_object
+from coca_mindspeed.utils.text_formats import JsonError
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
 _MAX_UNGRADABLE = 0.01  # share of answers; above it the gradable ones may differ from all
@@ -26,71 +23,47 @@ _FIXES = {
 }
 
 
-def _prompt_text(prompt: Any, where: str) -> str:
-    """The user's text of a prompt that is a string or chat messages."""
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "content" in m for m in prompt):
-        return str(next((m["content"] for m in reversed(prompt) if m.get("role") == "user"), prompt[-1]["content"]))
-    raise DataError(f"{where}: 'prompt' should be text or chat messages, found {prompt!r:.80}")
-
-
-def _correct(row: Mapping[str, Any], where: str) -> bool | None:
-    if isinstance(correct := row.get("correct"), bool):
-        return correct
-    grade = row.get("grade")
-    # The answer reward is exactly 0 or 1; a shaped reward is not a verdict.
-    if isinstance(grade, bool | int | float) and grade in (0, 1):
-        return bool(grade)
-    if grade in ("right", "wrong"):
-        return bool(grade == "right")
-    if grade == "ungradable" or (grade is None and "correct" in row and correct is None):
-        return None
-    raise DataError(f"{where}: expected 'correct' true or false, or 'grade' 0 or 1; found {correct!r} and {grade!r}")
-
-
-def read_rollouts(path: Path, *, parser: ResponseParser | None = None) -> list[Prediction]:
-    """Read the predictions of a rollout dump: JSON Lines with ``prompt``, ``response`` and ``correct`` or ``grade``.
-
-    The dumps of all engines are read; some call the prompt ``question`` and TTC ``confidence_tokens``.  ``confidence``
-    is parsed from the response if there is no such key.  ``id``, ``dataset``, ``tokens`` and ``tokens_to_confidence``
-    are optional; a row without ``dataset`` gets the file's name.  Samples of one prompt are numbered.
+def read_opencompass(work_dir: Path) -> list[Prediction]:
+    """Read the predictions of an OpenCompass run with our evaluators, from its directory with ``results/``.
 
     Raises:
-        DataError: with file and line.
+        DataError: there are no results, or responses without a result, or another evaluator graded them.
     """
-    parser = parser or ResponseParser()
-    seen: Counter[tuple[str, str]] = Counter()
+    results = [p for p in sorted(work_dir.glob("results/*/*.json")) if not re.search(r"_replica\d+$", p.stem)]
+    if not results:
+        raise DataError(
+            f"{work_dir}: holds no results/MODEL/DATASET.json; expected the time-stamped folder of an OpenCompass run"
+        )
+    _refuse_ungraded(work_dir, {(path.parent.name, path.stem) for path in results})
     predictions = []
-    for number, row in read_json_lines(path):
-        where = f"{path}:{number}"
-        prompt, response = row.get("prompt", row.get("question")), row.get("response")
-        if prompt is None or not isinstance(response, str):
-            raise DataError(
-                f"{where}: expected 'prompt' (or 'question'), 'response' as text, and 'correct', found {sorted(row)}"
-            )
-        question = _prompt_text(prompt, where)
-        id_ = str(row.get("id", hashlib.sha256(question.encode()).hexdigest()[:16]))
-        name = row.get("dataset", path.stem)
-        stated = row["confidence"] if "confidence" in row else parser(response).confidence
-        tokens = row.get("tokens_to_confidence", row.get("confidence_tokens"))
-        values: dict[str, Any] = {
-            "id": id_,
-            "dataset": name,
-            "question": question,
-            "response": response,
-            "confidence": as_stated(stated) if isinstance(stated, float) else stated,
-            "correct": _correct(row, where),
-            "tokens_to_confidence": None if stated is None else tokens,
-            "sample": seen[name, id_],
-            "tokens": row.get("tokens", row.get("response_tokens")),
-            **{key: row[key] for key in ("method", "model", "category") if key in row},
-        }
-        seen[name, id_] += 1
-        predictions.append(prediction_from_json(values, where))
-    if not predictions:
-        raise DataError(f"{path}: holds no rollouts")
+    for path in results:
+        try:
+            details = read_object(path).get("details")
+        except (OSError, UnicodeDecodeError, JsonError) as error:
+            raise DataError(f"{path}: cannot be read as JSON: {error}") from error
+        rows = details if isinstance(details, list) else [details]
+        for number, row in enumerate(rows):
+            if not isinstance(row, dict) or "tokens_to_confidence" not in row:
+                raise DataError(
+                    f"{path}: was graded by another evaluator; run opencompass with a configuration of "
+                    "coca_mindspeed.evaluation.opencompass.config, or grade its responses by --format responses"
+                )
+            values = {**row, "dataset": path.stem, "model": path.parent.name}
+            predictions.append(prediction_from_json(values, f"{path}, sample {number}"))
     return predictions
+
+
+def _refuse_ungraded(work_dir: Path, graded: Collection[tuple[str, str]]) -> None:
+    """Refuse responses without a result: OpenCompass writes none where an evaluator failed, and continues."""
+    for path in sorted(work_dir.glob("predictions/*/*.json")):
+        name = path.stem.removeprefix("tmp_")  # begins the name of predictions that are not all there yet
+        whole = re.sub(r"_\d+$", "", name)  # a large data set is in parts, DATASET_0, DATASET_1, ...
+        names = {name, whole} if path.with_name(f"{whole}_0.json").exists() else {name}
+        if not any((path.parent.name, each) in graded for each in names):
+            raise DataError(
+                f"{path}: there is no results/{path.parent.name}/{name}.json for these responses; the inference was "
+                "stopped or the evaluation failed (see logs/): run opencompass again with -r, or remove the file"
+            )
 
 
 def read_responses(
@@ -149,6 +122,7 @@ def read_responses(
             "question": record.question,
             "response": row["response"],
             "confidence": row["confidence"] if external else parts.confidence,
+            "confidence_after": row.get("confidence_after", parts.confidence_after),
             "correct": verdict.correct_or_none,
             "tokens_to_confidence": row.get("tokens_to_confidence", None if external else counted),
             "category": record.category,

@@ -5,8 +5,8 @@
   small sets and where all answers are correct; a bootstrap and a normal interval have no width there.
 - Tokens to confidence, which has no upper bound: Student's t.
 - ECE: bounds over the signs of its bins (:mod:`.ece`).
-- Others: none.  MCE and the parts of the Brier score are biased by noise as ECE is, and one unseen wrong answer of
-  confidence 1 changes the log score without limit.
+- Others: none.  MCE and the parts of the Brier score are biased by noise as ECE is, one unseen wrong answer of
+  confidence 1 changes the log score without limit, and one answer can move many ranks of AURC.
 
 A prediction's influence on a mean is n times the change of the estimate that it causes: its deviation from the mean, or
 for AUROC the deviation of its placement among the answers of the other class (DeLong, DeLong and Clarke-Pearson, 1988).
@@ -28,13 +28,10 @@ from scipy.special import ndtri, stdtrit
 from coca_mindspeed.evaluation.binning import Floats, binomial_low
 from coca_mindspeed.evaluation.ece import Bins, EceUnderCalibration, ece_bounds, ece_under_calibration
 from coca_mindspeed.evaluation.metrics import (
-    COVERAGES,
     CalibrationMetrics,
     Groups,
     MetricOptions,
     calibration_metrics,
-    harmonic_numbers,
-    places_of,
 )
 from coca_mindspeed.evaluation.predictions import Outcomes
 
@@ -58,15 +55,13 @@ UNDEFINED_INTERVAL = Interval(math.nan)
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """An estimated mean, or a function of ranked answers that behaves like one.
+    """An estimated mean.
 
     Attributes:
         influence: influence of each prediction on the estimate, ``[n]``.
         units: number of independent questions.
         most: number of answers if each is binary, which bounds the effective size; None otherwise.
         bounds: the smallest and largest value of one answer, infinite where there is none.
-        is_ranked: one answer can move many (AURC, selective accuracy), so the variance may exceed that of ``units``
-            binary values.
     """
 
     value: float
@@ -74,7 +69,6 @@ class Mean:
     units: float
     most: float | None = None
     bounds: tuple[float, float] = (0.0, 1.0)
-    is_ranked: bool = False
 
     def minus(self, other: "Mean") -> "Mean":
         """Return the difference of two methods on the same predictions, row by row."""
@@ -112,18 +106,13 @@ class Mean:
         spread = self.units * variance / width**2 + (share - smooth) ** 2
         of_one = (self.units * spread + 2 * smooth**2 + 2 * (1 - smooth) ** 2) / self.units
         size = self.units * smooth * (1 - smooth) / of_one
-        if not self.is_ranked:
-            # The variance is estimated: Student's quantiles are wider than the normal's.
-            size = max(size * (normal / student) ** 2, self.units)
+        # The variance is estimated: Student's quantiles are wider than the normal's.
+        size = max(size * (normal / student) ** 2, self.units)
         if self.most is not None:
             size = min(size, self.most)
         tail = (1 - level) / 2
         lower = float(binomial_low(size * share, size, tail))
         upper = 1 - float(binomial_low(size * (1 - share), size, tail))
-        if self.is_ranked:
-            # Near 0 and 1 the binomial interval assumes a variance that shrinks with the value, which need not hold.
-            reach = normal * math.sqrt(of_one / self.units)
-            lower, upper = max(0.0, min(lower, share - reach)), min(1.0, max(upper, share + reach))
         return Interval(self.value, min(self.value, low + width * lower), max(self.value, low + width * upper))
 
 
@@ -144,7 +133,6 @@ def means_of(data: Outcomes, question: npt.NDArray[np.intp]) -> Mapping[str, Mea
         "brier": _mean((data.confidence - right) ** 2, valid, question),
         "auroc": _auroc(data, valid, question),
         "tokens_to_confidence": _mean(tokens, ~np.isnan(tokens), question, bounds=(0.0, math.inf)),
-        **_ranked(data, valid, question),
     }
 
 
@@ -184,44 +172,7 @@ def _auroc(data: Outcomes, valid: npt.NDArray[np.bool_], question: npt.NDArray[n
     return Mean(area, influence, min(independent_units(question[right]), independent_units(question[wrong])))
 
 
-def _ranked(data: Outcomes, valid: npt.NDArray[np.bool_], question: npt.NDArray[np.intp]) -> dict[str, Mean]:
-    """AURC and the selective accuracies, with ties in random order."""
-    n, zero = int(valid.sum()), np.zeros(len(data))
-    if not n:
-        return dict.fromkeys(("aurc", *COVERAGES), Mean(math.nan, zero, 0.0, is_ranked=True))
-    order = np.flatnonzero(valid)[np.argsort(-data.confidence[valid], kind="stable")]
-    tied = np.unique(-data.confidence[order], return_inverse=True)[1]
-    sizes = np.bincount(tied)
-    units, right = independent_units(question[valid]), data.correct[order].astype(np.float64)
-
-    def over_ties(values: Floats) -> Floats:
-        return np.asarray((np.bincount(tied, weights=values) / sizes)[tied])
-
-    def ranked(value: float, influence: Floats, places: float, most: float | None) -> Mean:
-        moved = zero.copy()
-        moved[order] = influence * len(data) / n
-        return Mean(value, moved, units * places / n, most, is_ranked=True)
-
-    k, expected = np.arange(1, n + 1), over_ties(right)
-    risk = np.cumsum(1 - expected) / k  # of the k most confident
-    area = float(risk.mean())
-    # An answer at place j is one of the k most confident for every k >= j, and moves their risk by (error - risk) / k.
-    later = harmonic_numbers(n)[-1] - harmonic_numbers(n)[:-1]
-    shared = over_ties(risk - np.cumsum((risk / k)[::-1])[::-1])
-    # The k-th answer weighs 1/k + ... + 1/n, and (sum of weights)^2 / sum of their squares is n / 2.
-    found = {"aurc": ranked(area, (1 - right) * over_ties(later) + shared - area, n / 2, None)}
-    for name, coverage in COVERAGES.items():
-        places = places_of(coverage, n)
-        among = over_ties((k <= places).astype(np.float64))  # probability to be one of them
-        accuracy = float((among * right).sum() / places)
-        # The threshold is estimated too: a shift replaces answers whose accuracy is that near the threshold.
-        near = expected[max(0, places - math.isqrt(n)) : places + math.isqrt(n)].mean()
-        influence = (among * (right - near) - (accuracy - near) * places / n) * n / places
-        found[name] = ranked(accuracy, influence, places, float(places))
-    return found
-
-
-MEANS = ("accuracy", "success_rate", "brier", "auroc", "tokens_to_confidence", "aurc", *COVERAGES)
+MEANS = ("accuracy", "success_rate", "brier", "auroc", "tokens_to_confidence")
 
 
 class Estimates:

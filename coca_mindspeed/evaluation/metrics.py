@@ -6,7 +6,7 @@ values are NaN, and :attr:`CalibrationMetrics.undefined` gives the reason.  :mod
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
@@ -66,9 +66,6 @@ METRIC_SPECS: Mapping[str, MetricSpec] = {
     "uncertainty": MetricSpec("UNC", "uncertainty part of Brier", 0),
     "log_score": MetricSpec("Log", "mean negative log-likelihood in nats", -1, upper=math.inf),
     "aurc": MetricSpec("AURC", "mean error rate of the k most confident, over all k", -1),
-    "excess_aurc": MetricSpec("E-AURC", "AURC minus that of the best ranking of the same answers", -1),
-    "smooth_ece": MetricSpec("smECE", "smooth calibration error, without bins", -1),
-    "ks": MetricSpec("KS", "largest gap between the running sums of confidence and correctness", -1),
     **{
         name: _share(f"accuracy@{share:.0%}", f"accuracy of the most confident {share:.0%}")
         for name, share in COVERAGES.items()
@@ -220,7 +217,7 @@ def calibration_metrics(
     if len(known):
         values["tokens_to_confidence"] = float(known.sum(dtype=np.float64) / len(known))
     if n_valid:
-        values |= _confidence_metrics(groups) | {"smooth_ece": _smooth_ece(groups)}
+        values |= _confidence_metrics(groups)
     reasons = {name: _reason(name, n, groups) for name, value in values.items() if math.isnan(value)}
     return CalibrationMetrics(n, n_valid, values, reasons)
 
@@ -245,7 +242,7 @@ _LOG_EPSILON = 1e-6  # confidences are clipped by it in the log score, else infi
 
 
 def _confidence_metrics(groups: Groups) -> dict[str, float]:
-    """The metrics of confidence, except ``smooth_ece``, of at least one valid prediction."""
+    """The metrics of confidence, of at least one valid prediction."""
     values, count, right = groups.values, groups.count, groups.right
     wrong, frequency = count - right, right / count
     accepted, accepted_right = np.cumsum(count), np.cumsum(right)
@@ -267,12 +264,9 @@ def _confidence_metrics(groups: Groups) -> dict[str, float]:
     # A correct answer at place j is accepted for every k >= j, so it adds 1/j + ... + 1/n = H_n - H_(j-1) to the sum of
     # the accuracies of the k most confident.  In a group that fills places a+1 to b, in random order, the sum of
     # H_(j-1) over its places is S_b - S_a with S_b = b H_b - b, and the fraction f of them is correct.
-    harmonic = harmonic_numbers(int(n))
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, int(n) + 1))])
     sums = np.diff(accepted * (harmonic[accepted.astype(np.intp)] - 1), prepend=0.0)
     found["aurc"] = 1 - (harmonic[-1] * n_right - _dot(frequency, sums)) / n
-    best = (n - n_right - n_right * (harmonic[-1] - harmonic[int(n_right)])) / n
-    found["excess_aurc"] = found["aurc"] - best
-    found["ks"] = np.abs(np.cumsum((count * values - right)[::-1])).max() / n
     for name, coverage in COVERAGES.items():
         places = places_of(coverage, n)
         found[name] = np.interp(places, [0, *accepted], [0, *accepted_right]) / places
@@ -282,40 +276,9 @@ def _confidence_metrics(groups: Groups) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def harmonic_numbers(up_to: int) -> Floats:
-    """Return H_0 = 0, H_1 = 1, ..., H_k = 1 + 1/2 + ... + 1/k, ``[up_to + 1]``."""
-    return np.concatenate([[0.0], np.cumsum(1 / np.arange(1, up_to + 1))])
-
-
 def places_of(coverage: float, n: float) -> int:
     """Number of the most confident of n answers at a coverage; rounded, since 0.29 * 100 is 28.999999999999996."""
     return math.ceil(round(coverage * n, 9))
-
-
-_SMOOTH_GRID = 1000  # cells of [0, 1]
-
-
-def _smooth_ece(groups: Groups) -> float:
-    """Calibration error without bins (Blasiok and Nakkiran, 2023), of at least one valid prediction.
-
-    The residuals are smoothed by a Gaussian kernel reflected at 0 and 1, whose width equals the resulting error.
-    """
-    values, count, right = groups.values, groups.count, groups.right
-    places = np.minimum((values * _SMOOTH_GRID).astype(np.intp), _SMOOTH_GRID - 1)
-    residual = np.bincount(places, weights=right - values * count, minlength=_SMOOTH_GRID) / count.sum()
-    # Reflected at both ends, a function on [0, 1] has period 2; smoothing damps each of its frequencies f = k / 2.
-    spectrum = np.fft.rfft(np.concatenate([residual, residual[::-1]]))
-    decay = -((np.pi * np.arange(len(spectrum))) ** 2) / 2
-
-    def smoothed(width: float) -> float:
-        damped = np.fft.irfft(spectrum * np.exp(decay * width**2), 2 * _SMOOTH_GRID)
-        return float(np.abs(damped[:_SMOOTH_GRID]).sum())
-
-    low, high = 1e-3, 1.0
-    for _ in range(20):  # the error falls as the width grows, so the two meet once
-        width = (low + high) / 2
-        low, high = (width, high) if smoothed(width) > width else (low, width)
-    return smoothed((low + high) / 2)
 
 
 def reading_metrics(predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
@@ -326,3 +289,12 @@ def reading_metrics(predictions: Sequence[Prediction]) -> dict[str, dict[str, fl
         values = calibration_metrics(data.confidence, data.correct).values
         found[reading] = {name: values[name] for name in ("auroc", "ece", "brier")}
     return found
+
+
+def second_metrics(predictions: Sequence[Prediction]) -> dict[str, float] | None:
+    """AUROC, ECE, Brier and success rate of the confidences after the answers; None if no prediction states one."""
+    if all(p.confidence_after is None for p in predictions):
+        return None
+    data = outcomes(replace(p, confidence=p.confidence_after) for p in predictions)
+    values = calibration_metrics(data.confidence, data.correct).values
+    return {name: values[name] for name in ("auroc", "ece", "brier", "success_rate")}

@@ -50,6 +50,7 @@ class Prediction:
         greedy_confidence: the confidence of greedy decoding; None: not computed.
         expected_confidence: expectation over the policy's probabilities of all confidences; None: not computed.
         confidence_mass: sum of these probabilities before they are normalised.
+        confidence_after: the confidence after the answer, of a method that states two; None: none, or not valid.
     """
 
     id: str
@@ -69,6 +70,7 @@ class Prediction:
     greedy_confidence: float | None = None
     expected_confidence: float | None = None
     confidence_mass: float | None = None
+    confidence_after: float | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -100,7 +102,7 @@ def is_confidence(value: Any) -> bool:
 
 
 _TEXT_FIELDS = ("id", "dataset", "question", "response")
-_FRACTIONS = ("confidence", "greedy_confidence", "expected_confidence", "confidence_mass")
+_FRACTIONS = ("confidence", "greedy_confidence", "expected_confidence", "confidence_mass", "confidence_after")
 # Field -> expected value and test; a text with "null" also allows null.
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(_TEXT_FIELDS, ("text", lambda v: isinstance(v, str))),

@@ -1,7 +1,7 @@
 """Tables of reports and of the terminal: metrics, error by threshold, comparison with the paper."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -26,7 +26,7 @@ from coca_mindspeed.evaluation.paper import check_setting, paper, printed, publi
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
-from coca_mindspeed.utils.console import PlainConsole, markdown_cell, markdown_table
+from coca_mindspeed.utils.console import PlainConsole, markdown_table
 
 _BINNED = ("ece", "mce")
 
@@ -162,16 +162,14 @@ def _risk_cell(row: RiskRow) -> TableCell:
 
 @dataclass(frozen=True, slots=True)
 class PaperComparison:
-    """Our runs next to the paper's table; ``left_out`` names our averages over other data sets than the paper's."""
+    """Our runs next to the paper's table."""
 
     setting: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    left_out: Sequence[str]
 
     def markdown(self) -> str:
-        listed = "".join(f"- {markdown_cell(line)}\n" for line in self.left_out)
-        return markdown_table(self.header, self.rows) + (f"\nNot compared:\n\n{listed}" if listed else "")
+        return markdown_table(self.header, self.rows)
 
 
 def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
@@ -204,30 +202,13 @@ def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
             f"{', '.join(theirs_sets)}"
         )
     header = ["run", "data", "metric", "ours", "paper", "difference", "95% interval", UNDER_CALIBRATION_LABEL]
-    return PaperComparison(setting, header, rows, list(_left_out(board)))
+    return PaperComparison(setting, header, rows)
 
 
 def _is_papers(column: Column) -> bool:
     """Whether the paper's figure of this name, if any, is over the same data sets."""
     sets = paper().categories.get(column.name)
     return sets is None or (column.is_average and set(column.datasets) == set(sets))
-
-
-def _left_out(board: Scoreboard) -> Iterator[str]:
-    for column in board.columns:
-        sets = paper().categories.get(column.name)
-        if sets is None or not column.is_average:
-            continue
-        if not _is_papers(column):
-            without = ", ".join(name for name in sets if name not in column.datasets)
-            foreign = ", ".join(name for name in column.datasets if name not in sets)
-            parts = [f"{word} {names}" for word, names in (("without", without), ("with", foreign)) if names]
-            yield f"{column.name}: not the paper's average, {' and '.join(parts)}"
-            continue
-        for run in board.runs:
-            answered = run.by_dataset()
-            if lacking := [name for name in sets if name not in answered]:
-                yield f"{column.name}, {run.label}: not the paper's average, without {', '.join(lacking)}"
 
 
 def _paper_method(run: Run, setting: str) -> str:

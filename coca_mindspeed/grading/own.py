@@ -58,7 +58,7 @@ class _Adapter:
         try:
             inspect.signature(self._target).bind(*(() if self._many else ("record", "answer")), **self._options)
         except TypeError as error:
-            given = f"data.grader_options {self._options}" if self._many else f"a record, an answer and {self._options}"
+            given = f"the options {self._options}" if self._many else f"a record, an answer and {self._options}"
             raise GradingError(f"{name}: cannot be called with {given}: {error}") from error
         if self._many:
             try:

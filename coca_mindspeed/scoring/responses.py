@@ -88,7 +88,8 @@ def check_own_method(method: MethodConfig) -> None:
 
 def predictions(rollout: Rollout) -> list[Prediction]:
     """Make a prediction of each graded response."""
-    stated = [None if math.isnan(confidence) else confidence for confidence in rollout.stated.flatten().tolist()]
+    after = torch.full_like(rollout.stated, math.nan) if rollout.stated_after is None else rollout.stated_after
+    columns = [[None if math.isnan(s) else s for s in each.flatten().tolist()] for each in (rollout.stated, after)]
     return [
         Prediction(
             id=record.id,
@@ -98,8 +99,9 @@ def predictions(rollout: Rollout) -> list[Prediction]:
             confidence=confidence,
             correct=verdict.correct_or_none,
             tokens_to_confidence=None if confidence is None else tokens,
+            confidence_after=second,
         )
-        for record, text, confidence, verdict, tokens in zip(
-            rollout.asked, rollout.texts, stated, rollout.verdicts, rollout.confidence_lengths.tolist(), strict=True
+        for record, text, confidence, second, verdict, tokens in zip(
+            rollout.asked, rollout.texts, *columns, rollout.verdicts, rollout.confidence_lengths.tolist(), strict=True
         )
     ]

@@ -163,6 +163,22 @@ def test_what_was_trained_before_is_looked_at_before_anything_is_sampled(command
     assert not (tmp_path / "out2").exists()
 
 
+def test_a_grader_of_ones_own(command, tmp_path, capsys):
+    grader = tmp_path / "own.py"
+    grader.write_text("def nothing(record, answer):\n    return False\n")
+    own = [*command[:-1], str(tmp_path / "own"), "--grader", f"{grader}:nothing"]
+    assert cli.main(own) == 0
+    assert {p.correct for p in read_predictions(tmp_path / "own" / "predictions.jsonl")} == {False}
+    grader.write_text("def nothing(record, answer):\n    return True\n")
+    assert cli.main(own) == 1  # the verdicts would be another grader's
+    assert "grader=" in capsys.readouterr().err
+    write_records(tmp_path / "data.jsonl", [Record("1", "d", "my kind", "1+1", "2")])
+    vote = ["baseline", "majority_vote", *own[2:-3], str(tmp_path / "vote"), *own[-2:]]
+    assert cli.main(vote) == 1  # votes compare answers by the graders of the records
+    assert "'my kind'" in capsys.readouterr().err
+    assert not (tmp_path / "vote").exists()
+
+
 def test_answers_of_several_methods_are_no_answers():
     rows = [Prediction("q", "d", "1?", "1", 0.5, True, 3, method=name) for name in ("rlvr", "coca")]
     with pytest.raises(ConfigError, match=r"--answers: 2 rows answer 'q' of 'd'"):

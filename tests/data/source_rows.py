@@ -163,4 +163,3 @@ TRIVIAQA_AUTHORS = {
     "QuestionId": "tc_1",
     "QuestionSource": "https://example.org/",
 }
-TRIVIAQA_OPENCOMPASS_LINE = "Which planet is the red one?\t['Mars', \"Mars' surface\"]\n"

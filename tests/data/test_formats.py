@@ -78,15 +78,6 @@ def test_columnar_files_are_read_only_where_asked(tmp_path, name):
     assert [dict(row.values) for row in rows] == [{"answer": row["answer"]} for row in ROWS]
 
 
-def test_headerless_files_take_the_names_they_are_given(tmp_path):
-    (tmp_path / "trivia-dev.qa.csv").write_text("who?\t['a']\n\"Hey\" is where?\t['b', 'c']\n")
-    rows = read_rows(tmp_path / "trivia-dev.qa.csv", header=["question", "answer"])
-    assert [dict(row.values) for row in rows] == [
-        {"question": "who?", "answer": "['a']"},
-        {"question": "Hey is where?", "answer": "['b', 'c']"},
-    ]
-
-
 def test_a_broken_row_is_one_bad_row(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2\n1,2,3\n\n4,5\n")
     assert [row.error for row in read_rows(tmp_path / "a.csv")] == ["", "expected 2 columns, found 3", ""]

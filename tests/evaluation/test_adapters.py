@@ -1,8 +1,7 @@
-"""Predictions from rollout dumps and from plain responses with gold answers."""
+"""Predictions from plain responses with gold answers."""
 
 import json
 import re
-from contextlib import nullcontext
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -11,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
+from coca_mindspeed.evaluation.adapters import read_responses
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
@@ -20,36 +19,6 @@ from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def test_rollouts_of_mindspeed_rl(tmp_path):
-    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "1+1?"}]
-    rest = {"gesr": 0.5, "confidence_advantage": 0.1, "answer_advantage": -0.1}
-    path = write(
-        tmp_path / "step_7.jsonl",
-        [
-            {"prompt": chat, "response": "<confidence>0.9</confidence>2", "confidence": 0.9, "grade": 1.0, **rest},
-            {"prompt": chat, "response": "nothing", "confidence": None, "grade": 0, **rest},
-            {"prompt": "2+2?", "response": "<confidence>0.2</confidence>5", "correct": False, "dataset": "sums"},
-        ],
-    )
-    first, second, third = read_rollouts(path)
-    assert (first.question, first.confidence, first.correct, first.sample) == ("1+1?", 0.9, True, 0)
-    assert (second.id, second.confidence, second.correct, second.sample) == (first.id, None, False, 1)
-    assert (third.dataset, third.confidence, third.sample) == ("sums", 0.2, 0)
-    assert first.dataset == "step_7"
-
-
-def test_rollouts_of_the_local_engine(tmp_path):
-    row = {"id": "a", "question": "1+1", "gold": "2", "response": "r", "correct": True, "gesr": 0.25, "tokens": 20}
-    path = write(
-        tmp_path / "x.jsonl",
-        [row | {"confidence": 0.5, "confidence_tokens": 12}, row | {"confidence": None, "confidence_tokens": 16}],
-    )
-    first, second = read_rollouts(path)
-    assert (first.dataset, first.tokens, first.tokens_to_confidence) == ("x", 20, 12)
-    # Of an invalid response that is where the penalty went, not where a confidence was known.
-    assert second.tokens_to_confidence is None
 
 
 @pytest.fixture
@@ -113,31 +82,6 @@ def test_answers_that_cannot_be_graded_are_refused_unless_they_are_rare(tmp_path
     assert [p.correct for p in found] == [None] + [True] * 99
     with pytest.raises(DataError, match=r"r\.jsonl:1: 2 of 100 .*no parse"):
         read_responses(path, tmp_path / "gold.jsonl", Undecided(2))
-
-
-@pytest.mark.parametrize(
-    ("said", "correct"),
-    [
-        ({"correct": True}, True),
-        ({"grade": 0}, False),
-        ({"grade": "right"}, True),
-        ({"grade": "ungradable"}, None),
-        ({"correct": None}, None),  # as a training dumps it
-        ({"correct": None, "grade": 1}, True),
-        ({}, DataError),
-        ({"grade": None}, DataError),
-        ({"grade": 0.5}, DataError),
-        ({"correct": True, "prompt": 3}, DataError),
-        ({"correct": True, "response": None}, DataError),
-        ({"correct": True, "confidence": 7}, DataError),
-        ({"correct": True, "confidence": 0.30000001192092896}, True),  # of a float32 tensor
-    ],
-)
-def test_what_a_dump_says_of_an_answer(tmp_path, said, correct):
-    path = write(tmp_path / "r.jsonl", [{"prompt": "1+1", "response": "2", "confidence": 0.5, **said}])
-    with pytest.raises(DataError, match=r"r\.jsonl:1") if correct is DataError else nullcontext():
-        [found] = read_rollouts(path)
-        assert (found.correct, found.confidence) == (correct, 0.3 if "confidence" in said else 0.5)
 
 
 @pytest.fixture(scope="module")

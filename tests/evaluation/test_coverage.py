@@ -6,7 +6,7 @@ The full table, with widths: ``python -m benchmarks.interval_coverage``.
 import numpy as np
 import pytest
 
-from benchmarks.interval_coverage import LAWS, SIZES, Law, alone, averaged, over_seeds, paired, repeated
+from benchmarks.interval_coverage import LAWS, SIZES, alone, averaged, over_seeds, paired, repeated
 
 LEAST = 0.9
 METRICS = ("accuracy", "auroc", "ece", "brier")
@@ -49,27 +49,6 @@ def test_means_over_data_sets(laws):
 @pytest.mark.parametrize("agree", [0.0, 1.0])
 def test_several_samples_of_a_question(agree):
     assert too_few(repeated(LAWS["p = s^2"], 100, 4, 100, METRICS, agree=agree)) == {}
-
-
-def test_ranked_metrics():
-    metrics = ("aurc", "accuracy_at_0.5")
-    for name in ("calibrated, spread", "above .9, calibrated", "sure, all right"):
-        assert too_few(alone(LAWS[name], 100, 60, metrics), metrics) == {}
-
-
-UNEVEN = {
-    "right above .52, wrong below": Law(lambda rng, n: rng.random(n), lambda s: (s > 0.52).astype(np.float64)),
-    "half nearly always right": Law(lambda rng, n: rng.random(n), lambda s: np.where(s > 0.5, 0.99, 0.01)),
-    "most confident 2% mostly wrong": Law(lambda rng, n: rng.random(n), lambda s: np.where(s > 0.98, 0.2, 0.99)),
-    "nearly always right": Law(lambda rng, n: rng.uniform(0.98, 1, n), lambda s: np.full_like(s, 0.99)),
-}
-
-
-@pytest.mark.parametrize("n", [30, 200])
-@pytest.mark.parametrize("name", UNEVEN)
-def test_ranked_metrics_where_accuracy_changes_all_at_once(name, n):
-    metrics = ("aurc", "accuracy_at_0.5")
-    assert too_few(alone(UNEVEN[name], n, 150, metrics), metrics) == {}
 
 
 def test_a_calibrated_models_interval_is_no_wider_than_it_has_to_be():

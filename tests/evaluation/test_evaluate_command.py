@@ -93,6 +93,29 @@ def test_what_people_decide_by(files, capsys):
     assert "50.0% (1.3 to 98.7; 40.0% accepted)" in printed
 
 
+def test_the_confidence_after_the_answer_is_reported_beside_the_first(files, capsys):
+    """A rate of valid ones of its own; predictions without a second confidence have no such table."""
+    write_records(files / "gold.jsonl", [Record(i, "sums", "math", "1+1", "2") for i in "abcd"])
+    said = {
+        "a": "2 <confidence>1</confidence>",
+        "b": "3 <confidence>0</confidence>",
+        "c": "2",
+        "d": "2 <confidence>1</confidence>",
+    }
+    lines = [json.dumps({"id": i, "response": f"<confidence>0.5</confidence> {text}"}) for i, text in said.items()]
+    (files / "r.jsonl").write_text("\n".join(lines))
+    graded = ("--format", "responses", "--gold", files / "gold.jsonl", "--grader", "exact", "--output", files / "out")
+    assert evaluate(files / "r.jsonl", *graded, "--position", "both") == 0
+    for again in (False, True):  # what it wrote holds the second confidence too
+        found = json.loads((files / "out" / "metrics.json").read_text())["results"]["all"]["sums"]
+        assert found["metrics"]["brier"]["estimate"] == 0.25
+        assert found["after_answer"] == {"auroc": 1.0, "ece": 0.0, "brier": 0.0, "success_rate": 0.75}
+        assert "Confidence after the answer" in capsys.readouterr().out
+        assert again or evaluate(files / "out" / "predictions.jsonl", "--output", files / "out") == 0
+    assert evaluate(files / "one.jsonl", "--output", files / "out", "--replicates", 5) == 0
+    assert "Confidence after the answer" not in capsys.readouterr().out
+
+
 def test_a_threshold_is_suggested_where_the_confidence_comes_first(files, capsys):
     """Of 0.9 right, 0.8 wrong, 0.7 right, 0.2 wrong, the last that does not lose is the first."""
     rows = read_predictions(files / "one.jsonl")
@@ -151,6 +174,22 @@ def test_responses_are_graded(files, capsys):
     assert "--grader-options: " in capsys.readouterr().err
 
 
+def test_a_grader_of_ones_own(files, capsys, monkeypatch):
+    write_records(files / "gold.jsonl", [Record("a", "sums", "my kind", "1+1", "2")])
+    (files / "r.jsonl").write_text(json.dumps({"id": "a", "response": "<confidence>1</confidence> II"}))
+    (files / "own.py").write_text("def roman(record, answer):\n    return answer.strip() == 'I' * int(record.answer)\n")
+    monkeypatch.chdir(files)
+    command = ("r.jsonl", "--format", "responses", "--gold", "gold.jsonl", "--output", "out", "--grader")
+    assert evaluate(*command, "./own.py:roman") == 0
+    assert [p.correct for p in read_predictions(files / "out" / "predictions.jsonl")] == [True]
+    for grader in ("absent.py:roman", "mathe"):
+        with pytest.raises(SystemExit):
+            evaluate(*command, grader)
+        assert "--grader: " in capsys.readouterr().err
+    assert evaluate(*command, "./own.py:arabic") == 1
+    assert "'arabic'" in capsys.readouterr().err
+
+
 def test_a_grader_that_does_not_fit_is_noticed(files, capsys):
     write_records(files / "gold.jsonl", [Record(i, "d", "factual", "?", "Athens") for i in "abc"])
     (files / "r.jsonl").write_text("".join(json.dumps({"id": i, "response": "It is Athens"}) + "\n" for i in "abc"))
@@ -180,21 +219,21 @@ def test_files_without_a_model_are_runs_of_their_own(files):
     assert list(json.loads((files / "out" / "metrics.json").read_text())["results"]) == ["coca"]
 
 
-def test_rollouts_and_opencompass(files):
-    rollout = {"prompt": "p", "response": "<confidence>0.25</confidence> 2", "correct": True}
-    (files / "rollouts.jsonl").write_text(json.dumps(rollout))
-    assert evaluate(files / "rollouts.jsonl", "--format", "rollouts", "--output", files / "out") == 0
-    arguments = (files / "rollouts.jsonl", "--format", "rollouts", "--output", files / "strict", "--decimals", 1)
-    assert evaluate(*arguments) == 0
-    read = [read_predictions(files / name / "predictions.jsonl")[0].confidence for name in ("out", "strict")]
-    assert read == [0.25, None]
-    content = {"0": {"prediction": "<confidence>0.5</confidence> x", "origin_prompt": "q", "gold": "x"}}
-    for folder, shown in (("predictions", content), ("results", {"accuracy": 100.0, "details": [{"correct": True}]})):
-        (files / "run" / folder / "m").mkdir(parents=True)
-        (files / "run" / folder / "m" / "gsm8k.json").write_text(json.dumps(shown))
+def test_opencompass(files):
+    row = {"id": "0", "question": "q", "confidence": 0.5, "correct": True, "tokens_to_confidence": None}
+    (files / "run" / "results" / "m").mkdir(parents=True)
+    (files / "run" / "results" / "m" / "gsm8k.json").write_text(json.dumps({"details": [row]}))
     assert evaluate(files / "run", "--format", "opencompass", "--output", files / "oc") == 0
     [row] = read_predictions(files / "oc" / "predictions.jsonl")
     assert (row.model, row.confidence, row.correct) == ("m", 0.5, True)
+
+
+def test_decimals(files):
+    write_records(files / "gold.jsonl", [Record("a", "sums", "math", "1+1", "2")])
+    (files / "r.jsonl").write_text('{"id": "a", "response": "<confidence>0.25</confidence> 2"}')
+    graded = ("--format", "responses", "--gold", files / "gold.jsonl", "--grader", "exact", "--output", files / "out")
+    assert evaluate(files / "r.jsonl", *graded, "--decimals", 1) == 0
+    assert [p.confidence for p in read_predictions(files / "out" / "predictions.jsonl")] == [None]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
@@ -144,66 +144,6 @@ def test_undefined_is_nan_with_a_reason_and_null_in_json(confidence, correct, na
 def test_bad_arguments_are_refused(correct, tokens, options, error, named):
     with pytest.raises(error, match=named):
         calibration_metrics(np.array([0.5, 0.5]), correct, tokens, MetricOptions(**options))
-
-
-_ROWS = st.lists(
-    st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0]), st.booleans()), min_size=1, max_size=7
-)
-
-
-def columns_of(rows):
-    return np.array([s for s, _ in rows]), np.array([y for _, y in rows])
-
-
-def smooth_ece(s, y):
-    return calibration_metrics(s, y).values["smooth_ece"]
-
-
-def plain_smooth_ece(s, y):
-    """By quadrature and the reflected kernel written out, at one width after the other."""
-
-    def error(width):
-        t = (np.arange(1000) + 0.5) / 1000
-        total = np.zeros_like(t)
-        for s_i, y_i in zip(s, y, strict=True):
-            for image in itertools.chain(*((s_i + 2 * k, -s_i + 2 * k) for k in range(-6, 7))):
-                total += (y_i - s_i) * np.exp(-(((t - image) / width) ** 2) / 2) / (width * math.sqrt(2 * math.pi))
-        return float(np.abs(total).mean() / len(s))
-
-    low, high = 0.005, 1.0
-    while high - low > 1e-4:
-        low, high = ((low + high) / 2, high) if error((low + high) / 2) > (low + high) / 2 else (low, (low + high) / 2)
-    return low
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_smooth_ece(seed):
-    rng = np.random.default_rng(seed)
-    s = rng.random(40).round(2)
-    y = rng.random(40) < s**2
-    assert smooth_ece(s, y) == pytest.approx(plain_smooth_ece(s, y), abs=4e-3)
-
-
-@settings(deadline=None)
-@given(_ROWS)
-def test_ks(rows):
-    s, y = columns_of(rows)
-    plain = max(abs(sum(b - a for a, b in rows if a <= t)) for t, _ in rows) / len(rows)
-    assert calibration_metrics(s, y).values["ks"] == pytest.approx(plain)
-
-
-@settings(deadline=None)
-@given(_ROWS)
-def test_excess_aurc(rows):
-    def aurc(order):
-        errors = np.cumsum([not y for _, y in order])
-        return float(np.mean(errors / np.arange(1, len(order) + 1)))
-
-    s, y = columns_of(rows)
-    # Ties in every order: the mean over all orders in which confidence falls.
-    orders = [o for o in itertools.permutations(rows) if all(a[0] >= b[0] for a, b in itertools.pairwise(o))]
-    expected = np.mean([aurc(order) for order in orders]) - aurc(sorted(rows, key=lambda row: not row[1]))
-    assert calibration_metrics(s, y).values["excess_aurc"] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(

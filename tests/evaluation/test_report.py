@@ -2,8 +2,6 @@
 
 import json
 import re
-import time
-from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -13,9 +11,8 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.plots import png_bytes, reliability_diagram
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.evaluation.report import most_miscalibrated, shorten, write_report
-from coca_mindspeed.evaluation.runs import Run, read_runs
+from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.utils.console import markdown_table
-from tests.processor import allowed
 
 DATASETS = ("gsm8k", "math500", "aime24", "aime25", "mbpp_sanitized", "humaneval", "simpleqa", "triviaqa")
 HOSTILE = "<script>document.title='hacked'</script><img src=http://example.org/x.png> | pipe {{ 7*7 }}"
@@ -147,26 +144,11 @@ def test_comparison_with_the_paper_is_printed_and_in_the_report(report, tmp_path
     assert "qwen2.5-3b/math" in (tmp_path / "report.html").read_text()
     assert printed.split("\n\n")[1] in (tmp_path / "report.md").read_text()
     assert not re.search(r"\| coca +\| math ", printed)
-    [left_out] = [line for line in printed.splitlines() if line.startswith("- math: ")]
-    assert "math500, aime25" in left_out
-    assert f"\n{left_out}\n" in (tmp_path / "report.md").read_text()
-    assert left_out.removeprefix("- ") in unescape((tmp_path / "report.html").read_text())
 
 
 def test_markdown_table_escapes_and_aligns():
     assert markdown_table(["a", "b"], [["x|y", "1\n2"]]) == "| a    | b   |\n|------|-----|\n| x\\|y | 1 2 |\n"
     assert markdown_table(["a", ""], [["x", 10]], numbers=(1,)) == "| a |    |\n|---|---:|\n| x | 10 |\n"
-
-
-@pytest.mark.timing
-@pytest.mark.slow
-def test_many_runs_on_eight_data_sets(tmp_path):
-    paths = [make_run(tmp_path, f"run {i}", DATASETS, 300, bias=i / 50, steps=300) for i in range(3)]
-    start = time.process_time()
-    [page, _] = write_report(read_runs(paths), tmp_path / "report")
-    # Nearly all of it is matplotlib's.
-    assert time.process_time() - start < allowed(15)
-    assert page.stat().st_size < 5_000_000
 
 
 def test_bins_closed_on_the_left(tmp_path):

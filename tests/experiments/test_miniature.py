@@ -49,11 +49,6 @@ def test_splits_are_disjoint_and_kinds_equally_many(draw):
     assert draw(50, "train", 3) == draw(50, "train", 3) != draw(50, "train", 4)
 
 
-def test_a_kind_that_is_used_up_is_an_error_and_not_a_loop():
-    with pytest.raises(ValueError, match="held-out questions"):
-        progression_records(4000, "evaluate", 0, 2)
-
-
 def test_half_of_the_facts_are_never_taught_and_the_others_unequally_often():
     book = fact_book(0)
     assert len({r.question for r in book.records}) == FACTS

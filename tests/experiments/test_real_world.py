@@ -18,9 +18,7 @@ from experiments.__main__ import main
 from experiments.real_world import questions
 from experiments.real_world.families import (
     FAMILIES,
-    HELD_OUT,
     NEVER_TAUGHT,
-    WARMED_UP,
     Sizes,
     part_of,
     real_world_records,
@@ -78,12 +76,6 @@ def test_names_of_held_out_places_are_never_taught():
             subject = normalise(record.question.split(" of ", 1)[1].rstrip("?"))
             assert subject not in asked | capitals, record
             assert normalise(record.answer) not in asked | capitals, record
-
-
-def test_shares_of_the_parts():
-    parts = Counter(part_of(f"thing:{i}") for i in range(20_000))
-    assert parts["evaluate"] / 20_000 == pytest.approx(HELD_OUT, abs=0.02)
-    assert parts["warm_up"] / 20_000 == pytest.approx(WARMED_UP, abs=0.02)
 
 
 @pytest.mark.parametrize("match", ["exact", "contains"])
@@ -180,20 +172,9 @@ def test_every_alias_belongs_to_a_known_code():
     assert questions.aliases("continent").keys() == known["continent"]
 
 
-def test_funds_are_not_asked_as_currencies():
-    assert not any("code BOV?" in text or "code USN?" in text for text in all_questions())
-
-
 @cache
 def all_questions():
     return {q.text: q for family in FAMILIES for q in family.questions(1, np.random.default_rng(0))}
-
-
-def test_records_depend_on_the_seed_alone():
-    for part in PARTS:
-        first = real_world_records(part, 10, seed=3)
-        assert first == real_world_records(part, 10, seed=3)
-        assert first != real_world_records(part, 10, seed=4)
 
 
 def test_the_greatest_difficulty_holds_for_trained_families(parts):

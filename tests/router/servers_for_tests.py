@@ -183,8 +183,8 @@ class RawEngine:
         open: connections.
     """
 
-    def __init__(self, answer, *, close, abort=False):
-        self.answer, self.close, self.abort = answer, close, abort
+    def __init__(self, answer, *, close):
+        self.answer, self.close = answer, close
         self.requests = self.open = 0
         self.bodies = []
 
@@ -202,8 +202,6 @@ class RawEngine:
                         await writer.drain()
                     else:
                         await asyncio.sleep(part)
-                if self.abort:
-                    writer.transport.abort()
                 if self.close:
                     return
         except (asyncio.IncompleteReadError, ConnectionError):

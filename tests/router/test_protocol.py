@@ -194,15 +194,6 @@ def test_a_connection_that_breaks_before_the_first_token_is_tried_once_more():
     assert broken.requests == 1  # some of the answer had come
 
 
-@pytest.mark.parametrize(("after", "least", "most"), [("7", 7, 7), ("soon", None, None)])
-def test_retry_after(after, least, most):
-    busy = FakeEngine(*SURE, fault="status", status=429, headers={"retry-after": after})
-    with routed(busy) as (url, _), pytest.raises(openai.RateLimitError) as error:
-        ask(url)
-    found = error.value.response.headers.get("retry-after")
-    assert found is None if least is None else least <= int(found) <= most
-
-
 PARAMETERS = [(json.loads(more), refused) for more, refused in read_table(__file__, "client_parameters.tsv")]
 ACCEPTED = [more for more, refused in PARAMETERS if not refused]
 REFUSED = [(more, refused) for more, refused in PARAMETERS if refused] + [({"messages": QUESTION * 1001}, "messages")]
@@ -267,44 +258,6 @@ def test_text_that_arrives_together_with_garbage_is_sent():
         assert post(url, False).json()["error"]["code"] == "garbage"
 
 
-# What goes wrong, and as what it counts; of what is no HTTP nothing is read, however it began.
-BROKEN = {
-    "no status": (b"what?\r\n\r\n", "unreachable"),
-    "endless header": (b"HTTP/1.1 200 OK\r\nx: " + b"x" * 100_000 + b"\r\n\r\n", "unreachable"),
-    "no answer": (b"", "unreachable"),
-    "half a head": (HEAD[:30], "unreachable"),
-    "no chunk": (HEAD + chunk(PART) + b"what?\r\n", "unreachable"),
-    "half a chunk": (HEAD + chunk(PART) + b"ff\r\ndata", "cut"),
-    "no last chunk": (HEAD + chunk(PART), "cut"),
-    "no reason": (HEAD + chunk(PART + b"data: [DONE]\n\n") + chunk(b""), "cut"),
-    "too short": (HEAD.replace(b"transfer-encoding: chunked", b"content-length: 9999") + PART, "cut"),
-    "until it is closed": (HEAD.replace(b"transfer-encoding: chunked", b"connection: close") + PART, "cut"),
-    "a redirection": (b"HTTP/1.1 307 Moved\r\nlocation: /v1/chat/completions\r\ncontent-length: 0\r\n\r\n", "failed"),
-}
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["close", "abort"])
-def broken(request):
-    engine = RawEngine(b"", close=True, abort=request.param)
-    with before(engine) as url:
-        yield engine, url
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_connection_is_an_error_of_its_kind(name, broken):
-    engine, url = broken
-    engine.answer, kind = BROKEN[name]
-    asked, abort = engine.requests, engine.abort
-    found = post(url, False)
-    assert found.status_code == 502
-    # What the engine said may be lost where it breaks the connection at once.
-    assert found.json()["error"]["code"] in ({kind, "unreachable", "cut"} if abort else {kind})
-    assert "Forty" not in found.text
-    # A connection that fails before the first token is tried once more.
-    assert engine.requests - asked == (2 if kind == "unreachable" else 1) or abort
-    until(lambda: engine.open == 0)
-
-
 def test_an_answer_is_whole_without_the_end_of_its_connection():
     engine = RawEngine(HEAD + chunk(WHOLE), close=False)
     with before(engine) as url:
@@ -315,22 +268,6 @@ def test_an_answer_is_whole_without_the_end_of_its_connection():
         # On no connection does anything else follow, so none is used again, and none is kept.
         assert engine.requests == 3
         until(lambda: engine.open == 0)
-
-
-def test_a_connection_is_used_again_after_a_whole_answer():
-    connections = set()
-
-    class Counting(FakeEngine):
-        async def chat(self, request):
-            connections.add(request.client)
-            return await super().chat(request)
-
-    small = Counting(*SURE)
-    with routed(small) as (url, _):
-        for _ in range(20):
-            assert post(url, False).status_code == 200
-    # The end of an answer's message may come too late for the next request, on a busy machine.
-    assert len(connections) < 15
 
 
 def test_a_request_larger_than_a_megabyte_arrives_whole():

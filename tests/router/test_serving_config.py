@@ -46,16 +46,6 @@ MISTAKES = [
     (("backend: a", "backend: c"), "tiers.0.backend", "value_error"),
     (("name: large", "name: small"), "tiers", "value_error"),
     (("    bands: [{at_least: 0.7, action: answer}, {at_least: 0, action: escalate}]\n", ""), "tiers.0", "value_error"),
-    (("backend: a", "backend: a\n    style: stop_and_resume"), "tiers.0.style", "value_error"),
-    *(
-        (("backend: a", f"backend: {backend}\n    confidence: {{{mean}}}{more}"), f"tiers.0{key}", "value_error")
-        for backend, mean, more, key in (
-            ("a", "source: mean, samples: 3", "", ".confidence"),
-            ("b", "source: mean", "", ".confidence"),
-            ("b", "samples: 3", "", ".confidence"),
-            ("b", "source: mean, samples: 3", "\n    calibration: m.json", ".confidence.source"),
-        )
-    ),
     (("backend: a", "backend: a\n    certificate: m.json"), "tiers.0", "value_error"),
     (("backend: a", "backend: a\n    calibration: m\n    certificate: m"), "tiers.0.certificate", "value_error"),
     (("http://127.0.0.1:1/v1", "127.0.0.1:1"), "backends.a.url", "string_pattern_mismatch"),

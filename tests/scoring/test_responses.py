@@ -11,7 +11,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.scoring.responses import ResponseScorer
+from coca_mindspeed.scoring.responses import ResponseScorer, predictions
 from coca_mindspeed.scoring.rollout import Rollout
 
 # One token of each kind: tags, digits, and a token that straddles the end of the tag.
@@ -58,6 +58,15 @@ def test_answer_first_responses():
     scored = score([[5, 1, 2, 3]], ["4"], parser=ResponseParser("last"))
     assert (scored.correct.tolist(), scored.stated.tolist()) == ([[1]], [[0.5]])
     assert scored.confidence_lengths.tolist() == [4]  # tokens until the confidence is known
+
+
+def test_predictions_hold_both_confidences_of_a_response():
+    tokens = [*TOKENS, b"0.9"]
+    rows = [[1, 2, 3, 5, 1, 8, 3], [1, 2, 3, 6], [5, 1, 8, 3]]
+    scored = score(rows, ["4", "4", "4"], text=TokenText(tokens), parser=ResponseParser("both"))
+    found = [(p.confidence, p.confidence_after, p.correct) for p in predictions(scored)]
+    assert found == [(0.5, 0.9, True), (0.5, None, False), (None, 0.9, True)]
+    assert {p.confidence_after for p in predictions(score([[1, 2, 3, 5]], ["4"]))} == {None}
 
 
 def test_a_confidence_is_kept_as_it_was_stated():

@@ -74,7 +74,7 @@ def test_an_optional_package_is_named_with_its_extra(names, extra):
 
 
 OURS = ("cli", "mindspeed.start.driver", "mindspeed.conversion", "upstream.ray_cluster")
-EXPERIMENTS = ("expected_confidence", "gguf_import", "real_world", "reproduce")
+EXPERIMENTS = ("expected_confidence", "real_world", "reproduce", "smollm2")
 MODULES = [
     *(f"coca_mindspeed.{name}" for name in OURS),
     "coca_router",

@@ -1,8 +1,20 @@
-"""Filters by difficulty, source and prompt length, and the label check of preparation."""
+"""Filters of preparation: difficulty, source, prompt length, repeated and evaluation questions; the label check.
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+Repeated questions and passages are found by 64-bit hashes that depend on the text alone, so results are the same on
+every machine.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens, write_into_template
 from coca_mindspeed.data.records import Record
@@ -96,3 +108,120 @@ def _problem(record: Record) -> str | None:
         # Without the record's name: reasons are counted.
         return str(error).removeprefix(f"record {record.id!r} of {record.dataset!r}: ")
     return "" if name == "code" or record.answer.strip() else "empty gold answer"  # programs have tests instead
+
+
+Hashes = npt.NDArray[np.uint64]
+
+# Scripts without spaces (kana, CJK, hangul) are cut into characters, all others into words.
+_SCRIPT = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+_WORDS = re.compile(rf"[{_SCRIPT}]|[^\W_{_SCRIPT}]+")
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: odd, well mixed
+
+
+def normalise(text: str) -> str:
+    """Unicode compatibility form, case folded, with single spaces."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def words(text: str) -> list[str]:
+    """Words of a normalised text, without symbols."""
+    return _WORDS.findall(text)
+
+
+def digest(text: str) -> int:
+    """64-bit hash of a text."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+@lru_cache(maxsize=1 << 17)
+def _word_hash(word: str) -> int:
+    return digest(word)
+
+
+def mix(values: Hashes) -> Hashes:
+    """Spread 64-bit values over all bits (the finaliser of MurmurHash3); a bijection."""
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return values ^ (values >> np.uint64(33))
+
+
+def ngram_hashes(units: list[str], n: int) -> Hashes:
+    """Hashes of the n-grams of ``units`` in order, ``[len(units) - n + 1]``; of all units if they are fewer than n."""
+    hashes = np.fromiter(map(_word_hash, units), dtype=np.uint64, count=len(units))
+    if not units:
+        return hashes
+    n = min(n, len(units))
+    # A polynomial in an odd base, modulo 2^64: order counts, and every word reaches every bit through the last mix.
+    base = np.full(n, _MULTIPLIER, dtype=np.uint64)
+    base[0] = 1
+    return mix(np.lib.stride_tricks.sliding_window_view(hashes, n) @ np.multiply.accumulate(base))
+
+
+class ExactDuplicates:
+    """Finds repeated questions by a 64-bit hash of their normalised text."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, int]] = {}
+
+    def first(self, record: Record, index: int) -> tuple[int, bool] | None:
+        """Return ``(index of the record with this question, whether the gold answers are equal)``, or None."""
+        answer = digest(normalise(record.answer))
+        known = self._first.setdefault(digest(normalise(record.question)), (index, answer))
+        return None if known[0] == index else (known[0], known[1] == answer)
+
+
+SHORTEST = 6  # words
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A passage of a training question that is also in an evaluation question."""
+
+    dataset: str
+    record: str
+    passage: str
+
+
+class EvaluationIndex:
+    """Index of n-word passages of evaluation questions; ``n`` is at least :data:`SHORTEST`."""
+
+    def __init__(self, records: Iterable[Record], n: int) -> None:
+        self._owners: list[tuple[str, str]] = []
+        self._whole: dict[int, int] = {}
+        runs: dict[int, list[tuple[Hashes, int]]] = {}
+        for owner, record in enumerate(records):
+            self._owners.append((record.dataset, record.id))
+            units = words(normalise(record.question))
+            if not units:
+                continue
+            self._whole.setdefault(int(ngram_hashes(units, len(units))[0]), owner)
+            if len(units) >= SHORTEST:
+                length = min(n, len(units))
+                runs.setdefault(length, []).append((ngram_hashes(units, length), owner))
+        self._runs = {length: _sorted(found) for length, found in sorted(runs.items(), reverse=True)}
+
+    def overlap(self, record: Record) -> Overlap | None:
+        """Return the longest indexed passage in the question, the first of several; None if there is none."""
+        units = words(normalise(record.question))
+        if not units:
+            return None
+        whole = self._whole.get(int(ngram_hashes(units, len(units))[0]))
+        if whole is not None:
+            return Overlap(*self._owners[whole], " ".join(units))
+        for length, (hashes, owners) in self._runs.items():
+            if len(units) < length:
+                continue
+            mine = ngram_hashes(units, length)
+            places = np.minimum(np.searchsorted(hashes, mine), len(hashes) - 1)
+            hits = np.flatnonzero(hashes[places] == mine)
+            if len(hits):
+                dataset, identity = self._owners[int(owners[places[hits[0]]])]
+                return Overlap(dataset, identity, " ".join(units[hits[0] : hits[0] + length]))
+        return None
+
+
+def _sorted(found: list[tuple[Hashes, int]]) -> tuple[Hashes, npt.NDArray[np.int64]]:
+    hashes = np.concatenate([grams for grams, _ in found])
+    owners = np.repeat([owner for _, owner in found], [len(grams) for grams, _ in found])
+    order = np.argsort(hashes, kind="stable")  # of equal runs, the first question's comes first
+    return hashes[order], owners[order]

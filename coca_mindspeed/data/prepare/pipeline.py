@@ -3,23 +3,87 @@
 import json
 import sys
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
 from coca_mindspeed.data.formats import HubDataset, Row
-from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, digest
-from coca_mindspeed.data.prepare.filters import Filter, LabelChecker
-from coca_mindspeed.data.prepare.report import Finding, FindingLog, PreparationReport, sorted_counts
+from coca_mindspeed.data.prepare.filters import EvaluationIndex, ExactDuplicates, Filter, LabelChecker, digest
 from coca_mindspeed.data.published import RowError, Ungradable
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.data.registry import DataSource
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.utils.files import file_sha256, output_directory
+from coca_mindspeed.utils.files import file_sha256, output_directory, to_json_line, write_json
+
+# In the order of the pipeline.
+STAGES = {
+    "malformed": "not in the source's form",
+    "ungradable": "well-formed, but nothing to grade an answer by",
+    "split": "not in the benchmark's test split",
+    "source": "excluded source",
+    "difficulty": "excluded difficulty",
+    "length": "prompt too short or too long",
+    "contamination": "shares a passage with an evaluation question",
+    "gold": "gold answer cannot be graded",
+    "duplicate": "repeats an earlier question",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A finding about one row: a stage of :data:`STAGES`, a reason shared by many rows, and a detail of this one."""
+
+    file: str
+    row: int
+    stage: str
+    reason: str
+    detail: str = ""
+    dropped: bool = True
+
+
+class FindingLog:
+    """Writes each finding as a line of JSON and counts them."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self.dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.kept: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def add(self, finding: Finding) -> None:
+        (self.dropped if finding.dropped else self.kept)[finding.stage][finding.reason] += 1
+        line = {name: getattr(finding, name) for name in Finding.__slots__}
+        # A row may hold a lone surrogate, which UTF-8 cannot encode.
+        self._file.write(to_json_line(line).encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
+def sorted_counts(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Order stages as in the pipeline, and the reasons of each by falling count."""
+    return {
+        stage: dict(sorted(counts[stage].items(), key=lambda item: (-item[1], item[0])))
+        for stage in STAGES
+        if stage in counts
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationReport:
+    """Result of :func:`prepare`; ``dropped`` and ``reported`` (kept) are of :func:`sorted_counts`."""
+
+    dataset: str
+    rows_in: int
+    rows_out: int
+    dropped: Mapping[str, Mapping[str, int]]
+    reported: Mapping[str, Mapping[str, int]]
+    outputs: Mapping[str, Mapping[str, Any]]
+    inputs: Sequence[Mapping[str, Any]]
+    options: Mapping[str, Any]
 
 
 class RecordBuffer:
@@ -84,8 +148,8 @@ def prepare(
 ) -> PreparationReport:
     """Prepare a data set into the directory ``output``, atomically.
 
-    It holds ``train.jsonl`` (``test.jsonl`` for a benchmark), optionally ``validation.jsonl``, ``findings.jsonl``,
-    ``report.json`` and ``report.md``.  The same input and options give the same bytes.  ``on_row`` is called after
+    It holds ``train.jsonl`` (``test.jsonl`` for a benchmark), optionally ``validation.jsonl``, ``findings.jsonl``
+    and ``report.json``.  The same input and options give the same bytes.  ``on_row`` is called after
     each row.
 
     Raises:
@@ -106,18 +170,17 @@ def prepare(
             why = ", ".join(reasons) or "the input has no rows"
             raise DataError(f"{preparation.source.name}: no row is left of {cleaning.rows_in}: {why}")
         outputs = _write(preparation, records, directory)
-        options = {name: getattr(preparation, name) for name in _REPORTED}
         report = PreparationReport(
             dataset=preparation.source.name,
-            inputs=cleaning.inputs(),
-            options=options | preparation.described,
             rows_in=cleaning.rows_in,
+            rows_out=sum(int(output["rows"]) for output in outputs.values()),
             dropped=sorted_counts(log.dropped),
             reported=sorted_counts(log.kept),
             outputs=outputs,
-            examples=log.examples,
+            inputs=cleaning.inputs(),
+            options={name: getattr(preparation, name) for name in _REPORTED} | preparation.described,
         )
-        report.write(directory)
+        write_json(directory / "report.json", asdict(report))
     return report
 
 

@@ -1,5 +1,5 @@
 """OpenCompass plugin: the paper's data sets and graders, with the confidence removed before grading.
 
-``evaluator.py`` runs inside OpenCompass.  ``config.py`` writes its configuration and ``output.py`` reads its results;
-these two do not import OpenCompass at load time.
+``config.py`` writes OpenCompass's configuration, ``evaluator.py`` runs inside OpenCompass, and
+:func:`..adapters.read_opencompass` reads the results; only the second imports OpenCompass when it is loaded.
 """

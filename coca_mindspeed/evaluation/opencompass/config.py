@@ -7,7 +7,7 @@ A Python configuration could not call these functions: OpenCompass parses such f
 import argparse
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,11 @@ STOCK: Mapping[str, tuple[str, str]] = {
     "simpleqa": ("SimpleQA.simpleqa_gen_0283c3", "simpleqa_datasets"),
     "triviaqa": ("triviaqa.triviaqa_gen_0356ec", "triviaqa_datasets"),
 }
-SYSTEM_PROMPTS: Mapping[str, str] = {
+SYSTEM_PROMPTS: Mapping[ConfidencePosition, str] = {
     "first": CONFIDENCE_FIRST_PROMPT,
     "last": ANSWER_FIRST_PROMPT,
     "both": CONFIDENCE_TWICE_PROMPT,
 }
-# The paper: one sample at temperature 1.0, at most 4,096 new tokens.
-TEMPERATURE, MAX_OUT_LEN = 1.0, 4096
 _CHAT = {
     "round": [{"role": "HUMAN", "api_role": "HUMAN"}, {"role": "BOT", "api_role": "BOT", "generate": True}],
     "reserved_roles": [{"role": "SYSTEM", "api_role": "SYSTEM"}],
@@ -55,18 +53,14 @@ def _import_paths(value: Any) -> Any:
         return {key: _import_paths(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_import_paths(item) for item in value]
-    if isinstance(value, type) or callable(value):
-        return f"{value.__module__}.{value.__qualname__}"
-    return value
+    return f"{value.__module__}.{value.__qualname__}" if callable(value) else value
 
 
 def stock_dataset(name: str) -> dict[str, Any]:
     """Return OpenCompass's own configuration of one of the paper's data sets.
 
-    Raises ConfigError if the name is unknown or this OpenCompass lacks it, MissingDependencyError without OpenCompass.
+    Raises MissingDependencyError without OpenCompass, ConfigError if this release lacks the data set.
     """
-    if name not in STOCK:
-        raise ConfigError(f"data set {name!r} is unknown; known are {', '.join(STOCK)}")
     module, variable = STOCK[name]
     try:
         importlib.import_module("opencompass")
@@ -78,26 +72,18 @@ def stock_dataset(name: str) -> dict[str, Any]:
         datasets = getattr(importlib.import_module(f"opencompass.configs.datasets.{module}"), variable)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"OpenCompass has no configuration {module}; 0.5.4 has it: {error}") from error
-    config: dict[str, Any] = _import_paths(deepcopy(datasets[0]))
-    config["abbr"] = name
-    return config
+    return {**_import_paths(deepcopy(datasets[0])), "abbr": name}
 
 
 def with_confidence(
-    dataset: Mapping[str, Any],
-    *,
-    position: ConfidencePosition = "first",
-    system_prompt: str | None = None,
-    decimals: int | None = None,
-    tokenizer_path: str | None = None,
+    dataset: Mapping[str, Any], *, position: ConfidencePosition = "first", tokenizer_path: str | None = None
 ) -> dict[str, Any]:
     """Add our system prompt to a data set's configuration and wrap its evaluator.
 
     ``dataset`` is any generation data set without few-shot examples, which contradict the response format.
-    ``system_prompt`` replaces the position's own.
     """
     config = deepcopy(dict(dataset))
-    infer = config["infer_cfg"]
+    infer, evaluation = config["infer_cfg"], config["eval_cfg"]
     if "ice_template" in infer:
         raise ConfigError(
             f"data set {config['abbr']}: has few-shot examples, whose answers state no confidence; use a zero-shot one"
@@ -105,16 +91,15 @@ def with_confidence(
     # A length here would override the model's; a stop word would cut the response after its confidence.
     for key in ("max_out_len", "stopping_criteria"):
         infer["inferencer"].pop(key, None)
-    prompt = SYSTEM_PROMPTS[position] if system_prompt is None else system_prompt
-    _add_system_prompt(infer["prompt_template"], prompt)
-    evaluation = config["eval_cfg"]
+    _add_system_prompt(infer["prompt_template"], SYSTEM_PROMPTS[position])
+    columns = config["reader_cfg"]["input_columns"]
     evaluation["evaluator"] = {
         "type": f"{_EVALUATORS}.ConfidenceEvaluator",
         "evaluator": evaluation["evaluator"],
         "answer_postprocessor": evaluation.pop("pred_postprocessor", None),
         "tokenizer_path": tokenizer_path,
         "position": position,
-        "decimals": decimals,
+        "question_column": columns if isinstance(columns, str) else columns[0],
     }
     return config
 
@@ -163,48 +148,39 @@ def paper_dataset(name: str, judge: Mapping[str, Any] | None) -> dict[str, Any]:
     return config
 
 
-def served_model(
-    abbr: str,
-    *,
-    name: str,
-    api_base: str,
-    tokenizer_path: str,
-    key: str = "EMPTY",
-    temperature: float = TEMPERATURE,
-    max_out_len: int = MAX_OUT_LEN,
-    concurrency: int = 32,
-) -> dict[str, Any]:
+def served_model(abbr: str, *, name: str, api_base: str, tokenizer_path: str, **more: Any) -> dict[str, Any]:
     """Return the configuration of a model behind an OpenAI-compatible endpoint (``api_base``: ``http://host:8000/v1``).
 
-    ``abbr`` is its name in tables, ``name`` at the endpoint.  Without a local tokenizer OpenCompass would download
-    GPT-4's.
+    ``abbr`` is its name in tables, ``name`` at the endpoint.  The settings are the paper's: temperature 1.0, at most
+    4,096 new tokens; ``more`` changes them.  Without a local tokenizer OpenCompass would download GPT-4's.
     """
     return {
         "type": "opencompass.models.OpenAISDK",
         "abbr": abbr,
         "path": name,
-        "key": key,
+        "key": "EMPTY",
         "openai_api_base": api_base,
         "tokenizer_path": tokenizer_path,
-        "temperature": temperature,
-        "max_out_len": max_out_len,
+        "temperature": 1.0,
+        "max_out_len": 4096,
         "max_seq_len": 32768,
-        **dict.fromkeys(("query_per_second", "max_workers", "batch_size"), concurrency),
+        **dict.fromkeys(("query_per_second", "max_workers", "batch_size"), 32),
         "meta_template": _CHAT,
+        **more,
     }
 
 
 def paper_config(
     model: Mapping[str, Any],
     *,
-    datasets: tuple[str, ...] = tuple(STOCK),
+    datasets: Sequence[str] = tuple(STOCK),
     judge: Mapping[str, Any] | None = None,
     position: ConfidencePosition = "first",
     samples: int = 1,
 ) -> dict[str, Any]:
     """Return the whole configuration: data sets of :data:`STOCK`, model, and a summary of every metric.
 
-    ``judge`` grades SimpleQA, at temperature 0.  ``samples`` is the number of samples of every question (n).
+    ``judge`` grades SimpleQA.  ``samples`` is the number of samples of every question (n).
     """
     tokenizer = model.get("tokenizer_path")
     wrapped = [
@@ -244,14 +220,13 @@ def main(argv: list[str] | None = None) -> int:
     model, judge = served_model(given.abbr, name=given.model, **shared), None
     if given.judge is not None:
         shared["api_base"] = given.judge_api_base or given.api_base
-        answer: dict[str, Any] = {"temperature": 0.0, "max_out_len": 16}
-        judge = served_model("judge", name=given.judge, key=given.judge_key, **shared, **answer)
-    choices = {"position": given.position, "samples": given.samples}
+        answer: dict[str, Any] = {"key": given.judge_key, "temperature": 0.0, "max_out_len": 16}
+        judge = served_model("judge", name=given.judge, **shared, **answer)
+    choices = {"datasets": given.datasets, "position": given.position, "samples": given.samples}
     try:
-        config = paper_config(model, datasets=tuple(given.datasets), judge=judge, **choices)
+        write_json(given.output, paper_config(model, judge=judge, **choices))
     except CocaError as error:
         return print_failure(error, error.exit_code)
-    write_json(given.output, config)
     return 0
 
 

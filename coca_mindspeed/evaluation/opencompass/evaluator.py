@@ -17,7 +17,7 @@ from coca_mindspeed.algorithm.parsing import ConfidencePosition, ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS, METRIC_SPECS, calibration_metrics
-from coca_mindspeed.evaluation.opencompass.output import correctness
+from coca_mindspeed.evaluation.opencompass.verdicts import correctness
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
@@ -38,7 +38,8 @@ class ConfidenceEvaluator(BaseEvaluator):
     """Grades answers with the data set's own evaluator, and confidences against its verdicts.
 
     ``answer_postprocessor`` is the data set's ``pred_postprocessor``, applied to the answer without its confidence;
-    ``tokenizer_path`` names the tokenizer that counts tokens to confidence (None: NaN).
+    ``tokenizer_path`` names the tokenizer that counts tokens to confidence (None: NaN), ``question_column`` the column
+    of the data set that is shown in reports.
     """
 
     def __init__(
@@ -46,13 +47,12 @@ class ConfidenceEvaluator(BaseEvaluator):
         evaluator: dict[str, Any],
         answer_postprocessor: dict[str, Any] | None = None,
         position: ConfidencePosition = "first",
-        decimals: int | None = None,
         tokenizer_path: str | None = None,
+        question_column: str | None = None,
     ) -> None:
         super().__init__()
-        self._evaluator = evaluator
-        self._answer_postprocessor = answer_postprocessor
-        self._parser = ResponseParser(position, decimals)
+        self._evaluator, self._answer_postprocessor = evaluator, answer_postprocessor
+        self._parser, self._question_column = ResponseParser(position), question_column
         self._counter = None if tokenizer_path is None else TokenCounter(Path(tokenizer_path))
 
     # OpenCompass reads this signature to decide what to pass to `evaluate`.
@@ -70,34 +70,46 @@ class ConfidenceEvaluator(BaseEvaluator):
             DataError: the data set's evaluator does not grade every sample.
         """
         responses: list[str] = columns["predictions"]
-        if wrong := [r for r in responses if not isinstance(r, str)]:
+        if (
+            len(responses) != len(original_dataset)
+            or len(responses) % n
+            or not all(isinstance(r, str) for r in responses)
+        ):
             raise DataError(
-                f"{self._name}: expected one response a question as text, found {type(wrong[0]).__name__}; repeat the "
-                "questions by the data set's n, not by num_return_sequences"
+                f"{self._name}: expected a response of text to each of {len(original_dataset)} questions, n = {n}; "
+                "repeat the questions by the data set's n, not by num_return_sequences"
             )
-        if len(responses) != len(original_dataset) or len(responses) % n:
-            raise DataError(f"{self._name}: {len(responses)} responses to {len(original_dataset)} questions, n = {n}")
-        parts = [parse_and_count(response, self._parser, self._counter) for response in responses]
-        confidence, tokens = [parsed.confidence for parsed, _ in parts], [count for _, count in parts]
-        answers = [self._postprocess(parsed.answer) for parsed, _ in parts]
+        counted = [parse_and_count(response, self._parser, self._counter) for response in responses]
+        answers = [self._postprocess(parsed.answer) for parsed, _ in counted]
         size = len(responses) // n
         correct: list[bool] = []
         for replica in range(n):
             part = slice(replica * size, (replica + 1) * size)
             correct += self._grade(replica, answers[part], columns, part)
         metrics = calibration_metrics(
-            np.array(confidence, dtype=np.float64),  # None becomes NaN
+            np.array([parsed.confidence for parsed, _ in counted], dtype=np.float64),  # None becomes NaN
             np.array(correct, dtype=np.bool_),
-            np.array(tokens, dtype=np.float64),
+            np.array([tokens for _, tokens in counted], dtype=np.float64),
         )
-        names = ("response", "answer", "confidence", "correct", "tokens_to_confidence")
-        rows = zip(responses, answers, confidence, correct, tokens, strict=True)
+        questions = columns["test_set"][self._question_column] if self._question_column else [""] * len(responses)
+        golds = columns["references"] or [None] * len(responses)
         return {
             **{name: metrics.values[name] * METRIC_SPECS[name].scale for name in HEADLINE_METRICS},
             "n_samples": metrics.n,
             "details": [
-                {"question": i % size, "sample": i // size, **dict(zip(names, row, strict=True))}
-                for i, row in enumerate(rows)
+                {
+                    "id": str(i % size),
+                    "sample": i // size,
+                    "question": str(questions[i]),
+                    "gold": None if golds[i] is None else str(golds[i]),
+                    "response": responses[i],
+                    "answer": answers[i],
+                    "confidence": parsed.confidence,
+                    "confidence_after": parsed.confidence_after,
+                    "correct": correct[i],
+                    "tokens_to_confidence": tokens,
+                }
+                for i, (parsed, tokens) in enumerate(counted)
             ],
         }
 
@@ -141,11 +153,7 @@ def _run_programs(records: Sequence[Record], programs: Sequence[str]) -> dict[st
     for record, verdict in zip(records, verdicts, strict=True):
         if verdict.outcome is Outcome.UNGRADABLE:  # OpenCompass has no such verdict
             raise GradingError(f"question {record.id!r} of {record.dataset!r} cannot be graded: {verdict.reason}")
-    details = [
-        {"programs": program, "correct": verdict.correct, "result": verdict.reason or verdict.outcome.value}
-        for program, verdict in zip(programs, verdicts, strict=True)
-    ]
-    return {"accuracy": 100 * sum(v.correct for v in verdicts) / max(1, len(verdicts)), "details": details}
+    return {"details": [{"correct": verdict.correct} for verdict in verdicts]}
 
 
 @ICL_EVALUATORS.register_module()

@@ -2,9 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,16 +9,11 @@ import pytest
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
-from coca_mindspeed.utils.process import InterruptedRunError
-from experiments.__main__ import main
-from experiments.reproduce import provenance
 from experiments.reproduce.job import Workplace
 from experiments.reproduce.plan import Plan, jobs_of
 from experiments.reproduce.provenance import check_made_from, made_from
 from experiments.reproduce.scheduler import run_jobs
 from tests.experiments.reproduce.jobs_for_tests import PLAN, finish
-from tests.grading.dying_trainer import descendants, end_survivors
-from tests.local.models_for_tests import write_random_model
 
 TINY = str(Path(__file__).with_name("tiny_plan.yaml"))
 
@@ -93,42 +85,6 @@ def test_only_failed_and_missing_jobs_run_again(tmp_path, run, error, processes)
     assert sorted(log(tmp_path)[len(before) :]) == sorted({*map(str, jobs)} - {*done})
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_jobs_end_with_the_reproduction(tmp_path, how):
-    command = [sys.executable, "-m", "tests.experiments.reproduce.endless_jobs", TINY, str(tmp_path / "out")]
-    with (tmp_path / "messages").open("w+") as messages:
-        root = Path(__file__).parents[3]
-        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True, cwd=root)
-        assert parent.stdout is not None
-        assert "running\n" in iter(parent.stdout)
-        processes = descendants(parent.pid)
-        assert len(processes) >= 2
-        parent.send_signal(how)
-        try:
-            parent.wait(200)
-        finally:
-            parent.kill()
-        assert end_survivors(processes, 2.0) == []
-        if how != signal.SIGKILL:
-            messages.seek(0)
-            assert parent.returncode == 130
-            assert str(tmp_path / "out") in messages.read()
-
-
-def test_an_interrupted_job_in_this_process(tmp_path, monkeypatch, capsys):
-    """Its message names the option ``--resume``, which ``reproduce`` does not have."""
-
-    def stopped(*_):
-        raise InterruptedRunError("saved step_000024", "continue with --resume")
-
-    monkeypatch.setattr("experiments.reproduce.scheduler.run_jobs", stopped)
-    command = ["reproduce", "--plan", TINY, "--seeds", "1", "--jobs", "1", "--output", str(tmp_path / "out")]
-    assert main(command) == 130
-    message = capsys.readouterr().err
-    assert "saved step_000024" in message
-    assert "--resume" not in message
-
-
 def plan_on(records, *overrides):
     files = [f"data.train={records}", f"data.evaluate={records}"]
     setting = {"title": "Sums", "run": "demo", "overrides": ["data.name=records", *files, *overrides]}
@@ -168,34 +124,3 @@ def test_results_of_other_settings_or_questions_are_refused(tmp_path):
     del changed["settings"]["optimizer"]["lr"]  # a key that the older version did not have
     save(changed)
     check_made_from(other, [job], output)
-
-
-def test_weights_are_compared_by_content(tmp_path):
-    write_random_model(tmp_path / "model", "llama")
-    write_records(tmp_path / "records.jsonl", arithmetic_records(40, "train", 0))
-    plan = plan_on(tmp_path / "records.jsonl", f"model.path={tmp_path}/model")
-    job = jobs_of(plan, [0])[-1]
-    before = made_from(plan, job, tmp_path)["weights"]
-    weights = tmp_path / "model" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    provenance._weights.cache_clear()
-    assert made_from(plan, job, tmp_path)["weights"] not in (None, before)
-
-
-def test_a_second_process_is_refused(tmp_path):
-    output, plan = tmp_path / "out", tmp_path / "plan.yaml"
-    plan.write_text(PLAN.model_dump_json())
-    output.mkdir()
-    (output / "settings.json").write_text(json.dumps({"plan": PLAN.model_dump(mode="json")}))
-    hold = "import sys; from pathlib import Path; from coca_mindspeed.utils.files import lock_of_process as l; "
-    hold += "f = l(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", hold, str(output / ".lock")]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert other.stdout.readline() == b"held\n"
-        assert main(["reproduce", "--plan", str(plan), "--seeds", "1", "--jobs", "1", "--output", str(output)]) == 1
-    finally:
-        other.communicate(b"")
-    assert not list(tmp_path.rglob("cell.json"))

@@ -8,7 +8,7 @@ import yaml
 
 from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.grading.verdict import Outcome
 from experiments.__main__ import main
@@ -16,7 +16,7 @@ from experiments.reproduce import job as job_module
 from experiments.reproduce import scheduler
 from experiments.reproduce.job import Workplace, run_job
 from experiments.reproduce.plan import Job, Plan, jobs_of, plan_path, read_plan, run_config
-from experiments.reproduce.questions import job_config, missing_sets, write_sets
+from experiments.reproduce.questions import job_config, missing_sets
 from tests.experiments.reproduce.jobs_for_tests import finish
 
 SUM = Record("a", "sums", "math", "1+1", "2")
@@ -96,11 +96,6 @@ def test_settings_are_validated(change, message):
         plan_of(**{"overrides": [], **change})
 
 
-def test_overrides_without_effect_on_other_data_are_accepted():
-    plan_of("data.train=set-by-the-plan", "data.grader=auto", miniature="short", trained={"coca": []})
-    plan_of("data.train=mine.jsonl", "data.grader=math", trained={"coca": []})
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -132,17 +127,6 @@ def test_other_data_overrides_apply_to_built_in_questions(tmp_path, built_in):
         assert data.grader_options == {"math": {"seconds": 7}}
         assert (data.name, data.grader) == ("records", "auto")
         assert data.train == str(tmp_path / "s" / "tasks" / "train.jsonl")
-
-
-def test_built_in_questions_are_written_once(tmp_path):
-    plan = plan_of(miniature="short")
-    missing = missing_sets(plan, tmp_path)
-    assert list(missing["s"]) == ["warm_up", "train", "evaluate"]
-    assert not list(tmp_path.iterdir())
-    write_sets(missing, tmp_path)
-    for part, records in missing["s"].items():
-        assert list(read_records(tmp_path / "s" / "tasks" / f"{part}.jsonl")) == list(records)
-    assert missing_sets(plan, tmp_path) == {}
 
 
 @pytest.mark.parametrize(("options", "outcome"), [("{}", Outcome.RIGHT), ("{math: {boxed_only: true}}", Outcome.WRONG)])

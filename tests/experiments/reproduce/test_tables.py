@@ -5,17 +5,15 @@ import itertools
 import json
 import math
 import re
-import subprocess
 
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp, ttest_rel
 
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
-from experiments.reproduce.claims import Claim, claims, claims_table, sequential_claims, sequential_phases
+from experiments.reproduce.claims import Claim, claims, claims_table
 from experiments.reproduce.plan import jobs_of
-from experiments.reproduce.provenance import source_commit
-from experiments.reproduce.report import sequential_table, write_report
+from experiments.reproduce.report import write_report
 from experiments.reproduce.results import collect, holm, mean_differs, mean_interval, spread
 from experiments.reproduce.tables import comparison_table, comparisons, entries, paired_tests_table
 from tests.experiments.reproduce.jobs_for_tests import PLAN, finish, finished
@@ -136,22 +134,6 @@ def test_claims(tmp_path):
     assert lost.values == pytest.approx([1 - 0.2 / 0.6] * 3)
 
 
-def test_shares_of_nothing_are_undefined(tmp_path):
-    results = finished(tmp_path, 2, majority_voting=[{"tokens_to_confidence": 0.0}] * 2)
-    [saved] = [c for c in claims(results, PLAN) if "TTC" in c.text and "majority" in c.text]
-    assert saved.verdict() == "no figures"
-    for seed in range(2):
-        path = results.jobs["short", "sequential", seed].directory(tmp_path) / "run" / "metrics.jsonl"
-        rows = [json.loads(line) | {"reward/answer": 0.0} for line in path.read_text().splitlines()]
-        rows[-1]["reward/confidence"] = None  # undefined
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lost, gained, _ = sequential_claims(results, "short", "here")
-    assert lost.verdict() == "no figures"
-    assert gained.values == pytest.approx([0.3] * 2)
-    [accuracy] = [row for row in sequential_table(results, PLAN, "short", [0, 1]).rows if row[0] == "accuracy"]
-    assert accuracy[1:] == ("0.000 ± 0.000",) * 3
-
-
 def test_claims_are_paired_by_seed_and_data_set(tmp_path):
     jobs = jobs_of(PLAN, range(3))
     for job in jobs:
@@ -170,20 +152,6 @@ def test_claims_are_paired_by_seed_and_data_set(tmp_path):
         theirs["sums"]["auroc"], theirs["products"]["auroc"] = 0.5 if seed else None, 0.9
     # Only `sums` of seed 2 has both.
     assert values("math: coca has a higher AUROC than instruct") == pytest.approx([math.nan, 0.1], nan_ok=True)
-
-
-def test_sequential_phases(tmp_path):
-    start, accuracy, confidence = sequential_phases(finished(tmp_path, 1), "short", 0)
-    assert start == accuracy
-    assert (accuracy["reward/answer"], confidence["reward/answer"]) == (pytest.approx(0.6), pytest.approx(0.2))
-    assert (accuracy["response/length"], confidence["response/length"]) == (10.0, 5.0)
-
-
-def test_categories_are_means_over_data_sets(tmp_path):
-    results = finished(tmp_path, 1, coca=[{"accuracy": 0.6, "auroc": 0.9}])
-    assert results.value("short", "coca", 0, "math", "accuracy") == pytest.approx(0.6)
-    assert results.value("short", "coca", 0, "math", "auroc") == 0.9  # undefined on the other data set
-    assert results.categories("short") == ["math", "factual"]
 
 
 def test_the_main_table(tmp_path):
@@ -212,17 +180,6 @@ def test_ece_under_perfect_calibration(tmp_path):
                 expected = sum(math.comb(9, k) * abs(4.5 - k) / 9 / 2**9 for k in range(10))
                 assert float(below[2].split(" ")[0]) == pytest.approx(expected, abs=0.01)
                 assert below[3] == "--"  # no predictions of facts
-
-
-def test_unfinished_seeds_are_not_undefined_ones(tmp_path):
-    jobs = jobs_of(PLAN, range(3))
-    for job in jobs:
-        if job.name != "rlvr" and (job.name, job.seed) != ("coca", 1):
-            finish(tmp_path, job, ece=0.01 * (job.seed + 1))
-    row = {(r[0], r[1]): r[2] for r in main_table(collect(tmp_path, jobs)).rows}
-    assert row["coca", "ECE ↓"] == "0.020 ± 0.014 (n = 2)"
-    assert row["instruct", "ECE ↓"] == "0.020 ± 0.010"
-    assert row["rlvr", "ECE ↓"] == row["rlvr", "ECE if calibrated"] == "not run"
 
 
 def test_paired_tests(tmp_path):
@@ -264,25 +221,3 @@ def test_the_report(tmp_path):
     assert {name for name in files if name.endswith("png")} == set(re.findall(r"\]\(([a-z_]+\.png)\)", text))
     for part in ("short, seed 1, coca", "the command", "B, 4 cores", "`abc`, `def+`"):
         assert part in text
-
-
-def test_the_commit_names_uncommitted_changes(tmp_path):
-    def git(*arguments):
-        identity = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
-
-    files = [tmp_path / name for name in ("coca_mindspeed/a.py", "experiments/b.py", "configs/c.yaml", "runs/d")]
-    for file in files:
-        file.parent.mkdir()
-        file.write_text("as committed")
-    git("init", "-q")
-    git("add", "-A")
-    git("commit", "-qm", "all")
-    clean = source_commit(tmp_path)
-    assert re.fullmatch("[0-9a-f]{12}", clean)
-    for file in files:
-        file.write_text("changed")
-        assert source_commit(tmp_path) == clean + ("" if file.parent.name == "runs" else "+"), file
-        file.write_text("as committed")
-    (tmp_path / ".git").rename(tmp_path / "git")
-    assert source_commit(tmp_path) == "unknown"

@@ -13,9 +13,9 @@ from served_model import ServedModels, save_tiny_tokenizer
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.evaluation.adapters import read_opencompass
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.opencompass import config as configuration
-from coca_mindspeed.evaluation.opencompass.output import read_opencompass
 from coca_mindspeed.evaluation.predictions import outcomes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,19 +49,18 @@ def one_task(config: dict) -> dict:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One run over everything: the crafted model and the tiny one with random weights."""
+    """One run over everything: the crafted model, and one that states no confidence."""
     folder = tmp_path_factory.mktemp("opencompass")
     questions = write_benchmarks(folder)
     tokenizer_path = folder / "tokenizer"
-    tokenizer = save_tiny_tokenizer(tokenizer_path)
+    save_tiny_tokenizer(tokenizer_path)
     replies = {q.marker: q.reply for rows in questions.values() for q in rows}
-    with ServedModels(replies, tokenizer) as served:
-        common = {"api_base": served.url, "tokenizer_path": str(tokenizer_path), "concurrency": 4}
+    with ServedModels(replies) as served:
+        common = {"api_base": served.url, "tokenizer_path": str(tokenizer_path)}
         judge = configuration.served_model("judge", name="judge", temperature=0.0, max_out_len=16, **common)
         crafted = configuration.served_model("crafted", name="crafted", **common)
-        tiny = configuration.served_model("tiny", name="tiny", **common)
         config = configuration.paper_config(crafted, judge=judge)
-        config["models"].append(tiny)
+        config["models"].append(configuration.served_model("silent", name="silent", **common))
         path = folder / "run.json"
         path.write_text(json.dumps(one_task(config)))
         opencompass(folder / "out", folder, str(path))
@@ -110,12 +109,12 @@ def test_summary_prints_the_same_figures_to_the_digit(run):
 def test_a_model_that_states_no_confidence_has_the_same_columns(run):
     _, work_dir, _, _, _, _ = run
     for name in NAMES:
-        crafted, tiny = (
-            json.loads((work_dir / "results" / model / f"{name}.json").read_text()) for model in ("crafted", "tiny")
+        crafted, silent = (
+            json.loads((work_dir / "results" / model / f"{name}.json").read_text()) for model in ("crafted", "silent")
         )
-        assert list(crafted) == list(tiny)
-        assert tiny["success_rate"] == 0
-        assert tiny["ece"] != tiny["ece"]
+        assert list(crafted) == list(silent)
+        assert silent["success_rate"] == 0
+        assert silent["ece"] != silent["ece"]
 
 
 def test_requests_have_the_papers_settings(run):
@@ -147,6 +146,7 @@ def test_predictions_are_read_back(run):
     for name in NAMES:
         rows = [p for p in predictions if p.dataset == name]
         assert [p.response for p in rows] == [q.reply for q in questions[name]]
+        assert all(q.marker in p.question for p, q in zip(rows, questions[name], strict=True))
         arrays = outcomes(rows)
         values = calibration_metrics(arrays.confidence, arrays.correct).values
         assert values["ece"] == pytest.approx(expected(questions[name])["ece"])

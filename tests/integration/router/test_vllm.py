@@ -62,10 +62,9 @@ def direct(vllm, question):
     return ResponseParser()(text)
 
 
-@pytest.mark.parametrize("style", ["streaming", "stop_and_resume"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_engines_answer_without_its_tag(vllm, style, stream):
-    with proxy(vllm, style=style) as url:
+def test_the_engines_answer_without_its_tag(vllm, stream):
+    with proxy(vllm) as url:
         for question in QUESTIONS[:20]:
             expected = direct(vllm, question)
             answer = ask(url, question, stream=stream)
@@ -82,16 +81,6 @@ def test_the_engines_answer_without_its_tag(vllm, style, stream):
             assert (text, fields["confidence"], reason) == (expected.answer, expected.confidence, "stop")
             # A busy engine sends several tokens at once, and the piece that closes the tag counts whole.
             assert 6 <= fields["tokens_to_confidence"] <= fields["tokens"]["small"]
-
-
-def test_other_ways_to_a_confidence(vllm):
-    stated = {}
-    for source in ({"source": "stated"}, {"source": "mean", "samples": 3}):
-        with proxy(vllm, confidence=source, style="stop_and_resume") as url:
-            stated[source["source"]] = ask(url, QUESTIONS[0]).coca
-    # At temperature 0 three samples are three times the same.
-    assert stated["mean"]["confidence"] == pytest.approx(stated["stated"]["confidence"])
-    assert stated["mean"]["tokens_to_confidence"] == 3 * stated["stated"]["tokens_to_confidence"]
 
 
 @pytest.fixture(scope="module")
@@ -115,22 +104,20 @@ def assert_most_were_aborted(ended, generated, unaborted):
     assert generated < 200 * unaborted / 2
 
 
-@pytest.mark.parametrize("style", ["streaming", "stop_and_resume"])
-def test_two_hundred_answers_that_are_not_wanted_stop_the_engine(vllm, unaborted, style):
+def test_two_hundred_answers_that_are_not_wanted_stop_the_engine(vllm, unaborted):
     before, finished = vllm.generated, vllm.finished
     slowest, read = 0.0, 0
-    with proxy(vllm, REFUSE, style=style) as url, concurrent.futures.ThreadPoolExecutor(8) as pool:
+    with proxy(vllm, REFUSE) as url, concurrent.futures.ThreadPoolExecutor(8) as pool:
         for start in range(0, 200, 8):
             answers = list(pool.map(lambda i: ask(url, QUESTIONS[i % 40], **ENDLESS), range(start, start + 8)))
             slowest = max(slowest, vllm.until_idle())
             assert {answer.coca["action"] for answer in answers} == {"refuse"}
             read += sum(answer.coca["tokens"]["small"] for answer in answers)
     generated = vllm.generated
-    ended = vllm.finished - finished - (200 if style == "stop_and_resume" else 0)  # whose segments end by a stop string
-    assert_most_were_aborted(ended, generated - before, unaborted)
+    assert_most_were_aborted(vllm.finished - finished, generated - before, unaborted)
     time.sleep(1)
     assert (vllm.generated, vllm.running) == (generated, 0)
-    print(f"{style}: {(generated - before) / 200:.1f} tokens a request, {read / 200:.1f} of them read by the proxy, "
+    print(f"{(generated - before) / 200:.1f} tokens a request, {read / 200:.1f} of them read by the proxy, "
           f"idle after at most {slowest:.3f} s")  # fmt: skip
 
 

