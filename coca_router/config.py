@@ -53,6 +53,19 @@ class BandConfig(Section):
     action: Action = Field(description="answer, refuse or escalate")
 
 
+class ConfidenceConfig(Section):
+    """The number that decides."""
+
+    source: Literal["stated", "mean"] = Field("stated", description="of one sample, or the mean of several")
+    samples: int = Field(1, ge=1, le=64, description="of the mean, of about ten tokens each")
+
+    @model_validator(mode="after")
+    def _several_for_a_mean(self) -> "ConfidenceConfig":
+        if (self.source == "mean") != (self.samples > 1):
+            raise ValueError("expected source: mean with samples of 2 or more, or neither")
+        return self
+
+
 class TierConfig(Section):
     """One tier; the first is the cheapest."""
 
@@ -63,6 +76,7 @@ class TierConfig(Section):
     bands: list[BandConfig] | None = Field(None, description="thresholds; null: the certificate's")
     #: Without a valid confidence, and below a certified threshold; null: escalate, or refuse if last.
     invalid: Action | None = None
+    confidence: ConfidenceConfig = ConfidenceConfig()
     temperature: float | None = Field(None, ge=0, le=2, description="null: the client's, or the calibration's")
     calibration: RelativePath | None = Field(None, description="file of `coca-router calibrate`; pins the sampling")
     certificate: RelativePath | None = Field(None, description="of `calibrate --risk`; pins threshold and sampling")
@@ -72,6 +86,8 @@ class TierConfig(Section):
     def _consistent(self) -> "TierConfig":
         if self.calibration is not None and self.certificate is not None:
             raise ValueError("certificate: its threshold is one of stated confidences; use it without calibration")
+        if (self.calibration or self.certificate) and self.confidence.source != "stated":
+            raise ValueError("confidence.source: a calibration or certificate holds for 'stated'")
         if self.states_confidence and (self.bands is None) == (self.certificate is None):
             raise ValueError("expected either bands or a certificate")
         if self.certificate is not None and self.invalid == "answer":
