@@ -21,11 +21,11 @@ _SHARES = [tenth / 10 for tenth in range(11)]  # of the rows of the table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="one file a tier, from the cheapest")
-    option("--prices", metavar="P,P", help="of a generated token, one a tier (default: 1, 10, 100, ...)")
+    option("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="a file for each tier, from the cheapest")
+    option("--prices", metavar="P,P", help="price of a generated token for each tier (default: 1, 10, 100, ...)")
     option("--share", type=within(0, 1), metavar="S", help="print the policy that sends this share to the last tier")
-    option("--tokenizer", type=Path, metavar="DIR", help="counts tokens where the predictions do not say")
-    option("--output", type=place, metavar="FILE", help="write the figures there too (JSON)")
+    option("--tokenizer", type=Path, metavar="DIR", help="tokenizer for predictions without token counts")
+    option("--output", type=place, metavar="FILE", help="also write the figures to this file (JSON)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,7 +102,7 @@ def _policy_yaml(tiers: Tiers, setting: Setting) -> str:
     """A configuration of `serve` with the setting; addresses and names of models are placeholders."""
     names = ["small", "large"] if len(tiers.names) == 2 else [f"tier{i + 1}" for i in range(len(tiers.names))]
     notes = "".join(f"# {name}: {one_line(file)}\n" for name, file in zip(names, tiers.names, strict=True))
-    notes += "# replace url and model by those of the servers; dialect: vllm for vLLM and serve --model\n"
+    notes += "# set url and model of each server; dialect: vllm for vLLM and serve --model\n"
     urls = {name: {"url": f"http://127.0.0.1:{8001 + i}/v1", "model": name} for i, name in enumerate(names)}
     keys: dict[str, dict[str, Any]] = {name: bands_from(setting.threshold, "escalate") for name in names}
     keys[names[-1]] = {**bands_from(0), "invalid": "answer"}

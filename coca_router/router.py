@@ -31,7 +31,7 @@ class Tier:
         return self.config.name
 
     def pinned_sampling(self) -> dict[str, Any]:
-        """The sampling parameters that the tier's calibration or certificate prescribes; empty without one."""
+        """Sampling parameters that the tier's calibration or certificate prescribes, if it has any."""
         pinned = self.policy.pinned
         return {} if pinned is None else {"temperature": pinned.temperature, **NEUTRAL_SAMPLING, **pinned.sampling}
 

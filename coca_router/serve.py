@@ -19,13 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("config", nargs="?", type=Path, metavar="CONFIG", help="YAML of tiers (docs/serving.md)")
     option("--model", type=Path, metavar="DIR", help="serve this Hugging Face directory itself instead")
-    option("--name", help="of the model, to its clients (default: the directory's)")
-    option("--host", help="default: 127.0.0.1, or as CONFIG says")
-    option("--port", type=at_least(0, 65535), help="default: 8000 with --model, else as CONFIG says")
+    option("--name", help="name of the model for clients (default: the directory's)")
+    option("--host", help="address to listen on (default: 127.0.0.1, or by CONFIG)")
+    option("--port", type=at_least(0, 65535), help="port (default: 8000 with --model, else by CONFIG)")
     option("--concurrent", type=at_least(1), default=4, help="--model: responses at once (default: 4)")
-    option("--max-tokens", type=at_least(1), default=1024, help="--model: of a response (default: 1024)")
+    option("--max-tokens", type=at_least(1), default=1024, help="--model: longest response, in tokens (default: 1024)")
     option("--device", type=device_name, default="auto", help="--model: auto, cpu, cuda, cuda:N, npu or npu:N")
-    option("--dtype", choices=("float32", "bfloat16"), default="float32", help="--model: compute")
+    option("--dtype", choices=("float32", "bfloat16"), default="float32", help="--model: dtype of the computation")
     variables = '--model: variables of its chat template, {"enable_thinking": false} for example'
     option("--chat-template-kwargs", type=template_variables, metavar="JSON", help=variables)
     option("--api-key-env", metavar="NAME", help="--model: variable that holds the key clients must show")

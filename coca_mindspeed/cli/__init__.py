@@ -68,7 +68,7 @@ def main(
     parser: Callable[[Sequence[str]], argparse.ArgumentParser] | None = None,
     program: str = "coca-mindspeed",
 ) -> int:
-    """Run the command line, or that of another ``program`` with its ``parser``.
+    """Run the command line of ``coca-mindspeed``, or of another ``program`` with its ``parser``.
 
     Errors for the user are printed without a traceback.
     """

@@ -1,4 +1,4 @@
-"""``coca-mindspeed baseline``: what CoCA is compared with, on any causal LM directory."""
+"""``coca-mindspeed baseline``: run a baseline of CoCA on any causal LM directory."""
 
 import argparse
 import hashlib
@@ -50,23 +50,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--output", **path, required=True, help="results; the same command resumes a stopped run")
     option("--train", **path, help="records that a probe or an assessor is trained on")
     option("--trained", **path, help="directory of a probe or assessor trained before")
-    option("--assessor-model", **path, help="what becomes the assessor; the paper takes Qwen2.5-1.5B-Instruct")
+    option("--assessor-model", **path, help="model to fine-tune as assessor (the paper: Qwen2.5-1.5B-Instruct)")
     option("--answers", **path, help="predictions of the model, to take its answers from")
-    option("--samples", type=at_least(1), default=16, metavar="K", help="of a vote (default: 16)")
-    option("--layer", type=int, default=-1, help="whose hidden states the probe reads (default: the last)")
+    option("--samples", type=at_least(1), default=16, metavar="K", help="samples of a vote (default: 16)")
+    option("--layer", type=int, default=-1, help="layer whose hidden states the probe reads (default: the last)")
     option("--probe-width", type=at_least(1), default=128, help="hidden units of the probe (default: 128)")
-    option("--assessor-lr", type=above(0), default=1e-5, help="default: 1e-5")
-    option("--assessor-epochs", type=at_least(1), default=3, help="at most (default: 3)")
-    option("--method", choices=tuple(METHODS), default="coca", help="whose prompt and format to use (default: coca)")
+    option("--assessor-lr", type=above(0), default=1e-5, help="learning rate of the assessor (default: 1e-5)")
+    option("--assessor-epochs", type=at_least(1), default=3, help="most epochs of the assessor (default: 3)")
+    option("--method", choices=tuple(METHODS), default="coca", help="method of prompt and format (default: coca)")
     option("--label", help="method name in the predictions (default: the baseline's)")
     named = "a name of docs/grading.md, or your own: ./file.py:name or package.module:name (default: by record)"
     option("--grader", type=grader_option, default="auto", metavar="NAME", help=named)
-    option("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
-    option("--batch", type=at_least(1), default=64, help="questions at once, and in a part (default: 64)")
+    option("--grader-options", type=json_object, metavar="JSON", help="options of the grader (docs/grading.md)")
+    option("--batch", type=at_least(1), default=64, help="questions at once (default: 64)")
     option("--max-prompt-tokens", type=at_least(1), default=2048, help="default: 2048")
     option("--max-new-tokens", type=at_least(1), default=4096, help="default: 4096")
     option("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
-    option("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute (default: bfloat16)")
+    option("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute dtype (default: bfloat16)")
     option(
         "--chat-template-kwargs",
         type=template_variables,
@@ -279,7 +279,7 @@ def _assessor_opener(arguments: argparse.Namespace, model: ModelConfig, device: 
 
 
 def _without_template_kwargs(model: ModelConfig) -> ModelConfig:
-    """Without the target model's chat template variables."""
+    """Remove the target model's chat template variables."""
     return model.model_copy(update={"chat_template_kwargs": {}})
 
 

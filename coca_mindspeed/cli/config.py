@@ -1,4 +1,4 @@
-"""``coca-mindspeed config``: what can be configured, and what a run resolves to."""
+"""``coca-mindspeed config``: list runs and keys, and print the resolved YAML of a run."""
 
 import argparse
 import inspect
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(subcommand(actions, "show", "print a run's resolved YAML"))
     get = subcommand(actions, "get", "print one value of a run, for scripts: text as it is, the rest as JSON")
     get.add_argument("run_name", metavar="RUN", help="as in show")
-    get.add_argument("key", metavar="KEY", help="of a value or a section: rollout.prompts, rollout")
+    get.add_argument("key", metavar="KEY", help="key of a value or a section: rollout.prompts, rollout")
     get.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in show")
     subcommand(actions, "list", "list the ready-made runs")
     keys = subcommand(actions, "keys", "list every key with its type, range, default and meaning")

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         target = subcommand(targets, name, f"JSON Lines for {reader}, each row with the chat and its whole record")
         option = target.add_argument
         option("--input", type=Path, required=True, metavar="FILE", help="prepared records (train.jsonl)")
-        option("--output", type=place, required=True, metavar="FILE", help="to write")
+        option("--output", type=place, required=True, metavar="FILE", help="file to write")
         option("--overwrite", action="store_true", help="replace an earlier export")
         _add_prompt(target, "the method's system prompt; answer-first is for rlcr (default: %(default)s)")
         target.set_defaults(run_action=_export)

@@ -65,16 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=tuple(_FORMATS),
         default="predictions",
-        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; "
+        help="predictions: graded rows; opencompass: a run's time-stamped folder; "
         "responses: lines of id and response, graded against --gold (default: %(default)s)",
     )
     option("--endpoint", metavar="URL", help="ask a server instead of reading files; the same command resumes")
-    option("--model", help="of --endpoint: the model's name there")
-    option("--data", type=place, metavar="FILE", help="of --endpoint: records to ask and to grade by")
-    option("--samples", type=at_least(1), metavar="N", help="of --endpoint: responses to each question (default: 1)")
-    option("--concurrency", type=at_least(1), metavar="N", help="of --endpoint: requests at once (default: 16)")
-    option("--temperature", type=within(0, 2), metavar="T", help="of --endpoint (default: 1.0)")
-    option("--max-tokens", type=at_least(1), metavar="N", help="of --endpoint: of a response (default: 4096)")
+    option("--model", help="name of the model at --endpoint")
+    option("--data", type=place, metavar="FILE", help="records to send to --endpoint and to grade by")
+    option("--samples", type=at_least(1), metavar="N", help="responses to each question by --endpoint (default: 1)")
+    option("--concurrency", type=at_least(1), metavar="N", help="requests to --endpoint at once (default: 16)")
+    option("--temperature", type=within(0, 2), metavar="T", help="sampling temperature of --endpoint (default: 1.0)")
+    option("--max-tokens", type=at_least(1), metavar="N", help="longest response of --endpoint (default: 4096)")
     option(
         "--chat-template-kwargs",
         type=template_variables,
@@ -84,17 +84,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--gold", type=Path, help="records to grade responses by")
     own = "auto: by record (default), a name of docs/grading.md, or your own: ./file.py:name, package.module:name"
     option("--grader", type=grader_option, metavar="NAME", help=f"of responses; {own}")
-    option("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
+    option("--grader-options", type=json_object, metavar="JSON", help="options of the grader (docs/grading.md)")
     option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
     option("--position", choices=tuple(SEGMENTS), help="last: answer-first methods, both: caliber (default: first)")
     option("--decimals", type=at_least(1), help="accept only confidences with this many decimals")
-    option("--method", help="name of the method, for reports and the paper's table; of --endpoint: it gives the prompt")
+    option("--method", help="name of the method, for reports and the paper's table; it gives the prompt of --endpoint")
     option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
     option(
         "--bins-closed", choices=("right", "left"), default="right", help="side of a bin's edge (default: %(default)s)"
     )
-    option("--replicates", type=at_least(1), default=1000, help="for 'ECE if calibrated' (default: %(default)s)")
-    option("--seed", type=at_least(0), default=0, help="of 'ECE if calibrated' (default: %(default)s)")
+    option("--replicates", type=at_least(1), default=1000, help="draws for 'ECE if calibrated' (default: %(default)s)")
+    option("--seed", type=at_least(0), default=0, help="seed of 'ECE if calibrated' (default: %(default)s)")
     option("--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question")
 
 
@@ -316,7 +316,7 @@ def _readings(runs: Sequence[Run]) -> str:
     labels = [METRIC_SPECS[name].heading for name in ("auroc", "ece", "brier")]
     heading = (
         "Readings of the confidence: one draw, greedy decoding, and the expectation over the policy's probabilities of "
-        "all numbers, of which the last column is the sum (no figures below 95%)."
+        "all numbers. The last column is the sum of these probabilities; below 95% there are no figures."
     )
     return f"\n{heading}\n\n{markdown_table(['run', 'data', 'reading', *labels, 'covered'], rows)}"
 

@@ -60,7 +60,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     if differing:
         print_text(f"{len(differing)} of {len(findings)} differ: {', '.join(differing)}")
         return 1
-    print_text(f"all {len(findings)} hooked definitions are those of release {manifest.release}")
+    print_text(f"all {len(findings)} hooked definitions equal release {manifest.release}")
     return 0
 
 

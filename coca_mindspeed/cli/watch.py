@@ -151,8 +151,8 @@ def dashboard(directory: RunDirectory) -> tuple[RenderableType, bool]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="a run's directory, which holds metrics.jsonl")
-    parser.add_argument("--interval", type=above(0), default=2.0, help="seconds between looks (default: %(default)s)")
-    parser.add_argument("--once", action="store_true", help="print what there is and stop")
+    parser.add_argument("--interval", type=above(0), default=2.0, help="seconds between updates (default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="print once and stop")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from coca_mindspeed.utils.own_code import is_own, pinned
 PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
 #: Keys that may name an object of the user's own.
 OWN_KEYS = ("method.name", "data.grader")
-#: What the local engine calls its devices.
+#: Names of the local engine's devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
 # Facts of the keys below; a key without any is read by every engine, and a resumed run may not change it.
 _ROUNDING = "rounding of later steps changes"

@@ -16,7 +16,7 @@ from coca_mindspeed.utils.files import read_json_lines, read_object
 from coca_mindspeed.utils.text_formats import JsonError
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
-_MAX_UNGRADABLE = 0.01  # share of answers; above it the gradable ones may differ from all
+_MAX_UNGRADABLE = 0.01  # share of answers; above it the gradable answers may be a biased selection
 _FIXES = {
     "factual": 'use --grader-options \'{"factual": {"match": "contains"}}\'',
     "math": 'set "category": "factual" in the records, and use --grader auto',

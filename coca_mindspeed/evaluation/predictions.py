@@ -211,7 +211,7 @@ def _from_text(name: str, text: str) -> Any:
 
 
 def _nan_to_none(name: str, value: Any) -> Any:
-    """Pandas writes a column with missing numbers as floats."""
+    """Read NaN as null, and whole floats as integers: pandas writes a column with missing numbers as floats."""
     if not isinstance(value, float):
         return value
     if math.isnan(value):

@@ -71,7 +71,7 @@ class BestModel:
     """The exported model of the step with the best ``metric``, in ``directory``, with a file ``best.json``."""
 
     def __init__(self, directory: Path, metric: str) -> None:
-        """Read the best value so far; that of another metric does not count."""
+        """Read the best value so far, if it is of the same metric."""
         self._directory, self._metric = directory, metric
         self._sign = METRIC_SPECS[metric.removeprefix("eval/")].better
         known = read_object(directory / "best.json")

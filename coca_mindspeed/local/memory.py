@@ -108,7 +108,7 @@ _CONTEXT = GIB // 2  # estimated memory of CUDA's or CANN's context
 _MEASURED_SHARE = 0.25  # of the free memory; runs with a smaller estimate start at once
 _SHARES = (0.25, 0.5)
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-# glibc returns freed memory at once, so that a peak is not that of an earlier pass.
+# glibc returns freed memory at once, so that the peak of an earlier pass is not measured again.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 
 
@@ -278,7 +278,7 @@ def run_update(policy: Policy, config: RunConfig, batch: Batch, whole: Batch) ->
 
 
 def run_rollout(policy: Policy, config: RunConfig, batch: Batch) -> None:
-    """Sample one batch; of the decoding steps only those that grow the cache are run."""
+    """Sample one batch; run only the decoding steps that grow the cache."""
     temperature, last = config.rollout.temperature, batch.prompt + batch.response - 1
     with torch.inference_mode(), policy.autocast():
         decoder = Decoder(policy, _prompts(batch), batch.response)

@@ -166,7 +166,7 @@ def context_limit(config: Any) -> ContextLimit | None:
 
 
 def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
-    """Transformers 5 has ``rope_parameters``, in some models one section per kind of layer."""
+    """Return the rotary settings; in transformers 5 some models have one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if rope and all(isinstance(value, Mapping) for value in rope.values()):
         return list(rope.values())
@@ -296,7 +296,7 @@ def _token_text(value: Any) -> str | None:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The block ``{% generation %}`` marks what the model wrote; its content is rendered as it is."""
+    """Renders the content of ``{% generation %}``, which marks the model's own text, unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 
@@ -307,7 +307,7 @@ class _Generation(jinja2.ext.Extension):
 
 @cache
 def _compiled(template: str) -> jinja2.Template:
-    """A chat template in an environment like that of transformers."""
+    """Compile a chat template in an environment like transformers'."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)

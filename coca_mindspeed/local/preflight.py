@@ -1,4 +1,4 @@
-"""Preflight: sample a few responses before the first step, and refuse a run that could not learn from such ones.
+"""Preflight: sample a few responses before the first step, and refuse a run that could not learn from them.
 
 Questions and tokens are drawn by seeds of their own, so the run itself does not change.
 """

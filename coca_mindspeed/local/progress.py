@@ -103,7 +103,7 @@ class StepProgress:
             self._live.stop()
 
     def show(self, step: int, *parts: str, means: str = "") -> None:
-        """Show that ``step`` steps are done, and ``parts``, the most important first; a terminal shows those that fit.
+        """Show ``step`` and as many of ``parts``, the most important first, as fit into the terminal.
 
         ``means`` introduces the parts in a log file.
         """

@@ -41,7 +41,7 @@ class ResponseFormat:
     spaced: bool = False
 
     def response(self, answer: str, *confidences: float) -> str:
-        """The answer with its confidences, of which there are two in position ``both``."""
+        """The answer with its confidence, or with both confidences in position ``both``."""
         space, given = " " if self.spaced else "", iter(confidences)
         return space.join(
             answer if segment == "answer" else f"{OPEN_TAG}{space}{next(given):.{self.decimals}f}{space}{CLOSE_TAG}"

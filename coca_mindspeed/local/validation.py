@@ -189,7 +189,7 @@ def _read(key: str, path: str, config: DataConfig) -> list[Record]:
 def record_sources(
     config: DataConfig, train: Sequence[Record], evaluate: Sequence[Record]
 ) -> dict[Path | str, Sequence[Record]]:
-    """Training and held-out records by the files that they come from, or by the keys of embedded ones."""
+    """Training and held-out records by their file, or by their key if they have none."""
     sources: dict[Path | str, Sequence[Record]] = {}
     for key, file, records in (("data.train", config.train, train), ("data.evaluate", config.evaluate, evaluate)):
         of_lines = file is not None and file.endswith(".jsonl") and not config.columns

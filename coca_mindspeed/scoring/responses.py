@@ -59,7 +59,7 @@ def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
 
 
 def held_out_metrics(correct: Tensor, stated: Tensor, confidence_lengths: Tensor) -> dict[str, float]:
-    """The paper's six columns over the gradable answers, without the undefined ones, and ``ungradable_share``.
+    """The paper's six metrics of the gradable answers, if defined, and ``ungradable_share``.
 
     Args:
         correct: float ``[n]``, 1 or 0; NaN: ungradable.
