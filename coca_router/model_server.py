@@ -118,10 +118,10 @@ class ModelServer:
         while reason is None:
             token = await anyio.to_thread.run_sync(partial(next, stream))
             count, self.generated = count + 1, self.generated + 1
-            last = count == limit
-            text = stops.feed(decoder.decode(self._policy.text.bytes_of(token.id)))
-            if (token.ended or last) and not stops.stopped:
+            ended, last = token in self._policy.eos_ids, count == limit
+            text = stops.feed(decoder.decode(self._policy.text.bytes_of(token)))
+            if (ended or last) and not stops.stopped:
                 text += stops.feed(decoder.decode(b"", final=True)) + stops.finish()
-            reason = "stop" if token.ended or stops.stopped else "length" if last else None
-            await writer.write(text, [token.id] if request.return_token_ids else [])
+            reason = "stop" if ended or stops.stopped else "length" if last else None
+            await writer.write(text, [token] if request.return_token_ids else [])
         await writer.end(reason, len(prompt), count)

@@ -5,7 +5,6 @@ response (the tag, a zero, the point, often a digit) is shared.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -282,25 +281,13 @@ class Decoder:
             self._mask = torch.cat([self._mask, self._mask[rows]])
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """A sampled token.
-
-    Attributes:
-        id: its id.
-        log_prob: nats, under the tempered distribution that it was drawn from.
-        ended: whether it ends the response.
-    """
-
-    id: int
-    log_prob: float
-    ended: bool
-
-
 def token_stream(
     policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator
-) -> Iterator[SampledToken]:
-    """Tokens of one response, each computed when it is requested, on the requesting thread; temperature 0 is greedy."""
+) -> Iterator[int]:
+    """Token ids of one response, each computed when it is requested, on the requesting thread; temperature 0 is greedy.
+
+    The last is one of ``policy.eos_ids``.
+    """
     decoder, last = None, None
     while True:
         # Inference mode is per thread, so it is entered for each token.
@@ -314,8 +301,6 @@ def token_stream(
                 last = distribution.argmax(dim=-1, keepdim=True)
             else:
                 last = sample_tokens(distribution.exp(), generator)
-            token = int(last)
-            sampled = SampledToken(token, float(distribution[0, token]), token in policy.eos_ids)
-        yield sampled
-        if sampled.ended:
+        yield int(last)
+        if int(last) in policy.eos_ids:
             return
