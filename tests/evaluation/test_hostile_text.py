@@ -73,7 +73,7 @@ def test_a_directory_with_markup_in_its_name_can_be_watched(tmp_path, capsys):
     # The closing tag that rich takes for markup: run[/x], as a path of two directories.
     (tmp_path / "run[" / "x]" / "metrics.jsonl").unlink()
     stream = io.StringIO()
-    Console(width=300, file=stream).print(dashboard(RunDirectory(tmp_path / "run[" / "x]")))
+    Console(width=300, file=stream).print(dashboard(RunDirectory(tmp_path / "run[" / "x]"))[0])
     assert "run[/x]" in stream.getvalue()
 
 

@@ -66,4 +66,4 @@ def test_the_configuration_of_a_run_that_is_there(text, tmp_path):
         check_same_run(begun, config, {})
     with pytest.raises(CocaError, match=r"config\.yaml"):
         read_named(tmp_path / "predictions_after.jsonl")
-    assert RunDirectory(tmp_path).progress(3) == ""
+    assert RunDirectory(tmp_path).progress(3) == ("", False)
