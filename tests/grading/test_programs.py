@@ -32,6 +32,12 @@ def record(metadata: dict[str, object]) -> Record:
         ("x = 1", "x = 1"),
         ("```Python3\nx\n```", "x\n"),
         ("", ""),
+        # A block that only uses what an earlier one defines is an example.
+        ("```python\ndef f(): pass\n```\n```python\nprint(f())\n```", "def f(): pass\n"),
+        ("```python\nclass A: pass\n```\n```python\na = A()\nprint(a)\n```", "class A: pass\n"),
+        ("```python\ndef f(): pass\n```\n```python\ndef g(): f()\n```", "def g(): f()\n"),
+        ("```python\ndef f(): pass\n```\n```python\nprint(1)\n```", "print(1)\n"),
+        ("```\ndef f(): pass\n```\n```\nf()\n```", "def f(): pass\n"),
         ("```python\nx\n````", "x\n"),
         ("a ```x = 1``` b\n```y```\n```\nz\n```", "z\n"),
         ("```python\r\nx\r\n```\r\n", "x\r\n"),

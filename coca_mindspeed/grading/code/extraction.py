@@ -22,6 +22,8 @@ MAX_ANSWER_CHARACTERS = 1_000_000
 
 _PYTHON = {"python", "python3", "py", "py3"}
 _LANGUAGE = re.compile(r"[\w+#.-]*")
+_DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
+_WORD = re.compile(r"\w+")
 
 Job = dict[str, Any]
 
@@ -29,8 +31,8 @@ Job = dict[str, Any]
 def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
     """Return the program of an answer: one of its Python blocks, else one of its fenced blocks, else the whole text.
 
-    Of several blocks, take the last that defines a name of ``wanted``, else the last. Raises ``ValueError`` over
-    ``MAX_ANSWER_CHARACTERS``.
+    Of several blocks, take the last that defines a name of ``wanted``; else the last that does more than use
+    definitions of an earlier block. Raises ``ValueError`` over ``MAX_ANSWER_CHARACTERS``.
     """
     if len(answer) > MAX_ANSWER_CHARACTERS:
         raise ValueError(f"an answer of {len(answer)} characters; at most {MAX_ANSWER_CHARACTERS} are looked at")
@@ -46,7 +48,13 @@ def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
         for code in reversed(codes):
             if defines.search(code):
                 return code
-    return codes[-1]
+    program, defined = codes[0], set(_DEFINITION.findall(codes[0]))
+    for code in codes[1:]:
+        own = set(_DEFINITION.findall(code))
+        if own or defined.isdisjoint(_WORD.findall(code)):
+            program = code
+        defined |= own
+    return program
 
 
 def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
