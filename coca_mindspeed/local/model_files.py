@@ -20,7 +20,7 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from tokenizers import AddedToken, Tokenizer
 
 from coca_mindspeed.config.checks import download_command
@@ -372,14 +372,21 @@ _SMALLEST_8_BIT, _MOMENTS_8_BIT = 4096, 2 + 2 * FLOAT32 / 256
 def weight_shapes(path: Path) -> Shapes:
     """The shapes in a model directory's safetensors files; empty if it has no weights.
 
-    Of files in PyTorch's format only the size is known: one weight with so many numbers.
+    Of files in PyTorch's format only the size is known: one weight with so many numbers.  Raises ConfigError for a
+    damaged file.
     """
     index = read_object(path / "model.safetensors.index.json").get("weight_map", {})
     shapes: dict[str, Sequence[int]] = {}
     for name in sorted(set(index.values())) or ["model.safetensors"]:
         if (path / name).is_file():
-            with safe_open(path / name, framework="np") as weights:
-                shapes |= {key: weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118
+            try:
+                with safe_open(path / name, framework="np") as weights:
+                    shapes |= {key: weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118
+            except SafetensorError as error:
+                raise ConfigError(
+                    f"{path / name}: damaged or cut off ({error}); copy the model again, or remove the checkpoint "
+                    "that holds it"
+                ) from error
     if not shapes and (pickled := sum(file.stat().st_size for file in path.glob("pytorch_model*.bin"))):
         config = read_object(path / "config.json")
         half = config.get("dtype", config.get("torch_dtype")) in ("bfloat16", "float16")

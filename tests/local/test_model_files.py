@@ -19,7 +19,7 @@ from coca_mindspeed.local import logging as run_log
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.checkpoint import check_saveable
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.model_files import load_tokenizer, read_tokenizer_file
+from coca_mindspeed.local.model_files import load_tokenizer, read_tokenizer_file, weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.validation import LengthLimits, check_prompts, ordinary_pad_token
 from coca_mindspeed.utils.files import MARKER
@@ -358,3 +358,11 @@ def test_a_disk_that_is_full_at_the_export_says_how_to_go_on(tmp_path, monkeypat
             train(tmp_path / "run", "trainer.steps=2")
     train(tmp_path / "run", "trainer.steps=2", resume=True)
     assert (tmp_path / "run" / "model" / "config.json").is_file()
+
+
+def test_a_damaged_weight_file_is_named(tmp_path):
+    path = tmp_path / "step_000004" / "model" / "model.safetensors"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"cut off")
+    with pytest.raises(ConfigError, match=r"step_000004/model/model\.safetensors: damaged"):
+        weight_shapes(path.parent)
