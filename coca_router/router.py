@@ -167,7 +167,7 @@ class Router:
         reader, seen = ConfidenceReader(), 0
         async with tier.backend.stream(generate) as chunks:
             async for chunk in chunks:
-                self.trace.tokens[tier.name] = self.trace.tokens.get(tier.name, 0) + chunk.tokens
+                self.trace.tokens[tier.name] += chunk.tokens
                 seen += chunk.tokens
                 reader.feed(chunk.text)
                 if reader.state != "reading":
@@ -200,7 +200,7 @@ class Router:
         own = theirs = 0  # tokens of this confidence and of the others
         async with tier.backend.stream(generate) as chunks:
             async for chunk in chunks:
-                trace.tokens[tier.name] = trace.tokens.get(tier.name, 0) + chunk.tokens
+                trace.tokens[tier.name] += chunk.tokens
                 if chunk.usage is not None:
                     trace.prompt_tokens, counted = chunk.usage
                 text, tokens = chunk.text, chunk.tokens

@@ -1,6 +1,7 @@
 """The record of one request, for its answer's fields and headers, and the log; it holds no text."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,7 +36,7 @@ class Trace:
     stated_confidence: float | None = None
     confidence: float | None = None
     tokens_to_confidence: int | None = None
-    tokens: dict[str, int] = field(default_factory=dict)
+    tokens: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
     answer_tokens: int = 0
     steps: list[dict[str, Any]] = field(default_factory=list)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration import own_code
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed
 from tests.integration.mindspeed.runs import (
@@ -94,23 +95,8 @@ def test_a_method_with_a_confidence_after_the_answer(method: str, tmp_path: Path
         assert row[f"{after}/entropy"] > 0
 
 
-OWN_CODE = """
-from dataclasses import dataclass
-from coca_mindspeed.algorithm.methods.base import OneReward
-
-@dataclass(frozen=True)
-class Shy(OneReward):
-    name: str = "shy"
-    def reward(self, outcomes, stage): return outcomes.correct - outcomes.stated.nan_to_num(1.0)
-
-def even(record, answer): return record.answer[-1] in "02468"
-"""
-
-
 def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm: Path, tmp_path: Path, ray_directory: str) -> None:
-    own = tmp_path / "own.py"
-    own.write_text(OWN_CODE)
-    coca = {"grader": f"{own}:even", "method": {**tiny.METHOD, "name": f"{own}:Shy"}}
+    coca = {"grader": f"{own_code.__file__}:even", "method": {**tiny.METHOD, "name": f"{own_code.__file__}:Shy"}}
     run_and_check(warm, tmp_path / "run", ray_directory, {"coca": coca})
     samples = json_lines(tmp_path / "run" / "output" / "samples" / "iteration_000002.jsonl")
     assert any(row["answer_advantage"] for row in samples)

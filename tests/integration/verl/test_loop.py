@@ -16,6 +16,7 @@ import torch
 from coca_mindspeed import cli
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.schema import MethodConfig
+from tests.integration import own_code
 from tests.integration.verl import loop, tiny
 from tests.integration.verl.following import gradient_norms
 
@@ -165,23 +166,9 @@ def test_methods_of_one_reward_give_it_to_the_whole_response(warm: Path, tmp_pat
     assert any(row["answer_advantage"] for row in flat) == (method == "joint"), "rlvr rewards correctness alone"
 
 
-OWN_CODE = """
-from dataclasses import dataclass
-from coca_mindspeed.algorithm.methods.base import OneReward
-
-@dataclass(frozen=True)
-class Shy(OneReward):
-    name: str = "shy"
-    def reward(self, outcomes, stage): return outcomes.correct - outcomes.stated.nan_to_num(1.0)
-
-def even(record, answer): return record.answer[-1] in "02468"
-"""
-
-
 def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm: Path, tmp_path: Path):
-    run, own = tmp_path / "run", tmp_path / "own.py"
-    own.write_text(OWN_CODE)
-    keys = {STEPS: 1, "coca__method": {"name": f"{own}:Shy"}, "coca__grader": f"{own}:even"}
+    run = tmp_path / "run"
+    keys = {STEPS: 1, "coca__method": {"name": f"{own_code.__file__}:Shy"}, "coca__grader": f"{own_code.__file__}:even"}
     finished(tiny.configuration(warm, run, **keys), **BY_TURNS)
     rows = loop.rollouts(run, 1)
     assert {row["verdict"] for row in rows} == {"right", "wrong"}
