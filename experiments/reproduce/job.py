@@ -21,6 +21,7 @@ from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy, choose_device
+from coca_mindspeed.local.run_directory import with_model
 from coca_mindspeed.local.setup import LocalRun, warm_start
 from coca_mindspeed.local.sft import run_sft_warm_up
 from coca_mindspeed.local.validation import load_data, read_warm_up_records, record_sources
@@ -120,7 +121,7 @@ def _run_baseline(place: Workplace, job: Job) -> list[Prediction]:
 def _train(place: Workplace, job: Job) -> list[Prediction]:
     config = job_config(place.plan, job, place.output)
     start = _start(place, job, config, config.method.training_method.confidence_position)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
+    config = with_model(config, path=str(start))
     composed = ComposedConfig(config, place.plan.settings[job.setting].run)
     directory = job.directory(place.output) / "run"
     resume = is_ours(directory, "run")
