@@ -55,7 +55,8 @@ def run_job(place: Workplace, job: Job) -> float:
     """Run the job unless it is done, write its ``cell.json`` last and return the seconds of this process."""
     if job.done(place.output):
         return 0.0
-    threads = run_config(place.plan.settings[job.setting], [], job.seed).trainer.threads or place.threads
+    trainer = run_config(place.plan.settings[job.setting], [], job.seed).trainer
+    threads = trainer.threads or place.threads
     if threads is not None:
         torch.set_num_threads(threads)
     directory = job.directory(place.output)
@@ -63,7 +64,7 @@ def run_job(place: Workplace, job: Job) -> float:
     summary: dict[str, object] = {"setting": job.setting, "seed": job.seed, "name": job.name}
     origin = {
         "sources": [source_commit()],
-        "machines": [machine()],
+        "machines": [machine(choose_device(trainer.device))],
         "made_from": made_from(place.plan, job, place.output),
     }
     started = time.perf_counter()

@@ -86,14 +86,15 @@ def _by_key(settings: dict[str, Any]) -> dict[str, Any]:
     return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
 
 
-def machine() -> str:
-    """Processor, cores and versions."""
+def machine(device: torch.device) -> str:
+    """GPU if the job uses one, processor, cores and versions."""
     processor = platform.processor() or platform.machine()
     if (cpuinfo := Path("/proc/cpuinfo")).exists():
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
         processor = next((n.partition(":")[2].strip() for n in lines if n.startswith("model name")), processor)
     cores = len(os.sched_getaffinity(0))
-    return f"{processor}, {cores} cores; PyTorch {torch.__version__}, Python {platform.python_version()}"
+    gpu = f"{torch.cuda.get_device_name(device)}, " if device.type == "cuda" else ""
+    return f"{gpu}{processor}, {cores} cores; PyTorch {torch.__version__}, Python {platform.python_version()}"
 
 
 def source_commit(root: Path = Path(__file__).parents[2]) -> str:
