@@ -94,11 +94,12 @@ def test_shared_prompts_on_the_device_are_deterministic():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_run_on_the_device_trains_and_resumes(tmp_path, dtype):
-    where = ("trainer.device=cuda", f"model.compute_dtype={dtype}")
+    # With one minibatch the first update is that of the policy that sampled: its KL is rounding.
+    where = ("trainer.device=cuda", f"model.compute_dtype={dtype}", "trainer.minibatches=1")
     trainer = train(tmp_path / "run", *where)
     assert trainer.policy.device.type == "cuda"
     before = rows(tmp_path / "run" / "metrics.jsonl")
     (tmp_path / "run" / "checkpoints" / "step_000006").rename(tmp_path / "gone")
     train(tmp_path / "run", *where, resume=True)
     assert [r["step"] for r in rows(tmp_path / "run" / "metrics.jsonl")] == [r["step"] for r in before]
-    assert abs(before[0]["answer/kl"]) < (1e-5 if dtype == "float32" else 0.05)
+    assert abs(before[0]["answer/kl"]) < (1e-5 if dtype == "float32" else 1e-3)
