@@ -26,8 +26,12 @@ _MASK_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parame
 def use_fast_attention(model: Any, device: torch.device) -> None:
     """Use this module's attention if the model selects PyTorch's by name; other models are left as they are.
 
-    Grouped heads and short products are for the CPU.
+    Grouped heads and short products are for the CPU.  On CUDA, cuDNN's kernel is switched off for the process.
     """
+    if device.type == "cuda":
+        # From PyTorch 2.11 the first choice on an H100: NaN gradients with a mask and 64, 192, ... tokens, in bfloat16
+        # (pytorch/pytorch#196678).
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if model.config._attn_implementation != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return
     text = model.config.get_text_config()

@@ -79,6 +79,17 @@ def test_only_a_cpu_gains_by_it(device, attention, ours, kv_heads):
     assert (model.config._attn_implementation == "eager") == (attention == "eager")
 
 
+@pytest.mark.parametrize(("device", "kept"), [("cpu", True), ("cuda", False)])
+def test_on_cuda_the_kernel_with_nan_gradients_is_off(device, kept):
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        use_fast_attention(tiny_model(2), torch.device(device))
+        assert torch.backends.cuda.cudnn_sdp_enabled() is kept
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 6])
 @pytest.mark.parametrize(
     ("tokens", "keys", "matmul_tokens"), [(7, 18, True), (2, 3, False), (16, 64, True), (16, 65, False)]
