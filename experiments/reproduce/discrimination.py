@@ -30,6 +30,7 @@ _AUROCS = {
     "within": ("draw", True),
     "within, expectation": ("expectation", True),
 }
+_FAMILY_MEAN = "AUROC, family mean"
 _PANELS = ("accuracy", "ECE", *(name for name in _AUROCS if "greedy" not in name))
 
 
@@ -44,7 +45,10 @@ def auroc(confidence: Floats, correct: npt.NDArray[np.bool_], weights: Floats) -
 
 
 def statistics(predictions: Sequence[Prediction], draws: Mapping[tuple[str, str], Floats]) -> dict[str, Floats]:
-    """Accuracy, ECE (of all answers once) and the AUROCs ``[r]``; ``draws`` are weights ``[r]`` of each question."""
+    """Accuracy, ECE (of all answers once) and the AUROCs ``[r]``; ``draws`` are weights ``[r]`` of each question.
+
+    One more AUROC is that of a model that states each family's true success rate.
+    """
     predictions = [p for p in gradable(predictions) if (p.dataset, p.id) in draws]
     data = outcomes(predictions)
     weights = np.stack([draws[p.dataset, p.id] for p in predictions], axis=1)
@@ -66,6 +70,9 @@ def statistics(predictions: Sequence[Prediction], draws: Mapping[tuple[str, str]
             count = count + ~np.isnan(value) * size
         with np.errstate(invalid="ignore"):
             found[name] = total / count
+    names = np.array([p.dataset for p in predictions])
+    rates = {name: float(data.correct[names == name].mean()) for name in names}
+    found[_FAMILY_MEAN] = auroc(np.array([rates[name] for name in names]), data.correct, weights)
     return found
 
 
@@ -154,44 +161,56 @@ def _interval(values: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _evaluations(results: Results, setting: str, method: str, seed: int) -> Iterator[tuple[int, Path]]:
-    """Step and predictions of the evaluations of a training, the one before it as step 0."""
-    run = results.jobs[setting, method, seed].directory(results.output) / "run"
-    if (before := run / "predictions_before.jsonl").exists():
+def _evaluations(directory: Path) -> Iterator[tuple[int, Path]]:
+    """Step and predictions of the evaluations of a run, the one before it as step 0."""
+    if (before := directory / "predictions_before.jsonl").exists():
         yield 0, before
-    for path in sorted((run / "evaluations").glob("step_*.jsonl")):
+    for path in sorted((directory / "evaluations").glob("step_*.jsonl")):
         yield int(path.stem.removeprefix("step_")), path
 
 
 @cache
-def _statistics_of(path: Path) -> dict[str, float]:
+def _statistics_of(path: Path) -> dict[str, Floats]:
     rows = read_predictions(path)
-    return {name: float(value[0]) for name, value in statistics(rows, _draws(rows, 0)).items()}
+    return statistics(rows, _draws(rows, _REPLICATES))
 
 
 def learning_curves(results: Results, plan: Plan, setting: str) -> tuple[Table, Figure] | None:
-    """Statistics of the evaluations while training; None unless questions have several answers."""
-    columns = ("accuracy", "ECE", *_AUROCS)
-    points: dict[tuple[str, int], list[dict[str, float]]] = {}  # method and step -> statistics of each seed
-    csv_rows: list[tuple[str | float, ...]] = []
-    for method in _methods(results, plan, setting):
-        for seed in results.seeds(setting, method):
-            for step, path in _evaluations(results, setting, method, seed):
-                of = _statistics_of(path)
-                points.setdefault((method, step), []).append(of)
-                csv_rows.append((method, seed, step, *(of[column] for column in columns)))
-    if not points:
+    """Statistics of the evaluations while training, of unfinished runs too; None without evaluations."""
+    columns = ("accuracy", "ECE", *_AUROCS, _FAMILY_MEAN)
+    points: dict[tuple[str, int], dict[int, dict[str, Floats]]] = {}  # method and step -> statistics of each seed
+    for job in sorted((*results.jobs.values(), *results.unfinished), key=lambda job: job.seed):
+        if job.setting == setting and job.kind == "trained":
+            for step, path in _evaluations(job.directory(results.output) / "run"):
+                points.setdefault((job.name, step), {})[job.seed] = _statistics_of(path)
+    methods = [method for method in plan.settings[setting].trained if any(name == method for name, _ in points)]
+    if not methods:
         return None
-    means = {key: {c: float(np.mean([of[c] for of in seeds])) for c in columns} for key, seeds in points.items()}
+    ordered = sorted(points, key=lambda key: (methods.index(key[0]), key[1]))
+    means = {key: {c: np.mean([of[c] for of in points[key].values()], axis=0) for c in columns} for key in ordered}
     figure, grid = new_figure(2, 3, (11.0, 6.0))
     panels = dict(zip(_PANELS, (axes for row in grid for axes in row), strict=True))
-    for index, method in enumerate(dict.fromkeys(method for method, _ in means)):
-        steps = sorted(step for other, step in means if other == method)
+    for index, method in enumerate(methods):
+        steps = [step for other, step in ordered if other == method]
         for name, axes in panels.items():
-            axes.plot(steps, [means[method, s][name] for s in steps], **line_style(index), label=plot_text(method))
+            values = [float(means[method, s][name][0]) for s in steps]
+            axes.plot(steps, values, **line_style(index), label=plot_text(method))
+
+    def show(column: str, values: Floats) -> str:
+        if math.isnan(values[0]):
+            return UNDEFINED
+        low, high = _interval(values)
+        bounds = f" ({low:.3f} to {high:.3f})" if column in ("AUROC", "within") else ""
+        return f"{values[0]:.3f}{bounds}"
+
     rows = [
-        (method, str(step), *(UNDEFINED if math.isnan(v) else f"{v:.3f}" for v in of.values()))
-        for (method, step), of in means.items()
+        (key[0], str(key[1]), ", ".join(map(str, points[key])), *(show(c, means[key][c]) for c in columns))
+        for key in ordered
+    ]
+    csv_rows: list[tuple[str | float, ...]] = [
+        (method, seed, step, *(v for c in columns for v in (float(of[c][0]), *_interval(of[c]))))
+        for method, step in ordered
+        for seed, of in points[method, step].items()
     ]
     for name, axes in panels.items():
         tidy(axes, xlabel="training step", ylabel=name)
@@ -199,10 +218,12 @@ def learning_curves(results: Results, plan: Plan, setting: str) -> tuple[Table, 
     table = Table(
         f"{setting}_learning_curves",
         f"{plan.settings[setting].title}: learning curves",
-        f"Evaluations of held-out questions of the trained families, means over seeds. {_WITHIN}",
-        ("method", "step", *columns),
+        f"Evaluations of held-out questions of the trained families, means over the seeds that got so far, with the "
+        f"95% intervals of the two AUROCs of a draw (bootstrap over questions within families). {_WITHIN} *Family "
+        "mean*: AUROC of each family's true success rate, as if it were the confidence.",
+        ("method", "step", "seeds", *columns),
         rows,
-        ("method", "seed", "step", *columns),
+        ("method", "seed", "step", *(f"{column}{part}" for column in columns for part in ("", " low", " high"))),
         csv_rows,
     )
     return table, figure
