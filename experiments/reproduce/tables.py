@@ -10,12 +10,19 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.intervals import Estimates, Interval, paired_intervals
-from coca_mindspeed.evaluation.metrics import METRIC_SPECS, QUALITY_METRICS, UNDEFINED, UNDER_CALIBRATION_LABEL
+from coca_mindspeed.evaluation.metrics import (
+    METRIC_SPECS,
+    QUALITY_METRICS,
+    UNDEFINED,
+    UNDER_CALIBRATION_LABEL,
+    show,
+    show_range,
+)
 from coca_mindspeed.evaluation.paper import paper, printed, published
 from coca_mindspeed.evaluation.plots import BLUE, GREY, VERMILION, new_figure, plot_text, tidy
 from coca_mindspeed.evaluation.predictions import gradable, outcomes
 from experiments.reproduce.plan import Plan
-from experiments.reproduce.results import Results, Spread, spread
+from experiments.reproduce.results import Results, Spread, mean_interval, spread
 
 _NOT_RUN = "not run"
 _PAIRS = [("coca", rival) for rival in ("instruct", "rlvr", "joint", "rlcr")]
@@ -111,9 +118,25 @@ def comparisons(plan: Plan, setting: str) -> list[Comparison]:
             None,
             "On held-out questions after all training; `sequential` trains for twice as many steps.",
         ),
+        all_methods(plan, setting),
     ]
     found = [replace(c, methods={m: name for m, name in c.methods.items() if m in present}) for c in possible]
     return [comparison for comparison in found if len(comparison.methods) > 1]
+
+
+def all_methods(plan: Plan, setting: str) -> Comparison:
+    """Every method beside the others; none if all have a place in another comparison."""
+    own = plan.settings[setting]
+    known = {"coca", "rlvr", "joint", "sequential", "rlcr"}
+    more = any(m not in known and not m.startswith("coca, ") for m in own.trained)
+    return Comparison(
+        f"{setting}_methods",
+        f"{own.title}: all methods",
+        dict.fromkeys([*own.baselines, *own.trained] if more else []),
+        QUALITY_METRICS,
+        None,
+        f"Means over seeds, intervals: {_LEVEL:.0%} of Student's t.",
+    )
 
 
 @dataclass(frozen=True)
@@ -195,6 +218,28 @@ def comparison_table(comparison: Comparison, numbers: Sequence[Entry]) -> Table:
     names = (f"seed_{seed}" for seed in seeds)
     csv_header = ("method", "category", "metric", "mean", "deviation", "n", *names, "paper")
     return Table(comparison.name, comparison.title, comparison.note, header, rows, csv_header, csv_rows)
+
+
+def interval_table(comparison: Comparison, numbers: Sequence[Entry]) -> Table:
+    """Rows: methods; columns: the metrics of the first category, which is trained, with intervals over seeds."""
+    category = numbers[0].category
+    by_key = {(e.method, e.metric): e for e in numbers if e.category == category}
+    header = ("", *(METRIC_SPECS[metric].heading for metric in comparison.metrics))
+    rows = [(m, *(_with_interval(by_key[m, metric]) for metric in comparison.metrics)) for m in comparison.methods]
+    full = comparison_table(comparison, numbers)
+    note = f"{comparison.note} Questions: {category}; the CSV file has the others."
+    return Table(comparison.name, comparison.title, note, header, rows, full.csv_header, full.csv_rows)
+
+
+def _with_interval(entry: Entry) -> str:
+    """``0.085 (0.061 to 0.109)``, with the number of seeds on which it is defined if it is smaller."""
+    if not entry.finished:
+        return _NOT_RUN
+    of = mean_interval(list(entry.by_seed.values()))
+    low, high = (float(np.clip(bound, 0.0, 1.0)) for bound in (of.low, of.high))  # NaN stays
+    bounds = show_range(entry.metric, low, high)
+    few = "" if len(entry.ours.values) == entry.finished else f", n = {len(entry.ours.values)}"
+    return f"{show(entry.metric, of.estimate)}{f' ({bounds}{few})' if bounds else few}"
 
 
 def _csv_row(

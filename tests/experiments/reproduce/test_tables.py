@@ -15,7 +15,14 @@ from experiments.reproduce.claims import Claim, claims, claims_table
 from experiments.reproduce.plan import jobs_of
 from experiments.reproduce.report import write_report
 from experiments.reproduce.results import collect, holm, mean_differs, mean_interval, spread
-from experiments.reproduce.tables import comparison_table, comparisons, entries, paired_tests_table
+from experiments.reproduce.tables import (
+    all_methods,
+    comparison_table,
+    comparisons,
+    entries,
+    interval_table,
+    paired_tests_table,
+)
 from tests.experiments.reproduce.jobs_for_tests import PLAN, finish, finished
 
 
@@ -167,6 +174,24 @@ def test_the_main_table(tmp_path):
     assert [by_key["coca", "ece", "math"][f"seed_{i}"] for i in range(3)] == ["0.01", "0.03", "0.02"]
     auroc = by_key["coca", "auroc", "math"]
     assert [auroc[key] for key in ("n", "seed_0", "seed_1", "seed_2")] == ["2", "0.9", "", "0.5"]
+
+
+def test_a_method_outside_of_the_other_tables_brings_one_of_all(tmp_path):
+    """Accuracies .5, .6 and .7: mean .6, deviation .1, and t(2) = 4.303 gives .6 +- .248."""
+    own = PLAN.settings["short"]
+    more = own.model_copy(update={"trained": {**own.trained, "dcpo": ["method=dcpo"]}})
+    plan = PLAN.model_copy(update={"settings": {"short": more}})
+    jobs = [job for job in jobs_of(plan, range(3)) if job.name in ("start-first", "start-last", "dcpo", "coca")]
+    for job in jobs:
+        finish(tmp_path, job, accuracy=(0.5, 0.6, 0.7)[job.seed], ece=(0.01, 0.01, 0.13)[job.seed])
+    comparison = all_methods(plan, "short")
+    table = interval_table(comparison, entries(collect(tmp_path, jobs), "short", comparison))
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["dcpo"][0] == "60.0% (35.2% to 84.8%)"
+    assert rows["dcpo"][1] == "0.500"  # equal values may be a coincidence
+    assert rows["dcpo"][2] == "0.050 (0.000 to 0.222)"
+    assert rows["rlvr"][0] == "not run"
+    assert not all_methods(PLAN, "short").methods
 
 
 def test_ece_under_perfect_calibration(tmp_path):
