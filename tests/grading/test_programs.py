@@ -41,6 +41,12 @@ def record(metadata: dict[str, object]) -> Record:
         ("```python\nx\n````", "x\n"),
         ("a ```x = 1``` b\n```y```\n```\nz\n```", "z\n"),
         ("```python\r\nx\r\n```\r\n", "x\r\n"),
+        # A closing fence that was never opened, and blocks without content.
+        ("def f(): return 1\n```", "def f(): return 1"),
+        ("    return x\n  ~~~~ \n\n", "    return x"),
+        ("```\ndef f(): return 1\n```\n```\n", "def f(): return 1\n"),
+        ("```\n```", "```"),
+        ("x = 1\n`", "x = 1\n`"),
     ],
 )
 def test_extract_program(answer: str, expected: str) -> None:

@@ -16,7 +16,9 @@ from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.math.extract import is_cut_off, last_boxed, last_tagged
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 
-_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`“”−", " "))
+_OTHER_PUNCTUATION = "‘’´`“”„‚«»‹›…•·¡¿—―−" + "。、，！？：；「」『』（）【】《》"
+_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + _OTHER_PUNCTUATION, " "))
+_DASHES = str.maketrans(dict.fromkeys("‐‑‒–", "-"))  # between names, or before a number where - was meant
 _THOUSANDS = re.compile(r"(?<![\w.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 _DECIMAL = r"(?<![\w.])[0-9]*\.[0-9]+(?!\.?[0-9])"
 # The language C++, the key C#, the blood group AB-.
@@ -65,6 +67,7 @@ _ACCENTS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f]+")
 
 def normalise(text: str) -> str:
     lowered = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", text))).lower()
+    lowered = lowered.translate(_DASHES)
     plain = _with_numbers_kept(lowered) if _MAY_HOLD_SIGNS.search(lowered) else lowered.translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 
