@@ -9,9 +9,11 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.own_method import own_method
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import CocaError, ConfigError, GradingError
+from coca_mindspeed.grading.fault_tolerant import BrokenGraderError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import Outcome
@@ -32,6 +34,7 @@ def grade(record, answer, *, tolerance=0.0):
 def always(record, answer): return True
 def never(record, answer): return None
 def scores(record, answer): return 0.5
+def late(record, answer): return True if answer == record.answer else "no"
 def breaks(record, answer): raise KeyError("aliases")
 number = 3
 
@@ -41,6 +44,8 @@ class Many:
     def grade(self, records, answers): return [Verdict(Outcome.RIGHT)] * (len(answers) * self.limit)
     def close(self): Many.closed = True
 
+class Short:
+    def grade(self, records, answers): return [True] * (len(answers) - (len(answers) > 2))
 class Nothing: pass
 class Broken:
     def __init__(self): raise OSError("no key")
@@ -100,7 +105,7 @@ def test_a_file_is_named_with_its_path_and_fingerprint(folder, tmp_path_factory,
         ("grade", {"tolerance": 1.0}, "391.5", Outcome.RIGHT),
         ("grade", {}, "about 391", Outcome.WRONG),  # its exception is the answer's fault: the gold answer is graded
         ("breaks", {}, "391", Outcome.UNGRADABLE), ("never", {}, "391", Outcome.UNGRADABLE),
-        ("scores", {}, "391", Outcome.UNGRADABLE), ("Many", {}, "anything", Outcome.RIGHT),
+        ("Many", {}, "anything", Outcome.RIGHT),
     ],
 )  # fmt: skip
 def test_verdicts(folder, name, options, answer, outcome):
@@ -108,6 +113,16 @@ def test_verdicts(folder, name, options, answer, outcome):
     assert [verdict.outcome for verdict in grader.grade([MATH], [answer])] == [outcome]
     assert grader.metrics()[outcome.value] == 1
     grader.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("late", "found 'no'"), ("scores", "found 0.5"), ("Short", "gave 2 verdicts")]
+)
+def test_a_result_of_another_type_stops_the_run(folder, name, found):
+    """Left out as ungradable, all wrong answers would be gone, and the accuracy 100%."""
+    grader = build_grader(f"own_grader.py:{name}")
+    with pytest.raises(BrokenGraderError, match=found):
+        grader.grade([MATH] * 3, ["391", "17", "391"])
 
 
 def test_verdicts_are_final(folder):
@@ -121,7 +136,8 @@ def test_verdicts_are_final(folder):
     [
         ("gone.py:grade", {}), ("own_grader.py:grad", {}), ("own_grader.py:number", {}), ("own_grader.py:Nothing", {}),
         ("own_grader.py:Broken", {}), ("own_grader.py:grade", {"exact": True}), ("own_grader.py:scores", {}),
-        ("own_grader.py:breaks", {}), ("own_grader.py:Many", {"limit": 2}), ("own_grader.py:", {}), ("no.module:x", {}),
+        ("own_grader.py:breaks", {}), ("own_grader.py:Many", {"limit": 2}),
+        ("own_grader.py:late", {}), ("own_grader.py:", {}), ("no.module:x", {}),
         ("syntax.py:grade", {}), ("raises.py:grade", {}),
     ],
 )  # fmt: skip
@@ -222,3 +238,9 @@ def test_the_code_of_the_documentation(folder):
     grader.check([MATH])
     assert [verdict.correct for verdict in grader.grade([MATH] * 2, ["391.2", "392"])] == [True, False]
     check_own_method(MethodConfig(name="my_method.py:Shy"))
+
+
+def test_a_method_without_a_decorator_of_its_own_is_told_so(folder):
+    (folder / "own_method.py").write_text(METHOD + "\nclass Plain(OneReward):\n    name = 'plain'\n")
+    with pytest.raises(ConfigError, match=r"its name should be .* needs @dataclass\(frozen=True\)"):
+        own_method(pinned("own_method.py:Plain"))

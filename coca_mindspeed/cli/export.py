@@ -13,8 +13,18 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.tables import column_title, shown_value
+from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.utils.console import markdown_table, one_line
-from coca_mindspeed.utils.files import MARKER, check_output_path, output_directory, read_marker, write_atomically
+from coca_mindspeed.utils.files import (
+    MARKER,
+    check_output_path,
+    output_directory,
+    read_json_lines,
+    read_marker,
+    write_atomically,
+)
+from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.own_code import is_own
 
 _EXAMPLES = {
     "first": ("<confidence> 0.83 </confidence> The answer is 42.", "before"),
@@ -26,6 +36,9 @@ _EXAMPLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_directory", type=place, metavar="RUN", help="directory of a finished local run")
     parser.add_argument("--output", type=place, required=True, metavar="DIR", help="where the model goes")
+    parser.add_argument(
+        "--best", action="store_true", help="the model that checkpoint.best kept instead of the last one"
+    )
     parser.add_argument("--card", action="store_true", help="write a model card, README.md, with the run's metrics")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export")
 
@@ -33,19 +46,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     source, output = arguments.run_directory, arguments.output
     marker = read_marker(source, "run")
-    missing = [name for name in ("model", "config.yaml", "summary.json") if not (source / name).exists()]
+    model = source / (BEST_MODEL if arguments.best else "model")
+    missing = [name for name in (model.name, "config.yaml", "summary.json") if not (source / name).exists()]
     if marker is None or missing:
         name = MARKER if marker is None else missing[0]
-        raise DataError(f"{source}: has no {name} of a run; expected the directory of a finished local run")
+        hint = " with checkpoint.best" if arguments.best else ""
+        raise DataError(f"{source}: has no {name} of a run; expected the directory of a finished local run{hint}")
     check_output_path(output, arguments.overwrite)
     with output_directory(output, arguments.overwrite, "model") as directory:
-        shutil.copytree(source / "model", directory, dirs_exist_ok=True)
+        shutil.copytree(model, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("best.json"))
         if arguments.card:
             config = compose_run(str(source / "config.yaml")).run
             summary = json.loads((source / "summary.json").read_text(encoding="utf-8"))
+            if arguments.best:
+                summary = {**summary, "after": _scores_of_best(source, summary["after"]["n"])}
             write_atomically(directory / "README.md", model_card(output.name, config, summary, marker))
     print(f"model: {output}")
     return 0
+
+
+def _scores_of_best(source: Path, most: int) -> dict[str, Any]:
+    """Headline metrics of the evaluation that the best model comes from."""
+    step = json.loads((source / BEST_MODEL / "best.json").read_text(encoding="utf-8"))["step"]
+    row = next(row for _, row in read_json_lines(source / "metrics.jsonl") if row["step"] == step)
+    config = compose_run(str(source / "config.yaml")).run.evaluation
+    asked = most if config.questions is None else min(most, config.questions * config.samples)
+    return {**{name: row.get(f"eval/{name}") for name in HEADLINE}, "n": asked}
 
 
 def model_card(name: str, config: RunConfig, summary: Mapping[str, Any], marker: Mapping[str, Any]) -> str:
@@ -53,7 +79,11 @@ def model_card(name: str, config: RunConfig, summary: Mapping[str, Any], marker:
     method = config.method.training_method
     position = method.confidence_position
     example, where = _EXAMPLES[position]
-    base = one_line(Path(config.model.path).name) if config.model.path else "the built-in tiny model"
+    path = config.model.path
+    base = "the built-in tiny model" if path is None else one_line(path if is_hub_id(path) else Path(path).name)
+    own = "the author's own method" if is_own(config.method.name) else "the method"
+    grader = config.data.grader
+    grader = Path(grader.partition(":")[0]).name if is_own(grader) else grader  # without the author's folders
     rows = [
         [when, *(shown_value(k, summary[when].get(k)) for k in HEADLINE)]
         for when in ("before", "after")
@@ -68,11 +98,11 @@ def model_card(name: str, config: RunConfig, summary: Mapping[str, Any], marker:
 library_name: transformers
 pipeline_tag: text-generation
 tags: [confidence, calibration, coca]
----
+{f"base_model: {base}" + chr(10) if path is not None and is_hub_id(path) else ""}---
 
 # {one_line(name)}
 
-`{base}`, trained by the method `{method.name}` of coca-mindspeed {marker["version"]} to state how likely it is to be
+`{base}`, trained by {own} `{method.name}` with coca-mindspeed {marker["version"]} to state how likely it is to be
 right {where} it answers.
 
 ## Confidence
@@ -94,14 +124,26 @@ parsed = parse_response({example!r}, position={position!r})
 print(parsed.confidence, parsed.answer)
 ```
 
+To get one, with this folder as `MODEL`:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.from_pretrained(MODEL)
+messages = [{{"role": "system", "content": SYSTEM_PROMPT}}, {{"role": "user", "content": "What is 6 x 7?"}}]
+prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+tokens = model.generate(**prompt, do_sample=True, temperature={config.rollout.temperature:g}, max_new_tokens=256)
+print(tokenizer.decode(tokens[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
+```
+
 Accept an answer if its confidence is at least a threshold that was chosen on your own questions
 (`coca-mindspeed evaluate` suggests one, `coca-router calibrate --risk` certifies one).
 
 ## Results
 
 {results}
-On the held-out questions below. SR: share of responses with a valid confidence. TTC: tokens until the confidence is
-complete. --: undefined.
+{_lost(summary)}On the held-out questions below. SR: share of responses with a valid confidence. TTC: tokens until the
+confidence is complete. --: undefined.
 
 ## Data
 
@@ -110,8 +152,16 @@ complete. --: undefined.
 
 - The confidence was trained and measured on questions of these files. Measure it first on other kinds of questions, and
   with another language, system prompt, temperature or quantisation.
-- It is the probability of being right by this run's grader (`{config.data.grader}`).
+- It is the probability of being right by this run's grader (`{grader}`).
 - One run with seed {config.seed}: figures vary between seeds, and with {summary["after"]["n"]} questions within the
   intervals that `coca-mindspeed evaluate` prints.
 - The base model's licence and limits apply.
 """
+
+
+def _lost(summary: Mapping[str, Any]) -> str:
+    """A sentence for a training that cost accuracy."""
+    before, after = (summary.get(when, {}).get("accuracy") for when in ("before", "after"))
+    if before is None or after is None or after >= before:
+        return ""
+    return f"**The training cost accuracy**: {before:.1%} before, {after:.1%} after.\n\n"

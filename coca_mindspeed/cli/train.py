@@ -7,10 +7,11 @@ from pathlib import Path
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.local.validation import validate_run
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
-from coca_mindspeed.utils.files import read_object
+from coca_mindspeed.utils.files import read_json_lines, read_object
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +39,25 @@ def run(arguments: argparse.Namespace) -> int:
     if run.predictions:
         write_run_report(run, _introduction(run.config))
     if (metric := composed.run.checkpoint.best) is not None:
-        best = read_object(output / BEST_MODEL / "best.json")
-        found = f"{metric}={best['value']:.4g}, step {best['step']}" if best else f"none: {metric} was undefined"
-        print(f"best model: {output / BEST_MODEL} ({found})")
+        print(f"best model: {output / BEST_MODEL} ({_best(output, metric)})")
     print(f"model: {output / 'model'} (a Hugging Face directory)\nmetrics: {output / 'metrics.jsonl'}")
     print(f"next: {shlex.join(['coca-mindspeed', 'report', str(output), '--output', str(output / 'report')])}")
     print(f"      {shlex.join(['coca-router', 'serve', '--model', str(output / 'model')])}")
     return 0
+
+
+def _best(output: Path, metric: str) -> str:
+    """Value and step of the best model, and the value before the training, which does not take part."""
+    best = read_object(output / BEST_MODEL / "best.json")
+    if not best:
+        return f"none: {metric} was undefined"
+    text = f"{metric}={best['value']:.4g}, step {best['step']}"
+    rows = (row for _, row in read_json_lines(output / "metrics.jsonl") if row["step"] == 0)
+    if (before := next(rows, {}).get(metric)) is None:
+        return text
+    better = METRIC_SPECS[metric.removeprefix("eval/")].better
+    worse = better * before > better * best["value"]
+    return f"{text}; before the training {before:.4g}{', which no step reached' if worse else ''}"
 
 
 def _introduction(config: RunConfig) -> str:

@@ -1,5 +1,6 @@
 """A training method of the user's own, checked against :class:`TrainingMethod`."""
 
+from dataclasses import is_dataclass
 from functools import cache
 from typing import get_args
 
@@ -33,6 +34,13 @@ def own_method(name: str) -> TrainingMethod:
     ):
         if not holds:
             found = getattr(method, attribute, "none")
-            raise ConfigError(f"{name}: its {attribute} should be {expected}, found {found!r:.80}; see docs/library.md")
+            hint = "see docs/library.md"
+            if (
+                is_dataclass(method)
+                and attribute in vars(type(method))
+                and "__dataclass_fields__" not in vars(type(method))
+            ):
+                hint = "a class on one of the bases needs @dataclass(frozen=True) of its own"
+            raise ConfigError(f"{name}: its {attribute} should be {expected}, found {found!r:.80}; {hint}")
     checked: TrainingMethod = method
     return checked

@@ -239,7 +239,7 @@ class DataConfig(Section):
         for key in ("train", "evaluate"):
             if self.name == "arithmetic" and getattr(self, key) is not None:
                 raise ValueError(
-                    f"{key}: would not be read, because name is 'arithmetic', the embedded data; set name to 'records'"
+                    f"{key}: would not be read, because name is 'arithmetic', the embedded data; set data.name=records"
                 )
         return self
 

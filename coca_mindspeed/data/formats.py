@@ -190,7 +190,8 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 raise DataError(f"{path}: empty; expected a header line")
             for number, fields in enumerate((row for row in reader if row), start=1):
                 if len(fields) != len(names):
-                    yield Row(str(path), number, error=f"expected {len(names)} columns, found {len(fields)}")
+                    line = f"expected {len(names)} columns, found {len(fields)} (in line {reader.line_num} of the file)"
+                    yield Row(str(path), number, error=line)
                 else:
                     yield Row(str(path), number, dict(zip(names, fields, strict=True)))
     except (csv.Error, UnicodeDecodeError) as error:

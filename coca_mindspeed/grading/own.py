@@ -9,7 +9,7 @@ import numpy as np
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.fault_tolerant import FaultTolerantGrader
+from coca_mindspeed.grading.fault_tolerant import BrokenGraderError, FaultTolerantGrader
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 from coca_mindspeed.utils.own_code import load_own, pinned
 
@@ -29,7 +29,7 @@ class OwnGrader(TalliedGrader):
         self._grader = FaultTolerantGrader(self._adapter)
 
     def check(self, records: Sequence[Record]) -> None:
-        """Grade the gold answer of the first record; any verdict is accepted."""
+        """Grade the gold answer of the first record, and a wrong one, which may fail; any verdict is accepted."""
         for record in records[:1]:
             try:
                 self._adapter.grade([record], [record.answer])
@@ -38,6 +38,12 @@ class OwnGrader(TalliedGrader):
             except Exception as error:  # the user's own code
                 where = f"{self._adapter.name}: failed on the answer {record.answer!r:.80} of record {record.id!r}"
                 raise GradingError(f"{where}: {type(error).__name__}: {error}") from error
+            try:
+                self._adapter.grade([record, record], [record.answer, f"not {record.answer}"])
+            except BrokenGraderError:
+                raise
+            except Exception:  # noqa: BLE001  # of an answer that it cannot read
+                pass
 
     def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         return self._grader.grade(records, answers)
@@ -72,7 +78,7 @@ class _Adapter:
         if self._many:
             found = list(self._target.grade(records, answers))
             if len(found) != len(answers):
-                raise GradingError(f"{self.name}: gave {len(found)} verdicts for {len(answers)} answers")
+                raise BrokenGraderError(f"{self.name}: gave {len(found)} verdicts for {len(answers)} answers")
         else:
             found = [self._target(*each, **self._options) for each in zip(records, answers, strict=True)]
         return list(map(self._verdict, found))
@@ -83,7 +89,7 @@ class _Adapter:
         if value is None:
             return Verdict(Outcome.UNGRADABLE, f"{self.name} gave None")
         if not isinstance(value, (bool, np.bool_)):
-            raise GradingError(f"{self.name}: expected {_EXPECTED}, found {value!r:.80}")
+            raise BrokenGraderError(f"{self.name}: expected {_EXPECTED}, found {value!r:.80}")
         return Verdict(Outcome.RIGHT if value else Outcome.WRONG, final=True)
 
     def close(self) -> None:

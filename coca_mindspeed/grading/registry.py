@@ -145,4 +145,5 @@ class AutoGrader:
 def _known(name: str, names: Sequence[str], what: str) -> str:
     if name in names:
         return name
-    raise GradingError(f"unknown {what} {name!r}{did_you_mean(name, names)}; known: {', '.join(names) or 'none'}")
+    own = "; a grader of your own is FILE.py:NAME" if name.endswith(".py") else ""
+    raise GradingError(f"unknown {what} {name!r}{did_you_mean(name, names)}; known: {', '.join(names) or 'none'}{own}")

@@ -41,7 +41,8 @@ def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[
 {introduction}
 
 {results}
-SR: share of responses with a valid confidence. TTC: tokens until the confidence is complete. --: undefined.
+{left_out(scores)}SR: share of responses with a valid confidence. TTC: tokens until the confidence is complete.
+--: undefined.
 
 {_plots(run.output, groups)}
 ## Responses after training
@@ -51,10 +52,22 @@ SR: share of responses with a valid confidence. TTC: tokens until the confidence
 """
     write_atomically(run.output / "report.md", text)
     print_metrics(scores)
+    if missing := left_out(scores):
+        print_text(f"warning: {missing.strip()}", sys.stderr)
     if (valid := scores["after"]["success_rate"]) < _FEW_VALID:
         print_text(f"warning: only {valid:.0%} of the responses state a valid confidence; {_IGNORED}", sys.stderr)
     print(f"{summary['seconds']['total']:.0f} s; pictures and samples: {run.output / 'report.md'}")
     return summary
+
+
+def left_out(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """A paragraph on the answers that could not be graded, if there are any."""
+    parts = [
+        f"{found['ungradable']:,} of {found['ungradable'] + found['n']:,} answers {when} the training"
+        for when, found in scores.items()
+        if found["ungradable"]
+    ]
+    return f"{' and '.join(parts)} could not be graded and are left out.\n\n" if parts else ""
 
 
 def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> str:

@@ -1,5 +1,6 @@
 """`coca-mindspeed export`: the model of a finished run, and its card."""
 
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import yaml
 
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.cli import main
+from coca_mindspeed.cli.export import model_card
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.utils.files import write_json, write_marker
@@ -33,6 +35,46 @@ def finished(tmp_path):
         return run
 
     return write
+
+
+def test_the_best_model_and_its_figures(finished, tmp_path, capsys):
+    run, command = (
+        finished("coca"),
+        ["export", str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--best", "--card"],
+    )
+    assert main(command) == 1
+    assert (
+        "best_model of a run; expected the directory of a finished local run with checkpoint.best"
+        in capsys.readouterr().err
+    )
+    (run / "best_model").mkdir()
+    (run / "best_model" / "config.json").write_text("best")
+    write_json(run / "best_model" / "best.json", {"metric": "eval/brier", "value": 0.1, "step": 50})
+    rows = [{"step": step, "eval/accuracy": 0.5, "eval/brier": 0.1 * step} for step in (1, 50)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(command) == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "README.md",
+        "coca-mindspeed.json",
+        "config.json",
+    ]
+    assert (tmp_path / "out" / "config.json").read_text() == "best"
+    row = next(line for line in (tmp_path / "out" / "README.md").read_text().splitlines() if line.startswith("| after"))
+    assert ("50.0%" in row, "60" in row) == (True, True)
+
+
+def test_a_card_names_the_base_model_and_no_folder_of_the_author(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def grade(record, answer): return True\n")
+    own = ["data.grader=mine.py:grade", "model.path=org/base", "data.train=t", "data.evaluate=e"]
+    config = compose_run("local", own).run
+    scores = {**dict.fromkeys(HEADLINE, 0.5), "n": 40}
+    marker = {"version": "0.3.0", "data": {}}
+    card = model_card("x", config, {"before": {**scores, "accuracy": 0.75}, "after": scores}, marker)
+    assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "org/base"
+    assert "grader (`mine.py`)" in card
+    assert str(tmp_path) not in card
+    assert "**The training cost accuracy**: 75.0% before, 50.0% after." in card
 
 
 @pytest.mark.parametrize("method", ["coca", "rlcr"])

@@ -80,7 +80,11 @@ def test_columnar_files_are_read_only_where_asked(tmp_path, name):
 
 def test_a_broken_row_is_one_bad_row(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2\n1,2,3\n\n4,5\n")
-    assert [row.error for row in read_rows(tmp_path / "a.csv")] == ["", "expected 2 columns, found 3", ""]
+    assert [row.error for row in read_rows(tmp_path / "a.csv")] == [
+        "",
+        "expected 2 columns, found 3 (in line 3 of the file)",
+        "",
+    ]
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": \n[1]\n"\xff"\n{"a": 2}\n')
     rows = list(read_rows(tmp_path / "a.jsonl"))
     assert [(row.number, bool(row.error)) for row in rows] == [(1, False), (2, True), (3, True), (4, True), (5, False)]

@@ -65,3 +65,12 @@ def test_a_failure_is_its_own_answers_alone_and_says_why():
     assert steady.grade([], []) == []
     steady.close()
     assert grader.closed
+
+
+def test_the_log_has_one_trace_of_each_failure(caplog: pytest.LogCaptureFixture):
+    steady = FaultTolerantGrader(_Grader("b"))
+    record = Record(id="a", dataset="d", category="math", question="q", answer="1")
+    for _ in range(3):
+        steady.grade([record], ["b"])
+    assert [bool(entry.exc_info) for entry in caplog.records] == [True, False, False]
+    assert all("OSError: out of memory" in entry.getMessage() for entry in caplog.records)

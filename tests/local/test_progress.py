@@ -10,6 +10,7 @@ from rich.console import Console
 
 from coca_mindspeed.local import progress as progress_module
 from coca_mindspeed.local.progress import StepProgress, TrainingProgress
+from coca_mindspeed.local.report import left_out
 
 
 def metrics(accuracy: float, ece: float = 0.25) -> dict[str, float]:
@@ -106,3 +107,9 @@ def test_the_time_left_of_slow_steps_is_said(clock, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "answering 3/10  about 14 min left  text"
     assert lines[-2:] == ["answering 9/10  about 2 min left  text", "answering 10/10  text"]
+
+
+def test_the_report_counts_answers_that_are_left_out():
+    counts = {"before": {"ungradable": 0, "n": 40}, "after": {"ungradable": 1_033, "n": 7}}
+    assert left_out(counts) == "1,033 of 1,040 answers after the training could not be graded and are left out.\n\n"
+    assert left_out({"after": counts["before"]}) == ""
