@@ -23,6 +23,12 @@ def hub(models: dict[str, Path]) -> Iterator[str]:
                 self._answer(b"{}", 403, {"X-Error-Code": "GatedRepo"})
             elif name not in models:
                 self._answer(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
+            elif "/tree/" in path:  # huggingface_hub 2
+                tree = [
+                    {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": sha1(f.read_bytes()).hexdigest()}
+                    for f in models[name].iterdir()
+                ]
+                self._answer(json.dumps(tree).encode(), 200, {"Content-Type": "application/json"})
             elif self.path.startswith("/api/"):
                 files = [{"rfilename": f.name, "size": f.stat().st_size} for f in models[name].iterdir()]
                 info = {"_id": "1", "id": name, "modelId": name, "sha": COMMIT, "private": False, "siblings": files}

@@ -164,9 +164,12 @@ def _check_all_weights_loaded(model: Any, loading: Mapping[str, Any], where: str
 
 
 def _check_tied_weights(model: Any, path: Path, where: str) -> None:
-    """Refuse a checkpoint with different tensors for tied weights, of which transformers keeps one."""
-    embedding = model.get_input_embeddings().weight
-    tied = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight is embedding}
+    """Refuse a checkpoint with different tensors for tied weights, of which transformers or a server keeps one."""
+    weights = [model.get_input_embeddings().weight]
+    if model.config.get_text_config().tie_word_embeddings:  # transformers 5 unties different ones
+        weights.append(model.get_output_embeddings().weight)
+    named = model.named_parameters(remove_duplicate=False)
+    tied = {name for name, weight in named if any(weight is each for each in weights)}
     stored = _stored_weights(path, tied) if len(tied) > 1 else {}
     if not all(torch.equal(weight, other) for weight, other in itertools.pairwise(stored.values())):
         raise ConfigError(

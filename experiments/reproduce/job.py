@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from coca_mindspeed.baselines.predictors import FitConfig
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
@@ -59,6 +60,8 @@ def run_job(place: Workplace, job: Job) -> float:
     threads = trainer.threads or place.threads
     if threads is not None:
         torch.set_num_threads(threads)
+    if not place.show_progress:
+        disable_progress_bar()  # transformers 5 shows bars for the weights of any model
     directory = job.directory(place.output)
     directory.mkdir(parents=True, exist_ok=True)
     summary: dict[str, object] = {"setting": job.setting, "seed": job.seed, "name": job.name}
