@@ -3,9 +3,11 @@
 import importlib.util
 import math
 import os
+import re
 import socket
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -350,3 +352,10 @@ def test_it_learns_calibration(model, tmp_path):
     assert after["ece"] < before["ece"] / 2
     assert after["accuracy"] > before["accuracy"] - 0.05
     assert after["invalid_share"] < 0.02
+
+
+def test_the_arguments_of_the_documentation_are_accepted(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    code = re.search(r"args=(GRPOConfig\(.*?\n    \)),\n", text, re.DOTALL)[1]
+    arguments = eval(code.replace("runs/trl", str(tmp_path)), {"GRPOConfig": partial(GRPOConfig, bf16=False)})  # noqa: S307
+    assert (arguments.num_generations, arguments.loss_type) == (16, "luspo")
