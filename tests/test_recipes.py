@@ -35,6 +35,8 @@ def test_verls_configuration_is_not_refused_on_four_npus(model, tmp_path):
     assert settings.method.name == "joint"
     assert verl_problems(config, settings) == []
     assert (config["trainer"]["n_gpus_per_node"], config["trainer"]["total_training_steps"]) == (4, 100)
+    subprocess.run(["bash", str(script), "--dry-run", "coca.method.name=joint"], env=environment, check=True)
+    assert recorded.read_text().splitlines() == ["-m", "coca_mindspeed.cli", "check", name, *overrides]
 
 
 def write_run(directory, engine, **changes):
