@@ -9,7 +9,7 @@ from typing import Any
 
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.schema import EvaluationConfig, RunConfig
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.tables import column_title, shown_value
@@ -21,6 +21,7 @@ from coca_mindspeed.utils.files import (
     output_directory,
     read_json_lines,
     read_marker,
+    read_object,
     write_atomically,
 )
 from coca_mindspeed.utils.hub import is_hub_id
@@ -59,18 +60,17 @@ def run(arguments: argparse.Namespace) -> int:
             config = compose_run(str(source / "config.yaml")).run
             summary = json.loads((source / "summary.json").read_text(encoding="utf-8"))
             if arguments.best:
-                summary = {**summary, "after": _scores_of_best(source, summary["after"]["n"])}
+                summary = {**summary, "after": _scores_of_best(source, config.evaluation, summary["after"]["n"])}
             write_atomically(directory / "README.md", model_card(output.name, config, summary, marker))
     print(f"model: {output}")
     return 0
 
 
-def _scores_of_best(source: Path, most: int) -> dict[str, Any]:
+def _scores_of_best(source: Path, evaluation: EvaluationConfig, most: int) -> dict[str, Any]:
     """Headline metrics of the evaluation that the best model comes from."""
-    step = json.loads((source / BEST_MODEL / "best.json").read_text(encoding="utf-8"))["step"]
+    step = read_object(source / BEST_MODEL / "best.json")["step"]
     row = next(row for _, row in read_json_lines(source / "metrics.jsonl") if row["step"] == step)
-    config = compose_run(str(source / "config.yaml")).run.evaluation
-    asked = most if config.questions is None else min(most, config.questions * config.samples)
+    asked = most if evaluation.questions is None else min(most, evaluation.questions * evaluation.samples)
     return {**{name: row.get(f"eval/{name}") for name in HEADLINE}, "n": asked}
 
 
@@ -80,7 +80,8 @@ def model_card(name: str, config: RunConfig, summary: Mapping[str, Any], marker:
     position = method.confidence_position
     example, where = _EXAMPLES[position]
     path = config.model.path
-    base = "the built-in tiny model" if path is None else one_line(path if is_hub_id(path) else Path(path).name)
+    on_hub = path is not None and is_hub_id(path)
+    base = "the built-in tiny model" if path is None else one_line(path if on_hub else Path(path).name)
     own = "the author's own method" if is_own(config.method.name) else "the method"
     grader = config.data.grader
     grader = Path(grader.partition(":")[0]).name if is_own(grader) else grader  # without the author's folders
@@ -98,7 +99,7 @@ def model_card(name: str, config: RunConfig, summary: Mapping[str, Any], marker:
 library_name: transformers
 pipeline_tag: text-generation
 tags: [confidence, calibration, coca]
-{f"base_model: {base}" + chr(10) if path is not None and is_hub_id(path) else ""}---
+{f"base_model: {base}" + chr(10) if on_hub else ""}---
 
 # {one_line(name)}
 

@@ -36,12 +36,13 @@ def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[
     write_json(run.output / "summary.json", summary)
     rows = [[name, *(shown_value(key, found[key]) for key in HEADLINE)] for name, found in scores.items()]
     results = markdown_table(["", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
+    missing = left_out(scores)
     text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
 
 {introduction}
 
 {results}
-{left_out(scores)}SR: share of responses with a valid confidence. TTC: tokens until the confidence is complete.
+{missing}SR: share of responses with a valid confidence. TTC: tokens until the confidence is complete.
 --: undefined.
 
 {_plots(run.output, groups)}
@@ -52,7 +53,7 @@ def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[
 """
     write_atomically(run.output / "report.md", text)
     print_metrics(scores)
-    if missing := left_out(scores):
+    if missing:
         print_text(f"warning: {missing.strip()}", sys.stderr)
     if (valid := scores["after"]["success_rate"]) < _FEW_VALID:
         print_text(f"warning: only {valid:.0%} of the responses state a valid confidence; {_IGNORED}", sys.stderr)

@@ -140,20 +140,27 @@ def _table(
     *,
     signed: bool = False,
 ) -> Table:
-    def show(column: str, values: Floats) -> str:
-        if math.isnan(values[0]):
-            return UNDEFINED
-        low, high = _interval(values)
-        sign = "+" if signed else ""
-        bounds = "" if column == "ECE" else f" ({low:{sign}.3f} to {high:{sign}.3f})"
-        return f"{values[0]:{sign}.3f}{bounds}"
+    sign = "+" if signed else ""
+    rows = [(m, *(_shown(of[c], bounds=c != "ECE", sign=sign) for c in columns)) for m, of in found.items()]
+    csv_rows: list[tuple[str | float, ...]] = [(m, *_with_bounds(of, columns)) for m, of in found.items()]
+    return Table(name, title, note, ("", *columns), rows, ("", *_bounded(columns)), csv_rows)
 
-    rows = [(method, *(show(c, of[c]) for c in columns)) for method, of in found.items()]
-    header = ("", *(f"{column}{part}" for column in columns for part in ("", " low", " high")))
-    csv_rows: list[tuple[str | float, ...]] = [
-        (m, *(v for c in columns for v in (float(of[c][0]), *_interval(of[c])))) for m, of in found.items()
-    ]
-    return Table(name, title, note, ("", *columns), rows, header, csv_rows)
+
+def _shown(values: Floats, *, bounds: bool, sign: str = "") -> str:
+    """A statistic, with its interval where ``bounds``."""
+    if math.isnan(values[0]):
+        return UNDEFINED
+    low, high = _interval(values)
+    return f"{values[0]:{sign}.3f}" + (f" ({low:{sign}.3f} to {high:{sign}.3f})" if bounds else "")
+
+
+def _bounded(columns: Sequence[str]) -> list[str]:
+    """The columns of :func:`_with_bounds`."""
+    return [f"{column}{part}" for column in columns for part in ("", " low", " high")]
+
+
+def _with_bounds(of: Mapping[str, Floats], columns: Sequence[str]) -> list[float]:
+    return [value for column in columns for value in (float(of[column][0]), *_interval(of[column]))]
 
 
 def _interval(values: Floats) -> tuple[float, float]:
@@ -196,19 +203,17 @@ def learning_curves(results: Results, plan: Plan, setting: str) -> tuple[Table, 
             values = [float(means[method, s][name][0]) for s in steps]
             axes.plot(steps, values, **line_style(index), label=plot_text(method))
 
-    def show(column: str, values: Floats) -> str:
-        if math.isnan(values[0]):
-            return UNDEFINED
-        low, high = _interval(values)
-        bounds = f" ({low:.3f} to {high:.3f})" if column in ("AUROC", "within") else ""
-        return f"{values[0]:.3f}{bounds}"
-
     rows = [
-        (key[0], str(key[1]), ", ".join(map(str, points[key])), *(show(c, means[key][c]) for c in columns))
-        for key in ordered
+        (
+            method,
+            str(step),
+            ", ".join(map(str, points[method, step])),
+            *(_shown(means[method, step][c], bounds=c in ("AUROC", "within")) for c in columns),
+        )
+        for method, step in ordered
     ]
     csv_rows: list[tuple[str | float, ...]] = [
-        (method, seed, step, *(v for c in columns for v in (float(of[c][0]), *_interval(of[c]))))
+        (method, seed, step, *_with_bounds(of, columns))
         for method, step in ordered
         for seed, of in points[method, step].items()
     ]
@@ -223,7 +228,7 @@ def learning_curves(results: Results, plan: Plan, setting: str) -> tuple[Table, 
         "mean*: AUROC of each family's true success rate, as if it were the confidence.",
         ("method", "step", "seeds", *columns),
         rows,
-        ("method", "seed", "step", *(f"{column}{part}" for column in columns for part in ("", " low", " high"))),
+        ("method", "seed", "step", *_bounded(columns)),
         csv_rows,
     )
     return table, figure

@@ -16,7 +16,6 @@ from experiments.reproduce.provenance import source_commit
 from experiments.reproduce.results import Results, spread
 from experiments.reproduce.tables import (
     Table,
-    all_methods,
     comparison_table,
     comparisons,
     dot_chart,
@@ -54,7 +53,7 @@ def write_report(results: Results, plan: Plan, directory: Path, command: str) ->
     for name in plan.settings:
         for comparison in comparisons(plan, name):
             if numbers := entries(results, name, comparison):
-                make = interval_table if comparison == all_methods(plan, name) else comparison_table
+                make = interval_table if comparison.intervals else comparison_table
                 found.append((make(comparison, numbers), dot_chart(numbers)))
         found += [(table, None) for table in discrimination_tables(results, plan, name)]
         if (curves := learning_curves(results, plan, name)) is not None:

@@ -62,6 +62,7 @@ class Comparison:
         metrics: metrics in the table.
         paper_setting: the paper's table, or None.
         note: below the title.
+        intervals: whether the table is that of :func:`interval_table`.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Comparison:
     metrics: tuple[str, ...]
     paper_setting: str | None
     note: str
+    intervals: bool = False
 
 
 def comparisons(plan: Plan, setting: str) -> list[Comparison]:
@@ -136,6 +138,7 @@ def all_methods(plan: Plan, setting: str) -> Comparison:
         QUALITY_METRICS,
         None,
         f"Means over seeds, intervals: {_LEVEL:.0%} of Student's t.",
+        intervals=True,
     )
 
 

@@ -176,7 +176,8 @@ def test_an_architecture_that_is_not_tested_is_named_and_computed_by_eager_atten
     assert policy.model.config._attn_implementation.partition("_")[0] == used
     assert policy.sharing == sharing
     shown = capsys.readouterr().err
-    assert (shown.count("note: "), name in shown) == (lines, lines == 1)
+    said = [line for line in shown.splitlines() if line and not line.endswith("it/s]")]  # bars of transformers 5
+    assert (len(said), name in shown) == (lines, lines == 1)
 
 
 def test_the_text_part_of_a_model_that_also_sees_is_trained(tmp_path):
