@@ -19,7 +19,7 @@ from coca_mindspeed.utils.packages import missing_package
 from coca_mindspeed.utils.process import restart_with_jemalloc
 
 COMMANDS: dict[str, str] = {
-    "demo": "train the tiny model by CoCA in about two minutes and compare it before and after",
+    "demo": "train the tiny model by CoCA in a few minutes and compare it before and after",
     "train": "train a causal language model on this machine's CPU or GPU",
     "check": "print the plan of a run and the memory it needs, or why it cannot run; needs no accelerator",
     "doctor": "check an Ascend machine: what is found, what is expected, how to fix it",

@@ -1,1 +1,1 @@
-"""One YAML for two engines: composition, validation, and the plan of a run."""
+"""One YAML for two engines: composition and validation."""

@@ -291,7 +291,7 @@ class OptimizerConfig(Section):
 
 
 class TrainerConfig(Section):
-    """The training loop of the local engine."""
+    """Length of a stage, and how a step updates the policy."""
 
     steps: Annotated[int, _LENGTH] = Field(300, ge=1, description="steps of each stage (sequential, caliber: two)")
     minibatches: int = Field(1, ge=1, description="updates per pass; groups stay whole")
