@@ -99,7 +99,7 @@ def coca_advantages(
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} should be an int tensor, found {type(tensor).__name__}; pad lists into a tensor")
     if token_ids.dim() != 2:
-        raise ValueError(f"token_ids should be int [batch, tokens], found shape {list(token_ids.shape)}")
+        raise ValueError(f"token_ids should be int [B, T], found shape {list(token_ids.shape)}")
     batch, width = token_ids.shape
     if group_size < 2 or batch == 0 or batch % group_size:
         raise ValueError(
@@ -131,7 +131,7 @@ def coca_advantages(
 
 
 def _verdicts(correct: Tensor | Sequence[bool | None], batch: int) -> Tensor:
-    """Verdicts as float64 ``[batch]`` on the CPU, NaN where ungradable."""
+    """Verdicts as float64 ``[B]`` on the CPU, NaN where ungradable."""
     if not isinstance(correct, Tensor):
         if wrong := [verdict for verdict in correct if not isinstance(verdict, bool | np.bool_ | None)]:
             raise ValueError(

@@ -72,8 +72,8 @@ def least_labels(risk: float, confidence: float) -> int:
 def certify(stated: Floats, correct: Labels, *, risk: float, confidence: float) -> Certificate:
     """Find the lowest threshold whose error is certified to be at most ``risk``, with probability ``confidence``.
 
-    ``stated`` are confidences (n,), NaN (never accepted) where invalid. The labels ``correct`` (n,) are independent
-    draws from the distribution that is served.
+    ``stated`` are confidences ``[n]``, NaN (never accepted) where invalid. The labels ``correct``, ``[n]``, are
+    independent draws from the distribution that is served.
     """
     thresholds = np.arange(GRID, -1, -1) / GRID
     valid = ~np.isnan(stated)

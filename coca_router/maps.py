@@ -39,7 +39,7 @@ class CalibrationMap(Section):
 
 
 def fit_map(kind: MapKind, confidence: Floats, correct: Labels) -> CalibrationMap:
-    """Fit a map to valid confidences (n,) and labels (n,).
+    """Fit a map to valid confidences ``[n]`` and labels ``[n]``.
 
     Raises ValueError if all labels are equal, or there are none.
     """
@@ -72,7 +72,7 @@ def kind_for(labels: int) -> MapKind:
 
 
 def labelled(predictions: Sequence[Prediction]) -> tuple[Floats, Labels, list[str]]:
-    """Return valid confidences (n,), labels (n,) and questions of gradable predictions."""
+    """Return valid confidences ``[n]``, labels ``[n]`` and questions of gradable predictions."""
     valid = [p for p in gradable(predictions) if p.confidence is not None]
     return (
         np.array([p.confidence for p in valid], dtype=np.float64),
@@ -82,7 +82,7 @@ def labelled(predictions: Sequence[Prediction]) -> tuple[Floats, Labels, list[st
 
 
 def _question_folds(questions: Sequence[str], folds: int) -> npt.NDArray[np.intp]:
-    """Return the fold (n,) of each row; samples of one question share a fold."""
+    """Return the fold ``[n]`` of each row; samples of one question share a fold."""
     unique, question = np.unique(np.array(questions, dtype=object).astype(str), return_inverse=True)
     if len(unique) < folds:
         raise ValueError(f"{folds} folds need as many questions, found {len(unique)}")
@@ -90,7 +90,7 @@ def _question_folds(questions: Sequence[str], folds: int) -> npt.NDArray[np.intp
 
 
 def cross_fitted(kind: MapKind, stated: Floats, correct: Labels, questions: Sequence[str], folds: int = 5) -> Floats:
-    """Recalibrate each confidence (n,) with a map fitted without its question.
+    """Recalibrate each confidence ``[n]`` with a map fitted without its question.
 
     Raises ValueError if there are fewer questions than folds, or the labels outside a fold are all equal.
     """

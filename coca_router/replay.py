@@ -30,7 +30,7 @@ class Tiers:
     correct: npt.NDArray[np.bool_]  # (T, n)
     whole: Floats  # (T, n), cost of the whole response
     opening: Floats  # (T, n), cost until the confidence is known
-    question: npt.NDArray[np.intp]  # (n,), equal for samples of one question
+    question: npt.NDArray[np.intp]  # [n], equal for samples of one question
 
 
 def join_tiers(

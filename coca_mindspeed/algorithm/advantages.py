@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.checks import check_tensor
 
-#: Tokens of each segment by its name, in the order of the response: bool ``[batch, tokens]``, disjoint, and False on
+#: Tokens of each segment by its name, in the order of the response: bool ``[B, T]``, disjoint, and False on
 #: padding.
 SegmentMasks = dict[str, Tensor]
 
@@ -45,7 +45,7 @@ def centred(rewards: Tensor) -> tuple[Tensor, Tensor]:
         rewards: float64 ``[P, G]``; NaN: takes no part.
 
     Returns:
-        float64 ``[P, G]``, exactly 0 elsewhere and in groups whose rewards are equal; and bool ``[P]``.
+        float64 ``[P, G]``, exactly 0 for NaN rewards and in groups whose rewards are equal; and bool ``[P]``.
 
     Raises:
         ValueError: a wrong shape or dtype, or an infinite reward.
@@ -82,7 +82,7 @@ def segment_masks(ends: Tensor, segments: Sequence[str], width: int) -> SegmentM
     """Masks over ``width`` response tokens.
 
     Args:
-        ends: int ``[batch, S]``, the tokens of each response up to the end of each segment; the last is its length.
+        ends: int ``[B, S]``, the tokens of each response up to the end of each segment; the last is its length.
         segments: names of the S segments.
         width: tokens of the padded responses.
     """
@@ -97,11 +97,11 @@ def token_advantages(advantages: Sequence[Tensor], ends: Tensor, width: int) -> 
     """Put each segment's advantage on its own tokens (paper, equation 10), and 0 on padding.
 
     Args:
-        advantages: float ``[batch]`` of each of the S segments.
+        advantages: float ``[B]`` of each of the S segments.
         ends, width: as of :func:`segment_masks`.
 
     Returns:
-        float32 ``[batch, width]``.
+        float32 ``[B, T]``, T = ``width``.
     """
     _check_ends(ends, len(advantages), width)
     for advantage in advantages:
@@ -119,7 +119,7 @@ def token_advantages(advantages: Sequence[Tensor], ends: Tensor, width: int) -> 
 
 
 def any_segment(masks: SegmentMasks) -> Tensor:
-    """The tokens of all segments, bool ``[batch, tokens]``."""
+    """The tokens of all segments, bool ``[B, T]``."""
     return functools.reduce(torch.logical_or, masks.values())
 
 

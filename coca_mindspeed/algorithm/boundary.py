@@ -53,8 +53,8 @@ class TokenText:
         """The text of each response; bytes that are not UTF-8 become U+FFFD.
 
         Args:
-            token_ids: int ``[batch, tokens]``.
-            lengths: int ``[batch]``, tokens of each response.
+            token_ids: int ``[B, T]``.
+            lengths: int ``[B]``, tokens of each response.
         """
         _check_responses(token_ids, lengths, self)
         stream, token_of_byte = self._byte_stream(_window(token_ids, lengths, token_ids.shape[1], "first", self))
@@ -87,21 +87,20 @@ def confidence_segment_lengths(
     """Return the number of tokens of each response until its confidence is known.
 
     A token counts if any of its characters stand before the end of the closing tag, so a token that straddles the
-    boundary does.  Found on the sampled ids themselves: the bytes behind the ids are searched, nothing is ever
-    re-tokenised.  An invalid response has no closing tag to find; its first ``max_confidence_tokens`` tokens stand
-    in.
+    boundary does.  The search uses the bytes of the sampled ids; nothing is re-tokenised.  The confidence segment of an
+    invalid response, which has no closing tag, is its first ``max_confidence_tokens`` tokens.
 
     Args:
-        token_ids: int ``[batch, tokens]``, the sampled ids, right-padded with anything.
-        response_lengths: int ``[batch]``.
+        token_ids: int ``[B, T]``, the sampled ids, right-padded with anything.
+        response_lengths: int ``[B]``.
         token_text: bytes of each id.
-        valid: bool ``[batch]``, whether :class:`ResponseParser` found a confidence in the response's text.
+        valid: bool ``[B]``, whether :class:`ResponseParser` found a confidence in the response's text.
         max_confidence_tokens: length of invalid responses.
         position: ``first`` and ``both``: up to the end of the first closing tag, which is the length of the confidence
             segment.  ``last`` (RLCR): up to the end of the last one.
 
     Returns:
-        int64 ``[batch]`` on the device of ``token_ids``.
+        int64 ``[B]`` on the device of ``token_ids``.
 
     Raises:
         ValueError: mismatching shapes, dtypes, devices or ids, or a response is said to be valid, but its tokens hold
@@ -130,11 +129,11 @@ def segment_ends(
 
     Args:
         token_ids, response_lengths, token_text, max_confidence_tokens: as of :func:`confidence_segment_lengths`.
-        valid: bool ``[batch]`` for each confidence of the response.
+        valid: bool ``[B]`` for each confidence of the response.
         position: of the confidences, which is the order of the segments: ``SEGMENTS[position]``.
 
     Returns:
-        int64 ``[batch, S]`` on the device of ``token_ids``; the last column is the response's length.
+        int64 ``[B, S]`` on the device of ``token_ids``; the last column is the response's length.
     """
     most = _most_tokens(response_lengths, max_confidence_tokens)
     lengths = response_lengths.to(torch.int64)
@@ -153,7 +152,7 @@ def segment_ends(
 
 
 def _most_tokens(lengths: Tensor, max_confidence_tokens: int) -> Tensor:
-    """Length of the confidence segment of each response if it is invalid, int64 ``[batch]``."""
+    """Length of the confidence segment of each response if it is invalid, int64 ``[B]``."""
     if max_confidence_tokens < 1:
         raise ValueError(f"max_confidence_tokens should be at least 1, found {max_confidence_tokens}")
     return lengths.to(torch.int64).clamp(max=max_confidence_tokens)
@@ -171,7 +170,7 @@ def _tokens_with(
     byte: int,
     side: _Side,
 ) -> Tensor:
-    """Tokens of each valid response up to the one that holds a byte of its first or last ``tag``, int64 ``[batch]``."""
+    """Tokens of each valid response up to the one that holds a byte of its first or last ``tag``, int64 ``[B]``."""
     _check_responses(token_ids, response_lengths, token_text)
     check_tensor("valid", valid, "bool", *response_lengths.shape, device=token_ids.device)
     token_text.to(token_ids.device)

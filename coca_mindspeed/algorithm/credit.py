@@ -27,8 +27,7 @@ class Credit(NamedTuple):
             because fewer than two of its answers could be graded.
         confidence_reward: float64 ``[P, G]``, the Brier score against GESR, whatever the method rewards.
         segments: advantage of each segment, in the order of the response; None: it learns nothing.
-        deviation: the step's deviation that ``batch`` divides by (of the first reward if there are several); 0 with
-            another scale.
+        deviation: the step's deviation that ``batch`` divides by, of the method's first reward; 0 with another scale.
     """
 
     gesr: Tensor
@@ -44,7 +43,7 @@ class Credit(NamedTuple):
     def values_by_segment(self) -> dict[str, Tensor]:
         """Advantages by segment, float32 ``[P, G]``; 0 for a segment that learns nothing."""
         nothing = torch.zeros_like(self.confidence_reward, dtype=torch.float32)
-        return {name: nothing if found is None else found.values for name, found in self.segments.items()}
+        return {name: nothing if own is None else own.values for name, own in self.segments.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class CreditRule:
     """Rule that turns a method's rewards into advantages.
 
     Attributes:
-        method: what each segment learns from, and whether the confidence comes first.
+        method: the rewards of each segment, and the order of the segments.
         stage: index into the method's stages.
         invalid_reward: confidence reward of a response without a valid confidence.
         scale: divisor of a group's centred rewards: its own deviation plus eps (``group``, the paper's), one deviation
@@ -63,11 +62,11 @@ class CreditRule:
         eps: added to the deviation.
         separate_format: normalise the Brier scores over the valid responses alone, and add the normalised 0/1 reward
             of being valid.  In the paper's form (False) one invalid response among eight, with its reward of -1,
-            shrinks the differences among the valid ones 5 to 40 times.  Equal where all are valid; for the methods
-            whose confidence has a reward of its own.
-        entropy_bonus: added to the reward of a valid confidence is this times ``-log pi(confidence segment)``.  Its
-            expectation is the entropy of the segment, which keeps the policy from stating one confidence everywhere;
-            for ``coca``.
+            shrinks the differences among the valid ones 5 to 40 times.  It has no effect if all responses are valid,
+            and applies to methods whose confidence has a reward of its own.
+        entropy_bonus: weight of ``-log pi(confidence segment)`` in the reward of a valid confidence; for ``coca``.  The
+            expectation of that term is the entropy of the segment, which keeps the policy from stating one confidence
+            everywhere.
     """
 
     method: TrainingMethod
@@ -100,8 +99,8 @@ class CreditRule:
 
         Args:
             correct: float ``[P, G]``, with G at least 2: 1 or 0; NaN where the answer could not be graded.
-            stated: float ``[P, G]``, the stated confidences in [0, 1]; NaN where the response is invalid.  float32 is
-                taken for the decimal that was stated: the one of seven digits next to it.
+            stated: float ``[P, G]``, the stated confidences in [0, 1]; NaN where the response is invalid.  A
+                float32 value is rounded to seven decimals, which restores the decimal that was stated.
             log_probs: float ``[P, G]``, of each confidence segment under the policy that sampled it; for
                 ``entropy_bonus``.
             reduce: adds the sum of squares and the number of centred rewards over the processes that share a step, so

@@ -24,8 +24,8 @@ class ResponseScorer:
 
     Attributes:
         text: bytes of each token id.
-        parser: of the response format.
-        grader: of the answers.
+        parser: reads the response format.
+        grader: grades the answers.
         max_confidence_tokens: segment length of an invalid response.
     """
 

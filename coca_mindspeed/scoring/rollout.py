@@ -21,7 +21,7 @@ from coca_mindspeed.grading.verdict import Grader, Verdict
 class Rollout:
     """``B = P * G`` responses on the CPU; row ``p * G + g`` is response g to prompt p.
 
-    Every engine fills what it knows, in this order; a field of a later stage does not exist before it.
+    Each stage fills its fields, in this order; before it they are unset or empty.
 
     Attributes:
         group_size: G.
@@ -36,11 +36,11 @@ class Rollout:
         texts: the B decoded responses.
         answers: the answer segment of each; of a response without a valid confidence, the whole text.
         stated: float64 ``[P, G]``, the stated confidences; NaN where a response states no valid one.
-        stated_after: likewise, the second ones of a method that asks for two; None: it does not.
+        stated_after: float64 ``[P, G]``, the second confidences of a method that asks for two; None for the others.
         confidence_lengths: int64 ``[B]``, tokens up to the end of the stated confidence.
         segment_ends: int64 ``[B, S]``, tokens up to the end of each segment; the last are the responses' lengths.
-        verdicts: of the grader.
-        grading_seconds: wall time of the grader.
+        verdicts: the grader's B verdicts.
+        grading_seconds: wall time of grading.
         correct: float64 ``[P, G]``, 1 or 0; NaN where the answer could not be graded.
         credit: rewards and advantages of each segment.
         token_advantages: float32 ``[B, T]``, 0 behind a response's end.
@@ -75,7 +75,7 @@ class Rollout:
 
         Args:
             text: bytes of each token id.
-            parser: of the response format.
+            parser: reads the response format.
             max_confidence_tokens: segment length of a response without a valid confidence.
         """
         assert self.token_ids is not None
@@ -142,8 +142,8 @@ class Rollout:
     def rows(self, shown: Iterable[int]) -> list[dict[str, Any]]:
         """Rows of a samples dump: response and verdict where they are known, then the numbers.
 
-        None stands for the confidence of an invalid response, for ``correct`` of an ungradable answer, and for the
-        reward of a response that is left out of its group.
+        Unknown values are None: the confidence of an invalid response, ``correct`` of an ungradable answer, and the
+        reward of a response that takes no part.
 
         Args:
             shown: indexes into the B responses.

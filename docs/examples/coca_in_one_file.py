@@ -51,9 +51,9 @@ class Rollout:
 
     Attributes:
         prompt_ids: int64 ``[P, prompt]``.
-        token_ids: int64 ``[P * G, tokens]``, PAD behind each response's end.
+        token_ids: int64 ``[P * G, T]``, PAD behind each response's end.
         lengths: int64 ``[P * G]``.
-        log_probs: float32 ``[P * G, tokens]`` under the policy that sampled.
+        log_probs: float32 ``[P * G, T]`` under the policy that sampled.
     """
 
     prompt_ids: Tensor

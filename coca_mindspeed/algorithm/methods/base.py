@@ -76,8 +76,9 @@ class TrainingMethod(Protocol):
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         """Advantages of each segment.
 
-        ``normalise.group`` and ``normalise.scaled`` make them of rewards, float64 ``[P, G]``, NaN where a response
-        takes no part.  ``stage`` is one of :attr:`stages`.
+        ``normalise.group``, ``normalise.stated`` (for scores of confidences) and ``normalise.scaled`` (for a method's
+        one reward) make them of rewards, float64 ``[P, G]``, NaN where a response takes no part.  ``stage`` is one of
+        :attr:`stages`.
         """
         ...
 

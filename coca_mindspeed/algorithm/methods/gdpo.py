@@ -26,5 +26,5 @@ class Gdpo(Coca):
     name: str = "gdpo"
 
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
-        found = super().advantages(outcomes, normalise, stage)
-        return dict.fromkeys(found, found["confidence"] + found["answer"])
+        own = super().advantages(outcomes, normalise, stage)
+        return dict.fromkeys(own, own["confidence"] + own["answer"])

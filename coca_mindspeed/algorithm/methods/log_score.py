@@ -6,7 +6,7 @@ With ``s`` clipped to .001 ... .999,
 
 In the public code the answer is part of PPO's query, so that its tokens are not trained.  The score is divided by
 ``log 1000``, so that the worst is -1 as the Brier score's.  Left out: the code's bonus for a correct answer, which no
-confidence can change, and its PPO, whose place has the group's baseline.
+confidence can change, and PPO's critic; the group's mean is used instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """RLCR (Damani et al., 2025): the answer first, then the confidence; one reward on every token,
 
-    r = 1[y] - (s - 1[y])^2,
+    r = 1[y] - (s - 1[y])^2
 
-whose Brier score is against the response's own correctness.
+The target of the Brier score is the response's own correctness.
 """
 
 from __future__ import annotations
