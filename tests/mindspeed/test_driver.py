@@ -223,17 +223,18 @@ def test_prompts_that_cannot_be_trained_on_stop_the_run_before_ray_starts(driven
 
 
 @pytest.mark.parametrize(
-    ("eos", "template", "well"),
+    ("eos", "pad", "template", "well"),
     [
-        ("<|im_end|>", QWEN_TEMPLATE, True),
-        ("<|endoftext|>", QWEN_TEMPLATE + "{{ eos_token }}", True),
-        ("<|endoftext|>", QWEN_TEMPLATE, False),  # as Llama 3 was first published
-        ("<|endoftext|>", "{% for m in messages %}{{ m.content }}\n{% endfor %}", True),  # plain text
+        ("<|im_end|>", "<|endoftext|>", QWEN_TEMPLATE, True),
+        ("<|endoftext|>", "<|endoftext|>", QWEN_TEMPLATE + "{{ eos_token }}", True),
+        ("<|endoftext|>", "<|endoftext|>", QWEN_TEMPLATE, False),  # as Llama 3 was first published
+        ("<|endoftext|>", "<|endoftext|>", "{% for m in messages %}{{ m.content }}\n{% endfor %}", True),  # plain text
+        ("<|endoftext|>", "m", "{% for m in messages %}{{ m.content }}\n{% endfor %}", True),
     ],
 )
-def test_the_end_of_text_ends_a_turn_of_the_chat(driven, tmp_path, eos, template, well):
+def test_the_end_of_text_ends_a_turn_of_the_chat(driven, tmp_path, eos, pad, template, well):
     tokenizer = copy.deepcopy(qwen_like())
-    tokenizer.chat_template, tokenizer.eos_token = template, eos
+    tokenizer.chat_template, tokenizer.eos_token, tokenizer.pad_token = template, eos, pad
     tokenizer.save_pretrained(tmp_path / "model")
     message, started = driven({"category": "math", "answer": "1"}, "exact", tmp_path / "model")
     assert (started, "eos_token" in message) == (well, not well)

@@ -112,8 +112,9 @@ def _check_end_of_text(tokenizer: Any, path: Path) -> None:
     """
     template, end = str(tokenizer.chat_template or ""), str(tokenizer.eos_token)
     # A template of plain text, or none, ends its turns with nothing: only the model's own end of text is left.
-    marks = any(str(token) in template for token in tokenizer.added_tokens_decoder.values())
-    if marks and end not in template and "eos_token" not in template:
+    # The padding token may be any text, which the template may hold by chance.
+    marks = {str(token) for token in tokenizer.added_tokens_decoder.values()} - {tokenizer.pad_token}
+    if any(mark in template for mark in marks) and end not in template and "eos_token" not in template:
         raise ConfigError(
             f"model.path={path}: eos_token is {end!r}, expected the token that ends a turn of the chat template; set "
             "it in tokenizer_config.json (Llama 3: <|eot_id|>), as newer versions have it"
