@@ -144,8 +144,12 @@ def _stated(name: str, stated: Tensor, members: Tensor) -> Tensor:
     check_tensor(name, stated, "float", *members.shape, device=members.device)
     if bool(((stated < 0) | (stated > 1)).any()):
         raise ValueError(f"{name} should be in [0, 1] or NaN (invalid), found {stated.min()} to {stated.max()}")
-    decimals = stated if stated.dtype == torch.float64 else stated.double().round(decimals=7)
-    return decimals.masked_fill(members.isnan(), torch.nan)
+    return stated_decimals(stated).masked_fill(members.isnan(), torch.nan)
+
+
+def stated_decimals(stated: Tensor) -> Tensor:
+    """Stated confidences as float64; a float32 is rounded to seven decimals, which restores the stated decimal."""
+    return stated if stated.dtype == torch.float64 else stated.double().round(decimals=7)
 
 
 class Normalisation:

@@ -22,7 +22,7 @@ from coca_mindspeed.errors import Condition, ConfigError, DataError, as_check, f
 from coca_mindspeed.integrations.settings import RowGrader, check_version, integration_settings
 from coca_mindspeed.scoring.metrics import HealthWarnings, rollout_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout
 from coca_mindspeed.utils.tokenization import token_text
 
 TESTED = ">=1.16,<1.17"
@@ -157,16 +157,13 @@ class CocaTrainer(GRPOTrainer):
         if not bool(((correct == 0) | (correct == 1) | correct.isnan()).all()):
             found = correct.unique().tolist()
             raise ConfigError(f"{self.reward_func_names[0]}: expected rewards of 1, 0 or None, found {found}")
-        after = local.stated if local.stated_after is None else local.stated_after
-        rows = torch.cat([local.stated, after, local.confidence_lengths[:, None], local.segment_ends], dim=1)
-        of_all = torch.tensor(gather_object(rows.tolist()), dtype=torch.float64)
-        ends = of_all[:, 3:].long()
+        local.correct = correct[self._own_rows(len(local.lengths))]
+        parts = gather_object([local.scores()])
+        columns = {name: torch.cat([part[name] for part in parts]) for name in SCORE_COLUMNS}
+        lengths = columns["segment_ends"][:, -1]
         group = self.num_generations if self.model.training else self.num_generations_eval
-        rollout = Rollout(group_size=group, lengths=ends[:, -1], width=int(ends.max()))
-        rollout.stated, rollout.correct = of_all[:, 0].view(-1, group), correct.view(-1, group)
-        rollout.stated_after = None if local.stated_after is None else of_all[:, 1].view(-1, group)
-        rollout.confidence_lengths, rollout.segment_ends = of_all[:, 2].long(), ends
-        return rollout.give_credit(self._rule)
+        rollout = Rollout(group_size=group, lengths=lengths, width=int(lengths.max()))
+        return rollout.take_scores(columns).give_credit(self._rule)
 
     def _own_rows(self, number: int) -> slice:
         """Return this process's rows among the rows of all processes; each process has ``number`` rows."""

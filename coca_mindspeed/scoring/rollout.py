@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,19 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks, token_advantages
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends
-from coca_mindspeed.algorithm.credit import Credit, CreditRule, Reduce
+from coca_mindspeed.algorithm.credit import Credit, CreditRule, Reduce, stated_decimals
 from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Grader, Verdict
+
+#: Columns of scored responses, ``[B, k]`` each: a stage that scores writes them, a stage that gives credit reads them.
+#: NaN: the response states no valid confidence, or its answer could not be graded.
+SCORE_COLUMNS: dict[str, torch.dtype] = {
+    "stated_confidence": torch.float64,  # the first and, where the method asks for it, the second confidence
+    "correct": torch.float64,  # 1 or 0
+    "confidence_length": torch.int64,  # tokens up to the end of the stated confidence
+    "segment_ends": torch.int64,  # tokens up to the end of each of the S segments
+}
 
 
 @dataclass(kw_only=True)
@@ -106,6 +115,25 @@ class Rollout:
         self.correct = correctness(self.verdicts).view(-1, self.group_size)
         return self
 
+    def scores(self) -> dict[str, Tensor]:
+        """The results of scoring as the columns of :data:`SCORE_COLUMNS`."""
+        stated = [self.stated] if self.stated_after is None else [self.stated, self.stated_after]
+        return {
+            "stated_confidence": torch.stack([each.flatten() for each in stated], dim=1),
+            "correct": self.correct.view(-1, 1),
+            "confidence_length": self.confidence_lengths[:, None],
+            "segment_ends": self.segment_ends,
+        }
+
+    def take_scores(self, columns: Mapping[str, Tensor]) -> "Rollout":
+        """Set the results of scoring from the columns that :meth:`scores` returned, of any float and integer types."""
+        first, *after = stated_decimals(columns["stated_confidence"]).T.reshape(-1, *self._shape)
+        self.stated, self.stated_after = first, after[0] if after else None
+        self.correct = columns["correct"].to(SCORE_COLUMNS["correct"]).view(self._shape)
+        self.confidence_lengths = columns["confidence_length"].to(SCORE_COLUMNS["confidence_length"]).flatten()
+        self.segment_ends = columns["segment_ends"].to(SCORE_COLUMNS["segment_ends"])
+        return self
+
     def give_credit(self, rule: CreditRule, reduce: Reduce | None = None) -> "Rollout":
         """Compute rewards, advantages and the advantage of each token; see :class:`CreditRule`.
 
@@ -120,6 +148,10 @@ class Rollout:
         advantages = [values.flatten() for values in self.credit.values_by_segment().values()]
         self.token_advantages = token_advantages(advantages, self.segment_ends, self.width)
         return self
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return len(self.lengths) // self.group_size, self.group_size
 
     @property
     def asked(self) -> list[Record]:

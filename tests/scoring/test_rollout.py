@@ -9,7 +9,7 @@ from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.scoring.metrics import Mean, health_problems, rollout_metrics, values
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout
 
 N = math.nan
 CORRECT = [1, 0, 1, 1]
@@ -134,6 +134,23 @@ def test_columns():
     ]  # the last two answers are both right
     torch.testing.assert_close(columns["advantages"], torch.tensor(expected))
     assert columns["segment_ends"].tolist() == [[1, 2], [1, 3], [1, 1], [1, 4]]
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_scores_as_columns_of_smaller_types_and_back(twice):
+    scored = credited([1, N, 1, 0], [0.83, N, 0.1, 1.0])
+    if twice:
+        scored.stated_after = scored.stated.flip(0)
+    columns = scored.scores()
+    assert {name: column.dtype for name, column in columns.items()} == SCORE_COLUMNS
+    assert [column.shape[1] for column in columns.values()] == [1 + twice, 1, 1, 2]
+    sent = {name: column.float() if column.is_floating_point() else column.int() for name, column in columns.items()}
+    taken = Rollout(group_size=2, lengths=scored.lengths, width=4).take_scores(sent)
+    for name in ("stated", "stated_after", "correct", "confidence_lengths", "segment_ends"):
+        if (given := getattr(scored, name)) is None:
+            assert getattr(taken, name) is None
+        else:
+            torch.testing.assert_close(getattr(taken, name), given, rtol=0, atol=0, equal_nan=True)
 
 
 def test_rows_hold_null_for_undefined_values():
