@@ -118,7 +118,6 @@ def run(arguments: argparse.Namespace) -> int:
         allow_open_thinking=arguments.allow_open_thinking,
     )
     with closing(build_grader(arguments.grader, arguments.grader_options)) as grader:
-        _check_prompts(arguments, model, records, training, by_file=True)
         check_records(grader, _graded(arguments, records, training))
         return _run(arguments, settings, model, grader, records, training, answers)
 
@@ -145,7 +144,7 @@ def _run(
         check_layer(arguments.layer, read_model_config(arguments.model, model, where="--model"), where="--layer")
     if arguments.trained is not None:
         _check_trained(arguments, model)
-    _check_prompts(arguments, model, records, training, by_file=False)
+    _check_prompts(arguments, model, records, training)
     policy = load_policy(arguments.model, model, device, where="--model")
     run_directory.claim_directory(arguments.output, settings)
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
@@ -233,8 +232,6 @@ def _check_prompts(
     model: ModelConfig,
     records: Sequence[Record],
     training: Sequence[Record],
-    *,
-    by_file: bool,
 ) -> None:
     """Check the prompts of the model and of the assessor before they are loaded; see :func:`check_prompts`."""
     limits = LengthLimits(
@@ -243,7 +240,7 @@ def _check_prompts(
     asked = [*records, *training]
     system_prompt = training_method(arguments.method).system_prompt
     keys = TemplateKeys("--chat-template-kwargs", "--allow-open-thinking", "name a date by --prompt-date")
-    how: dict[str, Any] = {"keys": keys, "by_file": by_file, "show_progress": not arguments.quiet}
+    how: dict[str, Any] = {"keys": keys, "show_progress": not arguments.quiet}
     check_prompts(arguments.model, model, asked, system_prompt, limits, where="--model", **how)
     if arguments.name == "assessor":
         path, where = _assessor_path(arguments, arguments.trained)

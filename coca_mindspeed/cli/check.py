@@ -5,10 +5,11 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rich.table import Table
 
@@ -18,7 +19,6 @@ from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError, find_problems, raise_problems
 from coca_mindspeed.mindspeed.plan import (
     ClusterPlan,
@@ -44,10 +44,6 @@ from coca_mindspeed.verl.configuration import (
     verls_directory,
 )
 from coca_mindspeed.verl.settings import verl_settings
-
-if TYPE_CHECKING:
-    from coca_mindspeed.data.records import Record
-    from coca_mindspeed.grading.verdict import MeasuredGrader
 
 _CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "metrics")
 _GRAPH_MODE = (
@@ -104,7 +100,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if verl_file is not None:
         _check_verl(verl_file, arguments)
     elif composed is not None and composed.run.hardware.platform == "local":
-        _check_local(composed.run, composed.name, arguments.quiet)
+        _check_local(composed, arguments.quiet)
     elif composed is not None:
         _check_cluster(composed, arguments)
 
@@ -118,89 +114,78 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
         _print(f"{file.stem} on verl", plan_rows(config, settings), [], [])
 
 
-def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
-    """Check a run of the local engine: its inputs before torch is imported, then memory, then sampled responses."""
+def _check_local(composed: ComposedConfig, quiet: bool) -> None:
+    """Check a run of the local engine as its start does, print its plan, and sample responses of its model."""
     from coca_mindspeed.local.model_files import weight_shapes
     from coca_mindspeed.local.run_directory import RunState
-    from coca_mindspeed.local.validation import check_questions, read_inputs
+    from coca_mindspeed.local.validation import checked_grader, read_inputs
 
+    config, name = composed.run, composed.name
     checks = (*CHECKS, *map(or_on_the_hub, (missing_data, missing_model)))
     raise_problems(find_problems(config, checks), f"{name} cannot run:")
-    inputs = read_inputs(config, RunState(Path()), show_progress=not quiet)
-    with closing(check_questions(inputs, show_progress=not quiet)) as grader:
-        _check_memory(inputs.config, name, quiet)
-        if (path := inputs.config.model.path) is not None and weight_shapes(Path(path)):
-            _sample(inputs.config, inputs.train, grader, quiet)
+    with tempfile.TemporaryDirectory() as empty:
+        output = Path(empty) / "run"
+        inputs = read_inputs(config, RunState(output), show_progress=not quiet)
+        with closing(checked_grader(inputs)) as grader:
+            if not quiet:
+                _print_local(inputs.config, name)
+            from coca_mindspeed.local.preflight import run_preflight  # torch takes seconds to import
+            from coca_mindspeed.local.setup import LocalRun
 
-
-def _check_memory(config: RunConfig, name: str, quiet: bool) -> None:
-    """Print the plan and the memory of a local run; refuse one that its device cannot hold."""
-    from coca_mindspeed.local.memory import check_memory, estimate_memory, free_bytes
-    from coca_mindspeed.local.model_files import TINY_MODEL, read_model_config, weight_shapes
-    from coca_mindspeed.local.policy import choose_device
-    from coca_mindspeed.local.sft import sft_microbatch_tokens
-    from coca_mindspeed.local.tiny_model import tiny_config
-    from coca_mindspeed.local.update import require_optimizer
-    from coca_mindspeed.scoring.responses import check_own_method
-
-    check_own_method(config.method)
-    device, path = choose_device(config.trainer.device), config.model.path
-    require_optimizer(config.optimizer, device)
-    if not quiet:
-        if path is None:
-            need = estimate_memory(config, tiny_config(), TINY_MODEL)
-        else:
-            need = estimate_memory(config, read_model_config(Path(path), config.model), weight_shapes(Path(path)))
-        rows, warm_up = _local_rows(config), config.warm_up
-        if warm_up.records is not None:
-            stage = f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
-            rows.append(("before training", f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass"))
-        room = free_bytes(device) / GIB
-        kept = [Part(part, getattr(need, part), "") for part in ("weights", "moments", "logits")]
-        update = [*kept, Part("gradients", need.gradients, ""), Part("activations", need.activations, "")]
-        rollout = [*kept, Part("KV cache", need.cache, "at the end of the longest responses")]
-        phases = [
-            Phase(phase, parts, sum(part.gib for part in parts), room)
-            for phase, parts in (("update", update), ("rollout", rollout))
-        ]
-        lengths = (
-            f"prompts of {config.rollout.max_prompt_tokens} and responses of {config.rollout.max_new_tokens} tokens"
-        )
-        note = f"formula for {lengths}, the longest; Python and its libraries come on top (docs/training.md, Memory)"
-        _print(f"{name} on {device}", rows, phases, [note])
-    if path is not None:
-        check_memory(config, device, show_progress=not quiet)
-
-
-def _sample(config: RunConfig, train: "Sequence[Record]", grader: "MeasuredGrader", quiet: bool) -> None:
-    """Load the model and print the preflight of a run.
-
-    Refuses a model that hardly states a confidence, unless a warm-up follows.
-    """
-    import torch
-
-    from coca_mindspeed.local.load import load_policy
-    from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
-    from coca_mindspeed.local.policy import choose_device
-    from coca_mindspeed.local.preflight import run_preflight
-    from coca_mindspeed.local.schedule import derived_seed
-
-    if config.trainer.threads is not None:
-        torch.set_num_threads(config.trainer.threads)
-    device, lora = choose_device(config.trainer.device), config.model.lora
-    policy = load_policy(Path(str(config.model.path)), config.model, device, dtype=dtype_of_weights(lora))
-    add_adapters(policy, lora, derived_seed(config.seed, "adapters"))
-    if not config.evaluation.preflight:
-        return
-    if not quiet:
-        print_text(f"sampling {config.evaluation.preflight} responses", sys.stderr)
-    found = run_preflight(policy, train, grader, config)
+            with LocalRun.open(composed, output, show_progress=not quiet, validated=(inputs, grader)) as run:
+                config, path = run.config, run.config.model.path
+                if path is None or not weight_shapes(Path(path)):
+                    return
+                policy = run.load()
+                if not config.evaluation.preflight:
+                    return
+                if not quiet:
+                    print_text(f"sampling {config.evaluation.preflight} responses", sys.stderr)
+                found = run_preflight(policy, inputs.train, grader, config)
     if not quiet:
         print_text(found)
     if config.warm_up.records is None:
         raise_problems(found.problems())
     elif not quiet:
         print_text("the run samples again after its warm-up")
+
+
+def _print_local(config: RunConfig, name: str) -> None:
+    """Print the plan of a local run, and its memory by formula."""
+    from coca_mindspeed.local.memory import estimate_memory, free_bytes
+    from coca_mindspeed.local.model_files import TINY_MODEL, read_model_config, weight_shapes
+    from coca_mindspeed.local.policy import choose_device
+    from coca_mindspeed.local.sft import sft_microbatch_tokens
+    from coca_mindspeed.local.tiny_model import tiny_config
+
+    device, rollout, warm_up = choose_device(config.trainer.device), config.rollout, config.warm_up
+    files = {"data.train": config.data.train, "data.evaluate": config.data.evaluate, "model.path": config.model.path}
+    rows = [
+        ("method", config.method.name),
+        ("learning rate", f"{config.optimizer.lr:g}"),
+        ("length", f"{config.trainer.steps} steps per stage"),
+        *((key, path) for key, path in files.items() if path is not None),
+    ]
+    if warm_up.records is not None:
+        stage = f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
+        rows.append(("before training", f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass"))
+    if config.model.path is None:
+        need = estimate_memory(config, tiny_config(), TINY_MODEL)
+    else:
+        path = Path(config.model.path)
+        need = estimate_memory(config, read_model_config(path, config.model), weight_shapes(path))
+    kept = [Part(part, getattr(need, part), "") for part in ("weights", "moments", "logits")]
+    update = [*kept, Part("gradients", need.gradients, ""), Part("activations", need.activations, "")]
+    sampling = [*kept, Part("KV cache", need.cache, "at the end of the longest responses")]
+    phases = [
+        Phase(phase, parts, sum(part.gib for part in parts), free_bytes(device) / GIB)
+        for phase, parts in (("update", update), ("rollout", sampling))
+    ]
+    note = (
+        f"formula for prompts of {rollout.max_prompt_tokens} and responses of {rollout.max_new_tokens} tokens, the "
+        "longest; Python and its libraries come on top (docs/training.md, Memory)"
+    )
+    _print(f"{name} on {device}", rows, phases, [note])
 
 
 def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:
@@ -251,14 +236,6 @@ def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, argume
         lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
         mindspeed_values(config, plan.iterations, StageFiles(output, stage), resume=has_checkpoint)
     write_atomically(arguments.for_script, "\n".join(lines) + "\n")
-
-
-def _local_rows(config: RunConfig) -> list[tuple[str, str]]:
-    """Method, learning rate, length and files of a run."""
-    length = f"{config.trainer.steps} steps per stage"
-    files = {"data.train": config.data.train, "data.evaluate": config.data.evaluate, "model.path": config.model.path}
-    rows = [("method", config.method.name), ("learning rate", f"{config.optimizer.lr:g}"), ("length", length)]
-    return rows + [(key, path) for key, path in files.items() if path is not None]
 
 
 def _cluster_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tuple[str, str]]:

@@ -1,30 +1,23 @@
-"""Download, tokenizer, chat prompts, context limit and shapes of a model; the weights are not read.
+"""Download, tokenizer, context limit and shapes of a model; the weights are not read.
 
-:func:`load_tokenizer` and :func:`read_model_config` use transformers, which imports torch.  :class:`FileTokenizer` and
-:func:`read_config_file` read the same files in a fraction of the time, for checks before torch is imported.
+:func:`load_tokenizer` and :func:`read_model_config` use transformers, which imports torch.
 """
 
-import json
 import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from functools import cache, cached_property
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors import SafetensorError, safe_open
-from tokenizers import AddedToken, Tokenizer
 
 from coca_mindspeed.config.checks import download_command
-from coca_mindspeed.config.schema import LoraConfig, ModelConfig
+from coca_mindspeed.config.schema import LoraConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.prompts import prompt_messages, reads_clock, write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, Problem
@@ -112,7 +105,7 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
     return architecture
 
 
-def _require_model_type(path: Path, config: ModelConfig, where: str) -> dict[str, Any]:
+def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
     """Refuse a config.json without a model type: transformers would guess it from the directory's name."""
     file = path / "config.json"
     try:
@@ -122,7 +115,6 @@ def _require_model_type(path: Path, config: ModelConfig, where: str) -> dict[str
     content = content if isinstance(content, dict) else {}
     if not isinstance(content.get("model_type"), str) and not (config.trust_remote_code and "auto_map" in content):
         raise ConfigError(f"{where}={path}: expected a model_type in its config.json, found none")
-    return content
 
 
 def _require_rope(architecture: Any, where: str) -> None:
@@ -203,7 +195,8 @@ def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path"
     """
     from transformers import AutoTokenizer  # it imports torch
 
-    _require_config(path, where)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{where}={path}: not a Hugging Face model directory (it has no config.json)")
     try:
         source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
         tokenizer = AutoTokenizer.from_pretrained(path, **source)
@@ -212,152 +205,17 @@ def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path"
         raise ConfigError(f"{where}={path}: its tokenizer cannot be loaded: {error}") from error
     if tokenizer.chat_template is None:
         raise ConfigError(f"{where}={path}: its tokenizer has no chat template")
-    _fix_template(tokenizer, config)
-    return tokenizer
-
-
-def _require_config(path: Path, where: str) -> None:
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"{where}={path}: not a Hugging Face model directory (it has no config.json)")
-
-
-def _fix_template(tokenizer: Any, config: ModelConfig) -> None:
     day = None if config.prompt_date is None else date.fromisoformat(config.prompt_date)
     write_into_template(tokenizer, config.chat_template_kwargs, day)
-
-
-class FileTokenizer:
-    """A fast tokenizer as its files describe it, with the methods of transformers' that checks of prompts call."""
-
-    def __init__(self, path: Path, where: str) -> None:
-        """Read all but tokenizer.json; ``where`` is the option that named ``path``, for messages."""
-        self._path, self._where = path, f"{where}={path}"
-        self._settings = read_object(path / "tokenizer_config.json")
-        named = {**read_object(path / "special_tokens_map.json"), **self._settings}
-        texts = {name: _token_text(named.get(name)) for name in _SPECIAL_TOKENS}
-        self.special_tokens = {name: text for name, text in texts.items() if text is not None}
-        self.name_or_path = str(path)
-        template = path / "chat_template.jinja"
-        found = template.read_text(encoding="utf-8") if template.is_file() else self._settings.get("chat_template")
-        self.chat_template: Any = {x["name"]: x["template"] for x in found} if isinstance(found, list) else found
-
-    @cached_property
-    def backend_tokenizer(self) -> Tokenizer:
-        try:
-            tokenizer = Tokenizer.from_file(str(self._path / "tokenizer.json"))
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-            added = self._settings.get("added_tokens_decoder", {})
-            tokenizer.add_tokens([AddedToken(**added[token_id]) for token_id in sorted(added, key=int)])
-            tokenizer.add_special_tokens(list(self.special_tokens.values()))
-        except Exception as error:  # tokenizers raises no other
-            raise ConfigError(f"{self._where}: its tokenizer cannot be loaded: {error}") from error
-        return tokenizer
-
-    def __len__(self) -> int:
-        return int(self.backend_tokenizer.get_vocab_size())
-
-    def __getattr__(self, name: str) -> Any:
-        """``eos_token``, ``pad_token_id`` and the like; None for one that the files do not name."""
-        token = name.removesuffix("_id")
-        if token not in _SPECIAL_TOKENS:
-            raise AttributeError(name)
-        text = self.special_tokens.get(token)
-        return text if name == token or text is None else self.backend_tokenizer.token_to_id(text)
-
-    def __call__(self, texts: Sequence[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
-        encoded = self.backend_tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        return {"input_ids": [each.ids for each in encoded]}
-
-    def get_vocab(self) -> dict[str, int]:
-        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()
-        return vocabulary
-
-    def convert_ids_to_tokens(self, token_id: int) -> str:
-        return str(self.backend_tokenizer.id_to_token(token_id))
-
-    def get_chat_template(self) -> str:
-        return str(self.chat_template["default"] if isinstance(self.chat_template, dict) else self.chat_template)
-
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, chat_template: str | None = None, **more: Any
-    ) -> str:
-        assert not tokenize
-        template = _compiled(chat_template or self.get_chat_template())
-        return template.render(messages=messages, tools=None, documents=None, **self.special_tokens, **more)
-
-
-_SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-
-
-def _token_text(value: Any) -> str | None:
-    text: str | None = value["content"] if isinstance(value, dict) else value
-    return text
-
-
-class _Generation(jinja2.ext.Extension):
-    """Renders the content of ``{% generation %}``, which marks the model's own text, unchanged."""
-
-    tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-@cache
-def _compiled(template: str) -> jinja2.Template:
-    """Compile a chat template in an environment like transformers'."""
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-    extensions = [_Generation, jinja2.ext.loopcontrols]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = tojson
-    clock = {"strftime_now": lambda directives: datetime.now().strftime(directives)}
-    environment.globals |= {"raise_exception": raise_exception, **clock}
-    return environment.from_string(template)
-
-
-def read_tokenizer_file(path: Path, config: ModelConfig, *, where: str = "model.path") -> FileTokenizer | None:
-    """As :func:`load_tokenizer`, without transformers; None if only transformers can load this tokenizer.
-
-    Raises:
-        ConfigError: as :func:`load_tokenizer`.
-    """
-    _require_config(path, where)
-    try:
-        own_code = config.trust_remote_code and "auto_map" in read_object(path / "tokenizer_config.json")
-        if own_code or not (path / "tokenizer.json").is_file():
-            return None
-        tokenizer = FileTokenizer(path, where)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{where}={path}: its tokenizer cannot be loaded: {error}") from error
-    if not tokenizer.chat_template:
-        raise ConfigError(f"{where}={path}: its tokenizer has no chat template")
-    _fix_template(tokenizer, config)
     return tokenizer
 
 
-def read_config_file(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
-    """The keys of config.json's decoder as they are written, without the defaults of its architecture.
-
-    Raises ConfigError if it does not name a model type.
-    """
-    content = _require_model_type(path, config, where)
-    decoder = content.get("text_config")
-    return SimpleNamespace(**(decoder if isinstance(decoder, dict) else content))
-
-
-def reads_date(config: ModelConfig, record: Record, system_prompt: str | None) -> bool:
-    """Whether the chat template of ``config.path`` inserts today's date; raises ConfigError if it does not load."""
-    path = Path(str(config.path))
-    tokenizer = read_tokenizer_file(path, config) or load_tokenizer(path, config)
-    return reads_clock(tokenizer, prompt_messages(record, system_prompt))
+def needs_date(config: RunConfig, record: Record) -> bool:
+    """Whether the chat template of ``model.path`` inserts a date that ``model.prompt_date`` does not set."""
+    if config.model.path is None or config.model.prompt_date is not None:
+        return False
+    tokenizer = load_tokenizer(Path(config.model.path), config.model)
+    return reads_clock(tokenizer, prompt_messages(record, config.method.training_method.system_prompt))
 
 
 #: Shape of each weight by its name.

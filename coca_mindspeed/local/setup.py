@@ -1,5 +1,6 @@
 """The stages of a run of the local engine: check, start (load, SFT warm-up), preflight, evaluate, train."""
 
+import datetime
 import hashlib
 import sys
 import time
@@ -23,7 +24,7 @@ from coca_mindspeed.local.held_out import HeldOut
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import check_memory
-from coca_mindspeed.local.model_files import context_limit, load_tokenizer
+from coca_mindspeed.local.model_files import context_limit, needs_date
 from coca_mindspeed.local.policy import Policy, choose_device, resolve_dtype
 from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.progress import SFTProgress
@@ -125,6 +126,9 @@ class LocalRun:
             for change in memory_changes(found, config):
                 print_text(f"--resume: {change}", sys.stderr)
             check_own_method(config.method)
+            # A chat template that reads the clock keeps the date of the run's start.
+            if needs_date(config, inputs.train[0]):
+                config = with_model(config, prompt_date=datetime.date.today().isoformat())
             prompt_sha256 = _check_prompts(config, found, inputs.records, show_progress)
             check_same_prompt(found, prompt_sha256)
             if config.model.path is not None:
@@ -157,27 +161,28 @@ class LocalRun:
     def start(self) -> Policy:
         """Load the policy, write the run's marker, and teach the format by ``warm_up.records``.
 
-        Without these records, or when a checkpoint is resumed, nothing is taught.
+        The built-in model is warmed up on the training questions.  Nothing is taught when a checkpoint is resumed.
         """
-        policy, records = self._load(), self.inputs.warm_up
-        if self.resume_from is None and self.config.model.path is not None and records:
-            policy = run_sft_warm_up(policy, records, self.config, self.output, show_progress=self.show_progress)
-            policy = self._with_adapters(policy)
-        self._add_seconds("warm_up", self._started)
-        return policy
-
-    def _load(self) -> Policy:
-        """Load the checkpoint, the model of ``model.path`` or the warmed-up tiny model; write the run's marker."""
-        config = self.config
-        path, where = model_directory(config, self.found)
-        if path is None:
+        config, inputs = self.config, self.inputs
+        with self._timed("warm_up", self._started):
+            if model_directory(config, self.found)[0] is None:
+                self._claim()
+                with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
+                    path = warm_start(config, self.output, inputs.train, self.device, self.show_progress)
+                return self._load(path, "warm start")
+            policy = self.load()
             self._claim()
-            with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
-                warmed_up = warm_start(config, self.output, self.inputs.train, self.device, self.show_progress)
-            return self._load_policy(warmed_up, "warm start")
-        policy = self._load_policy(path, where)
+            if self.resume_from is None and inputs.warm_up:
+                policy = run_sft_warm_up(policy, inputs.warm_up, config, self.output, show_progress=self.show_progress)
+                policy = self._with_adapters(policy)
+            return policy
+
+    def load(self) -> Policy:
+        """Load the checkpoint or the model of ``model.path``; write nothing."""
+        path, where = model_directory(self.config, self.found)
+        assert path is not None
+        policy = self._load(path, where)
         check_saveable(policy, f"{where}={path}")
-        self._claim()
         return policy
 
     def preflight(self, policy: Policy) -> None:
@@ -219,18 +224,16 @@ class LocalRun:
         return {**known, "total": sum(known.values())}
 
     @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        started = time.perf_counter()
+    def _timed(self, stage: str, started: float | None = None) -> Iterator[None]:
+        started = started or time.perf_counter()
         try:
             yield
         finally:
-            self._add_seconds(stage, started)
-
-    def _add_seconds(self, stage: str, started: float) -> None:
-        known = read_object(self.output / _SECONDS)
-        known[stage] = known.get(stage, 0.0) + time.perf_counter() - started
-        with suppress(OSError):  # of a full disk; it would hide the stage's own error
-            write_json(self.output / _SECONDS, known)
+            if self.run_id:  # a start that failed leaves no file
+                known = read_object(self.output / _SECONDS)
+                known[stage] = known.get(stage, 0.0) + time.perf_counter() - started
+                with suppress(OSError):  # of a full disk; it would hide the stage's own error
+                    write_json(self.output / _SECONDS, known)
 
     def trainer(self, policy: Policy) -> Trainer:
         """The trainer of the loaded policy."""
@@ -247,7 +250,7 @@ class LocalRun:
         marker = claim(self.found, self.config, self.inputs.digests, self.prompt_sha256, overwrite=self.overwrite)
         self.run_id = str(marker["id"])
 
-    def _load_policy(self, path: Path, where: str) -> Policy:
+    def _load(self, path: Path, where: str) -> Policy:
         dtype = dtype_of_weights(self.config.model.lora)
         return self._with_adapters(load_policy(path, self.config.model, self.device, dtype=dtype, where=where))
 
@@ -265,8 +268,9 @@ def _check_prompts(config: RunConfig, found: RunState, records: Sequence[Record]
     limits = LengthLimits.of(config)
     path, where = model_directory(config, found)
     if path is not None:
-        check_prompts(path, config.model, records, system_prompt, limits, where=where, show_progress=show_progress)
-        tokenizer = load_tokenizer(path, config.model, where=where)
+        tokenizer = check_prompts(
+            path, config.model, records, system_prompt, limits, where=where, show_progress=show_progress
+        )
         if (pad := ordinary_pad_token(tokenizer)) is not None:
             print_text(
                 f"warning: {where}={path}: its padding token {pad!r} is ordinary text, which the policy can then never "

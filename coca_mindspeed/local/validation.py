@@ -1,10 +1,9 @@
-"""Checks of a local run that need no torch: output directory, records, gold answers, prompts, lengths and disk space.
+"""Checks of a local run before its weights are read.
 
-``train``, ``demo``, ``check`` and ``baseline`` call them before torch is imported; checks of the device and the model
-follow (:mod:`.setup`).
+Those of output directory, records, gold answers and disk space need no torch: ``train``, ``demo``, ``check`` and
+``baseline`` call them first.  Those of prompts, token ids and lengths use the model's tokenizer.
 """
 
-import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -29,10 +28,7 @@ from coca_mindspeed.local.model_files import (
     context_limit,
     download_model,
     load_tokenizer,
-    read_config_file,
     read_model_config,
-    read_tokenizer_file,
-    reads_date,
 )
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import (
@@ -94,7 +90,7 @@ def validate_run(
 
     Raises:
         ConfigError: settings, the output directory, or the disk.
-        DataError, GradingError: as :func:`check_questions`.
+        DataError, GradingError: as :func:`checked_grader`.
     """
     missing = map(or_on_the_hub, (missing_data,) if resume else (missing_data, missing_model))
     raise_problems(find_problems(config, CHECKS, tuple(missing)))
@@ -108,7 +104,7 @@ def validate_run(
     check_same_run(found, inputs.config, inputs.digests)
     path, _ = model_directory(inputs.config, found)
     check_space(inputs.config, found, path)
-    return inputs, check_questions(inputs, show_progress=show_progress)
+    return inputs, checked_grader(inputs)
 
 
 def read_inputs(config: RunConfig, found: RunState, *, show_progress: bool) -> RunInputs:
@@ -117,42 +113,24 @@ def read_inputs(config: RunConfig, found: RunState, *, show_progress: bool) -> R
     config, warm_up = with_steps(config, len(train)), read_warm_up_records(config)
     sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
     digests = {name: records_digest(records) for name, records in sets.items()}
-    model, system_prompt = config.model, config.method.training_method.system_prompt
+    model = config.model
     if model.path is not None and is_hub_id(model.path):
         path = download_model(model.path, own_code=model.trust_remote_code, show_progress=show_progress)
         config = with_model(config, path=str(path))
-    # A chat template that reads the clock keeps the date of the run's start.
-    if model.path is not None and model.prompt_date is None and reads_date(config.model, train[0], system_prompt):
-        config = with_model(config, prompt_date=datetime.date.today().isoformat())
     return RunInputs(config, found, train, evaluate, warm_up, digests)
 
 
-def check_questions(inputs: RunInputs, *, show_progress: bool) -> MeasuredGrader:
-    """Check prompts and gold answers, and return the grader.
-
-    Prompts are checked by tokenizer.json, and later by the tokenizer that transformers loads; those of the built-in
-    model are checked later only.
+def checked_grader(inputs: RunInputs) -> MeasuredGrader:
+    """The grader of a run, which accepts the gold answers.
 
     Raises:
-        ConfigError, DataError: as :func:`check_prompts`, or a gold answer cannot be used.
+        ConfigError, DataError: a gold answer cannot be used.
         GradingError: something that grading needs is missing.
     """
     config = inputs.config
     with ExitStack() as opened:
         grader = build_grader(config.data.grader, config.data.grader_options)
         opened.callback(grader.close)
-        path, where = model_directory(config, inputs.found)
-        if path is not None:
-            check_prompts(
-                path,
-                config.model,
-                inputs.records,
-                config.method.training_method.system_prompt,
-                LengthLimits.of(config),
-                where=where,
-                by_file=True,
-                show_progress=show_progress,
-            )
         check_records(grader, record_sources(config.data, inputs.train, inputs.evaluate))
         opened.pop_all()
     return grader
@@ -227,27 +205,22 @@ def check_prompts(
     *,
     where: str = "model.path",
     keys: TemplateKeys = TEMPLATE_KEYS,
-    by_file: bool = False,
     show_progress: bool = True,
-) -> None:
-    """Refuse prompts that the model in ``path`` cannot process, without reading its weights.
-
-    ``by_file`` reads tokenizer.json and config.json without transformers and torch, and leaves a model without a
-    tokenizer.json to a later call.
+) -> Any:
+    """Refuse prompts that the model in ``path`` cannot process, without reading its weights; return its tokenizer.
 
     Raises:
         ConfigError: no tokenizer, no chat template, or one that refuses the prompt, drops a message, ends the prompt
             inside an open thought or reads the clock; token ids beyond the embedding; sequences beyond its context.
         DataError: a prompt is empty, too long or not text; it names the record.
     """
-    tokenizer = (read_tokenizer_file if by_file else load_tokenizer)(path, model, where=where)
-    architecture = (read_config_file if by_file else read_model_config)(path, model, where=where)
-    if tokenizer is None:
-        return
+    tokenizer = load_tokenizer(path, model, where=where)
+    architecture = read_model_config(path, model, where=where)
     context, shown = context_limit(architecture), f"{where}={path}"
     check_token_ids(tokenizer, architecture, records, system_prompt, where, path)
     check_template(tokenizer, records, system_prompt, shown, keys, allow_open_thinking=model.allow_open_thinking)
     check_lengths(tokenizer, context, records, system_prompt, limits, shown, show_progress)
+    return tokenizer
 
 
 def check_token_ids(

@@ -10,7 +10,7 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.model_files import reads_date
+from coca_mindspeed.local.model_files import needs_date
 from coca_mindspeed.local.validation import load_data, record_sources
 from experiments.miniature import miniature
 from experiments.real_world.families import Sizes, real_world_sets
@@ -123,8 +123,7 @@ def _check(job: Job, config: RunConfig, sets: Sets | None) -> None:
                 f"{where}, data.evaluate: record {record.id!r} of {record.dataset!r} is of category "
                 f"{record.category!r}, others of that data set of {other!r}; use one 'dataset' per category"
             )
-    needs_date = config.model.path is not None and config.model.prompt_date is None
-    if needs_date and reads_date(config.model, evaluate[0], config.method.training_method.system_prompt):
+    if needs_date(config, evaluate[0]):
         raise ConfigError(
             f"{where}: the chat template of model.path={config.model.path} prints today's date, which differs between "
             "jobs; add model.prompt_date=YYYY-MM-DD to the overrides"

@@ -18,7 +18,7 @@ def test_it_says_what_it_wrote(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "verdict"),
     [
-        (["demo"], 0, "OK"),
+        (["demo", "data.train_size=70", "data.evaluate_size=35"], 0, "OK"),
         (["qwen25_7b_910b", "rollout.prompts=127", "optimizer.eps=0.1"], 1, "2 problems"),
         (["local", "model.path=/nowhere", "data.train=/x"], 1, "3 problems"),
         # no whole copy of the model fits the NPUs: a plan without its numbers, and the problem

@@ -40,7 +40,6 @@ _BAD_LINES = {
     "id": {"id": "good-1", "question": "q", "answer": "1"},
     "category": {"question": "q", "answer": "1", "category": "chemistry"},
     "gold": {"question": "q", "answer": r"\frac{1"},
-    "long": {"question": "word " * 5000, "answer": "1"},
     "aliases": {"question": "q", "answer": "1", "category": "factual", "metadata": {"aliases": []}},
     "worked": {"question": "q", "answer": "2+2=<<2+2=4>>4\n#### 4"},
     "blank": {"question": "q", "answer": " "},
@@ -48,7 +47,7 @@ _BAD_LINES = {
     "surrogate": {"question": "half \ud83d", "answer": "1"},
 }
 
-_FEW = ("column", "gold", "long")
+_FEW = ("column", "gold")
 _ENDINGS = {"table": ".csv", "array": ".json"}
 
 
@@ -61,7 +60,7 @@ class Refusal(NamedTuple):
 def _of_file(command: tuple[str, ...], option: str) -> dict[str, Refusal]:
     """A refusal of each bad file, by a command that takes it as ``option``."""
     where = {name: f"{name}.jsonl:7" for name in _BAD_LINES}
-    where |= {"long": "'long-7'", "category": "'category-7'", "aliases": "'aliases-7'", "judge": "judge"}
+    where |= {"category": "'category-7'", "aliases": "'aliases-7'", "judge": "judge"}
     found = {name: (where[name],) for name in _BAD_LINES}
     found["column"] += ("'answer' is missing", "'gold'")
     found["extra"] += ("'level'", "'metadata'")
@@ -84,8 +83,6 @@ REFUSALS = {
     **{f"check, {name}": _of_file(_CHECK, "data.train")[name] for name in _FEW},
     **{f"baseline, {name}": _of_file(_BASELINE, "--data")[name] for name in (*_FEW, *_ENDINGS)},
     "output": Refusal((*_TRAIN[:-1], "good.jsonl/run", _GOOD), ("--output",)),
-    "context": Refusal((*_TRAIN, _GOOD, "rollout.max_new_tokens=600"), ("[context]", "rollout.max_new_tokens")),
-    "check, context": Refusal((*_CHECK, _GOOD, "rollout.max_new_tokens=600"), ("[context]", "rollout.max_new_tokens")),
     "grader": Refusal((*_TRAIN, _GOOD, "data.grader=exakt"), ("'exakt'", "'exact'")),
     "disk": Refusal((*_TRAIN, _GOOD), ("[disk]", "--output")),
     "model id": Refusal((*_TRAIN, _GOOD, "model.path=Org/Name"), ("[no-model]", "hf download Org/Name ")),
@@ -96,14 +93,7 @@ REFUSALS = {
     "changed data": Refusal(
         ("train", "demo", "--output", "run", "--resume", "data.train_size=70"), ("config.yaml", "data.train_size=")
     ),
-    "baseline, context": Refusal(
-        (*_BASELINE, "--data", "good.jsonl", "--max-new-tokens", "600"), ("[context]", "--max-new-tokens")
-    ),
-    "baseline, no model": Refusal(
-        (*_BASELINE[:3], "none", *_BASELINE[4:], "--data", "good.jsonl"), ("--model=none: not a Hugging Face",)
-    ),
     "baseline, bad training": Refusal((*_ASSESSOR, "model", "--train", "bad_others.jsonl"), ("metadata['aliases']",)),
-    "baseline, no assessor": Refusal((*_ASSESSOR, "none", "--train", "others.jsonl"), ("--assessor-model=none",)),
     "baseline, output": Refusal((*_BASELINE[:-1], "good.jsonl/x", "--data", "good.jsonl"), ("--output",)),
     "evaluate, no file": Refusal(("evaluate", "nowhere.jsonl", "--output", "new"), ("nowhere.jsonl",)),
     "evaluate, bad row": Refusal(("evaluate", "integer.jsonl", "--output", "new"), ("integer.jsonl:1",)),

@@ -27,7 +27,7 @@ def arguments(directory: Path, model: Path, *more: str) -> list[str]:
         *(f"data.evaluate={directory}/heldout.jsonl", "rollout.prompts=2", "rollout.group_size=2"),
         *("rollout.max_new_tokens=8", "trainer.steps=1", "trainer.device=cpu", "model.compute_dtype=float32"),
         *("trainer.minibatches=1", "logging.tensorboard=false", "evaluation.interval=0", "trainer.threads=1"),
-        "evaluation.preflight=0",
+        *("evaluation.preflight=0", "evaluation.final_questions=0"),  # the report's pictures take seconds
         *("--output", str(directory / "run"), "--quiet", *more),
     ]
 

@@ -12,14 +12,14 @@ from transformers import AutoTokenizer, __version__
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.data.prompts import encode_prompts, prompt_messages, render_chat, render_prompts
+from coca_mindspeed.data.prompts import prompt_messages, render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import logging as run_log
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.checkpoint import check_saveable
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.model_files import load_tokenizer, read_tokenizer_file, weight_shapes
+from coca_mindspeed.local.model_files import weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.validation import LengthLimits, check_prompts, ordinary_pad_token
 from coca_mindspeed.utils.files import MARKER
@@ -51,58 +51,6 @@ def with_template(model, directory, template):
 def rendered(path, **variables):
     messages = prompt_messages(RECORD, CONFIDENCE_FIRST_PROMPT)
     return render_chat(AutoTokenizer.from_pretrained(path), messages, **variables)
-
-
-# ---- without transformers
-
-
-FEATURES = (
-    "{{ bos_token }}{%- for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}\n"
-    "  {% generation %}{{ m | tojson }}{% endgeneration %}{%- endfor %}{{ eos_token }}"
-)
-
-
-@pytest.mark.parametrize("kind", sorted(kinds.ALL))
-@pytest.mark.parametrize("template", [FEATURES, kinds.QWEN_TEMPLATE, {"default": CLOCK, "tool_use": "x"}])
-def test_a_tokenizer_file_gives_the_prompts_of_transformers(tmp_path, kind, template):
-    tokenizer = kinds.ALL[kind]()
-    saved = tokenizer.chat_template
-    try:
-        tokenizer.chat_template = template
-        tokenizer.save_pretrained(tmp_path)
-    finally:
-        tokenizer.chat_template = saved
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    config = ModelConfig(prompt_date="2024-07-05")
-    texts = ["What is 1+1?", "</confidence> <|im_end|> \n é 数学🙂", "  <confidence> 0.5 "]
-    records = [Record(str(i), "d", "math", text, "2") for i, text in enumerate(texts)]
-    by_file, loaded = read_tokenizer_file(tmp_path, config), load_tokenizer(tmp_path, config)
-    for system in (None, "Say it."):
-        assert render_prompts(by_file, records, system) == render_prompts(loaded, records, system)
-        assert encode_prompts(by_file, records, system) == encode_prompts(loaded, records, system)
-    assert len(by_file) == len(loaded)
-    assert by_file.get_vocab() == loaded.get_vocab()
-    for name in ("pad_token", "eos_token", "pad_token_id", "eos_token_id"):
-        assert getattr(by_file, name) == getattr(loaded, name)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda path: (path / "tokenizer.json").write_text("{"), "cannot be loaded"),
-        (lambda path: (path / "chat_template.jinja").write_text(""), "no chat template"),
-        (lambda path: (path / "config.json").unlink(), "not a Hugging Face"),
-        (lambda path: (path / "tokenizer.json").unlink(), None),  # only transformers may know how to load it
-    ],
-)
-def test_tokenizer_files_that_are_missing_or_damaged(tmp_path, model, change, message):
-    path = set_config(model, tmp_path / "model")
-    change(path)
-    if message is None:
-        assert read_tokenizer_file(path, ModelConfig()) is None
-        return
-    with pytest.raises(ConfigError, match=message):
-        read_tokenizer_file(path, ModelConfig()).get_vocab()
 
 
 # ---- chat templates
@@ -140,7 +88,7 @@ def test_variables_are_in_the_template_that_is_saved_with_the_trained_model(tmp_
 def on(day, monkeypatch):
     """Let a run start on such a day."""
     clock = SimpleNamespace(date=SimpleNamespace(today=lambda: datetime.date.fromisoformat(day)))
-    monkeypatch.setattr("coca_mindspeed.local.validation.datetime", clock)
+    monkeypatch.setattr("coca_mindspeed.local.setup.datetime", clock)
 
 
 @pytest.mark.parametrize(

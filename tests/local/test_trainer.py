@@ -350,7 +350,7 @@ def test_a_torn_last_line_of_metrics_is_mended(finished, tmp_path):
 
 def test_any_hugging_face_directory_and_jsonl_data(tmp_path, capsys):
     model = write_random_model(tmp_path / "model", "qwen2")
-    more = ("rollout.max_new_tokens=12", "trainer.steps=2", "optimizer.lr=1e-3", "evaluation.interval=2")
+    more = ("rollout.max_new_tokens=12", "trainer.steps=2", "optimizer.lr=1e-3", "evaluation.final_questions=6")
     assert main(arguments(tmp_path, model, *more)) == 0, capsys.readouterr().err
     predictions = rows(tmp_path / "run" / "predictions_after.jsonl")
     assert [p["id"] for p in predictions] == [f"heldout-{i}" for i in range(1, 7)]
