@@ -9,8 +9,8 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.own_method import own_method
 from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.config.values import own_method
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import CocaError, ConfigError, GradingError
 from coca_mindspeed.grading.fault_tolerant import BrokenGraderError

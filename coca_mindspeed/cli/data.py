@@ -9,8 +9,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
 from coca_mindspeed.cli.options import at_least, columns, number, place, subcommand
 from coca_mindspeed.data.export import FRAMEWORKS, export_records
-from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
-from coca_mindspeed.data.prepare.filters import (
+from coca_mindspeed.data.filters import (
     SHORTEST,
     EvaluationIndex,
     Filter,
@@ -21,7 +20,8 @@ from coca_mindspeed.data.prepare.filters import (
     by_source,
     label_checker,
 )
-from coca_mindspeed.data.prepare.pipeline import STAGES, Preparation, PreparationReport, prepare
+from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
+from coca_mindspeed.data.prepare import STAGES, Preparation, PreparationReport, prepare
 from coca_mindspeed.data.registry import (
     SOURCES,
     DataSource,

@@ -20,7 +20,7 @@ from coca_mindspeed.errors import raise_problems
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import check_saveable, export_model, remove_leftovers
-from coca_mindspeed.local.held_out import HeldOut
+from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import check_memory

@@ -23,7 +23,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import BestModel, export_model, load_optimizer_state, resume_hint, save_checkpoint
-from coca_mindspeed.local.held_out import HeldOut
+from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.policy import Policy, is_out_of_memory
 from coca_mindspeed.local.progress import TrainingProgress

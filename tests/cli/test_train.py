@@ -9,7 +9,7 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.local import train as train_module
-from coca_mindspeed.local.held_out import HeldOut
+from coca_mindspeed.local.evaluation import HeldOut
 from tests.local.runs_for_tests import SMALL, rows
 
 

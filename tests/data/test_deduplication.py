@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.data.prepare.filters import (
+from coca_mindspeed.data.filters import (
     SHORTEST,
     EvaluationIndex,
     Overlap,

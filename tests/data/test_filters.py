@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.data.prepare.filters import PromptCounter, by_difficulty, by_length, by_source, label_checker
+from coca_mindspeed.data.filters import PromptCounter, by_difficulty, by_length, by_source, label_checker
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.math.grader import MathGrader

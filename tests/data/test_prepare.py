@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.data.prepare.filters import EvaluationIndex, by_difficulty, by_source, label_checker
-from coca_mindspeed.data.prepare.pipeline import STAGES, Preparation, prepare
+from coca_mindspeed.data.filters import EvaluationIndex, by_difficulty, by_source, label_checker
+from coca_mindspeed.data.prepare import STAGES, Preparation, prepare
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.data.registry import SOURCES
 from coca_mindspeed.errors import DataError

@@ -252,7 +252,7 @@ def test_an_interrupted_evaluation_says_what_is_saved_and_missing(trained, monke
 
     before = signal.getsignal(number)
     with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.local.held_out.predict", interrupted)
+        patched.setattr("coca_mindspeed.local.evaluation.predict", interrupted)
         assert main(command(trained)) == 130
     assert signal.getsignal(number) is before
     said = capsys.readouterr().err

@@ -23,7 +23,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.local import checkpoint as checkpoint_module
-from coca_mindspeed.local import held_out
+from coca_mindspeed.local import evaluation as held_out
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy

@@ -11,8 +11,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
+from coca_mindspeed.data.filters import EvaluationIndex, ExactDuplicates, Filter, LabelChecker, digest
 from coca_mindspeed.data.formats import HubDataset, Row
-from coca_mindspeed.data.prepare.filters import EvaluationIndex, ExactDuplicates, Filter, LabelChecker, digest
 from coca_mindspeed.data.published import RowError, Ungradable
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.data.registry import DataSource

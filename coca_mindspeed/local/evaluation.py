@@ -1,14 +1,16 @@
-"""Answers to the held-out questions of a run: before it, while it trains, and after it."""
+"""Held-out questions of a run: answers before, while and after it trains, and the report on them."""
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.evaluation.metrics import calibration_metrics, reading_metrics
+from coca_mindspeed.evaluation.metrics import HEADLINE, calibration_metrics, reading_metrics
 from coca_mindspeed.evaluation.predictions import (
     UNGRADABLE_SHARE,
     Prediction,
@@ -17,6 +19,7 @@ from coca_mindspeed.evaluation.predictions import (
     read_predictions,
     write_predictions,
 )
+from coca_mindspeed.evaluation.tables import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.policy import Policy
@@ -24,9 +27,13 @@ from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.respond import predict
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator
-from coca_mindspeed.utils.files import PROGRESS
-from coca_mindspeed.utils.packages import is_installed
+from coca_mindspeed.utils.console import markdown_table, print_text
+from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_atomically, write_json
+from coca_mindspeed.utils.packages import is_installed, missing_package
 from coca_mindspeed.utils.process import interruptible
+
+if TYPE_CHECKING:
+    from coca_mindspeed.local.setup import LocalRun
 
 
 @dataclass(frozen=True)
@@ -158,3 +165,104 @@ class HeldOut:
     def _repeated(self, records: Sequence[Record]) -> list[Record]:
         """The record of each prediction."""
         return [record for record in records for _ in range(self.config.evaluation.samples)]
+
+
+# ---- the end of a run: summary.json, report.md with its pictures, and the table of metrics before and after
+
+_FEW_VALID = 0.5
+_IGNORED = "see docs/training.md, the model ignores the format"
+_LONGEST_TEXT = 300  # characters of a question or response in the report
+
+
+def write_run_report(run: "LocalRun", introduction: str, notes: str = "") -> dict[str, Any]:
+    """Write the report of an evaluated run, print its table, and return the content of ``summary.json``.
+
+    ``introduction`` is a paragraph below the title, ``notes`` are lines below the table of responses.  Answers before
+    the training may be missing.
+    """
+    after = run.predictions
+    groups = {"before": run.before[: len(after)], "after": after} if run.before else {"after": after}
+    scores = {name: summary_metrics(predictions) for name, predictions in groups.items()}
+    summary: dict[str, Any] = {
+        "seed": run.config.seed,
+        "method": run.config.method.label,
+        **scores,
+        "seconds": run.seconds(),
+    }
+    write_json(run.output / "summary.json", summary)
+    rows = [[name, *(shown_value(key, found[key]) for key in HEADLINE)] for name, found in scores.items()]
+    results = markdown_table(["", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
+    missing = left_out(scores)
+    text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
+
+{introduction}
+
+{results}
+{missing}SR: share of responses with a valid confidence. TTC: tokens until the confidence is complete.
+--: undefined.
+
+{_plots(run.output, groups)}
+## Responses after training
+
+{_sample_table(after)}
+{notes}Training took {summary["seconds"]["train"]:.0f} s of {summary["seconds"]["total"]:.0f} s in all.
+"""
+    write_atomically(run.output / "report.md", text)
+    print_metrics(scores)
+    if missing:
+        print_text(f"warning: {missing.strip()}", sys.stderr)
+    if (valid := scores["after"]["success_rate"]) < _FEW_VALID:
+        print_text(f"warning: only {valid:.0%} of the responses state a valid confidence; {_IGNORED}", sys.stderr)
+    print(f"{summary['seconds']['total']:.0f} s; pictures and samples: {run.output / 'report.md'}")
+    return summary
+
+
+def left_out(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """A paragraph on the answers that could not be graded, if there are any."""
+    parts = [
+        f"{found['ungradable']:,} of {found['ungradable'] + found['n']:,} answers {when} the training"
+        for when, found in scores.items()
+        if found["ungradable"]
+    ]
+    return f"{' and '.join(parts)} could not be graded and are left out.\n\n" if parts else ""
+
+
+def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> str:
+    """Write the plots and return their sections; without matplotlib, the command that installs it."""
+    try:
+        from coca_mindspeed.evaluation.plots import reliability_diagram, save_figure, training_curves
+    except ModuleNotFoundError as error:
+        text = f"no plots: {missing_package(error)}"
+        print_text(text, sys.stderr)
+        return f"{text}\n"
+    metrics = [row for _, row in read_json_lines(output / "metrics.jsonl")]
+    save_figure(
+        reliability_diagram({name: outcomes(rows) for name, rows in groups.items()}), output / "reliability.png"
+    )
+    save_figure(training_curves({"": metrics}), output / "training_curves.png")
+    return f"""## Calibration
+
+![Reliability {" and ".join(groups)}: accuracy against stated confidence, with the number of answers](reliability.png)
+
+## Training
+
+![Confidence reward, answer reward, ECE and response length over the training steps](training_curves.png)
+"""
+
+
+def _sample_table(predictions: Sequence[Prediction], count: int = 8) -> str:
+    """Table of some responses, from the most to the least confident; invalid responses if there are no others."""
+    valid = [p for p in predictions if p.confidence is not None]
+    ranked = sorted(valid, key=lambda p: -(p.confidence or 0.0)) or predictions
+    chosen = [ranked[i * (len(ranked) - 1) // max(1, count - 1)] for i in range(min(count, len(ranked)))]
+    rows = [
+        (_code(p.question), _code(p.response), "--" if p.confidence is None else f"{p.confidence:.2f}", p.outcome)
+        for p in chosen
+    ]
+    return markdown_table(("question", "response", "confidence", "answer"), rows, numbers=(2,))
+
+
+def _code(text: str) -> str:
+    """Text as inline code, shortened; a backtick would end it."""
+    text = text.replace("`", "'")
+    return f"`{text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + '...'}`"

@@ -1,1 +1,0 @@
-"""Preparing data sets: filtering, decontamination, deduplication, label check, atomic output."""
