@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from rich.console import Console
@@ -61,7 +60,6 @@ class Pace:
 
 
 _Self = TypeVar("_Self", bound="StepProgress")
-_MEAN_OF = 10  # steps
 _BAR = 24  # characters
 _WRITE_EVERY = 1.0  # seconds
 
@@ -96,9 +94,7 @@ class StepProgress:
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -109,7 +105,7 @@ class StepProgress:
         """
         now = time.monotonic()
         if step > self._done:
-            self._record_pace(step - self._done, now - self._since)
+            self._pace.add(step - self._done, now - self._since)
             self._done, self._since = step, now
         # rich's own estimate only remembers half a minute, less than one step of a large model.
         left = self._pace.left(step) if step < self._total else None
@@ -155,22 +151,8 @@ class StepProgress:
         self._live.update(line)
         self._live.start()
 
-    def _record_pace(self, steps: int, seconds: float) -> None:
-        self._pace.add(steps, seconds)
-
     def _tenth(self, step: int) -> int:
         return step * 10 // max(1, self._total)
-
-
-class SFTProgress(StepProgress):
-    """Progress of supervised training."""
-
-    def __init__(self, total: int, enabled: bool, done: int = 0, *, file: Path | None = None) -> None:
-        super().__init__(total, enabled, done, title="warm-up ", file=file)
-
-    def advance(self, step: int, loss: float) -> None:
-        """Show the loss in nats per token."""
-        self.show(step, f"loss {loss:.3f}")
 
 
 # The most important first.
@@ -189,17 +171,15 @@ class TrainingProgress(StepProgress):
         """There is an evaluation every ``interval`` steps; 0: none."""
         super().__init__(total, enabled, done, title="training")
         self._pace = Pace(total, interval)
-        self._rows: deque[Mapping[str, float]] = deque(maxlen=_MEAN_OF)
+        self._rows: deque[Mapping[str, float]] = deque(maxlen=10)
 
     def advance(self, step: int, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
         self._rows.append({**metrics, **timing})
         self._pace.add_training_step(timing)
+        self._done = step  # the pace is that of the timing row, evaluations apart
         parts = []
         for key, text in _NUMBERS.items():
             if known := [row[key] for row in self._rows if math.isfinite(row.get(key, math.nan))]:
                 parts.append(text.format(sum(known) / len(known)))
         steps = len(self._rows)
         self.show(step, *parts, means=f"mean of {steps} steps: " if steps > 1 else "")
-
-    def _record_pace(self, steps: int, seconds: float) -> None:
-        """Not used: :meth:`advance` records the pace from the timing row, evaluations apart."""

@@ -27,7 +27,6 @@ from coca_mindspeed.local.memory import check_memory
 from coca_mindspeed.local.model_files import context_limit, needs_date
 from coca_mindspeed.local.policy import Policy, choose_device, resolve_dtype
 from coca_mindspeed.local.preflight import run_preflight
-from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
     Checkpoint,
     RunState,
@@ -40,7 +39,7 @@ from coca_mindspeed.local.run_directory import (
     with_model,
 )
 from coca_mindspeed.local.schedule import derived_seed
-from coca_mindspeed.local.sft import run_sft_warm_up, warm_up
+from coca_mindspeed.local.sft import run_sft_warm_up, sft_progress, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.train import Trainer
 from coca_mindspeed.local.update import require_optimizer
@@ -55,7 +54,7 @@ from coca_mindspeed.local.validation import (
 )
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import PROGRESS, read_object, write_json, write_json_lines
+from coca_mindspeed.utils.files import read_object, write_json, write_json_lines
 from coca_mindspeed.utils.process import SWITCH, interruptible, uses_jemalloc
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
@@ -302,7 +301,7 @@ def warm_start(
         untrained = output / "untrained"
         write_tiny_model(untrained, derived_seed(config.seed, "weights"), symbols)
         policy = load_policy(untrained, config.model, device, where="tiny model")
-        with SFTProgress(config.warm_up.steps, show_progress, file=output / PROGRESS) as progress:
-            warm_up(policy, train, config.method.training_method, config.warm_up, config.seed, progress.advance)
+        with sft_progress(config.warm_up.steps, show_progress, output) as progress:
+            warm_up(policy, train, config.method.training_method, config.warm_up, config.seed, progress)
         export_model(policy, path)
     return path

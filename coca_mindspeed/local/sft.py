@@ -24,7 +24,7 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import common_prefix_length
-from coca_mindspeed.local.progress import SFTProgress
+from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
 from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbatches
@@ -55,7 +55,7 @@ def warm_up(
     method: TrainingMethod,
     config: WarmUpConfig,
     seed: int,
-    progress: Callable[[int, float], None] = lambda step, loss: None,
+    progress: StepProgress | None = None,
     *,
     response_format: ResponseFormat | None = None,
     optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw",
@@ -66,7 +66,7 @@ def warm_up(
     """Train ``policy`` in place on over-confident responses, which teach the format and no calibration.
 
     Args:
-        progress: called after each step with the steps done and the loss in nats per token.
+        progress: shows the loss in nats per token.
         response_format: of the responses; None: without spaces, as the tiny model writes them.
         microbatch_tokens: most tokens in a backward pass, padding included; None: no limit.
         resume: steps whose weights ``policy`` holds, and the state of the optimizer behind them.
@@ -107,7 +107,8 @@ def warm_up(
             group["lr"] = learning_rate(settings, step, config.steps)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        progress(step + 1, loss)
+        if progress is not None:
+            progress.show(step + 1, f"loss {loss:.3f}")
         after_step(step + 1, optimizer)
 
 
@@ -204,6 +205,11 @@ def _overconfident_response(
     return response_format.response(answer, *confidences)
 
 
+def sft_progress(steps: int, show_progress: bool, output: Path, done: int = 0) -> StepProgress:
+    """The progress of a warm-up whose run has the directory ``output``."""
+    return StepProgress(steps, show_progress, done, title="warm-up ", file=output / PROGRESS)
+
+
 CHECKPOINTS = "warm_up"  # within a run's directory
 _DECIMALS = 2  # where the method asks for no number of them
 
@@ -234,7 +240,7 @@ def run_sft_warm_up(
         with (
             interruptible("stopped in the warm-up", go_on),
             stop_request() as stop,
-            SFTProgress(steps, show_progress, resume[0] if resume else 0, file=output / PROGRESS) as progress,
+            sft_progress(steps, show_progress, output, resume[0] if resume else 0) as progress,
         ):
 
             def save(step: int, optimizer: torch.optim.Optimizer) -> None:
@@ -251,7 +257,7 @@ def run_sft_warm_up(
                 method,
                 config.warm_up,
                 config.seed,
-                progress.advance,
+                progress,
                 response_format=response_format,
                 optimizer_name=config.optimizer.name,
                 microbatch_tokens=sft_microbatch_tokens(config),

@@ -19,7 +19,7 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.local import sft
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.progress import SFTProgress
+from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.sft import ResponseFormat, encode_responses, sft_backward
 from coca_mindspeed.utils.process import InterruptedRunError
@@ -92,16 +92,16 @@ def test_a_model_that_never_writes_the_tags_writes_them_and_can_be_trained(place
 
 def stop_at(monkeypatch, at, error=None):
     """Let a warm-up be stopped by SIGTERM, or fail with ``error``, after so many steps."""
-    advance = SFTProgress.advance
+    show = StepProgress.show
 
-    def advanced(self, step, loss):
-        advance(self, step, loss)
-        if step == at:
+    def shown(self, step, *loss):
+        show(self, step, *loss)
+        if step == at and self._title == "warm-up ":
             if error is not None:
                 raise error
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(SFTProgress, "advance", advanced)
+    monkeypatch.setattr(StepProgress, "show", shown)
 
 
 def test_a_stopped_warm_up_goes_on_and_ends_with_the_same_bytes(place, never_stopped, tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_stopped_warm_up_goes_on_and_ends_with_the_same_bytes(place, never_sto
         stop_at(patched, 5, KeyError())
         with pytest.raises(KeyError):
             session(place, tmp_path / "crashed")
-    monkeypatch.setattr(SFTProgress, "advance", lambda self, step, loss: seen.append(step))
+    monkeypatch.setattr(StepProgress, "show", lambda self, step, *loss: seen.append(step) if loss else None)
     with closing(session(place, tmp_path / "crashed")):
         assert seen == [5, 6]  # checkpoint.interval=2
         assert weights(tmp_path / "crashed") == weights(never_stopped)
