@@ -26,3 +26,9 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("timing"):
                 item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Reports of runs without their pictures, which take seconds."""
+    monkeypatch.setattr("coca_mindspeed.local.evaluation._plots", lambda *_: "")

@@ -1,7 +1,5 @@
 """What ``make bench-check`` calls slower or larger, by numbers made by hand."""
 
-import json
-
 import pytest
 
 from benchmarks import check as bench
@@ -56,29 +54,6 @@ def test_what_is_worse_once_is_measured_again(two_figures, capsys):
     said = capsys.readouterr().out
     assert "has no baseline" in said
     assert "is measured no more" in said
-
-
-def test_the_command_writes_baselines_and_compares_with_them(two_figures, tmp_path, monkeypatch, capsys):
-    path = tmp_path / "baselines.json"
-    arguments = ["check", "--baselines", str(path), "--rounds", "3"]
-    threads = []
-    monkeypatch.setattr(bench.torch, "set_num_threads", threads.append)
-    monkeypatch.setattr("sys.argv", arguments)
-    assert bench.main() == 2
-    assert "holds no baselines" in capsys.readouterr().err
-    monkeypatch.setattr("sys.argv", [*arguments, "--update"])
-    two_figures["fast"], two_figures["large"] = [2.34567], [100.0]
-    assert bench.main() == 0
-    written = json.loads(path.read_text())
-    assert written["figures"]["fast"] == {"kind": SPEED, "value": 2.346}
-    assert {"processor", "cores", "threads", "python"} == written["machine"].keys()
-    assert written["packages"]["torch"]
-    monkeypatch.setattr("sys.argv", arguments)
-    two_figures["fast"], two_figures["large"] = [2.4], [99.0]
-    assert bench.main() == 0
-    two_figures["fast"], two_figures["large"] = [1.4, 1.5], [99.0]
-    assert bench.main() == 1
-    assert threads == [1] * 4
 
 
 def test_the_committed_baselines_are_of_the_figures_that_are_measured():

@@ -2,17 +2,8 @@
 
 import pytest
 
-from benchmarks import loops_in_turn, mindspeed_own_grpo, update_at_real_size
+from benchmarks import mindspeed_own_grpo
 from coca_mindspeed.upstream.manifest import load_manifests
-
-
-def test_figures_come_from_a_process_of_their_own():
-    """At a size that is none; the update is called by hand, in both of its ways."""
-    sizes = ("--responses=2", "--tokens=24", "--vocabulary=500")
-    whole = loops_in_turn.in_a_process("benchmarks.update_at_real_size", *sizes, "--json")
-    adapters = update_at_real_size.measure(2, 24, 500, 4300, lora=2)
-    assert whole["seconds"] > 0
-    assert 0 < adapters["objective/grad_norm"] < whole["objective/grad_norm"]
 
 
 @pytest.mark.parametrize("manifest", load_manifests(), ids=lambda manifest: manifest.release)

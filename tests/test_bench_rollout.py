@@ -14,9 +14,7 @@ from benchmarks.rollout_simulator import (
     Request,
     read_lengths,
     simulate_engine,
-    simulate_rollout,
 )
-from benchmarks.rollout_validation import run_stepwise
 
 COSTS = Costs(decode=((1, 1.0), (2, 1.5)), prefill=0.5, prefill_token=0.1)
 
@@ -49,61 +47,11 @@ def test_rollouts_computed_by_hand(slots, kv_tokens, requests, finished, preempt
     assert run.sequence_seconds == pytest.approx(sequence_seconds)
 
 
-def test_tail_starts_after_nine_tenths_of_the_responses() -> None:
-    costs = Costs(decode=((1, 1.0),), prefill=0.0, prefill_token=0.0)
-    rollout = simulate_rollout([[Request(1, 11) for _ in range(9)] + [Request(1, 41)]], engine(10), costs)
-    assert rollout.tail_share == pytest.approx(0.75)
-    slowest = simulate_rollout([[Request(10, 3)], [Request(10, 9)]], engine(1), COSTS)
-    assert ([run.seconds for run in slowest.runs], slowest.seconds) == ([3.5, 9.5], 9.5)
-
-
-@pytest.mark.parametrize(
-    ("until", "generated", "seconds"),
-    [(3.4, [0, 0], 0.0), (3.5, [1, 1], 3.5), (6.4, [2, 2], 5.0), (6.5, [3, 3], 6.5), (7.6, [3, 4], 7.5)],
-)
-def test_a_rollout_stops_after_the_last_whole_step(until: float, generated: list[int], seconds: float) -> None:
-    requests = [Request(10, 3), Request(20, 5)]
-    run = simulate_engine(requests, engine(2), COSTS, until)
-    assert [request.generated for request in requests] == generated
-    assert run.seconds == pytest.approx(seconds)
-    rest = [request for request in requests if request.generated < request.length]
-    assert simulate_engine(rest, engine(2), COSTS).generated == 8 - sum(generated)
-
-
 @pytest.mark.parametrize("request_", [Request(10, 92), Request(60, 42)])
 def test_a_request_larger_than_the_kv_cache_is_refused(request_: Request) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         simulate_engine([request_], engine(1, kv_tokens=100), COSTS)
     assert simulate_engine([request_], engine(1, kv_tokens=101), COSTS).generated == request_.length
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_jumps_over_equal_steps_change_nothing(seed: int) -> None:
-    rng = random.Random(seed)
-    costs = Costs(((1, 1.0), (3, 2.0), (8, 2.5)), cached_token=0.01, prefill=0.5, prefill_token=0.1)
-    own = engine(rng.randint(1, 8), rng.randint(60, 200), rng.choice([1, 4, 16]))
-    shapes = [(rng.randint(1, 12), rng.randint(1, 30)) for _ in range(30)]
-    stepwise = [Request(*shape) for shape in shapes]
-    seconds, running, tokens = 0.0, list[int](), 0
-
-    def prefill(admitted: list[int]) -> None:
-        nonlocal seconds, tokens
-        tokens += sum(stepwise[i].context for i in admitted)
-        seconds += costs.prefill + costs.prefill_token * sum(stepwise[i].context for i in admitted)
-        running.extend(admitted)
-
-    def decode() -> None:
-        nonlocal seconds
-        assert sum(own.blocks(stepwise[i].context) for i in running) <= own.most_blocks
-        assert 1 <= len(running) <= own.max_num_seqs
-        seconds += costs.steps([stepwise[i].context for i in running], 1)
-
-    preemptions = run_stepwise(stepwise, own, prefill, decode, running.remove)
-    run = simulate_engine([Request(*shape) for shape in shapes], own, costs)
-    assert (run.preemptions, run.prefilled) == (preemptions, tokens)
-    assert run.seconds == pytest.approx(seconds)
-    assert run.generated == sum(length for _, length in shapes)
-    assert max(run.finished) == run.seconds
 
 
 def test_log_normal_lengths_have_the_mean_the_cut_and_the_correlation() -> None:

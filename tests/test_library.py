@@ -2,11 +2,8 @@
 
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -47,11 +44,6 @@ def test_every_exported_name_exists_and_unknown_names_do_not():
     assert set(coca_mindspeed.__all__) <= set(dir(coca_mindspeed))
     with pytest.raises(AttributeError):
         coca_mindspeed.coca_advantage  # noqa: B018
-
-
-def test_each_name_is_imported_by_a_star_import_of_a_new_process():
-    code = f"from coca_mindspeed import *; print(all(n in globals() for n in {coca_mindspeed.__all__}))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "True"
 
 
 def test_advantages_of_a_group_by_hand():
@@ -124,12 +116,6 @@ def test_an_ungradable_answer_is_left_out_of_its_group():
     assert none.metrics["group/dropped_share"] == 1.0
 
 
-def test_verdicts_may_be_an_array_of_numpy():
-    ids, lengths = batch()
-    found = coca_advantages(ids, lengths, np.array(CORRECT, dtype=bool), qwen_like(), 4)
-    assert torch.equal(found.advantages, coca_advantages(ids, lengths, CORRECT, qwen_like(), 4).advantages)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_a_loss_with_a_gradient(method):
     segments = SEGMENTS[METHODS[method].confidence_position]
@@ -142,12 +128,6 @@ def test_every_method_gives_a_loss_with_a_gradient(method):
     log_probs = torch.zeros(ids.shape, requires_grad=True)
     segment_objective(log_probs, torch.zeros(ids.shape), found.advantages, found.masks).loss.backward()
     torch.testing.assert_close(log_probs.grad, -found.advantages / 3)
-
-
-def test_ids_beyond_the_tokenizers_vocabulary_are_known():
-    ids, lengths = batch()
-    ids[3, 2] = len(qwen_like()) + 50
-    assert coca_advantages(ids, lengths, CORRECT, qwen_like(), 4).advantages.shape == ids.shape
 
 
 def test_lists_of_token_ids_are_refused():

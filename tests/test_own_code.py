@@ -10,7 +10,6 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import MethodConfig
-from coca_mindspeed.config.values import own_method
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import CocaError, ConfigError, GradingError
 from coca_mindspeed.grading.fault_tolerant import BrokenGraderError
@@ -21,8 +20,6 @@ from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.own_code import pinned
-from coca_mindspeed.verl.checks import check_same_run
-from coca_mindspeed.verl.settings import verl_settings
 from tests.local.runs_for_tests import SMALL, rows
 
 GRADER = """
@@ -214,21 +211,6 @@ def test_workers_find_the_same_file_from_any_directory(folder, tmp_path_factory)
     assert "has changed" in subprocess.run(command, cwd=elsewhere, capture_output=True, text=True).stderr
 
 
-def test_verl_resumes_with_the_same_code_only(folder):
-    def settings():
-        return verl_settings({"coca": {"grader": "own_grader.py:grade", "method": {"name": "own_method.py:Shy"}}})
-
-    check_same_run(folder / "run", settings(), 4, 0)
-    check_same_run(folder / "run", settings(), 4, 2)
-    for file, key in (("own_grader.py", "grader"), ("own_method.py", "name")):
-        text = Path(file).read_text()
-        Path(file).write_text(text + "# changed\n")
-        with pytest.raises(ConfigError) as refused:
-            check_same_run(folder / "run", settings(), 4, 2)
-        assert [problem.key for problem in refused.value.problems] == [key]
-        Path(file).write_text(text)
-
-
 def test_the_code_of_the_documentation(folder):
     text = (Path(__file__).parents[1] / "docs" / "library.md").read_text(encoding="utf-8")
     for name in ("grader", "method"):
@@ -238,9 +220,3 @@ def test_the_code_of_the_documentation(folder):
     grader.check([MATH])
     assert [verdict.correct for verdict in grader.grade([MATH] * 2, ["391.2", "392"])] == [True, False]
     check_own_method(MethodConfig(name="my_method.py:Shy"))
-
-
-def test_a_method_without_a_decorator_of_its_own_is_told_so(folder):
-    (folder / "own_method.py").write_text(METHOD + "\nclass Plain(OneReward):\n    name = 'plain'\n")
-    with pytest.raises(ConfigError, match=r"its name should be .* needs @dataclass\(frozen=True\)"):
-        own_method(pinned("own_method.py:Plain"))

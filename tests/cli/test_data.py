@@ -1,7 +1,6 @@
 """``coca-mindspeed data`` as it is typed."""
 
 import json
-import os
 import re
 
 import pytest
@@ -116,27 +115,3 @@ def test_errors_name_the_option_or_file(tmp_path, capsys, monkeypatch, arguments
     assert named in error
     assert code == 2 or len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_what_can_be_known_is_known_before_a_row_is_read(tmp_path, capsys, monkeypatch):
-    """The output's place first, then the inputs, the tokenizer and every evaluation set."""
-    path = write_jsonl(tmp_path / "big.jsonl", [big_math_row("q?")])
-    for reader in ("read_rows", "read_records"):
-        monkeypatch.setattr(f"coca_mindspeed.data.registry.{reader}", lambda *_: pytest.fail("read too early"))
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "x").touch()
-    missing = ("--tokenizer", tmp_path / "none", "--max-tokens", 5)
-    sets = ("--decontaminate", path, "--decontaminate", f"gsm8k={tmp_path / 'none.jsonl'}")
-    for output, options, message in (
-        (tmp_path / "taken", missing, "--overwrite"),
-        (path, missing, "big.jsonl: "),
-        (path / "out", missing, "big.jsonl"),
-        (tmp_path / "out", missing, "none: "),
-        (tmp_path / "out", sets, "none.jsonl: "),
-    ):
-        assert run("prepare", "big_math", "--input", path, "--output", output, *options) == 1
-        assert message in capsys.readouterr().err
-    if os.geteuid():
-        (tmp_path / "taken").chmod(0o500)
-        assert run("prepare", "big_math", "--input", path, "--output", tmp_path / "taken" / "out") == 1
-        assert "taken" in capsys.readouterr().err

@@ -94,14 +94,6 @@ def test_the_card_states_metrics_format_and_data(finished, tmp_path, method):
     assert printed.split() == ["0.83", "The", "answer", "is", "42."]
 
 
-def test_without_a_card_and_over_an_earlier_export(finished, tmp_path):
-    command = ["export", str(finished("coca")), "--output", str(tmp_path / "out")]
-    assert main(command) == 0
-    assert not (tmp_path / "out" / "README.md").exists()
-    assert main(command) == 1
-    assert main([*command, "--overwrite"]) == 0
-
-
 @pytest.mark.parametrize("missing", ["model/config.json", "summary.json", "coca-mindspeed.json"])
 def test_an_unfinished_run_is_refused(finished, tmp_path, capsys, missing):
     run = finished("coca")

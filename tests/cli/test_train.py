@@ -19,7 +19,7 @@ def train(output: Path, *more: str, command: str = "train") -> int:
 
 
 @pytest.fixture
-def evaluated(monkeypatch) -> list[int]:
+def evaluated(monkeypatch, no_pictures) -> list[int]:
     """The number of questions of each evaluation outside the steps."""
     counts: list[int] = []
     evaluate = HeldOut.evaluate
@@ -127,7 +127,7 @@ def test_a_baseline_of_other_settings_is_not_kept(tmp_path, whole, monkeypatch, 
     assert (output / "predictions_before.jsonl").read_bytes() == (whole / "predictions_before.jsonl").read_bytes()
 
 
-def test_a_model_that_states_no_confidence_is_named(tmp_path, capsys):
+def test_a_model_that_states_no_confidence_is_named(tmp_path, capsys, no_pictures):
     assert train(tmp_path / "run", "warm_up.steps=1", "trainer.steps=1", "evaluation.interval=0") == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["after"]["success_rate"] < 0.5
     assert "state a valid confidence" in capsys.readouterr().err

@@ -1,15 +1,11 @@
 """Help, exit codes and usage: 2 for wrong usage, with that of the subcommand; 1 for failures; 130 for ^C."""
 
-import argparse
 import os
-import re
-import signal
 import subprocess
 import sys
 
 import pytest
 
-from coca_mindspeed import cli
 from coca_mindspeed.cli import COMMANDS, main
 from coca_mindspeed.cli import config as config_command
 from tests.tables import read_table
@@ -33,18 +29,6 @@ def test_help_lists_every_command_and_loads_none(capsys):
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("columns", [50, 80, 200])
-def test_tables_fit_the_terminal(monkeypatch, capsys, columns):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(["config", "keys", "verl"]) == 0
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-    assert any("coca.method.name" in line for line in lines)
-    if columns > 100:  # in fewer columns the rows are printed as lists
-        assert max(map(len, lines)) <= columns
-    assert not any(line.startswith("| ") for line in lines)
-
-
 def test_config_show_prints_yaml_that_composes(tmp_path, capsys):
     assert main(["config", "show", "demo", "method=joint"]) == 0
     (tmp_path / "shown.yaml").write_text(capsys.readouterr().out)
@@ -54,14 +38,6 @@ def test_config_show_prints_yaml_that_composes(tmp_path, capsys):
     assert "demo" in capsys.readouterr().out.split()
     assert main(["config", "keys"]) == 0
     assert "`rollout.group_size`" in capsys.readouterr().out
-
-
-def test_a_reader_that_has_seen_enough(tmp_path):
-    """``coca-mindspeed config keys | head -1`` ends quietly."""
-    command = f"{sys.executable} -m coca_mindspeed.cli config keys | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.stdout.count("\n") == 1
-    assert "Traceback" not in done.stderr
 
 
 def test_overrides_may_stand_before_and_behind_the_options(tmp_path, capsys):
@@ -108,34 +84,6 @@ def test_what_is_typed_wrong_ends_with_two(capsys, monkeypatch, arguments, messa
     assert message in usage_error(capsys, *arguments.split())
 
 
-def every_option(parser):
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for of_action in action.choices.values():
-                yield from every_option(of_action)
-        else:
-            yield action
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_number_has_a_range(command):
-    options = list(every_option(cli._parser([command])._subparsers._group_actions[0].choices[command]))
-    assert options
-    # How many layers there are to read from is up to the model.
-    assert [action.dest for action in options if action.type in (int, float) and action.dest != "layer"] == []
-
-
-def test_a_release_that_is_not_known(tmp_path, capsys):
-    (tmp_path / "mindspeed_rl").mkdir()
-    assert "'9.9'" in usage_error(capsys, "patches", "verify", tmp_path, "--release", "9.9")
-
-
-def test_what_a_file_says_wrong_ends_with_one(tmp_path, capsys):
-    (tmp_path / "mine.yaml").write_text("defaults: [demo, _self_]\nseed: red\n")
-    assert main(["config", "show", str(tmp_path / "mine.yaml")]) == 1
-    assert "seed='red'" in capsys.readouterr().err
-
-
 def raising(error):
     def run(arguments):
         raise error
@@ -167,19 +115,6 @@ def test_mistakes_of_our_own_keep_their_traceback(monkeypatch):
         monkeypatch.setattr(config_command, "run", raising(error))
         with pytest.raises(type(error)):
             main(["config", "list"])
-
-
-def test_control_c_ends_a_process_with_130(tmp_path):
-    pipe = tmp_path / "rows.jsonl"
-    os.mkfifo(pipe)
-    command = [sys.executable, "-m", "coca_mindspeed.cli", "data", "export", "verl", "--input", str(pipe)]
-    command += ["--output", str(tmp_path / "out.jsonl")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    with pipe.open("w"):  # open as soon as the command reads from it, which then waits for a line
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=200)
-    assert process.returncode == 130
-    assert error == "coca-mindspeed: interrupted\n"
 
 
 def test_any_locale_can_print_any_path(tmp_path):

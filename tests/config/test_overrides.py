@@ -2,11 +2,10 @@
 
 import functools
 import operator
-from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.config.compose import compose_run, ready_made_runs
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import PATH_KEYS
 from coca_mindspeed.errors import ConfigError, UsageError
 from tests.tables import read_table
@@ -39,13 +38,6 @@ def test_the_home_directory_is_expanded_wherever_a_path_is_named(tmp_path, monke
     (tmp_path / "mine.yaml").write_text("defaults: [demo, _self_]\nmodel: {path: ~/m}\nlogging: {wandb: ~/no path}\n")
     mine = compose_run("~/mine.yaml").run
     assert (mine.model.path, mine.logging.wandb) == (f"{tmp_path}/m", "~/no path")
-
-
-def test_configuration_files_lie_anywhere(tmp_path):
-    file = tmp_path / "with blank" / "数学" / "a=b,c" / "[x] it's" / "my run.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text("defaults: [demo, _self_]\nseed: 5\n")
-    assert compose_run(str(file)).run.seed == 5
 
 
 LONG = [(f"rollout.prompts={'9' * 5000}", ""), (f"data.grader_options={'[' * 2000}{']' * 2000}", "")]
@@ -91,11 +83,3 @@ def test_files_that_would_break_a_parser(tmp_path, text, message):
     (tmp_path / "mine.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=message):
         compose_run(str(tmp_path / "mine.yaml"))
-
-
-def test_a_file_of_ones_own_beside_a_ready_made_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("demo.yaml").write_text("seed: 9\n")
-    assert compose_run("demo.yaml").run.seed == 9
-    assert compose_run("demo").run.seed == 0
-    assert "demo" in ready_made_runs()

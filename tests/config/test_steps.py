@@ -2,7 +2,7 @@
 
 import pytest
 
-from coca_mindspeed.config.checks import training_rows, with_steps
+from coca_mindspeed.config.checks import with_steps
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 
@@ -40,15 +40,3 @@ def test_steps_that_epochs_overrule_are_refused(text, overrides, refused, tmp_pa
         assert [(problem.code, problem.key) for problem in caught.value.problems] == [("no-effect", "trainer.steps")]
     else:
         compose_run(str(file), overrides)
-
-
-def test_where_the_number_of_questions_is_from(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert training_rows(compose_run("demo").run.data) == (50_000, "data.train_size")
-    for name, rows in (("qwen25_7b_910b", 251_122), ("qwen25_7b_taco_910b", 25_443)):
-        published = training_rows(compose_run(name).run.data)
-        assert published[0] == rows
-        assert "not here" in published[1]
-    other = compose_run("qwen25_7b_910b", ["data.train=mine.jsonl"]).run.data
-    assert training_rows(other) == (None, "unknown")
-    assert training_rows(compose_run("qwen25_7b_910b", ["data.train=mine.jsonl", "data.rows=5"]).run.data)[0] == 5

@@ -83,21 +83,6 @@ def test_a_written_template_renders_as_with_the_variables_given(template, variab
     assert written.chat_template.count(" is not defined %}{% set") == len(variables)
 
 
-def test_a_value_that_is_given_wins_and_a_later_run_may_write_another():
-    made = tokenizer(QWEN3)
-    write_into_template(made, {"enable_thinking": False})
-    assert "<think>" not in render_chat(made, CHAT, enable_thinking=True)
-    write_into_template(made, {"enable_thinking": True})
-    assert "<think>" not in render_chat(made, CHAT)
-
-
-def test_every_template_of_several_is_written_into():
-    made = tokenizer({"default": QWEN3, "tool_use": QWEN3})
-    write_into_template(made, {"enable_thinking": False})
-    assert render_chat(made, CHAT).endswith("</think>\n\n")
-    assert render_chat(made, CHAT, chat_template="tool_use").endswith("</think>\n\n")
-
-
 @pytest.mark.parametrize(("template", "clock"), [(QWEN3, False), (LLAMA31, True), (SMOLLM3, True)])
 def test_the_clock_is_found_and_replaced_by_a_day(template, clock, monkeypatch):
     made = tokenizer(template)
@@ -161,23 +146,8 @@ def test_what_a_template_is_refused_for(template, says):
     assert "model.path=DIR" in str(refusal.value)
 
 
-def test_an_open_thought_can_be_accepted_or_turned_off():
-    check_template(tokenizer(R1), [RECORD], SYSTEM, "model.path=DIR", KEYS, allow_open_thinking=True)
-    made = tokenizer(SWITCHABLE_R1)
-    write_into_template(made, {"enable_thinking": False})
-    check_template(made, [RECORD], SYSTEM, "model.path=DIR", KEYS)
-
-
 @pytest.mark.parametrize("where", ["system", "question"])
 def test_a_tag_within_a_message_opens_no_thought(where):
     system = f"Write <think> first. {SYSTEM}" if where == "system" else SYSTEM
     record = Record("1", "d", "factual", "What does <think> mean?", "x") if where == "question" else RECORD
     check_template(tokenizer(LOOP + GENERATION), [record], system, "model.path=DIR", KEYS)
-
-
-def test_each_system_prompt_of_the_records_is_looked_at():
-    template = "{% for m in messages if m.content != 'Own.' %}{{ m.content }}{% endfor %}"
-    own = Record("own", "d", "math", "2+2?", "4", system="Own.")
-    check_template(tokenizer(template), [RECORD] * 3, SYSTEM, "model.path=DIR", KEYS)
-    with pytest.raises(ConfigError, match="'own'"):
-        check_template(tokenizer(template), [*[RECORD] * 3, own], SYSTEM, "model.path=DIR", KEYS)

@@ -87,14 +87,6 @@ def test_mappings_that_are_refused(tmp_path, capsys, columns):
     assert "data.columns" in capsys.readouterr().err
 
 
-def test_a_bad_gold_answer_is_named_by_file_and_row(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "own.csv", [{"question": "1 + 1?", "answer": "2"}, {"question": "?", "answer": " "}])
-    data = ["data.name=records", "data.train=own.csv", "data.evaluate=own.csv", "data.grader=math"]
-    assert main(["train", "demo", "--output", "run", *data]) == 1
-    assert "own.csv: row 2" in capsys.readouterr().err
-
-
 def test_a_data_set_of_the_hub(monkeypatch, tmp_path, capsys):
     asked = []
 

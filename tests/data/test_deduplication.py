@@ -19,17 +19,6 @@ def test_hashes_are_the_same_on_every_machine_and_in_every_run():
     assert len(set(ngram_hashes(["a", "b", "a"], 2).tolist())) == 2  # order counts
 
 
-@given(st.lists(st.sampled_from("abc"), max_size=12), st.integers(1, 5))
-def test_ngram_hashes_are_equal_exactly_where_ngrams_are(units, n):
-    hashes = ngram_hashes(units, n)
-    length = max(1, min(n, len(units)))
-    grams = [tuple(units[i : i + length]) for i in range(max(0, len(units) - length + 1))] if units else []
-    assert len(hashes) == len(grams)
-    for i, left in enumerate(grams):
-        for j, right in enumerate(grams):
-            assert (hashes[i] == hashes[j]) == (left == right)
-
-
 def records(texts, dataset="eval"):
     return [Record(f"{dataset}-{i}", dataset, "math", text, "1") for i, text in enumerate(texts)]
 
@@ -53,7 +42,7 @@ def contaminated(question, evaluation, n):
 SENTENCES = st.lists(st.sampled_from(["a", "b"]), max_size=14).map(" ".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(SENTENCES.filter(bool), max_size=4), SENTENCES.filter(bool), st.integers(SHORTEST, 9))
 def test_equals_brute_force(evaluation, question, n):
     overlap = EvaluationIndex(records(evaluation), n).overlap(records([question])[0])

@@ -76,28 +76,6 @@ def graded(category, answer="", **metadata):
     return Record("i", "d", category, "q", answer, None, metadata)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "42", "-3", "0.5", "1,000,000", "3/4", "\\frac{5}{6}", "\\frac12", "2\\sqrt{3}", "x^2+1", "\\pi", "(1, 2)",
-        "[0, \\infty)", "\\{1, 2\\}", "50\\%", "10^{100}", "-\\infty", "\\text{even}", "x=3",
-    ],
-)  # fmt: skip
-def test_answers_that_can_be_graded_against(check, answer):
-    assert check([graded("math", answer)]) == [""]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    ["", "  ", "\\text{", "9" * 2001, "(" * 51 + "1" + ")" * 51],
-    ids=["empty", "blank", "broken", "long", "deep"],
-)
-def test_answers_that_cannot(check, answer):
-    readable, problem = check([graded("math", "x^2"), graded("math", answer)])
-    assert readable == ""
-    assert problem
-
-
 def of_tests(kind, **tests):
     return graded("code", tests={"kind": kind, **tests})
 
@@ -106,18 +84,9 @@ def of_tests(kind, **tests):
     ("checked", "named"),
     [
         (of_tests("stdio", cases=[{"input": "", "output": ""}]), None),
-        (of_tests("asserts", code="assert f() == 1", entry_point=None), None),
         (of_tests("stdio", cases=[]), "tests['cases']"),
-        (of_tests("asserts", code="assert True", entry_point=None), "program"),
         (graded("code"), "metadata['tests']"),
         (of_tests("pytest"), "'pytest'"),
-        (of_tests("stdio", cases=[{"input": "1", "output": 2}]), "'output'"),
-        (of_tests("stdio", cases=["1"]), "'input'"),
-        (of_tests("call", cases=[{"arguments": [1], "expected": 2}]), "tests['entry_point']"),
-        (of_tests("asserts", code=["assert f()"]), "tests['code']"),
-        (graded("code", tests=["assert f()"]), "found list"),
-        (graded("code", tests={"kind": "asserts", "code": "f()"}, time_limit="2 s"), "metadata['time_limit']"),
-        (graded("factual", "Mars", aliases=["Mars"]), None),
         (graded("factual", aliases=["x"]), "empty"),
         (graded("factual", "Mars"), None),
         (graded("poetry", "x"), "'poetry'"),

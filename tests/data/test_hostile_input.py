@@ -98,12 +98,3 @@ def test_a_line_that_is_too_long_is_one_bad_row_and_the_longest_needs_no_end(tmp
     for end in ("", "\n"):
         path.write_text(f"{GOOD}\n{GOOD}{end}")
         assert len(list(read_json_lines(path))) == 2
-
-
-@pytest.mark.parametrize("element", ["9" * 5000, "[" * 90_000 + "]" * 90_000, '{"a":' * 200 + "1" + "}" * 200])
-def test_arrays_name_the_element(tmp_path, element):
-    path = tmp_path / "mine.json"
-    path.write_text(f"[{GOOD}, {element}]")
-    arguments = ["--skip-bad", "1"]
-    code = prepare(path, *arguments)
-    assert code == (0 if element.startswith("{") else 1)

@@ -88,11 +88,3 @@ def test_a_process_killed_while_replacing_loses_nothing(tmp_path, at):
     [left, out] = names(tmp_path)
     assert left.startswith(".out.partial-")
     assert out == "out"
-
-
-def test_directories_of_others_beside_the_output_are_left_alone(tmp_path):
-    for name in (".out.earlier-mine", ".out.partial-mine"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "thesis.tex").touch()
-    make(tmp_path / "out")
-    assert names(tmp_path) == [".out.earlier-mine", ".out.partial-mine", "out"]

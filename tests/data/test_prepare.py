@@ -110,12 +110,6 @@ def test_a_data_set_of_which_nothing_is_left_says_why(tmp_path):
         prepare(preparation_of("big_math", [empty]), tmp_path / "out")
 
 
-def test_ids_have_to_be_unique(tmp_path):
-    path = write_jsonl(tmp_path / "m.jsonl", source_rows.MATH500 * 2)
-    with pytest.raises(DataError, match=r"m\.jsonl:2: .*1\.json.*m\.jsonl:1"):
-        prepare(preparation_of("math500", [path]), tmp_path / "out")
-
-
 def test_a_benchmark_is_kept_whole_and_doubtful_gold_is_reported(tmp_path):
     rows = [{**source_rows.MATH500[0], "unique_id": str(i), "answer": a} for i, a in enumerate(["1", "\\text{", "3"])]
     whole = {"gold": "report", "drop_duplicates": False, "shuffle": False}
@@ -125,13 +119,6 @@ def test_a_benchmark_is_kept_whole_and_doubtful_gold_is_reported(tmp_path):
     assert report.dropped == {}
     assert {stage: sum(reasons.values()) for stage, reasons in report.reported.items()} == {"gold": 1}
     assert [(f["row"], f["dropped"]) for f in findings(tmp_path / "out")] == [(2, False)]
-
-
-def test_rows_outside_the_test_split_are_dropped(tmp_path):
-    rows = [source_rows.mbpp_row(task) for task in (10, 11, 510, 511)]
-    report = prepare(preparation_of("mbpp_sanitized", [write_jsonl(tmp_path / "m.jsonl", rows)]), tmp_path / "out")
-    assert (report.rows_out, sum(report.dropped["split"].values())) == (2, 2)
-    assert [r.metadata["task_id"] for r in read_records(tmp_path / "out" / "test.jsonl")] == [11, 510]
 
 
 def test_what_json_cannot_hold_is_dropped_with_its_row(tmp_path):
@@ -164,18 +151,6 @@ def test_the_same_seed_gives_the_same_bytes_and_another_an_other_order(tmp_path)
     assert lines[0] == lines[1]
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_splits_are_disjoint_of_the_size_asked_for_and_in_order_unless_shuffled(tmp_path, shuffle):
-    files = prepared(tmp_path, "a", validation=0.25, shuffle=shuffle)
-    train, validation = (
-        [int(json.loads(line)["id"].removeprefix("big_math-")) for line in files[f"{name}.jsonl"].splitlines()]
-        for name in ("train", "validation")
-    )
-    assert len(validation) == round(0.25 * (len(train) + len(validation)))
-    assert not set(train) & set(validation)
-    assert (train == sorted(train), validation == sorted(validation)) == (not shuffle, not shuffle)
-
-
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     questions=st.lists(st.sampled_from(["a", "A ", "b", "c 1", "c 2", ""]), min_size=1, max_size=12),
@@ -198,18 +173,3 @@ def test_every_row_comes_out_or_is_listed(tmp_path_factory, questions, validatio
         for record in read_records(directory / "out" / name)
     ]
     assert sorted([*listed.elements(), *written]) == list(range(1, len(questions) + 1))
-
-
-def test_several_files_number_their_rows_each_and_their_ids_together(tmp_path):
-    for name in ("b", "a"):
-        rows = [big_math_row(question) for question in (f"{name} one?", f"{name} two?", "both?", f"{name} one?")]
-        write_jsonl(tmp_path / f"{name}.jsonl", [*rows, {}])
-    prepare(preparation_of("big_math", [tmp_path], skip_bad=2, shuffle=False), tmp_path / "out")
-    records = list(read_records(tmp_path / "out" / "train.jsonl"))
-    assert [(r.id, r.question) for r in records] == [
-        *(("big_math-0", "a one?"), ("big_math-1", "a two?"), ("big_math-2", "both?")),
-        *(("big_math-5", "b one?"), ("big_math-6", "b two?")),
-    ]
-    found = {f"{f['file'][-7:]}:{f['row']}": f["detail"][-9:] for f in findings(tmp_path / "out")}
-    assert found.keys() == {"a.jsonl:4", "a.jsonl:5", "b.jsonl:3", "b.jsonl:4", "b.jsonl:5"}
-    assert [found[row] for row in ("a.jsonl:4", "b.jsonl:3", "b.jsonl:4")] == ["a.jsonl:1", "a.jsonl:3", "b.jsonl:1"]

@@ -123,15 +123,6 @@ def test_taco_rows_that_nothing_can_grade(tests, message):
         taco(taco_row(input_output=tests), 0)
 
 
-def test_taco_lists_of_lines_and_an_unknown_difficulty():
-    tests = json.dumps({"inputs": [["1", "2"]], "outputs": ["3"]})
-    metadata = taco(taco_row(input_output=tests, difficulty="UNKNOWN_DIFFICULTY"), 0).metadata
-    assert metadata["tests"]["cases"] == [{"input": "1\n2", "output": "3"}]
-    assert "difficulty" not in metadata
-    for written, seconds in (("1 second", 1.0), ("0.5 s", 0.5), ("3", 3.0), (4, 4.0)):
-        assert taco(taco_row(time_limit=written), 0).metadata["time_limit"] == seconds
-
-
 AIME24 = SOURCES["aime24"].convert
 
 

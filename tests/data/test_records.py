@@ -56,8 +56,3 @@ def test_bad_rows_name_file_and_line(tmp_path, text, message):
     (tmp_path / "bad.jsonl").write_text(text)
     with pytest.raises(DataError, match=message):
         list(read_records(tmp_path / "bad.jsonl"))
-
-
-def test_missing_file_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match=r"none\.jsonl"):
-        list(read_records(tmp_path / "none.jsonl"))

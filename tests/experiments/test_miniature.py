@@ -2,11 +2,10 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
-from experiments.miniature import FACTS, SYMBOLS, digit_records, fact_book, miniature, progression_records
+from experiments.miniature import SYMBOLS, digit_records, miniature, progression_records
 
 
 def test_digit_questions_have_the_answers_that_a_person_gives():
@@ -47,21 +46,6 @@ def test_splits_are_disjoint_and_kinds_equally_many(draw):
         counts = Counter(r.metadata["kind"] for r in records)
         assert max(counts.values()) == min(counts.values())
     assert draw(50, "train", 3) == draw(50, "train", 3) != draw(50, "train", 4)
-
-
-def test_half_of_the_facts_are_never_taught_and_the_others_unequally_often():
-    book = fact_book(0)
-    assert len({r.question for r in book.records}) == FACTS
-    popularity = np.asarray(book.popularity)
-    assert popularity.sum() == pytest.approx(1.0)
-    assert (popularity == 0).sum() == FACTS // 2
-    known = sorted(popularity[popularity > 0], reverse=True)
-    assert known[0] / known[9] == pytest.approx(10.0)  # Zipf's law with exponent 1
-    lessons = Counter(r.question for r in book.mentions(20_000, 0))
-    taught = {r.question for r, share in zip(book.records, popularity, strict=True) if share > 0}
-    assert set(lessons) <= taught
-    assert lessons.most_common(1)[0][1] / 20_000 == pytest.approx(known[0], rel=0.1)
-    assert {r.metadata["kind"] for r in book.records if r.question not in taught} == {"never taught"}
 
 
 @pytest.mark.parametrize("name", ["short", "long"])

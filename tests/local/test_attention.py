@@ -1,7 +1,5 @@
 """The same numbers as by transformers' own way: shared keys and values without copies, masks without vmap."""
 
-import json
-
 import pytest
 import torch
 from hypothesis import given
@@ -14,28 +12,13 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import attention
 from coca_mindspeed.local.attention import use_fast_attention
-from coca_mindspeed.local.checkpoint import export_model
-from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import sample_responses
-from tests.local.models_for_tests import response_log_probs, write_random_model
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
-OF_ONE_LENGTH = [[5, 6, 7], [8, 9, 10]]
 CPU = torch.device("cpu")
 needs_vmap = pytest.mark.skipif(not hasattr(masking_utils, "_vmap_for_bhqkv"), reason="transformers 5 uses no vmap")
-
-
-@pytest.fixture(params=["qwen2", "llama"])
-def policies(request, tmp_path):
-    """The same model twice: as it is loaded, and with transformers' own attention."""
-    path = write_random_model(tmp_path / "model", request.param)
-    ours, theirs = (load_policy(path, ModelConfig(), CPU) for _ in range(2))
-    theirs.model.set_attn_implementation("sdpa")
-    return ours, theirs
 
 
 def sampled(policy, prompts=PROMPTS):
@@ -43,40 +26,10 @@ def sampled(policy, prompts=PROMPTS):
     return sample_responses(policy, prompts, group_size=6, max_new_tokens=25, temperature=0.9, generator=draw)
 
 
-def test_nothing_is_copied(policies, monkeypatch):
-    def copies(*_):
-        raise AssertionError("keys or values are copied for every head")
-
-    monkeypatch.setattr(sdpa_attention, "repeat_kv", copies)
-    token_ids = sampled(policies[0]).token_ids
-    response_log_probs(policies[0], PROMPTS, token_ids, temperature=1.0).sum().backward()
-    with pytest.raises(AssertionError, match="for every head"):
-        sampled(policies[1])
-
-
-def test_what_is_saved_does_not_know_of_it(policies, tmp_path):
-    for name, policy in zip(("ours", "theirs"), policies, strict=True):
-        export_model(policy, tmp_path / name)
-    ours, theirs = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("ours", "theirs"))
-    assert ours == theirs
-
-
 def tiny_model(kv_heads, attention="sdpa"):
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 50}
     heads = {"num_attention_heads": 4, "num_key_value_heads": kv_heads}
     return Qwen2ForCausalLM._from_config(Qwen2Config(**shape, **heads), attn_implementation=attention)
-
-
-@pytest.mark.parametrize(
-    ("device", "attention", "ours"), [("cpu", "sdpa", True), ("cuda", "sdpa", False), ("cpu", "eager", False)]
-)
-@pytest.mark.parametrize("kv_heads", [2, 4])
-def test_only_a_cpu_gains_by_it(device, attention, ours, kv_heads):
-    """PyTorch's own kernels of a device repeat keys and values themselves, and estimates have to know that they do."""
-    model = tiny_model(kv_heads, attention)
-    use_fast_attention(model, torch.device(device))
-    assert (model.config._attn_implementation == "sdpa_on_cpu") == ours
-    assert (model.config._attn_implementation == "eager") == (attention == "eager")
 
 
 @pytest.mark.parametrize(("device", "kept"), [("cpu", True), ("cuda", False)])
@@ -167,26 +120,3 @@ def test_masks_are_transformers_own(rows, queries, before, offset, masked, skip,
         assert ours is None
     else:
         assert torch.equal(ours, theirs)
-
-
-@needs_vmap
-@pytest.mark.parametrize("kv_heads", [2, 4])
-def test_no_mask_is_worked_out_by_vmap(kv_heads, monkeypatch):
-    """For a model that is loaded here; a mistake would go unseen, as the values are the same."""
-
-    def refused(*_, **__):
-        raise AssertionError("a mask by vmap")
-
-    monkeypatch.setattr(masking_utils, "_vmap_for_bhqkv", refused)
-    model = tiny_model(kv_heads).eval()
-    use_fast_attention(model, CPU)
-    policy = Policy(model, None, None, (1,), 0)
-    for prompts in (PROMPTS, OF_ONE_LENGTH):
-        token_ids = sampled(policy, prompts).token_ids
-        for share_prompts in (True, False):
-            response_log_probs(
-                policy, prompts, token_ids, temperature=1.0, share_prompts=share_prompts
-            ).sum().backward()
-    model.set_attn_implementation("sdpa")
-    with pytest.raises(AssertionError, match="by vmap"):
-        sampled(policy)

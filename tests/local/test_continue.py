@@ -5,7 +5,6 @@ import io
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import sys
@@ -20,13 +19,11 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.cli.watch import RunDirectory, dashboard
 from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.config.schema import LoggingConfig, LoraConfig
-from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.model_files import TINY_MODEL, trained_bytes, weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
-from coca_mindspeed.utils.files import MARKER, is_ours, remove_entries, write_marker
 from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
 
 TINY = ("warm_up.steps=3", "evaluation.interval=0", "rollout.prompts=4", "rollout.max_new_tokens=8")
@@ -112,17 +109,6 @@ def test_keys_that_bound_memory_may_change(tmp_path, six_steps, capsys, change, 
     assert change.partition("=")[0] not in capsys.readouterr().err
 
 
-def test_a_warm_up_is_kept_if_memory_ran_out_before_the_first_step(tmp_path):
-    small_session(tmp_path / "run", *TINY).close()
-    weights = tmp_path / "run" / "warm_start" / "model.safetensors"
-    written = weights.stat().st_mtime_ns
-    small_session(tmp_path / "run", *TINY, "trainer.microbatch_tokens=60", resume=True).close()
-    assert weights.stat().st_mtime_ns == written
-    assert "microbatch_tokens: 60" in (tmp_path / "run" / "config.yaml").read_text()
-    small_session(tmp_path / "run", *TINY, "warm_up.lr=0.001", resume=True).close()
-    assert weights.stat().st_mtime_ns > written
-
-
 # ---- a run of an earlier version
 
 
@@ -189,42 +175,6 @@ def test_leftovers_are_removed_or_put_back_and_strangers_files_are_not(tmp_path,
     assert (output / "model" / "config.json").exists()
 
 
-def test_only_what_we_wrote_is_removed_and_the_marker_last(tmp_path, monkeypatch):
-    write_marker(tmp_path, "run")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "metrics.jsonl").touch()
-    (tmp_path / "thesis.tex").touch()
-    (tmp_path / "samples").symlink_to("/tmp")
-    with pytest.raises(ConfigError, match=r"holds no coca-mindspeed\.json"):
-        remove_entries(tmp_path, "data", ["model"])
-
-    def dies(path):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.utils.files.shutil.rmtree", dies)
-        with pytest.raises(KeyboardInterrupt):
-            remove_entries(tmp_path, "run", ["metrics.jsonl", "samples", "model"])
-    assert is_ours(tmp_path, "run")
-    remove_entries(tmp_path, "run", ["metrics.jsonl", "samples", "model"])
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_an_old_checkpoint_that_cannot_be_removed_is_named(tmp_path, six_steps, monkeypatch):
-    output = copy(six_steps, tmp_path / "run")
-
-    def refuses(path, ignore_errors=False):
-        if not ignore_errors:
-            raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(checkpoint_module.shutil, "rmtree", refuses)
-    with pytest.raises(
-        TrainingError, match=r"step_000004: an old checkpoint cannot be removed: Permission denied; the new"
-    ):
-        checkpoint_module._prune(output / "checkpoints", 1)
-    assert [c.step for c in list_checkpoints(output / "checkpoints")] == [6]
-
-
 def test_the_size_of_checkpoints_is_known_before(six_steps):
     checkpoint = six_steps / "checkpoints" / "step_000006"
     size = sum(f.stat().st_size for f in checkpoint.rglob("*.*t*"))
@@ -245,7 +195,7 @@ def command(output, *more):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_evaluation_says_what_is_saved_and_missing(trained, monkeypatch, capsys, number):
+def test_an_interrupted_evaluation_says_what_is_saved_and_missing(trained, monkeypatch, capsys, no_pictures, number):
     def interrupted(*_, **__):
         os.kill(os.getpid(), number)
         time.sleep(5)
@@ -287,13 +237,6 @@ def test_a_run_with_nothing_to_learn_says_so_once_and_watch_too(tmp_path, monkey
 
 
 # ---- what a run says of itself
-
-
-def test_the_run_directory_describes_itself(six_steps):
-    marker = json.loads((six_steps / MARKER).read_text())
-    assert re.fullmatch(r"[0-9a-f]{32}", marker["id"])
-    assert (marker["made_by"], marker["kind"], marker["method"], marker["seed"]) == ("coca-mindspeed", "run", "coca", 0)
-    assert marker["data"]["train"]["records"] == 70
 
 
 @pytest.mark.parametrize(("logger", "name"), [("wandb", "name"), ("swanlab", "experiment_name")])

@@ -3,43 +3,13 @@
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.advantages import segment_masks, token_advantages
-from coca_mindspeed.algorithm.boundary import segment_ends
-from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.methods import training_method
-from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.sampler import sample_responses, sample_tokens
-from coca_mindspeed.utils.tokenization import token_text
 from tests.local.models_for_tests import random_policy, response_log_probs, write_random_model
 from tests.local.runs_for_tests import rows, train
-from tests.tokenizers_for_tests import qwen_like
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-
-
-def test_the_algorithm_on_the_device_equals_the_cpu():
-    tokenizer = qwen_like()
-    text = token_text(tokenizer, len(tokenizer))
-    head = tokenizer(" <confidence> 0.85 </confidence>\n", add_special_tokens=False)["input_ids"]
-    ids = torch.randint(0, 256, (64, 300))
-    ids[:, : len(head)] = torch.tensor(head)
-    lengths, valid = torch.randint(len(head), 301, (64,)), torch.rand(64) < 0.8
-    correct, confidence = torch.rand(8, 8) < 0.5, torch.rand(8, 8)
-    results = []
-    for device in ("cpu", "cuda"):
-        ends = segment_ends(ids.to(device), lengths.to(device), text, [valid.to(device)])
-        credit = CreditRule(training_method("coca"))(correct.to(device).double(), confidence.to(device))
-        values = [advantage.values.flatten() for advantage in credit.segments.values()]
-        advantages = token_advantages(values, ends, 300)
-        masks = segment_masks(ends, list(credit.segments), 300)
-        torch.manual_seed(0)
-        log_probs = torch.randn(64, 300).sub(2).to(device)
-        loss = segment_objective(log_probs, log_probs * 1.01, advantages, masks).loss
-        results.append((ends.cpu(), advantages.cpu(), loss.cpu()))
-    for on_cpu, on_device in zip(*results, strict=True):
-        torch.testing.assert_close(on_device, on_cpu, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])

@@ -1,6 +1,5 @@
 """A model of the Hugging Face hub in place of a directory: downloaded once, kept by a resumed run, and errors."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,64 +8,53 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.validation import validate_run
+from coca_mindspeed.local.run_directory import find_run, with_stored
 from coca_mindspeed.utils.files import write_marker
 from coca_mindspeed.utils.hub import is_hub_id
 from tests.hub_stub import COMMIT, hub
-from tests.local.starts_for_tests import QUESTIONS, write_rows
 
 FILES = {"config.json": "{}", "model.safetensors": "weights", "pytorch_model.bin": "again", "tokenizer.json": "{}"}
 DOWNLOAD = """
 import sys
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.model_files import download_model
-try:
-    print(*sorted(path.name for path in download_model(sys.argv[1], own_code=False, show_progress=True).iterdir()))
-except ConfigError as error:
-    print(error.problems[0].code, error.problems[0].key, error.problems[0].value, file=sys.stderr)
+for name in sys.argv[1:]:
+    try:
+        print(*sorted(path.name for path in download_model(name, own_code=False, show_progress=True).iterdir()))
+    except ConfigError as error:
+        print(*error.problems[0][:3])
 """
 
 
-def download(name: str, endpoint: str, cache: Path) -> subprocess.CompletedProcess[str]:
+def download(names: list[str], endpoint: str, cache: Path) -> list[str]:
     """In a process of its own: huggingface_hub reads these variables when it is imported."""
     variables = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-c", DOWNLOAD, name]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", DOWNLOAD, *names]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120).stdout.splitlines()
 
 
-def test_a_model_is_downloaded_once_and_found_offline(tmp_path):
+def test_a_model_is_downloaded_once_and_found_offline_and_others_are_refused(tmp_path):
     model, cache = tmp_path / "tiny", tmp_path / "cache"
     model.mkdir()
     for name, text in FILES.items():
         (model / name).write_text(text)
-    kept = ["config.json", "model.safetensors", "tokenizer.json"]
+    refused = ["org/unknown", "org/gated", "org/..bad"]
+    kept = "config.json model.safetensors tokenizer.json"
     with hub({"org/tiny": model}) as endpoint:
-        first, second = download("org/tiny", endpoint, cache), download("org/tiny", endpoint, cache)
-    offline = download("org/tiny", endpoint, cache)
-    assert [done.stdout.split() for done in (first, second, offline)] == [kept] * 3, first.stderr
+        online = download(["org/tiny", "org/tiny", *refused], endpoint, cache)
+    offline = download(["org/tiny", *refused], endpoint, cache)
+    assert online == [kept, kept, *(f"no-model model.path {name}" for name in refused)]
+    assert offline == online[1:]
 
 
-@pytest.mark.parametrize("name", ["org/unknown", "org/gated", "org/..bad"])
-def test_models_that_cannot_be_had(tmp_path, name):
-    with hub({}) as endpoint:
-        online = download(name, endpoint, tmp_path)
-    for done in (online, download(name, endpoint, tmp_path)):
-        assert done.stderr.split()[-3:] == ["no-model", "model.path", name]
-
-
-def test_a_resumed_run_keeps_its_copy(tmp_path, monkeypatch):
-    """Nothing is downloaded: the run gets as far as its model's files, which are not there."""
-    monkeypatch.setattr("coca_mindspeed.local.validation.download_model", lambda *_, **__: pytest.fail("downloaded"))
-    write_rows(tmp_path / "train.jsonl", QUESTIONS)
-    keys = [f"data.train={tmp_path}/train.jsonl", "data.evaluate=null", "evaluation.interval=0"]
+def test_a_resumed_run_keeps_its_copy(tmp_path):
+    keys = ["data.train=train.jsonl", "data.evaluate=null", "evaluation.interval=0"]
     saved = f"{tmp_path}/models--org--tiny/snapshots/{COMMIT}"
-    run = tmp_path / "run"
-    write_marker(run, "run", {"id": "1"})
-    (run / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    (run / "config.yaml").write_text(compose_run("local", [f"model.path={saved}", *keys]).to_yaml())
-    with pytest.raises(ConfigError, match=f"model.path={saved}"):
-        validate_run(compose_run("local", ["model.path=org/tiny", *keys]).run, run, resume=True)
+    write_marker(tmp_path, "run", {"id": "1"})
+    (tmp_path / "config.yaml").write_text(compose_run("local", [f"model.path={saved}", *keys]).to_yaml())
+    found = find_run(tmp_path, resume=True)
+    assert with_stored(compose_run("local", ["model.path=org/tiny", *keys]).run, found).model.path == saved
+    assert with_stored(compose_run("local", ["model.path=org/other", *keys]).run, found).model.path == "org/other"
 
 
 @pytest.mark.parametrize(

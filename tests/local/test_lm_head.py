@@ -20,11 +20,8 @@ from transformers import (
     PhiForCausalLM,
 )
 
-from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
-from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.update import ResponseBatch
-from tests.local.models_for_tests import set_chunk_of, write_random_model
+from tests.local.models_for_tests import set_chunk_of
 
 _SHAPE = {
     "vocab_size": 61,
@@ -128,28 +125,6 @@ def test_a_frozen_head_gets_no_gradient(chunks_of_7):
     assert bool((states.grad[0] == 0).all())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_update_by_chunks(tmp_path, dtype, monkeypatch):
-    path = write_random_model(tmp_path / "model", "qwen2")
-    policy = load_policy(path, ModelConfig(compute_dtype=dtype), torch.device("cpu"))
-    vocabulary = len(policy.model.get_output_embeddings().weight)
-    token_ids = torch.randint(5, vocabulary - 11, (6, 9), generator=torch.Generator().manual_seed(0))
-    weights = torch.randn(6, 9, generator=torch.Generator().manual_seed(1))
-    results = []
-    for tokens in (1_000, 7):
-        set_chunk_of(monkeypatch, tokens, vocabulary)
-        policy.model.zero_grad()
-        batch = ResponseBatch(policy, [[7, 8, 9], [10, 11]], token_ids, 0.8)
-        scores = batch.backward(lambda log_probs: (log_probs * weights).sum())
-        results.append((*scores, torch.cat([p.grad.flatten() for p in policy.model.parameters()])))
-    tolerance = 1e-5 if dtype == "float32" else 0.02
-    (log_probs, entropy, gradient), (chunked, chunked_entropy, chunked_gradient) = results
-    torch.testing.assert_close(chunked, log_probs, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(chunked_entropy, entropy, atol=tolerance, rtol=tolerance)
-    assert float(gradient.norm()) > 0
-    assert float((chunked_gradient - gradient).norm() / gradient.norm()) < tolerance
-
-
 @pytest.mark.parametrize("known", [False, True])
 def test_no_tensor_holds_the_logits_of_all_tokens_and_a_known_loss_makes_them_once(known, chunks_of_7):
     """Neither what the backward pass keeps, nor what either pass makes."""
@@ -213,13 +188,3 @@ def test_it_is_what_pytorch_makes(tied, padding):
         torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-7)
     looked_up = found["model.embed_tokens.weight"].abs().sum(dim=1)
     assert (looked_up[:9] > 0).sum() == (9 if padding is None or tied else 8)
-
-
-def test_a_loaded_policy_has_it(tmp_path):
-    policy = load_policy(write_random_model(tmp_path / "model", "llama"), ModelConfig(), CPU)
-    ids = torch.randint(5, 40, (4, 6), generator=torch.Generator().manual_seed(0))
-    with torch.profiler.profile() as ran:
-        ResponseBatch(policy, [[5, 6, 7], [8, 9]], ids, 1.0).backward(torch.sum)
-    names = {event.name for event in ran.events()}
-    assert "aten::index_add_" in names
-    assert "aten::embedding_dense_backward" not in names

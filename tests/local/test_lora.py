@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError, MissingDependencyError, TrainingError
@@ -45,15 +44,6 @@ def logits(model):
     return model(input_ids=IDS).logits.float()
 
 
-def test_the_base_stays_as_it_was(finished):
-    output, trainer = finished
-    base = AutoModelForCausalLM.from_pretrained(output / "warm_start").state_dict()
-    frozen = {name: p for name, p in trainer.policy.model.named_parameters() if not p.requires_grad}
-    assert len(frozen) > 5
-    assert all(torch.equal(p, base[name.replace(".base_layer", "")]) for name, p in frozen.items())
-    assert all("lora_" in name for name, p in trainer.policy.model.named_parameters() if p.requires_grad)
-
-
 def test_checkpoints_hold_adapters_alone(finished):
     output, trainer = finished
     newest = list_checkpoints(output / "checkpoints")[-1]
@@ -65,15 +55,6 @@ def test_checkpoints_hold_adapters_alone(finished):
     shapes = weight_shapes(output / "warm_start")
     trained = sum(12 * p.numel() for p in trainer.policy.trained_parameters())
     assert sum(trained_bytes(shapes, trainer.config.model.lora, "adamw")) == trained
-
-
-def test_the_export_is_a_plain_model_with_what_was_learned(finished):
-    output, trainer = finished
-    exported = AutoModelForCausalLM.from_pretrained(output / "model")
-    torch.testing.assert_close(logits(exported), logits(trainer.policy.model), atol=1e-4, rtol=1e-4)
-    base = AutoModelForCausalLM.from_pretrained(output / "warm_start")
-    assert float((logits(exported) - logits(base)).abs().max()) > 1e-2
-    assert {name for name, _ in exported.named_parameters()} == {name for name, _ in base.named_parameters()}
 
 
 def test_a_resumed_run_ends_with_the_same_bytes(finished, tmp_path):

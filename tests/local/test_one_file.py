@@ -1,7 +1,6 @@
 """``docs/examples/coca_in_one_file.py`` against the engine: same seed, same responses, same first gradient."""
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
@@ -96,8 +95,7 @@ def test_it_is_short_and_knows_nothing_of_the_engine():
     assert ours == {"coca_mindspeed", "coca_mindspeed.data.arithmetic"}
 
 
-@pytest.mark.slow
-def test_it_runs(session):
-    command = [sys.executable, str(EXAMPLE), str(session.trainer.output / "warm_start"), "--steps", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "step 1: accuracy 0." in done.stdout
+def test_it_runs(example, session, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(session.trainer.output / "warm_start"), "--steps", "2"])
+    example.main()
+    assert "step 1: accuracy 0." in capsys.readouterr().out

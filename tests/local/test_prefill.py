@@ -8,7 +8,7 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import prefill as prefill
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.prefill import PreallocatedCache, prefill_prompts
-from tests.local.models_for_tests import response_log_probs, write_random_model
+from tests.local.models_for_tests import write_random_model
 
 START = list(range(5, 45))
 
@@ -57,57 +57,9 @@ def test_what_is_run_once(policy, prompts, expected):
             torch.testing.assert_close(logits, policy.model(torch.tensor([prompt])).logits[0, -1], atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("start", "group_size", "passes"),
-    [([5, 6], 1, 1), ([5, 6], 2, 2), (START, 1, 3)],
-    ids=["nothing", "group", "start"],
-)
-def test_a_pass_is_only_added_where_something_is_shared(policy, start, group_size, passes, monkeypatch):
-    """One response a prompt, as a supervised stage has them: prompts and responses go through at once."""
-    widths, forward = [], policy.model.model.forward
-
-    def counted(**inputs):
-        widths.append(inputs["input_ids"].shape[1])
-        return forward(**inputs)
-
-    monkeypatch.setattr(policy.model.model, "forward", counted)
-    prompts = [[*start, 50, 51], [*start, 60]]
-    tokens = torch.randint(5, 100, (2 * group_size, 7), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        found = response_log_probs(policy, prompts, tokens, temperature=1.0)
-        assert len(widths) == passes
-        assert sum(widths) == len(start) + 2 + 6
-        expected = response_log_probs(policy, prompts, tokens, temperature=1.0, share_prompts=False)
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
-
-
-CONFIG = LlamaConfig(num_hidden_layers=2)
-
-
 def states(rows, tokens, seed):
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(rows, tokens, 3, 4, generator=generator).transpose(1, 2) for _ in range(2))
-
-
-def grow(cache, steps, seed=0):
-    """Two prompts, repeated, then token by token; every fifth step the first row leaves."""
-    rows = 2
-    for layer in range(2):
-        cache.update(*states(rows, 7, seed + layer), layer)
-    cache.batch_repeat_interleave(5)
-    rows = 10
-    for step in range(steps):
-        for layer in range(2):
-            yield cache.update(*states(rows, 1, 100 * step + layer), layer)
-        if step % 5 == 4 and rows > 1:
-            cache.batch_select_indices(torch.arange(1, rows))
-            rows -= 1
-
-
-def test_it_holds_what_the_plain_cache_holds():
-    for found, expected in zip(grow(PreallocatedCache(CONFIG), 60), grow(DynamicCache(config=CONFIG), 60), strict=True):
-        assert torch.equal(found[0], expected[0])
-        assert torch.equal(found[1], expected[1])
 
 
 def test_rows_that_are_repeated_are_those_of_the_plain_cache():

@@ -50,7 +50,19 @@ def test_check_refuses_it_too_unless_a_warm_up_follows(tmp_path, model, capsys, 
 
 def train(output, *more: str) -> int:
     # With the warm-up of SMALL, no response is valid yet.
-    return main(["train", "demo", *SMALL, "warm_up.steps=120", "--output", str(output), "--quiet", *more])
+    return main(
+        [
+            "train",
+            "demo",
+            *SMALL,
+            "warm_up.steps=120",
+            "evaluation.final_questions=0",
+            "--output",
+            str(output),
+            "--quiet",
+            *more,
+        ]
+    )
 
 
 def test_the_run_is_the_same_with_and_without(tmp_path, monkeypatch):
@@ -71,14 +83,6 @@ def test_the_run_is_the_same_with_and_without(tmp_path, monkeypatch):
     weights, metrics, samples = result(tmp_path / "with")
     assert len(samples.pop("step_000000.jsonl").splitlines()) == 16
     assert (weights, metrics, samples) == result(tmp_path / "without")
-
-
-@pytest.mark.parametrize(("interval", "steps"), [(0, []), (1, [1, 2, 3]), (2, [1, 2]), (10, [1])])
-def test_samples_hold_the_first_step(tmp_path, interval, steps):
-    more = ("warm_up.steps=1", "trainer.steps=3", "evaluation.interval=0")
-    assert train(tmp_path / "run", *more, f"logging.samples_interval={interval}", "evaluation.final_questions=0") == 0
-    found = sorted(path.name for path in (tmp_path / "run").glob("samples/*"))
-    assert found == [f"step_{step:06d}.jsonl" for step in steps]
 
 
 def preflight(texts: list[str], records: list[Record], *overrides: str) -> Preflight:

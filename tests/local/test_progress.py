@@ -1,7 +1,6 @@
 """What progress bars say, at every width of a terminal and in a log file."""
 
 import io
-import math
 import re
 from types import SimpleNamespace
 
@@ -47,23 +46,6 @@ def test_the_numbers_survive_narrow_terminals(monkeypatch, width):
         assert "confidence reward -0.125" in last
 
 
-def test_the_mean_is_of_the_last_ten_steps(capsys):
-    values = [step / 20 for step in range(20)]
-    with TrainingProgress(20, enabled=True) as whole:
-        for step, value in enumerate(values, start=1):
-            whole.advance(step, metrics(value), TIMING)
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert f"mean of 10 steps: accuracy {sum(values[10:]) / 10:.3f}" in last
-
-
-def test_undefined_values_are_left_out_of_the_mean(capsys):
-    with TrainingProgress(2, enabled=True) as progress:
-        progress.advance(1, metrics(0.5, ece=math.nan), TIMING)
-        assert "ECE" not in capsys.readouterr().err
-        progress.advance(2, metrics(0.5, ece=0.5), TIMING)
-    assert "ECE 0.500" in capsys.readouterr().err
-
-
 def test_a_log_file_gets_a_line_every_tenth_unwrapped(capsys):
     with StepProgress(100, enabled=True, title="checking") as progress:
         for step in range(0, 101, 7):
@@ -71,23 +53,6 @@ def test_a_log_file_gets_a_line_every_tenth_unwrapped(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert all(line.endswith("x" * 300) for line in lines)
     assert [int(re.search(r" (\d+)/", line)[1]) // 10 for line in lines] == list(range(1, 10))
-
-
-def test_short_work_shows_nothing(capsys, monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: now))
-    with StepProgress(4, enabled=True, title="checking", patience=3.5) as progress:
-        for step in range(1, 5):
-            now = float(step)
-            progress.show(step)
-    assert capsys.readouterr().err == "checking 4/4\n"
-
-
-def test_quiet_shows_nothing_but_notes(capsys):
-    with StepProgress(4, enabled=False) as progress:
-        progress.show(4, "text")
-        progress.note("a warning")
-    assert capsys.readouterr().err == "a warning\n"
 
 
 @pytest.fixture

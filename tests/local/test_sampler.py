@@ -90,25 +90,11 @@ def test_pad_is_never_sampled_unless_it_ends_the_text(tmp_path):
     assert bool(sample(llama, prompts_of(llama), group_size=64).finished.any())
 
 
-def test_batching_changes_memory_not_the_shape_of_the_result(policy):
-    samples = sample(policy, prompts_of(policy), batch_responses=5)
-    assert samples.token_ids.shape[0] == 12
-    for i, expected in enumerate(no_cache_log_probs(policy, samples)):
-        torch.testing.assert_close(samples.log_probs[i, : len(expected)], expected, atol=2e-5, rtol=1e-4)
-
-
 def test_entropy_is_the_mean_over_the_response(policy):
     samples = sample(policy, prompts_of(policy)[:1], group_size=1, max_new_tokens=1)
     with torch.no_grad():
         p = policy.sampling_logits(policy.model(torch.tensor(samples.prompts)).logits[0, -1], 1.0).softmax(-1)
     assert float(samples.entropy[0]) == pytest.approx(float(-(p[p > 0] * p[p > 0].log()).sum()), rel=1e-4)
-
-
-def test_weights_that_do_not_load_are_named(tmp_path):
-    path = write_random_model(tmp_path / "model", "qwen2")
-    (path / "model.safetensors").write_bytes(b"not weights")
-    with pytest.raises(ConfigError, match=r"model\.path="):
-        load_policy(path, ModelConfig(), torch.device("cpu"))
 
 
 def test_a_cuda_device_that_is_not_there_is_refused():
@@ -121,7 +107,7 @@ def test_a_cuda_device_that_is_not_there_is_refused():
 CPU = torch.device("cpu")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_a_row_is_what_its_responses_have_said(data):
     prompts, group = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
@@ -181,22 +167,6 @@ class RowsOfTheirOwn:
     def go_on(self, going, token):
         rows, self.row_of = self.row_of[going], torch.arange(int(going.sum()))
         return NextStep(rows, None, token[going])
-
-
-def test_responses_that_share_a_row_draw_for_themselves(policy):
-    """The second tokens of those that share their first one, against the model's probabilities."""
-    sampled = sample(policy, [[5, 6, 7]], group_size=4000, max_new_tokens=2, temperature=0.5)
-    going = sampled.token_ids[sampled.lengths == 2]
-    first = int(going[:, 0].mode().values)
-    second = going[going[:, 0] == first, 1]
-    with torch.no_grad():
-        logits = policy.model(torch.tensor([[5, 6, 7, first]])).logits[0, -1]
-    expected = policy.sampling_logits(logits, 0.5).softmax(-1) * len(second)
-    counts = torch.bincount(second, minlength=len(expected)).float()
-    likely = expected > 5
-    assert int(likely.sum()) > 3
-    classes = [torch.cat([each[likely], each[~likely].sum()[None]]).double() for each in (counts, expected)]
-    assert chisquare(classes[0], classes[1] / classes[1].sum() * classes[0].sum()).pvalue > 1e-4
 
 
 def seeded(seed=0):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, write_records
@@ -126,17 +125,6 @@ def test_a_stopped_warm_up_goes_on_and_ends_with_the_same_bytes(place, never_sto
     assert not (run / "warm_up").exists()  # its checkpoints are of no more use
 
 
-def test_other_settings_start_the_warm_up_anew(place, never_stopped, tmp_path):
-    output = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patched:
-        stop_at(patched, 6, KeyError())
-        with pytest.raises(KeyError):
-            session(place, output)
-    assert (output / "warm_up" / "step_000004").exists()
-    with closing(session(place, output, "warm_up.lr=0.001")):
-        assert weights(output) != weights(never_stopped)
-
-
 def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(place, tmp_path):
     """Stopped in the warm-up, behind it, and behind the first step: the same bytes as in one go."""
     pytest.importorskip("peft")
@@ -216,15 +204,6 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
         assert float((gradient - found[0][1]).norm() / found[0][1].norm()) < 1e-5
 
 
-def test_a_supervised_pass_has_no_more_tokens_than_one_of_the_training():
-    cases = {
-        ("trainer.microbatch_tokens=700", "trainer.microbatch_prompts=null"): 700,
-        ("trainer.microbatch_prompts=3",): 3 * (32 + 8 * 16),
-        ("trainer.microbatch_prompts=null",): 32 * (32 + 8 * 16),  # 64 prompts in two minibatches
-    }
-    assert {case: sft.sft_microbatch_tokens(compose_run("demo", case).run) for case in cases} == cases
-
-
 def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
     """As it runs once in a pass; where questions are learned too, every prompt runs by itself."""
     policy = load_policy(place / "model", ModelConfig(), CPU)
@@ -242,15 +221,6 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
         sft.accumulate_gradient(policy, prompts, responses, question_weight, tokens)
         assert seen == expected
         seen.clear()
-
-
-@pytest.mark.parametrize("position", SEGMENTS)
-@pytest.mark.parametrize("decimals", [1, 2, 3])
-def test_the_layout_is_that_of_the_prompt_and_its_confidence_is_valid(position, decimals):
-    text = ResponseFormat(position, decimals, spaced=True).response("Paris", 0.999, 0.999)
-    parsed = ResponseParser(position, decimals)(text)
-    assert parsed.confidence is not None
-    assert parsed.answer.strip() == "Paris"
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,12 @@
 """The engine with SmolLM2's own tokenizer and template, on a small model of its shape: 9 heads, 3 key/value heads."""
 
-from contextlib import closing
-
 import numpy as np
 import pytest
 import torch
 
 from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.scoring.responses import ResponseScorer
-from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.tokenization import _byte_level, token_text
-from experiments.real_world.families import real_world_records
 from tests.algorithm.test_boundary import brute_force
 from tests.real_model import needs_smollm2, smollm2_tokenizer
 
@@ -42,22 +36,3 @@ def test_the_boundary_is_found_on_the_tokens_that_the_tokenizer_makes(position):
     assert 10 < valid.sum() < len(texts)
     found = confidence_segment_lengths(ids, lengths, text, valid, max_confidence_tokens=16, position=position)
     assert found.tolist() == [brute_force(row, table, parser, 16) for row in rows]
-
-
-def test_a_response_is_scored_as_it_is_written():
-    tokenizer = smollm2_tokenizer()
-    record = next(r for r in real_world_records("train", 20) if r.dataset == "additions")
-    texts = [f"<confidence> 0.83 </confidence> {record.answer}", "<confidence> 0.50 </confidence> no", record.answer]
-    rows = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in texts]
-    lengths = torch.tensor([len(row) for row in rows])
-    ids = torch.full((3, int(lengths.max())), tokenizer.pad_token_id)
-    for place, row in zip(ids, rows, strict=True):
-        place[: len(row)] = torch.tensor(row)
-    with closing(build_grader("auto")) as grader:
-        score = ResponseScorer(token_text(tokenizer, 49_152), ResponseParser("first", 2), grader, 6)
-        scored = score(Rollout(group_size=3, lengths=lengths, width=ids.shape[1], records=[record], token_ids=ids))
-    assert scored.texts == texts  # <|im_end|> has no text
-    assert scored.stated.nan_to_num(-1).tolist() == [[0.83, 0.5, -1]]
-    assert scored.correct.tolist() == [[True, False, True]]
-    tag = tokenizer.encode("<confidence> 0.83 </confidence>", add_special_tokens=False)
-    assert scored.confidence_lengths[:2].tolist() == [len(tag)] * 2

@@ -15,11 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.cli import main
-from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.local import checkpoint as checkpoint_module
@@ -27,11 +25,10 @@ from coca_mindspeed.local import evaluation as held_out
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
-from coca_mindspeed.utils.files import MARKER, PROGRESS
+from coca_mindspeed.utils.files import MARKER
 from tests.local.models_for_tests import write_random_model
-from tests.local.runs_for_tests import SMALL, open_session, result, rows, small_session, train
+from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
 from tests.local.starts_for_tests import arguments
-from tests.new_method import Doubt
 
 
 @pytest.fixture(scope="module")
@@ -76,18 +73,6 @@ def test_metrics_are_those_of_the_responses(finished):
     assert row["response/length"] == pytest.approx(sum(r["tokens"] for r in dump) / 32)
 
 
-def test_the_model_is_a_plain_directory(finished):
-    model = AutoModelForCausalLM.from_pretrained(finished / "model")
-    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
-    assert tokenizer("1000+2000=", add_special_tokens=False)["input_ids"]
-    last = AutoModelForCausalLM.from_pretrained(list_checkpoints(finished / "checkpoints")[-1].model)
-    before = AutoModelForCausalLM.from_pretrained(finished / "warm_start")
-    same = [torch.equal(a, b) for a, b in zip(model.parameters(), last.parameters(), strict=True)]
-    moved = [not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True)]
-    assert all(same)
-    assert all(moved)
-
-
 @pytest.mark.parametrize("method", ["sequential", "rlcr"])
 def test_other_methods_train_and_resume_bit_for_bit(tmp_path, method, monkeypatch):
     """Stop right after step 4 by a failing update of step 5, go on, and compare with a run that was not stopped."""
@@ -115,7 +100,8 @@ def test_other_methods_train_and_resume_bit_for_bit(tmp_path, method, monkeypatc
 
 
 def arguments_of(output: Path, *more: str) -> list[str]:
-    fast = ("checkpoint.interval=1", "trainer.steps=12", "evaluation.interval=6", "checkpoint.best=eval/brier")
+    fast = ("checkpoint.interval=1", "trainer.steps=8", "evaluation.interval=4", "checkpoint.best=eval/brier")
+    fast += ("evaluation.final_questions=0",)
     return ["train", "demo", *SMALL, *fast, "--output", str(output), *more]
 
 
@@ -140,7 +126,7 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
     processes.set_forkserver_preload(["coca_mindspeed.local.setup"])
     rng = random.Random(0)
     killed = 0
-    for step in (0, 2, 5, 8, 10):
+    for step in (0, 2, 5):
         output = tmp_path / "killed"
         resume = ["--resume"] if (output / MARKER).exists() else []
         process = processes.Process(target=main, args=(arguments_of(output, *resume, "--quiet"),))
@@ -157,7 +143,7 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
         process.join()
         killed += process.exitcode == -signal.SIGKILL
     assert main(arguments_of(tmp_path / "killed", "--resume", "--quiet")) == 0
-    assert killed >= 4
+    assert killed >= 2
     assert result(tmp_path / "killed") == result(tmp_path / "whole")
     best = [{p.name: p.read_bytes() for p in (tmp_path / run / "best_model").iterdir()} for run in ("killed", "whole")]
     assert best[0] == best[1]
@@ -188,14 +174,13 @@ def test_the_best_model_is_kept_beside_the_newest_checkpoints(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, number):
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path):
     output = tmp_path / "run"
     process = subprocess.Popen(
         command(output, "trainer.steps=100000", "checkpoint.interval=0"), stderr=subprocess.PIPE, text=True
     )
     wait_for_step(lambda: process.poll() is None, output / "metrics.jsonl", 3)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     (saved,) = list_checkpoints(output / "checkpoints")
@@ -283,12 +268,6 @@ def test_errors_of_a_step_are_explained(waiting, monkeypatch, error, kind, messa
         waiting.run()
 
 
-def test_the_stages_before_the_first_step_say_how_far_they_are(tmp_path):
-    small_session(tmp_path / "run", "warm_up.steps=3").close()
-    state = json.loads((tmp_path / "run" / PROGRESS).read_text())
-    assert (state["title"], state["step"], state["total"]) == ("warm-up", 3, 3)
-
-
 def test_a_disk_that_fills_up_loses_no_checkpoint(finished, tmp_path, monkeypatch):
     save = torch.save
 
@@ -339,15 +318,6 @@ def test_a_damaged_optimizer_state_is_named(finished, tmp_path):
         train(tmp_path / "run", resume=True)
 
 
-def test_a_torn_last_line_of_metrics_is_mended(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    list_checkpoints(tmp_path / "run" / "checkpoints")[-1].path.rename(tmp_path / "gone")
-    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 7, "rew')
-    train(tmp_path / "run", resume=True)
-    assert result(tmp_path / "run") == result(finished)
-
-
 def test_any_hugging_face_directory_and_jsonl_data(tmp_path, capsys):
     model = write_random_model(tmp_path / "model", "qwen2")
     more = ("rollout.max_new_tokens=12", "trainer.steps=2", "optimizer.lr=1e-3", "evaluation.final_questions=6")
@@ -362,13 +332,6 @@ def test_any_hugging_face_directory_and_jsonl_data(tmp_path, capsys):
     assert row["rollout/invalid_share"] == 1.0
     assert row["group/no_answer_variance_share"] == 1.0
     assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
-
-
-def test_bfloat16_compute_keeps_float32_weights(tmp_path):
-    trainer = train(tmp_path / "run", "model.compute_dtype=bfloat16", "trainer.steps=1")
-    assert {p.dtype for p in trainer.policy.model.parameters()} == {torch.float32}
-    row = rows(tmp_path / "run" / "metrics.jsonl")[0]
-    assert abs(row["confidence/kl"]) < 0.05  # sampler and update agree to bfloat16's precision
 
 
 @pytest.mark.parametrize("required", [True, False])
@@ -394,16 +357,3 @@ def test_restated_questions_earn_nothing_in_training_and_are_graded_by_value_in_
     trainer.held_out.evaluate(trainer.held_out.records[:2], "after")
     assert used["predict"] is trainer.grader
     assert rows(tmp_path / "run" / "timing.jsonl")[0]["grading/unevaluated"] == 0.0
-
-
-def test_a_method_of_one_class_and_one_line_of_yaml_trains(tmp_path, monkeypatch):
-    monkeypatch.setitem(METHODS, "doubt", Doubt())
-    run = tmp_path / "run.yaml"
-    run.write_text("# Rewards doubt.\ndefaults: [demo, _self_]\nmethod: {name: doubt}\n")
-    overrides = [*SMALL, "trainer.steps=2", "evaluation.interval=0"]
-    session = open_session(compose_run(str(run), overrides), tmp_path / "run", resume=False, show_progress=False)
-    session.trainer.run()
-    trained = rows(tmp_path / "run" / "metrics.jsonl")
-    assert [row["step"] for row in trained] == [1, 2]
-    assert all(row["reward/answer"] == 0 > row["reward/confidence"] for row in trained)
-    assert all(row["objective/grad_norm"] > 0 for row in trained)

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
-from experiments.reproduce.discrimination import _draws, auroc, learning_curves, statistics
+from experiments.reproduce.discrimination import _draws, learning_curves, statistics
 from experiments.reproduce.plan import jobs_of
 from experiments.reproduce.results import collect
 from tests.experiments.reproduce.jobs_for_tests import PLAN
@@ -18,16 +17,6 @@ def answers(dataset, *rows):
         for number, pair in enumerate(rows)
         for sample, (confidence, correct) in enumerate(pair)
     ]
-
-
-def test_weighted_auroc_is_that_of_repeated_rows():
-    random = np.random.default_rng(0)
-    confidence, correct = random.integers(0, 6, 40) / 5, random.random(40) < 0.4
-    weights = random.integers(0, 4, (5, 40)).astype(float)
-    for row, found in zip(weights, auroc(confidence, correct, weights), strict=True):
-        repeated = np.repeat(np.arange(40), row.astype(int))
-        assert found == pytest.approx(calibration_metrics(confidence[repeated], correct[repeated]).values["auroc"])
-    assert np.isnan(auroc(confidence, np.ones(40, dtype=bool), weights)).all()
 
 
 def test_families_apart_have_no_discrimination_within():

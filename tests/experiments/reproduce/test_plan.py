@@ -1,25 +1,18 @@
 """Plans are validated, and questions that cannot be graded are refused before the first job."""
 
-import json
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.grading.verdict import Outcome
 from experiments.__main__ import main
-from experiments.reproduce import job as job_module
 from experiments.reproduce import scheduler
-from experiments.reproduce.job import Workplace, run_job
-from experiments.reproduce.plan import Job, Plan, jobs_of, plan_path, read_plan, run_config
-from experiments.reproduce.provenance import machine
+from experiments.reproduce.plan import Plan, jobs_of, plan_path, read_plan, run_config
 from experiments.reproduce.questions import job_config, missing_sets
-from tests.experiments.reproduce.jobs_for_tests import finish
 
 SUM = Record("a", "sums", "math", "1+1", "2")
 
@@ -68,16 +61,6 @@ def test_built_in_plans():
     demo, coca = compose_run("experiments/demo_real.yaml").run, runs["coca"]
     assert demo.rollout.model_copy(update={"batch_responses": coca.rollout.batch_responses}) == coca.rollout
     assert (demo.method, demo.optimizer) == (coca.method, coca.optimizer)
-
-
-def test_a_job_names_the_gpu_that_it_runs_on(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
-    assert machine(torch.device("cuda:1")) == f"GPU of cuda:1, {machine(torch.device('cpu'))}"
-
-
-def test_unknown_plans(capsys):
-    assert main(["reproduce", "--plan", "minature"]) == 2
-    assert "'miniature'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -131,21 +114,6 @@ def test_other_data_overrides_apply_to_built_in_questions(tmp_path, built_in):
         assert data.train == str(tmp_path / "s" / "tasks" / "train.jsonl")
 
 
-@pytest.mark.parametrize(("options", "outcome"), [("{}", Outcome.RIGHT), ("{math: {boxed_only: true}}", Outcome.WRONG)])
-def test_baselines_are_graded_with_the_grader_options(tmp_path, monkeypatch, options, outcome):
-    plan = with_records(tmp_path, f"data.grader_options={options}")
-    found = []
-
-    def graded(name, subject, records, *_, **__):
-        found.extend(subject.grader.grade(records, ["the answer is 2"]))
-        return []
-
-    monkeypatch.setattr(job_module, "load_policy", lambda *_, **__: None)
-    monkeypatch.setattr(job_module, "run_baseline", graded)
-    run_job(Workplace(plan, tmp_path / "out"), Job("s", 0, "instruct", "instruct"))
-    assert [verdict.outcome for verdict in found] == [outcome]
-
-
 UNGRADABLE = [
     (["data.grader_options={math: {second: 5}}"], {}, "'second'"),
     ([], {"records": [SUM, Record("c", "sums", "math", "1+1", r"\frac{1")]}, "train.jsonl:2"),
@@ -164,13 +132,3 @@ def test_questions_are_checked_before_the_first_job(tmp_path, monkeypatch, capsy
     assert reproduce(with_records(tmp_path, *overrides, **changed), tmp_path) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()  # the directory must not be claimed for a plan that has to change
-
-
-def test_questions_of_finished_jobs_are_not_checked(tmp_path, capsys):
-    plan = with_records(tmp_path)
-    for job in jobs_of(plan, [0]):
-        finish(tmp_path / "out", job)
-    (tmp_path / "out" / "settings.json").write_text(json.dumps({"plan": plan.model_dump(mode="json")}))
-    (tmp_path / "train.jsonl").unlink()
-    assert reproduce(plan, tmp_path) == 0
-    assert "0 to run" in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """Statistics, claims and tables from hand-made jobs."""
 
 import csv
-import itertools
 import json
 import math
 import re
@@ -16,11 +15,9 @@ from experiments.reproduce.plan import jobs_of
 from experiments.reproduce.report import write_report
 from experiments.reproduce.results import collect, holm, mean_differs, mean_interval, spread
 from experiments.reproduce.tables import (
-    all_methods,
     comparison_table,
     comparisons,
     entries,
-    interval_table,
     paired_tests_table,
 )
 from tests.experiments.reproduce.jobs_for_tests import PLAN, finish, finished
@@ -65,19 +62,6 @@ def test_intervals_and_p_are_those_of_scipy():
     assert math.isnan(mean_differs([0.1], 0.0))
 
 
-@pytest.mark.parametrize(
-    ("values", "bound"),
-    [([0.96] * 5, 0.92), ([0.92] * 5, 0.92), ([0.65 - 0.63, 0.66 - 0.64, 0.02], 0.0), ([0.0] * 2, 0.0)],
-)
-def test_equal_values_decide_only_if_they_are_exact(values, bound):
-    found = mean_interval(values)
-    assert found.estimate == pytest.approx(values[0])
-    assert all(map(math.isnan, (found.low, found.high, mean_differs(values, bound))))
-    exact = mean_interval(values, exact=True)
-    assert (exact.low, exact.high) == (pytest.approx(values[0]), pytest.approx(values[0]))
-    assert mean_differs(values, bound, exact=True) == (1.0 if values[0] == bound else 0.0)
-
-
 def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03, math.nan]) == pytest.approx([0.03, 0.06, 0.06, math.nan], nan_ok=True)
     assert holm([0.9, 0.8]) == [1.0, 1.0]
@@ -111,14 +95,6 @@ def test_verdicts_are_corrected_for_the_number_of_claims():
     assert (row["alone"], row["corrected"], row["seeds_above"]) == ("holds", "not decided", "5.0")
 
 
-def test_shares_end_at_one(tmp_path):
-    claim = Claim("share lost", [0.96, 0.999, 0.995], 0.5, most=1.0)
-    assert claim.interval().high == 1.0 < mean_interval(claim.values).high
-    for claim in claims(finished(tmp_path), PLAN):
-        assert ("share" in claim.text) == (claim.most == 1.0), claim.text
-        assert ("TTC" in claim.text) == claim.exact, claim.text
-
-
 def test_claims(tmp_path):
     metrics = ((0.02, 0.45), (0.03, 0.46), (0.01, 0.44))
     results = finished(
@@ -141,26 +117,6 @@ def test_claims(tmp_path):
     assert lost.values == pytest.approx([1 - 0.2 / 0.6] * 3)
 
 
-def test_claims_are_paired_by_seed_and_data_set(tmp_path):
-    jobs = jobs_of(PLAN, range(3))
-    for job in jobs:
-        if (job.name, job.seed) != ("instruct", 1):
-            finish(tmp_path, job, ece=0.1 * (job.seed + 1))
-    results = collect(tmp_path, jobs)
-    assert results.seeds("short", "coca", "instruct") == [0, 2]
-
-    def values(text):
-        return next(claim for claim in claims(results, PLAN) if text in claim.text).values
-
-    assert len(values("math: coca has a lower ECE than instruct")) == 2
-    for seed in (0, 2):
-        ours, theirs = (results.summaries["short", m, seed]["datasets"] for m in ("coca", "instruct"))
-        ours["sums"]["auroc"], ours["products"]["auroc"] = 0.6, None
-        theirs["sums"]["auroc"], theirs["products"]["auroc"] = 0.5 if seed else None, 0.9
-    # Only `sums` of seed 2 has both.
-    assert values("math: coca has a higher AUROC than instruct") == pytest.approx([math.nan, 0.1], nan_ok=True)
-
-
 def test_the_main_table(tmp_path):
     results = finished(tmp_path, coca=[{"ece": 0.01, "auroc": 0.9}, {"ece": 0.03, "auroc": None}, {"ece": 0.02}])
     table = main_table(results)
@@ -174,37 +130,6 @@ def test_the_main_table(tmp_path):
     assert [by_key["coca", "ece", "math"][f"seed_{i}"] for i in range(3)] == ["0.01", "0.03", "0.02"]
     auroc = by_key["coca", "auroc", "math"]
     assert [auroc[key] for key in ("n", "seed_0", "seed_1", "seed_2")] == ["2", "0.9", "", "0.5"]
-
-
-def test_a_method_outside_of_the_other_tables_brings_one_of_all(tmp_path):
-    """Accuracies .5, .6 and .7: mean .6, deviation .1, and t(2) = 4.303 gives .6 +- .248."""
-    own = PLAN.settings["short"]
-    more = own.model_copy(update={"trained": {**own.trained, "dcpo": ["method=dcpo"]}})
-    plan = PLAN.model_copy(update={"settings": {"short": more}})
-    jobs = [job for job in jobs_of(plan, range(3)) if job.name in ("start-first", "start-last", "dcpo", "coca")]
-    for job in jobs:
-        finish(tmp_path, job, accuracy=(0.5, 0.6, 0.7)[job.seed], ece=(0.01, 0.01, 0.13)[job.seed])
-    comparison = all_methods(plan, "short")
-    table = interval_table(comparison, entries(collect(tmp_path, jobs), "short", comparison))
-    rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["dcpo"][0] == "60.0% (35.2% to 84.8%)"
-    assert rows["dcpo"][1] == "0.500"  # equal values may be a coincidence
-    assert rows["dcpo"][2] == "0.050 (0.000 to 0.222)"
-    assert rows["rlvr"][0] == "not run"
-    assert not all_methods(PLAN, "short").methods
-
-
-def test_ece_under_perfect_calibration(tmp_path):
-    results = finished(tmp_path, 2)
-    for comparison in comparisons(PLAN, "short"):
-        table = comparison_table(comparison, entries(results, "short", comparison))
-        for above, below in itertools.pairwise(table.rows):
-            if above[1] == "ECE ↓":
-                assert below[:2] == (above[0], "ECE if calibrated")
-                # Nine answers with confidence 0.5: mean |9/2 - right| / 9 of a fair coin.
-                expected = sum(math.comb(9, k) * abs(4.5 - k) / 9 / 2**9 for k in range(10))
-                assert float(below[2].split(" ")[0]) == pytest.approx(expected, abs=0.01)
-                assert below[3] == "--"  # no predictions of facts
 
 
 def test_paired_tests(tmp_path):
