@@ -14,11 +14,11 @@ from coca_mindspeed.data.filters import (
     EvaluationIndex,
     Filter,
     LabelChecker,
-    PromptCounter,
     by_difficulty,
     by_length,
     by_source,
     label_checker,
+    prompt_counter,
 )
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
 from coca_mindspeed.data.prepare import STAGES, Preparation, PreparationReport, prepare
@@ -47,30 +47,16 @@ _DESCRIBED = (
     "ngram",
 )
 _DESCRIPTION = """\
-Convert published files into records, in bounded memory.
-
-The output directory is written atomically: train.jsonl (test.jsonl for a benchmark), validation.jsonl, findings.jsonl
-(one line for every dropped row) and report.json.  Benchmarks are kept whole and in order; only training
+Convert published files into records (docs/data.md): train.jsonl (test.jsonl for a benchmark), validation.jsonl,
+findings.jsonl (one line for every dropped row) and report.json. Benchmarks are kept whole and in order; only training
 sets are cleaned and shuffled by default.
-"""
-_EXAMPLES = """\
-examples:
-  # the paper's training set: keep what Llama-3.1-8B solves sometimes, away from the evaluation sets
-  coca-mindspeed data prepare big_math --input big_math/ --output data/big_math \\
-      --difficulty 0.1 0.9 --decontaminate math500=MATH-500/test.jsonl --decontaminate gsm8k=gsm8k/test.parquet \\
-      --tokenizer models/Qwen2.5-7B-Instruct --max-tokens 1024 --validation 0.01 --seed 0
-  # an evaluation set, kept whole and in order
-  coca-mindspeed data prepare humaneval --input HumanEval.jsonl.gz --output data/humaneval
-  # your own questions: JSON Lines with "question" and "answer"
-  coca-mindspeed data prepare records --input mine.jsonl --output data/mine
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     summary = "turn a publisher's files into records: filtered, checked, deduplicated, split"
-    formatter = argparse.RawDescriptionHelpFormatter
-    _add_prepare_arguments(subcommand(actions, "prepare", summary, formatter_class=formatter))
+    _add_prepare_arguments(subcommand(actions, "prepare", summary))
     export = subcommand(actions, "export", "write prepared records as rows of another framework")
     targets = export.add_subparsers(dest="target", metavar="TARGET", required=True)
     for name, (_, reader) in FRAMEWORKS.items():
@@ -100,7 +86,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.description = _DESCRIPTION
     option("dataset", choices=sorted(SOURCES), metavar="DATASET", help=", ".join(SOURCES))
     origin = parser.add_mutually_exclusive_group(required=True)
     origin.add_argument(
@@ -246,7 +232,7 @@ def _filters(arguments: argparse.Namespace) -> dict[str, Filter]:
     if arguments.difficulty is not None:
         filters["difficulty"] = by_difficulty(*arguments.difficulty, keep_unknown=arguments.keep_unknown_difficulty)
     if arguments.tokenizer is not None:
-        count = PromptCounter(arguments.tokenizer, SYSTEM_PROMPTS[arguments.prompt])
+        count = prompt_counter(arguments.tokenizer, SYSTEM_PROMPTS[arguments.prompt])
         filters["length"] = by_length(count, arguments.min_tokens, arguments.max_tokens)
     return filters
 

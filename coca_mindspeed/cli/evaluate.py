@@ -119,7 +119,9 @@ def run(arguments: argparse.Namespace) -> int:
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
     text += _suggested(runs)
     write_predictions(arguments.output / "predictions.jsonl", predictions)
-    write_json(arguments.output / "metrics.json", _json(board, arguments, differences))
+    chosen = {name: getattr(arguments, name) for name in ("bins", "bins_closed", "replicates", "seed")}
+    results = {run.label: {column.name: _cell(board, run, column) for column in board.columns} for run in runs}
+    write_json(arguments.output / "metrics.json", {**chosen, "results": results, "differences": differences})
     write_atomically(arguments.output / "metrics.md", text)
     print_markdown(text)
     return 0
@@ -378,14 +380,11 @@ def _difference(found: PairedDifference, metric: str) -> str:
     return f"{show(metric, interval.estimate, signed=True)} ({bounds})"
 
 
-def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[str, object]) -> dict[str, object]:
-    options = ("bins", "bins_closed", "replicates", "seed")
-    results = {run.label: {c.name: _cell(board, run, c) for c in board.columns} for run in board.runs}
-    chosen = {name: getattr(arguments, name) for name in options}
-    return {**chosen, "results": results, "differences": differences}
-
-
 def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
+    rows = [] if column.is_average else run.by_dataset().get(column.name, [])
+    data, second = outcomes(rows), second_metrics(rows)
+    readings = reading_metrics(rows) if confidence_mass(rows) else None
+    risk = None if column.is_average else risk_table(data.confidence, data.correct)
     metrics = next(iter(board.metrics.values())).values
     found = board.ece_under_calibration(run.label, column)
     own = None if column.is_average else board.metrics.get((run.label, column.name))
@@ -393,30 +392,13 @@ def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
         "n": board.count(run.label, column),
         "ungradable": sum(run.ungradable().get(name, 0) for name in column.datasets),
         "mean_of": list(column.datasets) if column.is_average else None,
-        "readings": _readings_json(run, column),
-        "after_answer": _second_json(run, column),
+        "readings": readings and {name: _none_for_nan(values) for name, values in readings.items()},
+        "after_answer": _none_for_nan(second) if second else None,
         "metrics": {name: board.interval(run.label, column, name).as_dict() for name in metrics},
         "ece_if_calibrated": None if found is None else found.as_dict(),
         "undefined": {} if own is None else dict(own.undefined),
-        "risk": None if column.is_average else _risk(run, column.name),
+        "risk": None if risk is None else [_none_for_nan(row._asdict()) for row in risk],
     }
-
-
-def _readings_json(run: Run, column: Column) -> dict[str, dict[str, float | None]] | None:
-    predictions = run.by_dataset().get(column.name, [])
-    if column.is_average or not confidence_mass(predictions):
-        return None
-    return {reading: _none_for_nan(found) for reading, found in reading_metrics(predictions).items()}
-
-
-def _second_json(run: Run, column: Column) -> dict[str, float | None] | None:
-    found = None if column.is_average else second_metrics(run.by_dataset().get(column.name, []))
-    return None if found is None else _none_for_nan(found)
-
-
-def _risk(run: Run, dataset: str) -> list[dict[str, float | None]]:
-    data = outcomes(run.by_dataset().get(dataset, []))
-    return [_none_for_nan(row._asdict()) for row in risk_table(data.confidence, data.correct)]
 
 
 def _none_for_nan(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -61,7 +61,10 @@ def hydra_override(override: str, roots: Sequence[Path]) -> str:
     if not key or not (equals or typed.startswith("~")):
         raise UsageError(f"override {override!r}: expected KEY=VALUE")
     if typed in GROUPS:
-        _check_choice(override, key, value, roots)
+        known = sorted({path.stem for root in roots for path in (root / key).glob("*.yaml")})
+        if value not in known and value != "null" and "/" not in value:
+            near = did_you_mean(value, known)
+            raise UsageError(f"override {override!r}: no such {key}{near}; known: {', '.join(known)}")
         return override
     try:
         several = OverridesParser.create().parse_override(override).is_sweep_override()
@@ -92,14 +95,6 @@ def unknown_key(section: str, name: str) -> str:
 def known_keys(section: str) -> list[str]:
     """The keys of a section of the schema (``""`` for the top level); none if there is no such section."""
     return [key.rpartition(".")[2] for key in facts_of(RunConfig) if key.rpartition(".")[0] == section]
-
-
-def _check_choice(override: str, group: str, choice: str, roots: Sequence[Path]) -> None:
-    known = sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")})
-    if choice not in known and choice != "null" and "/" not in choice:
-        raise UsageError(
-            f"override {override!r}: no such {group}{did_you_mean(choice, known)}; known: {', '.join(known)}"
-        )
 
 
 # Interpolations compute with these: MindSpeed-RL's keys are derived from ours, never written twice.
@@ -164,7 +159,10 @@ def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool
         )
     directory, stem = (path.resolve().parent, path.stem) if is_path else (ours, name)
     file = directory / f"{stem}.yaml"
-    _parse_yaml(file)
+    try:
+        read_yaml(file)  # names file and line, which Hydra's own message hides
+    except (OSError, YamlError) as error:
+        raise ConfigError(f"{file}: is not valid YAML: {error}") from error
     hydra_overrides = [hydra_override(override, (directory, ours)) for override in overrides]
     sources = partial(_sources, directory, stem, hydra_overrides)
     try:
@@ -307,14 +305,6 @@ def _pinned(directory: Path, name: str) -> str:
     with contextlib.suppress(ValueError):
         return pinned(name, directory) if is_own(name) and "${" not in name else name
     return name
-
-
-def _parse_yaml(file: Path) -> None:
-    """Report YAML syntax errors with file and line, which Hydra's own message hides."""
-    try:
-        read_yaml(file)
-    except (OSError, YamlError) as error:
-        raise ConfigError(f"{file}: is not valid YAML: {error}") from error
 
 
 def _origin(key: str, sources: Sequence[Path], overrides: Sequence[str]) -> str:

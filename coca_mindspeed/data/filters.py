@@ -6,17 +6,16 @@ every machine.
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens, write_into_template
+from coca_mindspeed.data.prompts import encode_prompts, prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.registry import grader_class, grader_name
@@ -60,20 +59,17 @@ def by_length(count: Callable[[Record], int], shortest: int, longest: int | None
     return keep
 
 
-class PromptCounter:
-    """Counts the tokens of a record's prompt; without a chat template, of the messages' texts."""
+def prompt_counter(directory: Path, system_prompt: str | None) -> Callable[[Record], int]:
+    """Count the tokens of a record's prompt; without a chat template, of the messages' texts."""
+    tokenizer = load_tokenizer(directory)
 
-    def __init__(self, tokenizer: Path, system_prompt: str | None, variables: Mapping[str, Any] | None = None) -> None:
-        self._tokenizer = load_tokenizer(tokenizer)
-        self._system_prompt = system_prompt
-        if variables:
-            write_into_template(self._tokenizer, variables)
+    def count(record: Record) -> int:
+        if tokenizer.chat_template is not None:
+            return len(encode_prompts(tokenizer, [record], system_prompt)[0])
+        messages = prompt_messages(record, system_prompt)
+        return sum(len(tokenizer.encode(m["content"], add_special_tokens=False)) for m in messages)
 
-    def __call__(self, record: Record) -> int:
-        messages = prompt_messages(record, self._system_prompt)
-        if self._tokenizer.chat_template is None:
-            return sum(len(self._tokenizer.encode(m["content"], add_special_tokens=False)) for m in messages)
-        return len(prompt_tokens(self._tokenizer, messages))
+    return count
 
 
 #: For each record, why its gold answer cannot be graded, or an empty string.
@@ -133,9 +129,7 @@ def digest(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-@lru_cache(maxsize=1 << 17)
-def _word_hash(word: str) -> int:
-    return digest(word)
+_word_hash = lru_cache(maxsize=1 << 17)(digest)
 
 
 def mix(values: Hashes) -> Hashes:

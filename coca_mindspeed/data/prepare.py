@@ -33,20 +33,8 @@ STAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A finding about one row: a stage of :data:`STAGES`, a reason shared by many rows, and a detail of this one."""
-
-    file: str
-    row: int
-    stage: str
-    reason: str
-    detail: str = ""
-    dropped: bool = True
-
-
 class FindingLog:
-    """Writes each finding as a line of JSON and counts them."""
+    """Writes each finding about a row as a line of JSON and counts them."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")
@@ -56,11 +44,13 @@ class FindingLog:
     def close(self) -> None:
         self._file.close()
 
-    def add(self, finding: Finding) -> None:
-        (self.dropped if finding.dropped else self.kept)[finding.stage][finding.reason] += 1
-        line = {name: getattr(finding, name) for name in Finding.__slots__}
+    def add(self, row: Row, stage: str, reason: str, detail: str = "", *, dropped: bool = True) -> None:
+        """Add a finding: a stage of :data:`STAGES`, a reason shared by many rows, and a detail of this one."""
+        (self.dropped if dropped else self.kept)[stage][reason] += 1
+        finding = {"file": row.file, "row": row.number, "stage": stage, "reason": reason, "detail": detail}
         # A row may hold a lone surrogate, which UTF-8 cannot encode.
-        self._file.write(to_json_line(line).encode("utf-8", "backslashreplace").decode("utf-8"))
+        line = to_json_line({**finding, "dropped": dropped}).encode("utf-8", "backslashreplace")
+        self._file.write(line.decode("utf-8"))
 
 
 def sorted_counts(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
@@ -164,7 +154,7 @@ def prepare(
         for row in preparation.source.rows(preparation.inputs):
             cleaning.take(row)
             on_row()
-        cleaning.finish()
+        cleaning.check_labels()
         if not records.rows:
             reasons = [f"{stage}: {counts.total()}" for stage, counts in log.dropped.items()]
             why = ", ".join(reasons) or "the input has no rows"
@@ -209,9 +199,9 @@ class _Cleaning:
             if self._bad > self._preparation.skip_bad:
                 hint = f"this is bad row {self._bad}, and --skip-bad allows {self._preparation.skip_bad}"
                 raise DataError(f"{row.where}: {error} ({hint})") from error
-            self._drop(row, "malformed", "malformed", str(error))
+            self._log.add(row, "malformed", "malformed", str(error))
         except Ungradable as error:
-            self._drop(row, "ungradable", str(error))
+            self._log.add(row, "ungradable", str(error))
         else:
             self._filter(record, row)
 
@@ -224,29 +214,29 @@ class _Cleaning:
     def _filter(self, record: Record, row: Row) -> None:
         preparation = self._preparation
         if preparation.source.outside is not None and (reason := preparation.source.outside(record)):
-            self._drop(row, "split", "not in the test split", reason)
+            self._log.add(row, "split", "not in the test split", reason)
             return
         for stage, keep in preparation.filters.items():
             if (reason := keep(record)) is not None:
-                self._drop(row, stage, reason)
+                self._log.add(row, stage, reason)
                 return
         if preparation.evaluation is not None and (overlap := preparation.evaluation.overlap(record)) is not None:
-            self._drop(row, "contamination", overlap.dataset, f"{overlap.record}: {overlap.passage}")
+            self._log.add(row, "contamination", overlap.dataset, f"{overlap.record}: {overlap.passage}")
             return
         if preparation.gold == "off":
             self._keep(record, row)
             return
         self._unchecked.append((record, row))
         if len(self._unchecked) == _GOLD_BATCH:
-            self._check_labels()
+            self.check_labels()
 
-    def _check_labels(self) -> None:
-        """Check the gold answers of a batch, and keep the remaining records in order."""
+    def check_labels(self) -> None:
+        """Check the gold answers of a batch (the last may be shorter), and keep the remaining records in order."""
         drop = self._preparation.gold == "drop"
         problems = self._preparation.check_labels([record for record, _ in self._unchecked])
         for (record, row), problem in zip(self._unchecked, problems, strict=True):
             if problem:
-                self._log.add(Finding(row.file, row.number, "gold", problem, record.answer[:200], drop))
+                self._log.add(row, "gold", problem, record.answer[:200], dropped=drop)
             if not (problem and drop):
                 self._keep(record, row)
         self._unchecked.clear()
@@ -256,7 +246,7 @@ class _Cleaning:
             # Lone surrogates are not escaped: readers of records refuse them.
             line = (json.dumps(record_to_json(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
         except (TypeError, ValueError) as error:
-            self._drop(row, "ungradable", "holds a value that JSON cannot represent", str(error))
+            self._log.add(row, "ungradable", "holds a value that JSON cannot represent", str(error))
             return
         if (
             self._preparation.drop_duplicates
@@ -264,14 +254,9 @@ class _Cleaning:
         ):
             earlier, same_answer = first
             reason = "same gold answer" if same_answer else "another gold answer"
-            self._drop(row, "duplicate", reason, f"of {self._records.rows[earlier].where}")
+            self._log.add(row, "duplicate", reason, f"of {self._records.rows[earlier].where}")
             return
         self._records.append(line, row)
-
-    def finish(self) -> None:
-        """Check the last batch of gold answers."""
-        if self._unchecked:
-            self._check_labels()
 
     def inputs(self) -> list[dict[str, Any]]:
         """Name, rows and SHA-256 of each file read."""
@@ -280,9 +265,6 @@ class _Cleaning:
             {"file": file, "rows": rows, "sha256": file_sha256(Path(file)) if local else None}
             for file, rows in self._files.items()
         ]
-
-    def _drop(self, row: Row, stage: str, reason: str, detail: str = "") -> None:
-        self._log.add(Finding(row.file, row.number, stage, reason, detail))
 
 
 def _write(preparation: Preparation, records: RecordBuffer, directory: Path) -> dict[str, dict[str, Any]]:

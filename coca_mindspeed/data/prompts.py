@@ -105,9 +105,8 @@ def bounded_prompt_tokens(
     """
     for start in range(0, len(records), _BATCH):
         batch = records[start : start + _BATCH]
-        rendered = [render_chat(tokenizer, prompt_messages(record, system_prompt)) for record in batch]
-        rows: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-        for number, (record, ids) in enumerate(zip(batch, rows, strict=True), start=start + 1):
+        rows = zip(batch, encode_prompts(tokenizer, batch, system_prompt), strict=True)
+        for number, (record, ids) in enumerate(rows, start=start + 1):
             if len(ids) > max_tokens:
                 place = f"{where} {number}: " if where else ""
                 raise DataError(
@@ -115,18 +114,6 @@ def bounded_prompt_tokens(
                     "or remove the record"
                 )
             yield ids
-
-
-def prompt_tokens(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Return the token ids of chat messages, up to the beginning of the response.
-
-    The template is rendered to text first: the result of ``apply_chat_template(tokenize=True)`` differs between
-    releases of transformers.
-    """
-    rendered = render_chat(tokenizer, messages)
-    # The template writes the special tokens itself.
-    ids: list[int] = tokenizer.encode(rendered, add_special_tokens=False)
-    return ids
 
 
 #: Comment of a template that omits the system prompt on purpose.

@@ -295,7 +295,9 @@ def aime(dataset: str, row: Mapping[str, Any], number: int) -> Record:
 
 def mbpp_sanitized(row: Mapping[str, Any], number: int) -> Record:
     """Convert ``task_id``, ``prompt``, ``test_imports``, ``test_list``; the tests are shown, as is usual with MBPP."""
-    imports, asserts = _text_list(row, "test_imports"), _text_list(row, "test_list")
+    imports, asserts, task = _text_list(row, "test_imports"), _text_list(row, "test_list"), _column(row, "task_id")
+    if isinstance(task, bool) or not isinstance(task, (int, str)) or not str(task).isdecimal():
+        raise RowError(f"column 'task_id' should be a number, found {_describe(task)}")
     if not asserts:
         raise Ungradable("no tests")
     shown = "\n".join(asserts)
@@ -303,22 +305,15 @@ def mbpp_sanitized(row: Mapping[str, Any], number: int) -> Record:
         "tests": {"kind": "asserts", "code": "\n".join([*imports, *asserts]), "entry_point": None},
         "instruction": f"\n\nThe code has to pass these tests:\n```python\n{shown}\n```\n{_CODE_BLOCK}",
         "grader": "code",
-        "task_id": _task_id(row),
+        "task_id": int(task),
     }
-    return Record(f"mbpp-{metadata['task_id']}", "mbpp_sanitized", "code", _text(row, "prompt"), "", None, metadata)
+    return Record(f"mbpp-{int(task)}", "mbpp_sanitized", "code", _text(row, "prompt"), "", None, metadata)
 
 
 def outside_mbpp_test(record: Record) -> str | None:
     """Return why a row is outside MBPP's test split, tasks 11 to 510; None if it is inside."""
     task = record.metadata["task_id"]
     return None if 11 <= task <= 510 else f"task {task} is not in the test split (11 to 510)"
-
-
-def _task_id(row: Mapping[str, Any]) -> int:
-    value = _column(row, "task_id")
-    if isinstance(value, bool) or not isinstance(value, (int, str)) or not str(value).isdecimal():
-        raise RowError(f"column 'task_id' should be a number, found {_describe(value)}")
-    return int(value)
 
 
 def humaneval(row: Mapping[str, Any], number: int) -> Record:

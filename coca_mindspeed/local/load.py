@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,9 @@ def load_policy(
     use_fast_attention(model, device)
     add_embedding_gradients(model, device)
     model.eval()  # dropout would make sampling and training differ
-    eos_ids = _eos_ids(model, tokenizer)
+    configured = model.generation_config.eos_token_id
+    listed = configured if isinstance(configured, list) else [configured]
+    eos_ids = tuple(dict.fromkeys(i for i in [*listed, tokenizer.eos_token_id] if i is not None))
     if not eos_ids:
         raise ConfigError(
             f"{where}={path}: neither its generation config nor its tokenizer names an end-of-sequence token"
@@ -170,32 +172,19 @@ def _check_tied_weights(model: Any, path: Path, where: str) -> None:
         weights.append(model.get_output_embeddings().weight)
     named = model.named_parameters(remove_duplicate=False)
     tied = {name for name, weight in named if any(weight is each for each in weights)}
-    stored = _stored_weights(path, tied) if len(tied) > 1 else {}
+    stored: dict[str, Tensor] = {}
+    files = list(path.glob("model*.safetensors")) if len(tied) > 1 else []  # as transformers chooses
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            stored |= {name: opened.get_tensor(name) for name in opened.keys() if name in tied}  # noqa: SIM118
+    for file in path.glob("pytorch_model*.bin") if len(tied) > 1 and not files else ():
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+        stored |= {name: tensor for name, tensor in tensors.items() if name in tied}
     if not all(torch.equal(weight, other) for weight, other in itertools.pairwise(stored.values())):
         raise ConfigError(
             f"{where}: its config.json has tie_word_embeddings: true, but its checkpoint holds different tensors "
             f"{' and '.join(sorted(stored))}; set tie_word_embeddings: false in config.json"
         )
-
-
-def _stored_weights(path: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """The tensors of these names in the files that transformers loads."""
-    stored: dict[str, Tensor] = {}
-    files = list(path.glob("model*.safetensors"))
-    for file in files:
-        with safe_open(file, "pt") as opened:
-            stored |= {name: opened.get_tensor(name) for name in opened.keys() if name in names}  # noqa: SIM118
-    for file in () if files else path.glob("pytorch_model*.bin"):
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-        stored |= {name: tensor for name, tensor in tensors.items() if name in names}
-    return stored
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """End tokens of the generation config (often several) and of the tokenizer."""
-    configured = model.generation_config.eos_token_id
-    listed = configured if isinstance(configured, list) else [configured]
-    return tuple(dict.fromkeys(i for i in [*listed, tokenizer.eos_token_id] if i is not None))
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -107,21 +107,20 @@ def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
     return device
 
 
-def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device has bfloat16 instructions; False for a processor whose features PyTorch does not report."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type != "cpu":
-        return True
-    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return any(features.get(name) for name in ("avx512_bf16", "amx_bf16"))
-
-
 def resolve_dtype(config: ModelConfig, device: torch.device) -> Literal["float32", "bfloat16"]:
-    """Resolve ``compute_dtype: auto``; flash attention needs bfloat16."""
+    """Resolve ``compute_dtype: auto``: bfloat16 where the device has instructions for it, or attention needs it.
+
+    A processor whose features PyTorch does not report has none.
+    """
     if config.compute_dtype != "auto":
         return config.compute_dtype
-    return "bfloat16" if config.attention == "flash_attention_2" or has_bfloat16(device) else "float32"
+    fast = True
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "cpu":
+        features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+        fast = any(features.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    return "bfloat16" if fast or config.attention == "flash_attention_2" else "float32"
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -218,7 +218,9 @@ def claim(
     """
     path, marker = found.path, found.marker
     try:
-        if marker is not None and not found.has_steps and (overwrite or _differs(found, config, data)):
+        same = marker is not None and found.config_path.exists() and marker.get("data") == data
+        changed = {resume.fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)} if same else set()
+        if marker is not None and not found.has_steps and (overwrite or not same or not changed <= {"free", "memory"}):
             remove_entries(path, _KIND, ENTRIES)
             marker = None
         if marker is None:
@@ -236,13 +238,6 @@ def claim(
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
     return marker
-
-
-def _differs(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
-    if not found.config_path.exists() or found.marker is None:
-        return True
-    changed = {resume.fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)}
-    return not changed <= {"free", "memory"} or found.marker.get("data") != data
 
 
 def check_same_settings(found: RunState, config: RunConfig) -> None:

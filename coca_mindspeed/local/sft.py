@@ -234,7 +234,14 @@ def run_sft_warm_up(
         method, steps = config.method.training_method, config.warm_up.steps
         decimals = config.method.confidence_decimals or _DECIMALS
         response_format = ResponseFormat(method.confidence_position, decimals, spaced=True)
-        _check_lengths(policy, records, response_format, config.rollout.max_new_tokens)
+        longest = config.rollout.max_new_tokens
+        texts = [response_format.response(record.answer, 0.0, 0.0) for record in records]
+        for record, response in zip(records, encode_responses(policy, texts), strict=True):
+            if len(response) > longest:
+                raise DataError(
+                    f"record {record.id!r} of {record.dataset}: its answer with a confidence has {len(response)} "
+                    f"tokens, and rollout.max_new_tokens={longest} would cut it off; increase rollout.max_new_tokens"
+                )
         resume = _continued(policy, config, checkpoints)
         go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"
         with (
@@ -284,13 +291,3 @@ def _continued(policy: Policy, config: RunConfig, checkpoints: Path) -> tuple[in
         weights = load_policy(newest.model, config.model, policy.device, where="checkpoint").model
         policy.model.load_state_dict(weights.state_dict())
     return newest.step, load_optimizer_state(newest, policy.device)
-
-
-def _check_lengths(policy: Policy, records: Sequence[Record], response_format: ResponseFormat, most: int) -> None:
-    responses = encode_responses(policy, [response_format.response(record.answer, 0.0, 0.0) for record in records])
-    for record, response in zip(records, responses, strict=True):
-        if len(response) > most:
-            raise DataError(
-                f"record {record.id!r} of {record.dataset}: its answer with a confidence has {len(response)} tokens, "
-                f"and rollout.max_new_tokens={most} would cut it off; increase rollout.max_new_tokens"
-            )
