@@ -9,7 +9,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, read_records, write_records
 from tests.data import source_rows
 from tests.data.test_prepare import big_math_row, findings, write_jsonl
-from tests.data.tokenizers import save_tokenizer
+from tests.tokenizers_for_tests import qwen_like
 
 
 def run(*arguments):
@@ -17,6 +17,7 @@ def run(*arguments):
 
 
 def test_prepare_with_every_filter(tmp_path, capsys):
+    qwen_like().save_pretrained(tmp_path / "tokenizer")
     passage = "a quick brown fox jumps over one lazy dog each and every day"
     big_math = write_jsonl(
         tmp_path / "big.jsonl",
@@ -37,7 +38,7 @@ def test_prepare_with_every_filter(tmp_path, capsys):
         run(
             *("prepare", "big_math", "--input", big_math, "--output", tmp_path / "out"),
             *("--difficulty", 0.1, 0.9, "--exclude-source", "web", "--validation", 0, "--seed", 3),
-            *("--tokenizer", save_tokenizer("qwen", tmp_path / "tokenizer"), "--max-tokens", 500),
+            *("--tokenizer", tmp_path / "tokenizer", "--max-tokens", 500),
             *("--decontaminate", f"gsm8k={gsm8k}", "--decontaminate", tmp_path / "own.jsonl", "--ngram", 10),
         )
         == 0

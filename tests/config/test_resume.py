@@ -3,7 +3,7 @@
 import pytest
 
 from coca_mindspeed.config.resume import check_same_run, fact_of, facts_of
-from coca_mindspeed.config.schema import LoraConfig, RunConfig, WarmUpConfig
+from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.start.run_file import identity_keys
 
@@ -44,18 +44,6 @@ def test_what_a_resumed_run_must_not_change_on_mindspeed_rl():
             *("max_prompt_length", "verifier_function", "verifier_weight"),
         },
         "generate_config": {"sampling_config"},
-    }
-
-
-def test_what_is_refused_on_a_cluster():
-    assert {key for key in KEYS if FACTS[key].cluster} == {
-        *(f"model.lora.{name}" for name in LoraConfig.model_fields),
-        *(f"warm_up.{name}" for name in WarmUpConfig.model_fields),
-        *("model.attention", "model.gradient_checkpointing", "rollout.batch_responses", "method.entropy_bonus"),
-        *(f"data.{name}" for name in ("train_size", "evaluate_size", "seed", "columns")),
-        *(f"trainer.{name}" for name in ("microbatch_prompts", "microbatch_tokens", "share_prompts", "device")),
-        *("trainer.threads", "optimizer.name", "optimizer.eps", "logging.swanlab", "checkpoint.best"),
-        *(f"evaluation.{name}" for name in ("preflight", "samples", "readings", "questions", "final_questions")),
     }
 
 

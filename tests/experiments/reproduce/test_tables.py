@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp, ttest_rel
 
-from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
 from experiments.reproduce.claims import Claim, claims, claims_table
 from experiments.reproduce.plan import jobs_of
 from experiments.reproduce.report import write_report
@@ -18,7 +17,6 @@ from experiments.reproduce.tables import (
     comparison_table,
     comparisons,
     entries,
-    paired_tests_table,
 )
 from tests.experiments.reproduce.jobs_for_tests import PLAN, finish, finished
 
@@ -130,28 +128,6 @@ def test_the_main_table(tmp_path):
     assert [by_key["coca", "ece", "math"][f"seed_{i}"] for i in range(3)] == ["0.01", "0.03", "0.02"]
     auroc = by_key["coca", "auroc", "math"]
     assert [auroc[key] for key in ("n", "seed_0", "seed_1", "seed_2")] == ["2", "0.9", "", "0.5"]
-
-
-def test_paired_tests(tmp_path):
-    jobs = [job for job in jobs_of(PLAN, range(2)) if job.name in ("coca", "instruct")]
-    right = [[bool(i % 2) ^ (i % 10 == seed) for i in range(40)] for seed in range(2)]
-    stated = {"coca": [0.9 if i % 2 else 0.1 for i in range(40)], "instruct": [0.95] * 40}
-    for job in jobs:
-        finish(tmp_path, job)
-        answers = enumerate(zip(stated[job.name], right[job.seed], strict=True))
-        found = [Prediction(str(i), "sums", f"{i}+1", "x", c, r, 6, category="math") for i, (c, r) in answers]
-        path = job.directory(tmp_path) / "predictions.jsonl"
-        path.write_text("".join(json.dumps(prediction_to_json(p)) + "\n" for p in found))
-    table = paired_tests_table(collect(tmp_path, jobs), PLAN, "short")
-    [row] = csv_rows(table)
-    assert (row["method"], row["rival"], row["category"], row["questions"]) == ("coca", "instruct", "math", "40.0")
-    assert float(row["accuracy_difference"]) == 0
-    pairs = [
-        (ours, theirs, r) for seed in range(2) for ours, theirs, r in zip(*stated.values(), right[seed], strict=True)
-    ]
-    expected = sum((ours - r) ** 2 - (theirs - r) ** 2 for ours, theirs, r in pairs) / 80
-    assert float(row["brier_difference"]) == pytest.approx(expected)
-    assert float(row["brier_low"]) < float(row["brier_difference"]) < float(row["brier_high"]) < 0
 
 
 def test_the_report(tmp_path):
