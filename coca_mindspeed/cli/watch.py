@@ -60,7 +60,7 @@ class RunDirectory:
         """Return the run's configuration; None if it cannot be read."""
         path = self.path / "config.yaml"
         try:
-            return validate_run(read_yaml(path), lambda: (path,))
+            return validate_run(read_yaml(path), path)
         except (OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
             return None
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
@@ -23,7 +21,7 @@ from coca_mindspeed.config.resume import facts_of
 from coca_mindspeed.config.schema import OWN_KEYS, PATH_KEYS, RunConfig
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, Problem, UsageError, did_you_mean, validation_problems
 from coca_mindspeed.utils.own_code import is_own, pinned
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 GROUPS = ("model", "hardware", "parallel", "method", "data")
 _ROLLOUT_BY_VLLM = "to roll out by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
@@ -164,7 +162,6 @@ def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool
     except (OSError, YamlError) as error:
         raise ConfigError(f"{file}: is not valid YAML: {error}") from error
     hydra_overrides = [hydra_override(override, (directory, ours)) for override in overrides]
-    sources = partial(_sources, directory, stem, hydra_overrides)
     try:
         composed = _compose(directory, stem, hydra_overrides)
         try:
@@ -173,7 +170,7 @@ def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool
             # If one of our sections holds a value of the wrong type, the error names its key, not the interpolation.
             own = {str(key): composed[key] for key in composed if key != "mindspeed_rl"}
             own = {k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in own.items()}
-            validate_run(own, sources, overrides)
+            validate_run(own, file, overrides)
             raise
     except MissingMandatoryValue as error:
         key = error.full_key
@@ -185,24 +182,21 @@ def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool
         raise ConfigError(f"{file}: cannot be composed: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected a mapping of keys, found {type(values).__name__}")
-    run = validate_run({str(k): v for k, v in values.items()}, sources, overrides)
+    run = validate_run({str(k): v for k, v in values.items()}, file, overrides)
     if run.data.epochs is not None:
-        _refuse_unused_steps(run, sources(), overrides)
+        _refuse_unused_steps(run, file, overrides)
     return ComposedConfig(run, name)
 
 
-def _refuse_unused_steps(run: RunConfig, files: Sequence[Path], overrides: Sequence[str]) -> None:
+def _refuse_unused_steps(run: RunConfig, file: Path, overrides: Sequence[str]) -> None:
     """Refuse a ``trainer.steps`` that was set over a ``data.epochs``, which decides the length alone."""
-    keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
-    steps, epochs = (
-        max((number for number, file in enumerate(files) if _sets(file, key.split("."))), default=-1)
-        for key in ("trainer.steps", "data.epochs")
-    )
-    if "trainer.steps" in keys or (steps > epochs and "data.epochs" not in keys):
+    typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    steps, epochs = (value_of(read_yaml(file), key) for key in ("trainer.steps", "data.epochs"))
+    if "trainer.steps" in typed or (steps and not epochs and "data.epochs" not in typed):
         reason = f"has no effect beside data.epochs={run.data.epochs:g}"
         problem = Problem("no-effect", "trainer.steps", run.trainer.steps, reason, "set data.epochs=null too")
-        kind = UsageError if "trainer.steps" in keys else ConfigError
-        raise kind(f"{_origin(problem.key, files, overrides)}: {problem}", [problem])
+        kind = UsageError if "trainer.steps" in typed else ConfigError
+        raise kind(f"{_origin(problem.key, file, overrides)}: {problem}", [problem])
 
 
 def _compose(directory: Path, stem: str, overrides: Sequence[str]) -> DictConfig:
@@ -213,15 +207,6 @@ def _compose(directory: Path, stem: str, overrides: Sequence[str]) -> DictConfig
     _change_texts(composed, PATH_KEYS, _expanded)
     _change_texts(composed, OWN_KEYS, partial(_pinned, directory))
     return composed
-
-
-def _sources(directory: Path, stem: str, overrides: Sequence[str]) -> list[Path]:
-    """The YAML files of a run in the order of composition; later ones win."""
-    with initialize_config_dir(str(directory), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        listed = loader.compute_defaults_list(stem, [*_search_path(directory), *overrides], RunMode.RUN).defaults
-    names = [f"{default.config_path}.yaml" for default in listed if default.config_path is not None]
-    return [root / name for name in names for root in (directory, config_directory()) if (root / name).is_file()]
 
 
 def _search_path(directory: Path) -> list[str]:
@@ -241,20 +226,17 @@ def _composes(directory: Path, stem: str) -> bool:
     return True
 
 
-def validate_run(
-    values: dict[str, Any], sources: Callable[[], Sequence[Path]], overrides: Sequence[str] = ()
-) -> RunConfig:
-    """Check a mapping that was composed of the files ``sources()`` against the schema.
+def validate_run(values: dict[str, Any], file: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Check a mapping that was composed of a run's ``file`` against the schema.
 
-    Raises ConfigError with every problem, a line each, with its file (or override), key, value and nearest valid name.
+    Raises ConfigError with every problem, a line each, with the file (or override), key, value and nearest valid name.
     """
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         sections = values.get("mindspeed_rl")
         problems = [_explained(problem, sections) for problem in validation_problems(error)]
-        files = sources()
-        origins = [_origin(problem.key, files, overrides) for problem in problems]
+        origins = [_origin(problem.key, file, overrides) for problem in problems]
         kind = UsageError if all(origin.startswith("override ") for origin in origins) else ConfigError
         lines = [f"{origin}: {problem}" for origin, problem in zip(origins, problems, strict=True)]
         raise kind("\n".join(lines), problems) from error
@@ -307,28 +289,10 @@ def _pinned(directory: Path, name: str) -> str:
     return name
 
 
-def _origin(key: str, sources: Sequence[Path], overrides: Sequence[str]) -> str:
-    """The override or the last file in the composition that sets ``key`` (or, failing that, its section)."""
+def _origin(key: str, file: Path, overrides: Sequence[str]) -> str:
+    """The override that sets ``key`` or its section, else the run's file."""
     for override in reversed(overrides):
         named = override.lstrip("+~").split("=", 1)[0]
         if f"{key}.".startswith(f"{named}.") or named.startswith(f"{key}."):
             return f"override {override[:_SHOWN]!r}"
-    parts = key.split(".")
-    for depth in range(len(parts), 0, -1):
-        for source in reversed(sources):
-            if _sets(source, parts[:depth]):
-                return str(source)
-    return str(sources[-1])
-
-
-def _sets(source: Path, parts: Sequence[str]) -> bool:
-    content = read_yaml(source) or {}
-    if source.parent.name in GROUPS and "@package _global_" not in source.read_text(encoding="utf-8"):
-        if source.parent.name != parts[0]:
-            return False
-        parts = parts[1:]
-    for part in parts:
-        if not isinstance(content, dict) or part not in content:
-            return False
-        content = content[part]
-    return True
+    return str(file)

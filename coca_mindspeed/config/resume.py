@@ -22,12 +22,10 @@ class KeyFacts:
 
     Attributes:
         resume: whether a resumed run may change it.
-        effect: of such a change, for ``memory``.
         cluster: what to do on a cluster instead, for a key of the local engine alone; empty: every engine reads it.
     """
 
     resume: Resume = "same"
-    effect: str = ""
     cluster: str = ""
 
 

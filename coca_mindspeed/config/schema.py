@@ -23,19 +23,16 @@ OWN_KEYS = ("method.name", "data.grader")
 #: Names of the local engine's devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
 # Facts of the keys below; a key without any is read by every engine, and a resumed run may not change it.
-_ROUNDING = "rounding of later steps changes"
 _FREE, _LENGTH, _CLUSTER = KeyFacts("free"), KeyFacts("length"), KeyFacts("cluster")
 _LOCAL_ATTENTION = KeyFacts(cluster="set mindspeed_rl.megatron_training.use_flash_attn instead")
-_RECOMPUTATION = KeyFacts("memory", _ROUNDING, "set mindspeed_rl.megatron_training.recompute_granularity instead")
+_RECOMPUTATION = KeyFacts("memory", "set mindspeed_rl.megatron_training.recompute_granularity instead")
 _ADAPTERS = KeyFacts(cluster="cluster runs have no adapters")
 _SFT = KeyFacts(cluster="run this stage with the local engine first, and name its result as model.path")
 _COLUMNS = KeyFacts(cluster="convert the file: coca-mindspeed data prepare records --columns")
 _SYNTHETIC = KeyFacts(cluster="cluster runs have no synthetic data")
-_SAMPLED_AT_ONCE = KeyFacts(
-    "memory", "later steps and evaluations draw other samples", "set mindspeed_rl.generate_config.max_num_seqs instead"
-)
-_PACKING = KeyFacts("memory", _ROUNDING, "set mindspeed_rl.rl_config.update_max_packing_token_size instead")
-_SHARING = KeyFacts("memory", _ROUNDING, "MindSpeed-RL has no prefix sharing")
+_SAMPLED_AT_ONCE = KeyFacts("memory", "set mindspeed_rl.generate_config.max_num_seqs instead")
+_PACKING = KeyFacts("memory", "set mindspeed_rl.rl_config.update_max_packing_token_size instead")
+_SHARING = KeyFacts("memory", "MindSpeed-RL has no prefix sharing")
 _DEVICE = KeyFacts(cluster="set hardware.platform instead")
 _THREADS = KeyFacts(cluster="set OMP_NUM_THREADS instead")
 _PREFLIGHT = KeyFacts("free", cluster="read the samples of the first iteration instead")

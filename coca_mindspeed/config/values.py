@@ -3,7 +3,6 @@
 import datetime
 import math
 import re
-from dataclasses import is_dataclass
 from functools import cache
 from typing import Annotated, Any, get_args
 
@@ -100,14 +99,8 @@ def own_method(name: str) -> TrainingMethod:
         ("advantages", callable(getattr(method, "advantages", None)), "a method"),
     ):
         if not holds:
+            hint = "see docs/library.md; a class on one of the bases needs @dataclass(frozen=True) of its own"
             found = getattr(method, attribute, "none")
-            hint = "see docs/library.md"
-            if (
-                is_dataclass(method)
-                and attribute in vars(type(method))
-                and "__dataclass_fields__" not in vars(type(method))
-            ):
-                hint = "a class on one of the bases needs @dataclass(frozen=True) of its own"
             raise ConfigError(f"{name}: its {attribute} should be {expected}, found {found!r:.80}; {hint}")
     checked: TrainingMethod = method
     return checked

@@ -50,17 +50,15 @@ class Preflight:
             stated = "no valid confidence" if row["confidence"] is None else f"confidence {row['confidence']:g}"
             lines.append(f"  question: {_shorten(row['question'])}")
             lines.append(f"  response: {_shorten(row['response'])}  [{stated}, {row['verdict']}]")
-        return "\n".join([*lines, *self._advice()])
-
-    def _advice(self) -> list[str]:
-        """A line for a grader that finds many answers wrong although they name the gold answer."""
+        # A grader may find many answers wrong although they name the gold answer.
         grader = self.config.data.grader
         option = f"data.grader_options.{'factual.' * (grader == 'auto')}match=contains"
         fixes = {
             "factual": f"set {option}, or another metadata.instruction in the records",
             "math": 'set "category": "factual" in the records, and data.grader=auto',
         }
-        return misfit_warnings(grader, self.records, self.rollout.answers, self.rollout.verdicts, fixes)
+        warnings = misfit_warnings(grader, self.records, self.rollout.answers, self.rollout.verdicts, fixes)
+        return "\n".join([*lines, *warnings])
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of a samples dump."""

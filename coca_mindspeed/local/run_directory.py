@@ -269,17 +269,6 @@ def check_same_run(found: RunState, config: RunConfig, data: Mapping[str, Mappin
             )
 
 
-def memory_changes(found: RunState, config: RunConfig) -> list[str]:
-    """A line for each key that bounds memory and differs from the run to resume."""
-    if not found.has_steps:
-        return []
-    return [
-        f"{key}={before!r} is now {now!r}; {_FACTS[key].effect}"
-        for key, before, now in _differences(found, config)
-        if resume.fact_of(_FACTS, key).resume == "memory"
-    ]
-
-
 def check_same_prompt(found: RunState, prompt_sha256: str) -> None:
     """Raise ConfigError if the first training question's prompt is rendered differently from the run to resume."""
     if not found.has_steps or found.marker is None:
@@ -331,7 +320,7 @@ def _saved(found: RunState) -> RunConfig:
         values = read_yaml(path)
     except (OSError, YamlError) as error:
         raise ConfigError(f"{path}: the configuration of the run to resume cannot be read: {error}") from error
-    return validate_run(_with_present_keys(values), lambda: (path,))
+    return validate_run(_with_present_keys(values), path)
 
 
 def _with_present_keys(values: Any) -> Any:

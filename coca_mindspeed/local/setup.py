@@ -35,7 +35,6 @@ from coca_mindspeed.local.run_directory import (
     claim,
     find_run,
     lock_run,
-    memory_changes,
     with_model,
 )
 from coca_mindspeed.local.schedule import derived_seed
@@ -122,8 +121,6 @@ class LocalRun:
                 print_text(f"memory allocator: jemalloc; {SWITCH}=0 keeps the system's", sys.stderr)
             require_optimizer(config.optimizer, device)
             config = with_model(config, compute_dtype=resolve_dtype(config.model, device))
-            for change in memory_changes(found, config):
-                print_text(f"--resume: {change}", sys.stderr)
             check_own_method(config.method)
             # A chat template that reads the clock keeps the date of the run's start.
             if needs_date(config, inputs.train[0]):

@@ -103,11 +103,6 @@ def test_mistakes_in_a_file_name_the_file(tmp_path):
     assert all(line.startswith(f"{mine}: ") for line in lines)
     assert "did you mean 'group_size'?" in lines[0]
     assert "optimizer.lr='fast': input should be a valid number" in lines[1]
-    (tmp_path / "method").mkdir()
-    (tmp_path / "method" / "mine.yaml").write_text("name: coca\nclip: wide\n")
-    mine.write_text("defaults:\n  - demo\n  - override method: mine\n  - _self_\n")
-    with pytest.raises(ConfigError, match=r"method/mine\.yaml: method\.clip='wide'"):
-        compose_run(str(mine))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ def test_what_a_resumed_run_may_change_on_the_local_engine():
     assert keys("length") == {"trainer.steps", "data.epochs"}
     memory = {f"trainer.{name}" for name in ("microbatch_tokens", "microbatch_prompts", "share_prompts")}
     assert keys("memory") == memory | {"model.gradient_checkpointing", "rollout.batch_responses"}
-    assert all(FACTS[key].effect for key in keys("memory"))
 
 
 def test_what_a_resumed_run_must_not_change_on_mindspeed_rl():

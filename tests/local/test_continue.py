@@ -95,18 +95,16 @@ def before_the_end(source, target):
         ("rollout.batch_responses=4", False),
     ],
 )
-def test_keys_that_bound_memory_may_change(tmp_path, six_steps, capsys, change, same_samples):
+def test_keys_that_bound_memory_may_change(tmp_path, six_steps, change, same_samples):
     output = before_the_end(six_steps, tmp_path / "run")
     train(output, *TINY, change, resume=True)
-    assert change.partition("=")[0] in capsys.readouterr().err
     before, after = rows(six_steps / "metrics.jsonl"), rows(output / "metrics.jsonl")
     assert after[:4] == before[:4]
     assert len(after) == 6
     if same_samples:
         for key in ("objective/grad_norm", "rollout/entropy"):
             assert [row[key] for row in after] == pytest.approx([row[key] for row in before], rel=1e-3)
-    train(output, *TINY, change, resume=True)  # its configuration is the new one
-    assert change.partition("=")[0] not in capsys.readouterr().err
+    small_session(output, *TINY, change, resume=True).close()  # its configuration is the new one
 
 
 # ---- a run of an earlier version
