@@ -1,9 +1,103 @@
-"""Records: round trip, defaults, and errors that name file and line."""
+"""Records: round trip, defaults, errors by file and line, and files that would break a parser or fill the memory."""
+
+import gzip
+import json
 
 import pytest
 
+from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, read_records, record_from_json, write_records
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.utils import text_formats as json_text
+from coca_mindspeed.utils.files import read_json_lines
+
+GOOD = '{"question": "1 + 1?", "answer": "2"}'
+
+
+def with_metadata(text):
+    return f'{{"question": "q", "answer": "1", "metadata": {{{text}}}}}'
+
+
+HOSTILE = {
+    "a 5,000-digit integer": (with_metadata('"n": ' + "9" * 5000), "4300 digits"),
+    "nesting beyond the parser": (with_metadata('"n": ' + "[" * 90_000 + "]" * 90_000), "100 levels"),
+    "nesting beyond a copy": (with_metadata('"n": ' + '{"a":' * 400 + "1" + "}" * 400), "100 levels"),
+    "a difficulty in words": (with_metadata('"difficulty": "hard"'), "'hard'"),
+    "a difficulty out of range": (with_metadata('"difficulty": 3'), "int 3"),
+    "a difficulty of NaN": (with_metadata('"difficulty": NaN'), "float nan"),
+    "an instruction of null": (with_metadata('"instruction": null'), "metadata['instruction']"),
+}
+SURROGATE = '{"question": "half \\ud800 pair", "answer": "1"}'
+
+
+@pytest.fixture(params=HOSTILE)
+def hostile(request, tmp_path):
+    line, message = HOSTILE[request.param]
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{GOOD}\n{line}\n{GOOD.replace('1 + 1', '1 + 2')}\n")
+    return path, message
+
+
+def prepare(path, *options):
+    arguments = ["data", "prepare", "records", "--input", path, "--output", path.parent / "out", "--no-duplicates"]
+    return main([*map(str, arguments), "--gold", "off", *options])
+
+
+def test_every_command_names_the_line(hostile, capsys):
+    path, message = hostile
+    with pytest.raises(DataError, match=r"mine\.jsonl:2: ") as caught:
+        list(read_records(path))
+    assert message in str(caught.value)
+    assert prepare(path) == 1
+    [line] = filter(None, capsys.readouterr().err.splitlines())  # rich 13 ends its bar by an empty line
+    assert f"{path}:2: " in line
+    assert message in line
+    assert prepare(path, "--skip-bad", "1") == 0
+    assert len(list(read_records(path.parent / "out/train.jsonl"))) == 2
+    (finding,) = map(json.loads, (path.parent / "out/findings.jsonl").read_text().splitlines())
+    assert (finding["stage"], finding["row"]) == ("malformed", 2)
+    assert message in finding["detail"]
+
+
+def test_half_of_a_surrogate_pair(tmp_path, capsys):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{GOOD}\n{SURROGATE}\n")
+    with pytest.raises(DataError, match=r"mine\.jsonl:2: .*'\\ud800'"):
+        list(read_records(path))
+    assert prepare(path) == 0  # a row that JSON Lines cannot hold is listed like any other
+    (finding,) = map(json.loads, (tmp_path / "out/findings.jsonl").read_text().splitlines())
+    assert finding["row"] == 2
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz"])
+def test_a_byte_order_mark_is_no_text_at_the_beginning_alone(tmp_path, suffix):
+    path = tmp_path / f"mine{suffix}"
+    content = f"\ufeff{GOOD}\n".encode()
+    path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
+    assert prepare(path) == 0
+    if suffix == ".jsonl":
+        assert [record.answer for record in read_records(path)] == ["2"]
+        path.write_text(f"{GOOD}\n\ufeff{GOOD}\n")
+        with pytest.raises(DataError, match=":2: "):
+            list(read_json_lines(path))
+
+
+@pytest.fixture
+def short_lines(monkeypatch):
+    monkeypatch.setattr(json_text, "LONGEST_LINE", len(GOOD) + 1)
+
+
+def test_a_line_that_is_too_long_is_one_bad_row_and_the_longest_needs_no_end(tmp_path, short_lines, capsys):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{GOOD}\n{GOOD[:-1]}  }}\n{GOOD}\n")
+    assert prepare(path) == 1
+    assert f"{path}:2: longer than" in capsys.readouterr().err
+    assert prepare(path, "--skip-bad", "1") == 0
+    with pytest.raises(DataError, match=r"mine\.jsonl:2: longer than"):
+        list(read_json_lines(path))
+    for end in ("", "\n"):
+        path.write_text(f"{GOOD}\n{GOOD}{end}")
+        assert len(list(read_json_lines(path))) == 2
 
 
 def test_round_trip(tmp_path):

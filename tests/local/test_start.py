@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from tokenizers import normalizers
-from transformers import GPT2Config, LlamaConfig, Phi3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, Phi3Config
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
@@ -27,7 +27,7 @@ from coca_mindspeed.local.model_files import (
     read_model_config,
 )
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
-from coca_mindspeed.local.tiny_model import tiny_tokenizer
+from coca_mindspeed.local.tiny_model import tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.validation import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.utils.files import MARKER
 from tests.grading.sandbox_package import needs_sandbox
@@ -347,3 +347,15 @@ def test_flash_attention_is_refused_by_its_key_where_it_cannot_be_had(tmp_path):
         load_policy(path, config, torch.device("cpu"))
     with pytest.raises(ValidationError, match="takes no float32"):
         ModelConfig(attention="flash_attention_2", compute_dtype="float32")
+
+
+def test_generate_takes_what_the_saved_tokenizer_returns(tmp_path):
+    write_tiny_model(tmp_path, seed=0)
+    # A trained model is saved with the tokenizer as it was loaded.
+    AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
+    inputs = tokenizer(["1+2=", "12+34="], padding=True, return_tensors="pt")
+    assert set(inputs) == {"input_ids", "attention_mask"}
+    generated = model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    assert generated.shape[0] == 2
+    assert torch.equal(generated[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
