@@ -1,4 +1,4 @@
-"""The rollout simulator against cases computed by hand, what ``make bench-check`` calls worse, and the hooks of a run."""
+"""The rollout simulator against cases computed by hand, what ``make bench-check`` calls worse, and a run's hooks."""
 
 import math
 import random

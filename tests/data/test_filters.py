@@ -1,4 +1,4 @@
-"""Difficulty, source and length at the edges, gold answers that cannot be graded against, contamination by brute force."""
+"""Difficulty, source and length at the edges, gold answers that cannot be graded against, contamination."""
 
 import pytest
 from hypothesis import given, settings
