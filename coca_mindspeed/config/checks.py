@@ -1,12 +1,13 @@
-"""Checks of a run that all engines share: its configuration, its files, the model's shape, the number of steps."""
+"""Checks that all engines share: configuration, files, the model's shape, the number of steps, a resumed run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from coca_mindspeed.config.schema import ArchitectureConfig, DataConfig, RunConfig
 from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_problems
 from coca_mindspeed.utils.hub import is_hub_id
-from coca_mindspeed.utils.text_formats import numbered_lines, parse_json
+from coca_mindspeed.utils.text_formats import differences, numbered_lines, parse_json
 
 
 def _held_out_records(run: RunConfig) -> Iterator[Problem]:
@@ -126,3 +127,22 @@ def training_rows(config: DataConfig) -> tuple[int | None, str]:
             return sum(line is None or bool(line.strip()) for _, line in numbered_lines(file)), str(path)
     except OSError as error:
         raise DataError(f"data.train={path}: cannot be read: {error.strerror}") from error
+
+
+def check_same_run(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    where: object,
+    fix: str,
+    may_change: Callable[[str], bool] = lambda key: False,
+) -> None:
+    """Raise ConfigError for each setting in which a resumed run differs from the run before.
+
+    ``where`` names the file with the settings ``before``, ``fix`` says what to do.
+    """
+    changed = [each for each in differences(before, now) if not may_change(each[0])]
+    if changed:
+        lines = (f"{where}: the run to resume has {key}={then!r}, found {found!r}" for key, then, found in changed)
+        problems = [Problem("another-run", key, found, f"must be {then!r}", fix) for key, then, found in changed]
+        raise ConfigError("\n".join(lines) + f"; {fix}", problems)

@@ -17,8 +17,8 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from coca_mindspeed.config.resume import facts_of
 from coca_mindspeed.config.schema import OWN_KEYS, PATH_KEYS, RunConfig
+from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, Problem, UsageError, did_you_mean, validation_problems
 from coca_mindspeed.utils.own_code import is_own, pinned
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of

@@ -11,8 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.config.resume import KeyFacts
-from coca_mindspeed.config.values import ColumnNames, Day, FreeForm, GraderName, Pattern, TemplateVariables, own_method
+from coca_mindspeed.config.values import (
+    ColumnNames,
+    Day,
+    FreeForm,
+    GraderName,
+    KeyFacts,
+    Pattern,
+    TemplateVariables,
+    own_method,
+)
 from coca_mindspeed.errors import did_you_mean
 from coca_mindspeed.utils.own_code import is_own, pinned
 

@@ -1,17 +1,63 @@
-"""Types of the values that the schema checks by functions, and the check of a training method of the user's own."""
+"""Facts that the schema declares at its keys, types of the values that it checks by functions, and the check of a
+training method of the user's own.
+"""
 
 import datetime
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel
 
 from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod
 from coca_mindspeed.algorithm.parsing import ConfidencePosition
 from coca_mindspeed.errors import ConfigError, did_you_mean
 from coca_mindspeed.utils.own_code import is_own, load_own, pinned
+
+#: Whether a resumed run may change a key: ``same``: no, it is part of the run's identity; ``cluster``: on a cluster
+#: only; ``free``: yes; ``length``: yes, if the steps taken do not depend on it; ``memory``: yes, it bounds memory.
+Resume = Literal["same", "cluster", "free", "length", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFacts:
+    """Facts about a key for the engines and for a resumed run, declared as ``Annotated[TYPE, KeyFacts(...)]``.
+
+    The facts of a section hold for its keys, except where they have their own.
+
+    Attributes:
+        resume: whether a resumed run may change it.
+        cluster: what to do on a cluster instead, for a key of the local engine alone; empty: every engine reads it.
+    """
+
+    resume: Resume = "same"
+    cluster: str = ""
+
+
+_DEFAULT = KeyFacts()
+
+
+def facts_of(schema: type[BaseModel], inherited: KeyFacts = _DEFAULT, above: str = "") -> dict[str, KeyFacts]:
+    """The facts of every key of a schema, sections included, by dotted name."""
+    found = {}
+    for name, field in schema.model_fields.items():
+        own = next((each for each in field.metadata if isinstance(each, KeyFacts)), inherited)
+        found[f"{above}{name}"] = own
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found |= facts_of(kind, own, f"{above}{name}.")
+    return found
+
+
+def fact_of(known: Mapping[str, KeyFacts], key: str) -> KeyFacts:
+    """The facts of a key, or of the nearest section above it: free-form sections and lists have keys of their own."""
+    while key not in known and "." in key:
+        key = key.rpartition(".")[0]
+    return known.get(key, _DEFAULT)
+
 
 # transformers gives these a value in every template, so that a variable of the same name would have no effect.
 _RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception")

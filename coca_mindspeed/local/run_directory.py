@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coca_mindspeed import __version__
-from coca_mindspeed.config import resume
+from coca_mindspeed.config import checks
 from coca_mindspeed.config.compose import REMOVED_KEYS, RENAMED_KEYS, to_yaml, validate_run
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.local.model_files import FLOAT32, TINY_MODEL, trained_bytes, weight_shapes
@@ -58,7 +59,7 @@ ENTRIES = (
     *("report.md", "reliability.png", "training_curves.png"),
     *(f"{name}{model}{end}" for model in ("model", WARMED_UP, BEST_MODEL) for name, end in _UNFINISHED),
 )
-_FACTS = resume.facts_of(RunConfig)
+_FACTS = facts_of(RunConfig)
 _MAY_CHANGE = ("free", "length", "memory")
 
 
@@ -219,7 +220,7 @@ def claim(
     path, marker = found.path, found.marker
     try:
         same = marker is not None and found.config_path.exists() and marker.get("data") == data
-        changed = {resume.fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)} if same else set()
+        changed = {fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)} if same else set()
         if marker is not None and not found.has_steps and (overwrite or not same or not changed <= {"free", "memory"}):
             remove_entries(path, _KIND, ENTRIES)
             marker = None
@@ -245,12 +246,12 @@ def check_same_settings(found: RunState, config: RunConfig) -> None:
     if found.has_steps:
         free = {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
         named = sorted(key for key in free if key.rpartition(".")[0] not in free)
-        resume.check_same_run(
+        checks.check_same_run(
             _saved(found).model_dump(mode="json"),
             config.model_dump(mode="json"),
             where=found.config_path,
             fix=f"only {', '.join(named)} may change when a run is resumed",
-            may_change=lambda key: resume.fact_of(_FACTS, key).resume in _MAY_CHANGE,
+            may_change=lambda key: fact_of(_FACTS, key).resume in _MAY_CHANGE,
         )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from coca_mindspeed.config.checks import CHECKS, differing_shapes
-from coca_mindspeed.config.resume import facts_of
 from coca_mindspeed.config.schema import RunConfig, Section
+from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import (
     Check,
     Condition,

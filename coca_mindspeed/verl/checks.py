@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config import resume
+from coca_mindspeed.config import checks as shared
 from coca_mindspeed.errors import Condition, Problem, as_check, find_problems, raise_problems, show_value
 from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.utils.own_code import is_own
@@ -291,6 +291,6 @@ def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, re
     if path.is_file() and (resumed_step or (directory / VERLS_NEWEST).is_file()):
         theirs = {"advantage_scale": "group", **json.loads(path.read_text(encoding="utf-8"))}  # new in 0.3.0
         fix = "change trainer.default_local_dir, or remove the directory"
-        resume.check_same_run(theirs, ours, where=path, fix=fix)
+        shared.check_same_run(theirs, ours, where=path, fix=fix)
     directory.mkdir(parents=True, exist_ok=True)
     write_json(path, ours)

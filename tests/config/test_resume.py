@@ -2,8 +2,9 @@
 
 import pytest
 
-from coca_mindspeed.config.resume import check_same_run, fact_of, facts_of
+from coca_mindspeed.config.checks import check_same_run
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.start.run_file import identity_keys
 

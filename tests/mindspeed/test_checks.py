@@ -11,8 +11,8 @@ import pytest
 from coca_mindspeed.config.checks import HF_KEYS, steps_of_epochs
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.model_size import GIB, model_parameters
-from coca_mindspeed.config.resume import facts_of
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems
 from coca_mindspeed.mindspeed.plan import checkpoint_bytes, estimate_memory, make_plan

@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
-from coca_mindspeed.config.resume import check_same_run, fact_of, facts_of
+from coca_mindspeed.config.checks import check_same_run
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
