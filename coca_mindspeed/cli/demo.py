@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     with LocalRun.open(composed, arguments.output, **flags, validated=validated) as local:
         policy = local.start()
-        local.evaluate_before(policy)
-        local.train(policy, log_before=False)
-        local.evaluate(policy)
-    write_run_report(local, _INTRODUCTION, _NOTES)
+        before = local.evaluate_before(policy)
+        local.train(policy)
+        after = local.evaluate_after(policy)
+    write_run_report(local, before, after, _INTRODUCTION, _NOTES)
     return 0

@@ -32,12 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
     with LocalRun.open(composed, output, **flags, validated=validated) as run:
         policy = run.start()
         run.preflight(policy)
-        run.evaluate_before(policy)
-        run.train(policy)
-        run.evaluate(policy)
+        before = run.evaluate_before(policy)
+        run.train(policy, before)
+        after = run.evaluate_after(policy)
     # print instead of rich: a wrapped path cannot be copied.
-    if run.predictions:
-        write_run_report(run, _introduction(run.config))
+    if after:
+        write_run_report(run, before, after, _introduction(run.config))
     if (metric := composed.run.checkpoint.best) is not None:
         print(f"best model: {output / BEST_MODEL} ({_best(output, metric)})")
     print(f"model: {output / 'model'} (a Hugging Face directory)\nmetrics: {output / 'metrics.jsonl'}")

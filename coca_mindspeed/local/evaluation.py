@@ -174,14 +174,15 @@ _IGNORED = "see docs/training.md, the model ignores the format"
 _LONGEST_TEXT = 300  # characters of a question or response in the report
 
 
-def write_run_report(run: "LocalRun", introduction: str, notes: str = "") -> dict[str, Any]:
-    """Write the report of an evaluated run, print its table, and return the content of ``summary.json``.
+def write_run_report(
+    run: "LocalRun", before: Sequence[Prediction], after: Sequence[Prediction], introduction: str, notes: str = ""
+) -> dict[str, Any]:
+    """Write the report of a run, print its table, and return the content of ``summary.json``.
 
-    ``introduction`` is a paragraph below the title, ``notes`` are lines below the table of responses.  Answers before
-    the training may be missing.
+    ``before`` and ``after`` are answers to the held-out questions; the first may be missing.  ``introduction`` is a
+    paragraph below the title, ``notes`` are lines below the table of responses.
     """
-    after = run.predictions
-    groups = {"before": run.before[: len(after)], "after": after} if run.before else {"after": after}
+    groups = {"before": before[: len(after)], "after": after} if before else {"after": after}
     scores = {name: summary_metrics(predictions) for name, predictions in groups.items()}
     summary: dict[str, Any] = {
         "seed": run.config.seed,

@@ -209,10 +209,10 @@ def records_digest(records: Sequence[Record]) -> dict[str, Any]:
     return {"records": len(records), "sha256": digest.hexdigest()}
 
 
-def claim(
+def write_settings(
     found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt_sha256: str, *, overwrite: bool
-) -> Mapping[str, Any]:
-    """Write the marker and ``config.yaml``; return the marker.  The directory must be locked.
+) -> None:
+    """Write the marker and ``config.yaml`` into the directory of a run that begins.  The directory must be locked.
 
     Files of a run that never finished a step are removed, unless this run would create the same.  Raises ConfigError if
     it cannot be written.
@@ -238,7 +238,6 @@ def claim(
         write_atomically(found.config_path, to_yaml(config))
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
-    return marker
 
 
 def check_same_settings(found: RunState, config: RunConfig) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,10 +32,10 @@ from coca_mindspeed.local.run_directory import (
     RunState,
     check_same_prompt,
     check_same_run,
-    claim,
     find_run,
     lock_run,
     with_model,
+    write_settings,
 )
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, sft_progress, warm_up
@@ -53,7 +53,7 @@ from coca_mindspeed.local.validation import (
 )
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import read_object, write_json, write_json_lines
+from coca_mindspeed.utils.files import MARKER, read_object, write_json, write_json_lines
 from coca_mindspeed.utils.process import SWITCH, interruptible, uses_jemalloc
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
@@ -66,8 +66,6 @@ class LocalRun:
     Attributes:
         config: with the device's data type in place of ``auto``.
         prompt_sha256: of the first training question's prompt.
-        before, predictions: answers to the held-out questions, by :meth:`evaluate_before` and :meth:`evaluate`.
-        run_id: of the run's marker, which :meth:`start` writes.
     """
 
     config: RunConfig
@@ -82,9 +80,6 @@ class LocalRun:
     show_progress: bool
     _resources: ExitStack
     _started: float
-    before: list[Prediction] = field(default_factory=list)
-    predictions: list[Prediction] = field(default_factory=list)
-    run_id: str = ""
 
     @classmethod
     def open(
@@ -162,12 +157,12 @@ class LocalRun:
         config, inputs = self.config, self.inputs
         with self._timed("warm_up", self._started):
             if model_directory(config, self.found)[0] is None:
-                self._claim()
+                self._write_settings()
                 with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
                     path = warm_start(config, self.output, inputs.train, self.device, self.show_progress)
                 return self._load(path, "warm start")
             policy = self.load()
-            self._claim()
+            self._write_settings()
             if self.resume_from is None and inputs.warm_up:
                 policy = run_sft_warm_up(policy, inputs.warm_up, config, self.output, show_progress=self.show_progress)
                 policy = self._with_adapters(policy)
@@ -182,7 +177,7 @@ class LocalRun:
         return policy
 
     def preflight(self, policy: Policy) -> None:
-        """Refuse a policy that hardly states a confidence; its samples are those of step 0.  Not for a resumed run."""
+        """Refuse a policy that states too few valid confidences; its samples are step 0's.  Not for a resumed run."""
         count = self.config.evaluation.preflight
         if self.found.has_steps or not count:
             return
@@ -195,24 +190,23 @@ class LocalRun:
         print_text(found, sys.stderr)
         raise_problems(found.problems(), f"no training yet; all responses: {file}")
 
-    def evaluate_before(self, policy: Policy) -> None:
+    def evaluate_before(self, policy: Policy) -> list[Prediction]:
         """Answer the held-out questions before the first step.
 
         A resumed run keeps its earlier answers; without them it has none, because its policy is already trained.
         """
         with self._timed("evaluate"):
-            trained = self.resume_from is not None
-            self.before = self.held_out(policy).before(trained=trained, keep=self.resume)
+            return self.held_out(policy).before(trained=self.resume_from is not None, keep=self.resume)
 
-    def train(self, policy: Policy, *, log_before: bool = True) -> None:
-        """Train to the last step; ``log_before`` logs the answers before it as step 0."""
+    def train(self, policy: Policy, before: Sequence[Prediction] = ()) -> None:
+        """Train to the last step; the metrics of ``before``, answers before the training, are logged as step 0."""
         with self._timed("train"):
-            self.trainer(policy).run(self.resume_from, self.before if log_before else ())
+            self.trainer(policy).run(self.resume_from, before)
 
-    def evaluate(self, policy: Policy) -> None:
+    def evaluate_after(self, policy: Policy) -> list[Prediction]:
         """Answer the held-out questions; see :meth:`HeldOut.after`."""
         with self._timed("evaluate"):
-            self.predictions = self.held_out(policy).after()
+            return self.held_out(policy).after()
 
     def seconds(self) -> dict[str, float]:
         """Wall time of the stages and in total, all sessions of a resumed run together."""
@@ -225,7 +219,7 @@ class LocalRun:
         try:
             yield
         finally:
-            if self.run_id:  # a start that failed leaves no file
+            if (self.output / MARKER).exists():  # a start that failed leaves no file
                 known = read_object(self.output / _SECONDS)
                 known[stage] = known.get(stage, 0.0) + time.perf_counter() - started
                 with suppress(OSError):  # of a full disk; it would hide the stage's own error
@@ -233,18 +227,15 @@ class LocalRun:
 
     def trainer(self, policy: Policy) -> Trainer:
         """The trainer of the loaded policy."""
-        records, held_out = self.inputs.train, self.held_out(policy)
-        return Trainer(
-            self.config, policy, self.grader, records, held_out, self.output, self.run_id, self.show_progress
-        )
+        records, held_out, run_id = self.inputs.train, self.held_out(policy), read_object(self.output / MARKER)["id"]
+        return Trainer(self.config, policy, self.grader, records, held_out, self.output, run_id, self.show_progress)
 
     def held_out(self, policy: Policy) -> HeldOut:
         """The held-out questions, and how the policy answers them."""
         return HeldOut(self.config, policy, self.grader, self.inputs.evaluate, self.output, self.show_progress)
 
-    def _claim(self) -> None:
-        marker = claim(self.found, self.config, self.inputs.digests, self.prompt_sha256, overwrite=self.overwrite)
-        self.run_id = str(marker["id"])
+    def _write_settings(self) -> None:
+        write_settings(self.found, self.config, self.inputs.digests, self.prompt_sha256, overwrite=self.overwrite)
 
     def _load(self, path: Path, where: str) -> Policy:
         dtype = dtype_of_weights(self.config.model.lora)

@@ -131,9 +131,9 @@ def _train(place: Workplace, job: Job) -> list[Prediction]:
     resume = is_ours(directory, "run")
     with LocalRun.open(composed, directory, resume=resume, show_progress=place.show_progress) as local:
         policy = local.start()
-        if config.evaluation.samples > 1:  # the curve's step 0
-            local.evaluate_before(policy)
-        local.train(policy)
+        # the curve's step 0
+        before = local.evaluate_before(policy) if config.evaluation.samples > 1 else ()
+        local.train(policy, before)
         held_out = local.held_out(policy)
         predictions = held_out.evaluate(held_out.records, "after")
     return [replace(p, method=job.name) for p in predictions]
