@@ -12,7 +12,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import CocaError, ConfigError, GradingError
-from coca_mindspeed.grading.fault_tolerant import BrokenGraderError
+from coca_mindspeed.grading.own import BrokenGraderError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import Outcome

@@ -18,13 +18,13 @@ from coca_mindspeed.utils.console import markdown_table, one_line
 from coca_mindspeed.utils.files import (
     MARKER,
     check_output_path,
+    is_hub_id,
     output_directory,
     read_json_lines,
     read_marker,
     read_object,
     write_atomically,
 )
-from coca_mindspeed.utils.hub import is_hub_id
 from coca_mindspeed.utils.own_code import is_own
 
 _EXAMPLES = {

@@ -7,9 +7,9 @@ from zlib import crc32
 
 import numpy as np
 
-from coca_mindspeed.evaluation.ece import EceUnderCalibration
 from coca_mindspeed.evaluation.intervals import (
     UNDEFINED_INTERVAL,
+    EceUnderCalibration,
     Estimates,
     Interval,
     average_interval,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from coca_mindspeed.data.records import Record, RecordError, default_category, record_line
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.grading.facts.factual import names_answer
+from coca_mindspeed.grading.factual import names_answer
 from coca_mindspeed.grading.registry import grader_name
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome, Verdict
 

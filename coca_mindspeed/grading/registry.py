@@ -16,8 +16,8 @@ _GRADERS = {
     "exact": "coca_mindspeed.grading.exact:ExactGrader",
     "math": "coca_mindspeed.grading.math.grader:MathGrader",
     "code": "coca_mindspeed.grading.code.grader:CodeGrader",
-    "factual": "coca_mindspeed.grading.facts.factual:FactualGrader",
-    "simpleqa": "coca_mindspeed.grading.facts.judge:JudgeGrader",
+    "factual": "coca_mindspeed.grading.factual:FactualGrader",
+    "simpleqa": "coca_mindspeed.grading.judge:JudgeGrader",
     "auto": "coca_mindspeed.grading.registry:AutoGrader",
 }
 GRADER_NAMES = tuple(_GRADERS)

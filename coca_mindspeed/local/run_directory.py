@@ -30,6 +30,7 @@ from coca_mindspeed.local.schedule import learning_rate
 from coca_mindspeed.utils.files import (
     MARKER,
     PROGRESS,
+    is_hub_id,
     is_ours,
     lock_of_process,
     nearby_runs,
@@ -41,7 +42,6 @@ from coca_mindspeed.utils.files import (
     write_json_lines,
     write_marker,
 )
-from coca_mindspeed.utils.hub import is_hub_id
 from coca_mindspeed.utils.text_formats import Difference, YamlError, differences, first_difference, read_yaml, value_of
 
 _KIND = "run"

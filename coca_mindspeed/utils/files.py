@@ -1,4 +1,4 @@
-"""Atomic files and directories, JSON Lines with errors that name the line, and markers of our directories."""
+"""Atomic files and directories, JSON Lines with errors that name the line, markers of our directories, hub ids."""
 
 import difflib
 import fcntl
@@ -20,6 +20,14 @@ from coca_mindspeed.utils.text_formats import JsonError, line_bound, numbered_li
 
 # Half of a UTF-16 pair: JSON can name one (\ud83d), UTF-8 cannot hold one.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_HUB_ID = re.compile(r"(?!models/)[\w-]+/[\w.-]+(:[\w.-]*){0,2}", re.ASCII)
+_DATA_FILE = re.compile(r".*\.(jsonl?|ndjson|csv|tsv|parquet|arrow|gz)", re.IGNORECASE)
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether a text names a model or a data set of the hub (ORG/NAME, [:CONFIGURATION[:SPLIT]]), and no path here."""
+    path = Path(text)
+    return not (_HUB_ID.fullmatch(text) is None or _DATA_FILE.fullmatch(text) or path.exists() or path.parent.is_dir())
 
 
 def fsync_directory(directory: Path) -> None:

@@ -9,11 +9,12 @@ from scipy.stats import t as student_t
 from sklearn.metrics import roc_auc_score
 
 from coca_mindspeed.evaluation.binning import binomial_low, clopper_pearson
-from coca_mindspeed.evaluation.ece import Bins, ece_bounds
 from coca_mindspeed.evaluation.intervals import (
     MEANS,
+    Bins,
     Estimates,
     average_interval,
+    ece_bounds,
     independent_units,
     paired_intervals,
 )

@@ -6,8 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.adapters import read_opencompass
-from coca_mindspeed.evaluation.opencompass.verdicts import correctness, read_judgement
+from coca_mindspeed.evaluation.adapters import correctness, read_judgement, read_opencompass
 
 
 def judged(undecided):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
-from coca_mindspeed.grading.facts.factual import FactualGrader, names_answer, normalise, stated_fact
+from coca_mindspeed.grading.factual import FactualGrader, names_answer, normalise, stated_fact
 from tests.grading.tables import read_table, text_cases
 
 

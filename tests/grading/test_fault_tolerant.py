@@ -6,7 +6,7 @@ import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
-from coca_mindspeed.grading.fault_tolerant import FaultTolerantGrader
+from coca_mindspeed.grading.own import FaultTolerantGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.facts import judge as judge_module
-from coca_mindspeed.grading.facts.judge import Grade, JudgeGrader, parse_grade
+from coca_mindspeed.grading import judge as judge_module
+from coca_mindspeed.grading.judge import Grade, JudgeGrader, parse_grade
 from coca_mindspeed.grading.verdict import Outcome
 
 pytestmark = pytest.mark.timing

@@ -10,7 +10,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.facts.factual import FactualGrader
+from coca_mindspeed.grading.factual import FactualGrader
 from coca_mindspeed.local import setup as session_module
 from coca_mindspeed.local.preflight import Preflight
 from coca_mindspeed.scoring.rollout import Rollout

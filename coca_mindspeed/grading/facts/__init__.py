@@ -1,1 +1,0 @@
-"""Facts: compared with aliases, or judged by a language model."""
