@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -15,107 +14,39 @@ from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.evaluation.predictions import read_predictions
+from tests.chat_server import chat_server
 
 pytest.importorskip("openai")
 QUESTIONS = 6
 
 
-class Server(ThreadingHTTPServer):
-    """Answers by ``reply(request) -> (status, text)``, counts what it is asked, and knows one model."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.reply = lambda request: (200, f"<confidence> 0.8 </confidence> \\boxed{{{_number(request)}}}")
-        self.raw = None
-        self.asked, self.requests, self.keys = Counter(), [], set()
-        self.at_once = self.most_at_once = 0
-        self.lock = threading.Lock()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-def _number(request):
+def number(request):
+    """Of the question."""
     return int(re.search(r"\d+", request["messages"][-1]["content"])[0])
 
 
-class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        key = self.headers.get("Authorization")
-        self._send(
-            401 if key == "Bearer wrong" else 200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
-        )
-
-    def do_POST(self):
-        server = self.server
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with server.lock:
-            server.requests.append(request)
-            server.asked[_number(request)] += 1
-            server.keys.add(self.headers.get("Authorization"))
-            server.at_once += 1
-            server.most_at_once = max(server.most_at_once, server.at_once)
-        if request["model"] != "tiny":
-            status, text = 404, "no such model"
-        else:
-            status, text = server.reply(request)
-        with server.lock:
-            server.at_once -= 1
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-        usage = {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10}
-        body = {
-            "id": "1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "tiny",
-            "choices": [choice],
-            "usage": usage,
-        }
-        self._send(status, body if status == 200 else {"error": {"message": text}})
-
-    def _send(self, status, body):
-        data = json.dumps(body).encode() if self.server.raw is None else self.server.raw
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Retry-After-Ms", "1")
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
+def asked(server):
+    """How often each question was asked since this was last called."""
+    counts, server.requests = Counter(map(number, server.requests)), []
+    return counts
 
 
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with chat_server() as server:
+        server.reply = lambda request: (200, f"<confidence> 0.8 </confidence> \\boxed{{{number(request)}}}")
+        yield server
 
 
 @pytest.fixture
 def command(server, tmp_path):
     """The arguments of a command whose last question the stub answers wrongly."""
     golds = [str(i) for i in range(QUESTIONS - 1)] + ["77"]
-    write_records(
-        tmp_path / "data.jsonl",
-        [Record(f"q{i}", "sums", "math", f"{i} + 0?", gold) for i, gold in enumerate(golds)],
-    )
-    options = {
-        "--endpoint": server.url,
-        "--model": "tiny",
-        "--data": tmp_path / "data.jsonl",
-        "--output": tmp_path / "out",
-    }
-    options["--replicates"] = 20
+    records = [Record(f"q{i}", "sums", "math", f"{i} + 0?", gold) for i, gold in enumerate(golds)]
+    write_records(tmp_path / "data.jsonl", records)
+    options = {"--endpoint": server.url, "--model": "tiny", "--data": tmp_path / "data.jsonl"}
+    options |= {"--output": tmp_path / "out", "--replicates": 20}
 
     def arguments(**changes):
         changed = {**options, **{f"--{name.replace('_', '-')}": value for name, value in changes.items()}}
@@ -138,7 +69,7 @@ def test_it_asks_grades_and_reports(server, command, tmp_path, monkeypatch):
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())["results"]["tiny coca"]["sums"]
     assert metrics["metrics"]["accuracy"]["estimate"] == pytest.approx(5 / 6)
     assert (tmp_path / "out" / "metrics.md").is_file()
-    assert server.keys == {"Bearer secret"}
+    assert set(server.keys) == {"Bearer secret"}
     assert "secret" not in (tmp_path / "out" / "settings.json").read_text()
     assert server.most_at_once <= 3
     request = server.requests[0]
@@ -148,7 +79,7 @@ def test_it_asks_grades_and_reports(server, command, tmp_path, monkeypatch):
 
 
 def test_the_method_gives_prompt_and_position(server, command, tmp_path):
-    server.reply = lambda request: (200, f"\\boxed{{{_number(request)}}} <confidence> 0.3 </confidence>")
+    server.reply = lambda request: (200, f"\\boxed{{{number(request)}}} <confidence> 0.3 </confidence>")
     assert main(command(method="rlcr")) == 0
     assert {p.confidence for p in read_predictions(tmp_path / "out" / "predictions.jsonl")} == {0.3}
     assert server.requests[0]["messages"][0]["content"] == training_method("rlcr").system_prompt
@@ -156,20 +87,21 @@ def test_the_method_gives_prompt_and_position(server, command, tmp_path):
 
 def test_a_failed_command_is_resumed_and_other_settings_are_refused(server, command, tmp_path, capsys):
     good = server.reply
-    server.reply = lambda request: good(request) if _number(request) < 3 else (400, "bad")
+    server.reply = lambda request: good(request) if number(request) < 3 else (400, "bad")
     assert main(command(concurrency=1)) == 1
     assert {row["id"] for row in rows(tmp_path)} == {"q0", "q1", "q2"}
     with (tmp_path / "out" / "responses.jsonl").open("a") as file:
         file.write('{"id": "q3", "sam')  # as a killed process leaves it
-    server.reply, server.asked = good, Counter()
+    server.reply = good
+    asked(server)
     for change in ({"temperature": 0.1}, {"samples": 2}, {"method": "joint"}, {"max_tokens": 7}):
         assert main(command(**change)) == 1
         assert "settings" in capsys.readouterr().err
     assert main(command(concurrency=2)) == 0  # what changes no response may change
-    assert server.asked == {3: 1, 4: 1, 5: 1}
+    assert asked(server) == {3: 1, 4: 1, 5: 1}
     assert [row["id"] for row in rows(tmp_path)] == [f"q{i}" for i in range(QUESTIONS)]
     assert main(command()) == 0
-    assert sum(server.asked.values()) == 3
+    assert not server.requests
 
 
 def test_kill_9_loses_no_response(server, command, tmp_path):
@@ -177,7 +109,7 @@ def test_kill_9_loses_no_response(server, command, tmp_path):
     good = server.reply
 
     def slow(request):
-        if _number(request) >= 4:
+        if number(request) >= 4:
             hold.wait(30)
         return good(request)
 
@@ -191,9 +123,9 @@ def test_kill_9_loses_no_response(server, command, tmp_path):
     process.kill()
     process.wait()
     hold.set()
-    server.asked = Counter()
+    asked(server)
     assert main(command()) == 0
-    assert server.asked == {4: 1, 5: 1}
+    assert asked(server) == {4: 1, 5: 1}
     assert len(read_predictions(tmp_path / "out" / "predictions.jsonl")) == QUESTIONS
 
 
@@ -234,12 +166,12 @@ def test_refusals_of_the_server(server, command, capsys, status, text, named):
     error = capsys.readouterr().err
     assert all(each in error for each in named)
     assert "\x1b" not in error
-    assert server.asked[0] == (6 if status == 500 else 1)  # a server's own errors may pass
+    assert asked(server)[0] == (6 if status == 500 else 1)  # a server's own errors may pass
 
 
 @pytest.mark.parametrize("raw", [b"<html>", b"{}", b"[" * 100_000, b'{"choices": [{"message": {"content": 7}}]}'])
 def test_a_reply_that_is_no_completion_is_refused(server, command, capsys, raw):
-    server.raw = raw
+    server.raw = lambda: raw
     assert main(command()) == 1
     assert "expected a chat completion" in capsys.readouterr().err
 
@@ -253,25 +185,23 @@ def test_an_unknown_model_a_wrong_key_and_no_server(server, command, capsys, mon
     assert "OPENAI_API_KEY" in capsys.readouterr().err
     assert main(command(endpoint="http://127.0.0.1:9/v1", output=tmp_path / "third")) == 1
     assert "http://127.0.0.1:9/v1" in capsys.readouterr().err
-    assert not server.asked - Counter(range(QUESTIONS))
+    assert not asked(server) - Counter(range(QUESTIONS))
+
+
+GIVEN = ["--model", "m", "--data", "d"]
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(
-            [],
-            ["--endpoint", "http://x/v1"],
-            ["--endpoint", "http://u/v1", "--model", "m", "--data", "d", "file.jsonl"],
-        ),
-        *(
-            ["file.jsonl", "--samples", "2"],
-            ["--endpoint", "http://u/v1", "--model", "m", "--data", "d", "--position", "last"],
-        ),
-        ["--endpoint", "http://u/v1", "--model", "m", "--data", "d", "--method", "cocoa"],
-        *(["--endpoint", url, "--model", "m", "--data", "d"] for url in ("127.0.0.1:8000/v1", "http://[", "ftp://x")),
+        [],
+        ["--endpoint", "http://x/v1"],
+        ["file.jsonl", "--samples", "2"],
+        *(["--endpoint", "http://u/v1", *GIVEN, *more]
+          for more in (["file.jsonl"], ["--position", "last"], ["--method", "cocoa"])),
+        *(["--endpoint", url, *GIVEN] for url in ("127.0.0.1:8000/v1", "http://[", "ftp://x")),
     ],
-)
+)  # fmt: skip
 def test_contradictions_are_usage_errors(arguments, tmp_path):
     assert main(["evaluate", *arguments, "--output", str(tmp_path / "out")]) == 2
     assert not list(tmp_path.iterdir())
