@@ -32,8 +32,15 @@ def test_the_tiny_model_by_hand(tmp_path):
         assert value == pytest.approx(by_hand(policy, prompt, list(range(1, len(record.question)))), rel=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-@pytest.mark.parametrize("question", ["What is 12 + 34?", "Où est la gare ? 駅はどこ", " spaces around \n", "user"])
+@pytest.mark.parametrize(
+    ("architecture", "question"),
+    [
+        ("qwen2", "What is 12 + 34?"),
+        ("llama", "Où est la gare ? 駅はどこ"),
+        ("qwen2", " spaces around \n"),
+        ("llama", "user"),
+    ],
+)
 def test_chat_models_by_hand(tmp_path, architecture, question):
     policy = random_policy(tmp_path / "model", architecture)
     record = Record("r", "d", "math", question, "46")

@@ -80,17 +80,6 @@ def test_answers_that_exist_are_not_sampled_again(tmp_path):
         run("question_probability", tmp_path, "other", answers=answers[1:])
 
 
-def test_what_a_baseline_needs_is_asked_for(tmp_path):
-    target = target_of(tiny_policy(tmp_path / "tiny"))
-    records = arithmetic_records(5, "evaluate", 0)
-    with pytest.raises(ConfigError, match="--train"):
-        run_baseline("probe", target, records, tmp_path / "a", OPTIONS)
-    with pytest.raises(ConfigError, match="--assessor-model"):
-        run_baseline("assessor", target, records, tmp_path / "b", OPTIONS)
-    with pytest.raises(ConfigError, match="'prob'"):
-        run_baseline("prob", target, records, tmp_path / "c", OPTIONS)
-
-
 def test_the_command_line(tmp_path, capsys):
     tiny_policy(tmp_path / "tiny")
     write_records(tmp_path / "data.jsonl", arithmetic_records(6, "evaluate", 0))

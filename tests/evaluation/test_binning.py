@@ -5,7 +5,6 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
 
 from coca_mindspeed.evaluation.binning import bin_edges, bin_index, bin_table
 
@@ -35,24 +34,3 @@ def test_table_by_hand():
     assert table.accuracy[[0, 9]] == pytest.approx([0.5, 2 / 3])
     assert np.isnan(table.accuracy[1:9]).all()
     assert np.isnan(table.low[1:9]).all()
-
-
-@pytest.mark.parametrize(("right", "count"), [(0, 5), (5, 5), (3, 7), (450, 1000)])
-def test_intervals_are_exact_binomial(right, count):
-    table = bin_table(np.full(count, 0.55), np.arange(count) < right)
-    expected = binomtest(right, count).proportion_ci(0.95, method="exact")
-    assert (table.low[5], table.high[5]) == pytest.approx((expected.low, expected.high))
-
-
-@pytest.mark.parametrize(
-    ("confidence", "error", "named"),
-    [
-        (np.array([0.5, 1.01]), ValueError, r"\[0, 1\]"),
-        (np.array([-0.1]), ValueError, r"\[0, 1\]"),
-        (np.array([0, 1]), TypeError, "int64"),
-        (np.array([[0.5]]), ValueError, r"\[1, 1\]"),
-    ],
-)
-def test_bad_arguments_are_refused(confidence, error, named):
-    with pytest.raises(error, match=named):
-        bin_table(confidence, np.zeros(len(confidence), dtype=bool))

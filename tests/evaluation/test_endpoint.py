@@ -129,25 +129,24 @@ def test_kill_9_loses_no_response(server, command, tmp_path):
     assert len(read_predictions(tmp_path / "out" / "predictions.jsonl")) == QUESTIONS
 
 
-@pytest.mark.parametrize(
-    ("text", "confidence"),
-    [
-        ("<confidence> 0.5 </confidence> \x1b[2J\x1b]0;owned\x07 \\boxed{0}", 0.5),
-        ("<confidence> 0.5 </confidence> <script>alert(1)</script> | a | b |\n# \\boxed{0}", 0.5),
-        ("\ud83d\ud83d", None),
-        ("<confidence> 1e999 </confidence> 0", None),
-        ("", None),
-        (None, None),
-        ("\\boxed{" * 20_000, None),
-    ],
-)
-def test_hostile_text_is_harmless(server, command, tmp_path, capsys, text, confidence):
-    server.reply = lambda request: (200, text)
+HOSTILE = [
+    ("<confidence> 0.5 </confidence> \x1b[2J\x1b]0;owned\x07 \\boxed{0}", 0.5),
+    ("<confidence> 0.5 </confidence> <script>alert(1)</script> | a | b |\n# \\boxed{0}", 0.5),
+    ("\ud83d\ud83d", None),
+    ("<confidence> 1e999 </confidence> 0", None),
+    (None, None),
+    ("\\boxed{" * 20_000, None),
+]
+
+
+def test_hostile_text_is_harmless(server, command, tmp_path, capsys):
+    server.reply = lambda request: (200, HOSTILE[number(request)][0])
     assert main(command()) == 0
     printed = "".join(capsys.readouterr()) + (tmp_path / "out" / "metrics.md").read_text()
     assert "\x1b" not in printed
     assert "<script>" not in printed
-    assert {p.confidence for p in read_predictions(tmp_path / "out" / "predictions.jsonl")} == {confidence}
+    found = read_predictions(tmp_path / "out" / "predictions.jsonl")
+    assert [p.confidence for p in found] == [confidence for _, confidence in HOSTILE]
     assert main(command()) == 0  # its own rows are read again
 
 

@@ -144,16 +144,6 @@ def test_a_difference_says_on_how_many_questions_it_is(files, capsys):
     assert found["all/aime24"] == {"n": 0, "n_run": 5, "n_against": 0}
 
 
-def test_options_reach_the_metrics(files):
-    estimates = []
-    for options in ((), ("--bins", 1)):
-        assert evaluate(files / "one.jsonl", "--output", files / "out", "--replicates", 5, *options) == 0
-        result = json.loads((files / "out" / "metrics.json").read_text())
-        estimates.append(result["results"]["all"]["gsm8k"]["metrics"]["ece"]["estimate"])
-    assert estimates[0] == pytest.approx((0.1 + 0.8 + 0.2 + 0.3) / 4)
-    assert estimates[1] == pytest.approx(0.65 - 0.5)
-
-
 def test_responses_are_graded(files, capsys):
     write_records(files / "gold.jsonl", [Record("a", "sums", "math", "1+1", "2")])
     graded = ("--format", "responses", "--output", files / "out")
@@ -219,23 +209,6 @@ def test_files_without_a_model_are_runs_of_their_own(files):
     assert list(json.loads((files / "out" / "metrics.json").read_text())["results"]) == ["coca"]
 
 
-def test_opencompass(files):
-    row = {"id": "0", "question": "q", "confidence": 0.5, "correct": True, "tokens_to_confidence": None}
-    (files / "run" / "results" / "m").mkdir(parents=True)
-    (files / "run" / "results" / "m" / "gsm8k.json").write_text(json.dumps({"details": [row]}))
-    assert evaluate(files / "run", "--format", "opencompass", "--output", files / "oc") == 0
-    [row] = read_predictions(files / "oc" / "predictions.jsonl")
-    assert (row.model, row.confidence, row.correct) == ("m", 0.5, True)
-
-
-def test_decimals(files):
-    write_records(files / "gold.jsonl", [Record("a", "sums", "math", "1+1", "2")])
-    (files / "r.jsonl").write_text('{"id": "a", "response": "<confidence>0.25</confidence> 2"}')
-    graded = ("--format", "responses", "--gold", files / "gold.jsonl", "--grader", "exact", "--output", files / "out")
-    assert evaluate(files / "r.jsonl", *graded, "--decimals", 1) == 0
-    assert [p.confidence for p in read_predictions(files / "out" / "predictions.jsonl")] == [None]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
@@ -292,11 +265,3 @@ def test_a_directory_without_predictions_or_method_is_refused(files, capsys):
     (files / "empty" / "config.yaml").write_text("[")
     assert evaluate(files / "empty", "--output", files / "out") == 1
     assert "config.yaml: " in capsys.readouterr().err
-
-
-def test_labels_that_two_methods_would_share_are_told_apart(files):
-    one = read_predictions(files / "one.jsonl")
-    rows = [replace(p, model=m, method=k) for m, k in (("a b", None), ("a", "b")) for p in one]
-    write_predictions(files / "both.jsonl", rows)
-    assert evaluate(files / "both.jsonl", "--output", files / "out", "--replicates", 5) == 0
-    assert set(json.loads((files / "out" / "metrics.json").read_text())["results"]) == {"a b #1", "a b #2"}

@@ -10,10 +10,8 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.cli.watch import RunDirectory, dashboard
 from coca_mindspeed.evaluation.plots import plot_text, png_bytes, reliability_diagram, training_curves
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
-from coca_mindspeed.evaluation.report import write_report
-from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.evaluation.tables import print_metrics, summary_metrics
-from coca_mindspeed.utils.console import markdown_table, one_line, printable
+from coca_mindspeed.utils.console import one_line, printable
 
 NAMES = [
     "[bold]run[/x]",
@@ -51,16 +49,6 @@ def test_names_in_a_picture_are_drawn():
     assert png_bytes(curves, dpi=30)
     assert plot_text("größer, Ωμέγα $x 東 🚀") == "größer, Ωμέγα \\$x \\u6771 \\U0001f680"
     assert one_line("東 🚀") == "東 🚀"
-
-
-def test_a_report_of_such_names_is_written(tmp_path):
-    runs = [Run(name, rows(model=name, gold="\x1b]0;title\x07")) for name in NAMES]
-    page, text = write_report(runs, tmp_path / "report", title="\x1b[2J [x] $_")
-    for path in (page, text):
-        content = path.read_text()
-        assert not set(content) & set("\x1b\x07\u202e")
-        assert "\\x1b[2Jgone" in content
-    assert "[bold]run[/x]" in markdown_table(["run"], [["[bold]run[/x]"]])
 
 
 def test_a_directory_with_markup_in_its_name_can_be_watched(tmp_path, capsys):

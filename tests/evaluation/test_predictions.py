@@ -118,12 +118,6 @@ def test_bad_values_of_a_csv_name_file_row_and_field(tmp_path, row, field):
         read_predictions(tmp_path / "p.csv")
 
 
-def test_a_caller_may_need_more_fields(tmp_path):
-    (tmp_path / "p.csv").write_text(CSV)
-    with pytest.raises(DataError, match=r"p\.csv:1: field 'response' is missing"):
-        read_predictions(tmp_path / "p.csv", needs=["response"])
-
-
 def test_missing_repeated_and_empty(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text("\n" + json.dumps({k: v for k, v in ROW.items() if k != "correct"}))

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.metrics import MetricOptions, calibration_metrics
-from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from tests.shared_data import shared_data
 
 TOLERANCE = 1e-9
@@ -44,12 +43,3 @@ def test_every_published_figure(published, predictions, tmp_path, capsys):
             assert values == pytest.approx({name: figures[of] for name, of in names.items()}, abs=TOLERANCE)
             cells += 1
     assert cells == 15
-
-
-def test_the_side_on_which_bins_are_closed_moves_ece_and_nothing_else(predictions):
-    data = outcomes(predictions)
-    left, right = (
-        calibration_metrics(data.confidence, data.correct, None, MetricOptions(closed=side)).values
-        for side in ("left", "right")
-    )
-    assert {name for name, value in left.items() if value != right[name] and value == value} == {"ece", "mce"}

@@ -74,15 +74,6 @@ def test_the_options_reach_every_figure():
         assert board.interval("coca", board.columns[0], "ece").estimate == pytest.approx(ece)
 
 
-def test_difference_is_paired_by_question(board):
-    coca, rlvr = board.runs
-    found = board.difference(rlvr, coca, "gsm8k")
-    assert found.intervals["accuracy"].estimate == pytest.approx(0.25)
-    assert (found.n, found.first, found.second) == (4, 4, 4)
-    none = board.difference(rlvr, coca, "mine")
-    assert (none.n, none.first, none.second, none.intervals) == (0, 0, 4, {})
-
-
 def test_comparison_with_the_paper():
     run = Run("ours", rows("gsm8k", [(0.9, True)] * 9 + [(0.9, False)], method="coca"), method="coca")
     comparison = compare_with_paper(Scoreboard([run], replicates=50), "qwen2.5-7b/math")

@@ -109,12 +109,6 @@ def test_stdio(grader: CodeGrader, program: str, right: bool) -> None:
     assert verdict.correct is right, verdict.reason
 
 
-def test_stdio_names_the_case_and_the_error(grader: CodeGrader) -> None:
-    cases = [{"input": "1", "output": "1"}, {"input": "0", "output": "inf"}]
-    verdict = grade(grader, record({"kind": "stdio", "cases": cases}), "print(1 // int(input()))")
-    assert verdict.reason.startswith("case 2: exit code 1: ZeroDivisionError")
-
-
 def test_stdio_takes_large_input_and_output(grader: CodeGrader) -> None:
     text = "\n".join(str(n) for n in range(300_000))
     cases = [{"input": text, "output": text}]
@@ -158,20 +152,10 @@ def test_call(grader: CodeGrader, program: str, right: bool) -> None:
 
 
 def test_verdicts_come_in_order_whatever_they_take(grader: CodeGrader) -> None:
-    programs = [f"import time\ntime.sleep({0.3 if n % 7 == 0 else 0})\ndef f(): return {n}" for n in range(24)]
-    # Two dozen sandboxes beside whatever else this machine does.
-    records = [asserts(f"assert f() == {n if n % 3 else -1}", time_limit=60) for n in range(24)]
+    programs = [f"import time\ntime.sleep({0.3 if n % 7 == 0 else 0})\ndef f(): return {n}" for n in range(8)]
+    records = [asserts(f"assert f() == {n if n % 3 else -1}", time_limit=60) for n in range(8)]
     verdicts = grader.grade(records, programs)
-    assert [v.correct for v in verdicts] == [bool(n % 3) for n in range(24)], [v.reason for v in verdicts]
-
-
-def test_time_limits_are_the_records_or_the_graders(grader: CodeGrader) -> None:
-    slow = "import time\ndef f():\n    time.sleep(1.5)\n    return 1"
-    assert grade(grader, asserts("assert f() == 1"), slow).correct
-    limited = grade(grader, asserts("assert f() == 1", time_limit=0.5), slow)
-    assert limited.outcome is Outcome.WRONG
-    assert "longer than 0.5 s" in limited.reason
-    assert grader.metrics()["timeouts"] >= 1
+    assert [v.correct for v in verdicts] == [bool(n % 3) for n in range(8)], [v.reason for v in verdicts]
 
 
 def test_only_a_limit_on_time_counts_as_a_timeout(grader: CodeGrader) -> None:

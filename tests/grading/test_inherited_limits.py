@@ -18,7 +18,7 @@ import resource
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.workers import Workers
-from tests.grading.test_inherited_limits import hard_limit
+from tests.grading.processes import hard_limit
 
 grader = MathGrader(workers=1, seconds=10)
 assert grader.grade([Record("1", "d", "math", "?", "x+1")], ["\\\\boxed{1+x}"])[0].correct
@@ -48,20 +48,6 @@ LIMITS = {
     "RLIMIT_FSIZE": 8 << 20,
     "RLIMIT_SIGPENDING": 64,
 }
-
-
-def hard_limit(name: str) -> int:
-    return resource.getrlimit(getattr(resource, name))[1]
-
-
-def compute_in_turn() -> None:
-    """Give one worker more to do, in tasks, than it may compute in its life."""
-    from coca_mindspeed.grading.workers import Workers
-    from tests.grading.test_workers import compute
-
-    workers = Workers(count=1, seconds=2.0)
-    assert [result.value for result in workers.map(compute, [0.7] * 4)] == [0.7] * 4
-    workers.close()
 
 
 def run(code: str, name: str, limit: int) -> None:
@@ -103,4 +89,12 @@ assert sandbox.run(job, 15.0).outcome == "right"
 
 
 def test_a_worker_that_has_used_up_an_inherited_limit_is_replaced() -> None:
-    run("from tests.grading.test_inherited_limits import compute_in_turn\ncompute_in_turn()", "RLIMIT_CPU", 3)
+    """It is given more to do, in tasks, than one process may compute."""
+    code = """
+from coca_mindspeed.grading.workers import Workers
+from tests.grading.processes import compute
+workers = Workers(count=1, seconds=2.0)
+assert [result.value for result in workers.map(compute, [0.7] * 4)] == [0.7] * 4
+workers.close()
+"""
+    run(code, "RLIMIT_CPU", 3)

@@ -76,21 +76,6 @@ def test_what_no_answer_can_be_graded_by_is_refused_with_file_and_line(
         check_records(grader, {"data.evaluate": records})
 
 
-def test_each_distinct_gold_answer_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    grader, parsed = MathGrader(workers=1), []
-    run = grader._workers.map
-
-    def counted(function: Any, items: Any) -> Any:
-        parsed.extend(items)
-        return run(function, items)
-
-    monkeypatch.setattr(grader._workers, "map", counted)
-    golds = ["x+1", "7", "x+1", "x+2", r"\text{yes}"]
-    grader.check([record(gold, id=str(i)) for i, gold in enumerate(golds)])
-    grader.close()
-    assert sorted(parsed) == [("x+1", "x+1"), ("x+2", "x+2")]
-
-
 def test_the_raw_answers_of_gsm8k_are_refused_and_their_final_answers_are_not() -> None:
     rows = [json.loads(line) for line in shared_data("gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()]
     grader = MathGrader(workers=1)

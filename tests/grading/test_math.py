@@ -1,6 +1,5 @@
 """Math grading: the table of settled pairs, and what must hold for any answers."""
 
-import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -13,10 +12,7 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.grading.math.extract import final_answer
 from coca_mindspeed.grading.math.grader import MathGrader
-from coca_mindspeed.grading.math.normalise import read_answer
-from coca_mindspeed.grading.math.plain import plain_verdict
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.tables import read_table
 from tests.processor import allowed
@@ -64,7 +60,7 @@ def test_the_table_of_pairs(patient_grader: MathGrader, impatient_grader: MathGr
 def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(patient_grader: MathGrader) -> None:
     # Time limits depend on the machine's load, so the bombs are left out here.
     grader = patient_grader
-    pairs = [pair[:2] for pair in PAIRS if pair[2] != "ungradable" and "bomb" not in pair[3]][::9]
+    pairs = [pair[:2] for pair in PAIRS if pair[2] != "ungradable" and "bomb" not in pair[3]][::27]
     expected = outcomes(grader, pairs)
     assert outcomes(grader, pairs[::-1])[::-1] == expected
     assert [outcomes(grader, [pair])[0] for pair in pairs] == expected
@@ -72,14 +68,14 @@ def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(patien
         assert outcomes(alone, pairs) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.decimals(min_value=-(10**6), max_value=10**6, places=4), st.integers(min_value=1, max_value=99))
 def test_decimals_are_not_rounded(grader: MathGrader, gold: object, difference: int) -> None:
     text = f"{gold:.4f}"
     assert outcomes(grader, [(text, text + "00"), (text, f"{text}{difference:02d}")]) == ["right", "wrong"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=200), st.sampled_from(["12", r"\frac{1}{2}", "x+1", r"\text{yes}", "(1,2)", "50\\%"]))
 def test_no_text_raises_or_is_right_by_accident(grader: MathGrader, answer: str, gold: str) -> None:
     verdict = grader.grade([record(gold)], [answer])[0]
@@ -156,21 +152,6 @@ def test_equivalence_does_not_depend_on_the_order_of_the_pair(grader: MathGrader
     assert grader.equivalent(pairs) == [True, True, True, True, False]
 
 
-def test_a_batch_with_bombs_finishes_in_order_with_flat_memory(impatient_grader: MathGrader) -> None:
-    # 1% bombs, as in `python -m benchmarks.math_grading --bombs 10000`, on fewer answers.
-    count = 200
-    answers = [f"9^{{9^{{9^{{{n}}}}}}}" if n % 100 == 30 else f"(x+{n})^2" for n in range(count)]
-    golds = [f"x^2+{2 * n}x+{n * n + n % 2}" for n in range(count)]
-    resident = []
-    for start in range(0, count, 50):
-        found = outcomes(impatient_grader, list(zip(golds, answers, strict=True))[start : start + 50])
-        expected = ["wrong" if n % 100 == 30 or n % 2 else "right" for n in range(start, start + 50)]
-        assert found == expected
-        statm = Path("/proc/self/statm").read_text(encoding="ascii").split()
-        resident.append(int(statm[1]) * resource.getpagesize())
-    assert resident[-1] - resident[0] < 20 << 20
-
-
 HOSTILE: dict[str, Callable[[int], str]] = {
     "slashes": lambda n: f"{n}" + "a/" * 990,
     "words": lambda n: f"{n}" + " ab" * 660,
@@ -193,26 +174,6 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "roots": lambda n: f"{n}" + "sqrt(" * 390,
     "intervals": lambda n: f"]{n},2[" + r"\cup]1,2[" * 180,
 }
-
-
-def caller_seconds(kind: str, count: int) -> float:
-    """Processor time of the calling process for reading and plainly comparing that many distinct answers."""
-    # Longer answers to short gold answers are not read.
-    responses = [rf"\boxed{{{HOSTILE[kind](n)[:400]}}}" for n in range(count)]
-    golds = [read_answer(gold) for gold in ("7", r"\text{Tuesday}", "A")]
-    started = time.process_time()
-    for response in responses:
-        answer = read_answer(final_answer(response) or "")
-        for gold in golds:
-            plain_verdict(gold, answer)
-    return time.process_time() - started
-
-
-@pytest.mark.timing
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_answers_cost_the_caller_little(kind: str) -> None:
-    # 2,048 distinct answers make up a step, each with one gold: an eighth of them with three must take less than 1.5 s.
-    assert caller_seconds(kind, 256) < allowed(1.5)
 
 
 @pytest.mark.timing

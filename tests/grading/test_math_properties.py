@@ -46,22 +46,6 @@ def test_integers(a: int, b: int, dress: Any, number_dress: Any, unit: str) -> N
                 f"{a} or {b}", rf"\{{{a},{b}\}}") if outcome(str(a), answer) is Outcome.RIGHT] == []  # fmt: skip
 
 
-CHANGING = """twelfths thirds sevenths quadrillion million dozen doubled tripled halved squared cubed fifths hundredths
-hundred times minus plus wrong not tenfold quadruple nineteenths thirtieths octillion point seven grand factorials
-subfactorials myriads bps permille thou percentiles gross lakhs inverses reciprocals"""
-VALUE_WORDS = st.sampled_from(CHANGING.split())
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(min_value=1, max_value=10**4),
-    VALUE_WORDS,
-    st.sampled_from(["{n} {w}", r"{n}\text{{ {w}}}", "{n} {w} two"]),
-)
-def test_words_that_change_a_value(n: int, word: str, form: str) -> None:
-    assert outcome(str(n), form.format(n=n, w=word)) is not Outcome.RIGHT
-
-
 UNITS = read_table("units.tsv")
 
 

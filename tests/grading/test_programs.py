@@ -87,11 +87,6 @@ def test_extraction_is_linear(hostile: str) -> None:
     assert time.process_time() - started < allowed(5.0)
 
 
-def test_an_answer_beyond_all_measure_is_not_looked_at() -> None:
-    with pytest.raises(ValueError, match="1000000"):
-        extract_program("`" * 1_000_001)
-
-
 @given(st.text(alphabet="`~python \nx", max_size=200))
 def test_extraction_gives_a_part_of_the_answer(answer: str) -> None:
     assert extract_program(answer) in answer
@@ -129,11 +124,8 @@ def test_malformed_tests_are_refused_by_name(tests: object, message: str) -> Non
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "2", True, float("inf"), float("nan")])
-def test_senseless_time_limits_are_refused(seconds: object) -> None:
-    with pytest.raises(DataError, match="time_limit"):
-        time_limit(record({"time_limit": seconds}), 10.0)
-
-
-def test_time_limits() -> None:
+def test_time_limits(seconds: object) -> None:
     assert time_limit(record({}), 10.0) == 10.0
     assert time_limit(record({"time_limit": 2}), 10.0) == 2.0
+    with pytest.raises(DataError, match="time_limit"):
+        time_limit(record({"time_limit": seconds}), 10.0)

@@ -73,7 +73,7 @@ def put(template: str, symbol: str, other: str = "") -> str:
     return template.replace("S", f"{{{symbol}}}").replace("Z", f"{{{other}}}")
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pairs_of_symbols, st.sampled_from(EXPRESSIONS), st.booleans())
 def test_an_answer_with_another_symbol_is_not_right(
     symbols: tuple[str, str], expression: tuple[str, str], again: bool
@@ -82,7 +82,7 @@ def test_an_answer_with_another_symbol_is_not_right(
     assert outcome(put(gold, symbols[0]), put(answer, symbols[1])) is not Outcome.RIGHT
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pairs_of_symbols, st.sampled_from(FOLDED))
 def test_two_symbols_are_not_taken_for_one(symbols: tuple[str, str], expression: tuple[str, str]) -> None:
     gold, answer = (put(side, *symbols) for side in expression)
@@ -91,12 +91,12 @@ def test_two_symbols_are_not_taken_for_one(symbols: tuple[str, str], expression:
 
 def test_all_pairs_of_symbols_alone_differ() -> None:
     different = [
-        pair for pair in itertools.permutations(SYMBOLS, 2) if outcome(pair[0], pair[1]) is Outcome.RIGHT
+        pair for pair in itertools.combinations(SYMBOLS, 2) if outcome(pair[0], pair[1]) is Outcome.RIGHT
     ]  # fmt: skip
     assert different == []
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from([symbol for symbol in SYMBOLS if symbol not in ("i", "T")]), st.sampled_from(EXPRESSIONS))
 def test_the_same_symbol_is_the_same(symbol: str, expression: tuple[str, str]) -> None:
     gold, answer = (put(side, symbol) for side in expression)

@@ -15,7 +15,7 @@ WORKERS = """
 import sys, threading, time
 sys.path.insert(0, {repository!r})
 from coca_mindspeed.grading.workers import Workers
-from tests.grading.test_workers import hang_in_one_bytecode, nap
+from tests.grading.processes import hang_in_one_bytecode, nap
 workers = Workers(count=2, seconds=300.0)
 results = workers.map(nap, [0.0] * 2)
 list(results)
@@ -39,16 +39,14 @@ def end_and_count(trainer: "subprocess.Popen[str]", how: int, at_least: int) -> 
 
 
 @needs_sandbox
-@pytest.mark.parametrize("user", ["this user", "nobody"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("how", "user"), [(signal.SIGKILL, "this user"), (signal.SIGTERM, "nobody")])
 def test_sandboxes_end_with_the_trainer(how: int, user: str) -> None:
     with script_of(user, "dying_trainer.py") as (command, options):
         trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
         assert end_and_count(trainer, how, at_least=12) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("task", ["hang_in_one_bytecode", "nap"])
+@pytest.mark.parametrize(("how", "task"), [(signal.SIGKILL, "hang_in_one_bytecode"), (signal.SIGTERM, "nap")])
 def test_workers_end_with_the_trainer(how: int, task: str) -> None:
     code = WORKERS.format(repository=str(REPOSITORY), task=task, then="")
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,90 +16,30 @@ import pytest
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading import workers as workers_module
 from coca_mindspeed.grading.workers import Failure, Workers
-from tests.grading.competitors import one_processor
 from tests.grading.dying_trainer import descendants, end_survivors
+from tests.grading.processes import (
+    compute,
+    die,
+    die_while_sending,
+    dispatch,
+    double,
+    eat_memory,
+    fail,
+    hang_in_one_bytecode,
+    ignore_termination_and_sleep,
+    nap,
+    one_processor,
+    process_id,
+    processor_time_left,
+)
 from tests.grading.sandbox_package import needs_sandbox
 
 pytestmark = pytest.mark.timing
 
 
-def double(number: int) -> int:
-    return 2 * number
-
-
-def nap(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
-
-
-def hang_in_one_bytecode(_: int) -> int:
-    return 9**9**9  # signals are not handled before this is done
-
-
-def eat_memory(_: int) -> int:
-    return len(bytearray(8 << 30))
-
-
-def die(_: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_while_sending(_: int) -> bytes:
-    """Send a part of the result, as a worker does that is killed from outside."""
-
-    def send(self: Connection, data: bytes, _write: object = None) -> None:
-        os.write(self.fileno(), bytes(data[:20_000]))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    Connection._send = send  # type: ignore[attr-defined]
-    return b"x" * 100_000
-
-
-def fail(_: int) -> None:
-    raise KeyError("nothing there")
-
-
-def ignore_termination_and_sleep(_: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(60)
-
-
-def process_id(_: int) -> int:
-    return os.getpid()
-
-
-def compute(seconds: float) -> float:
-    until = time.process_time() + seconds
-    while time.process_time() < until:
-        pass
-    return seconds
-
-
-def processor_time_left(_: int) -> float:
-    return signal.getitimer(signal.ITIMER_PROF)[0]
-
-
-def imported(name: str) -> bool:
-    return name in sys.modules
-
-
-TASKS: dict[str, Any] = {
-    "double": double, "hang": hang_in_one_bytecode, "die": die, "die while sending": die_while_sending, "nap": nap,
-}  # fmt: skip
-
-
-def dispatch(task: tuple[str, Any]) -> Any:
-    name, value = task
-    return TASKS[name](value)
-
-
-# As the warm-up of a worker: it imports this module, which may take longer than a test's tasks may.
-IMPORT = partial(nap, 0.0)
-
-
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    workers = Workers(count=2, seconds=2.0, memory_bytes=2 << 30, warm_up=IMPORT)
+    workers = Workers(count=2, seconds=2.0, memory_bytes=2 << 30)
     yield workers
     workers.close()
 
@@ -114,7 +53,7 @@ def test_results_come_in_order(workers: Workers) -> None:
 def test_a_hang_is_killed_and_delays_only_itself(workers: Workers) -> None:
     timeouts, restarts = workers.timeouts, workers.restarts
     started = time.perf_counter()
-    results = list(workers.map(dispatch, [("double", 1), ("hang", 0), *[("double", n) for n in range(200)]]))
+    results = list(workers.map(dispatch, [(double, 1), (hang_in_one_bytecode, 0), *[(double, n) for n in range(200)]]))
     # The other worker went on: all others were done long before the pool could have waited for the hang to end.
     assert time.perf_counter() - started < 60.0
     assert results[1].failure is Failure.TIMEOUT
@@ -126,7 +65,7 @@ def test_a_hang_is_killed_and_delays_only_itself(workers: Workers) -> None:
 
 def test_a_worker_that_ignores_termination_is_killed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 1.0)
-    with closing(Workers(count=1, seconds=0.5, warm_up=IMPORT)) as workers:
+    with closing(Workers(count=1, seconds=0.5)) as workers:
         results = list(workers.map(ignore_termination_and_sleep, [1]))
         # It has used no processor time; so it was tried twice.
         assert (results[0].failure, workers.restarts, workers.timeouts) == (Failure.STARVED, 2, 0)
@@ -147,22 +86,15 @@ def test_an_idle_worker_that_is_killed_from_outside_is_replaced(workers: Workers
     assert [r.value for r in workers.map(double, range(10))] == [2 * n for n in range(10)]
 
 
-def test_workers_killed_in_the_middle_of_a_batch_lose_nothing_but_their_own_task(workers: Workers) -> None:
-    tasks = [("die", 0.0) if n % 50 == 25 else ("double", float(n)) for n in range(200)]
-    results = list(workers.map(dispatch, tasks))
-    for (name, value), result in zip(tasks, results, strict=True):
-        assert (result.failure is Failure.DIED) if name == "die" else (result.value == 2 * value)
-
-
 def test_a_worker_that_dies_while_it_sends_loses_only_its_own_result(workers: Workers) -> None:
-    results = list(workers.map(dispatch, [("die while sending", 0), ("nap", 0.2), ("nap", 0.0), ("nap", 0.1)]))
+    results = list(workers.map(dispatch, [(die_while_sending, 0), (nap, 0.2), (nap, 0.0), (nap, 0.1)]))
     assert [result.value for result in results] == [None, 0.2, 0.0, 0.1]
     assert results[0].failure is Failure.DIED
 
 
 def test_a_result_that_is_read_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 1.0)
-    with closing(Workers(count=2, seconds=0.5, warm_up=IMPORT)) as workers:
+    with closing(Workers(count=2, seconds=0.5)) as workers:
         for result in workers.map(nap, [0.0, 0.1, 0.1, 0.0]):
             assert result.failure is None
             time.sleep(0.7)
@@ -225,7 +157,7 @@ def test_a_busy_machine_costs_a_task_time_and_not_its_result() -> None:
 INTERRUPTED = """
 import sys, threading, _thread, time
 sys.path.insert(0, {repository!r})
-from tests.grading.test_workers import nap
+from tests.grading.processes import nap
 from coca_mindspeed.grading.workers import Workers
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.data.records import Record
@@ -284,7 +216,7 @@ def test_closing_leaves_no_process_and_the_pool_refuses_more() -> None:
 
 LEFT_OPEN = """
 import gc, os, subprocess, time
-from tests.grading.test_workers import nap
+from tests.grading.processes import nap
 from coca_mindspeed.grading.workers import Workers
 
 def run_tasks():
@@ -323,7 +255,7 @@ def test_workers_do_not_import_the_callers_main(tmp_path: Path) -> None:
         "import heavy\n"
         "from coca_mindspeed.data.records import Record\n"
         "from coca_mindspeed.grading.math.grader import MathGrader\n"
-        "from tests.grading.test_workers import imported\n"
+        "from tests.grading.processes import imported\n"
         "grader = MathGrader(workers=1, seconds=10)\n"
         "records = [Record('1', 'd', 'math', '?', 'x+1')]\n"
         "assert grader.grade(records, ['\\\\boxed{1+x}'])[0].correct\n"
@@ -342,9 +274,3 @@ def test_workers_do_not_import_the_callers_main(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False", "False", "True", "True"]
-
-
-@pytest.mark.parametrize(("count", "seconds"), [(0, 1.0), (1, 0.0), (1, -1.0)])
-def test_senseless_limits_are_refused(count: int, seconds: float) -> None:
-    with pytest.raises(GradingError):
-        Workers(count, seconds)

@@ -46,7 +46,7 @@ def timeouts(name):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_without_a_fallback_it_is_an_error_in_openais_form(name, tmp_path, caplog):
+def test_the_next_tier_answers_and_without_one_it_is_an_error_in_openais_form(name, tmp_path, caplog):
     """The proxy's own log has one line of it, which names backend, error and request, and holds no text."""
     fault, status = FAULTS[name]
     log = {"directory": str(tmp_path)}
@@ -60,11 +60,6 @@ def test_without_a_fallback_it_is_an_error_in_openais_form(name, tmp_path, caplo
     [line] = [record.getMessage() for record in caplog.records if record.name.startswith("coca_router")]
     assert all(word in line for word in ("small", row["outcome"], row["id"]))
     assert not any(text in line for text in (QUESTION[0]["content"], "too long"))
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_next_tier_answers_instead(name):
-    fault, _ = FAULTS[name]
     with routed(FakeEngine(*SURE, **fault), FakeEngine("LARGE"), small_backend=timeouts(name)) as (url, _):
         answer = ask(url)
         assert (answer.choices[0].message.content, answer.coca["tier"]) == ("LARGE", "large")

@@ -46,7 +46,7 @@ def plainly(stated, correct, risk, level):
     return found
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_the_sequence_against_the_plain_way(seed):
     rng = np.random.default_rng(seed)
     stated = rng.beta(2, 1, size=300).round(2)

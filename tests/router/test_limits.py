@@ -10,7 +10,6 @@ import time
 import httpx
 import pytest
 
-from tests.processor import allowed
 from tests.router.background import served_in_background
 from tests.router.servers_for_tests import (
     QUESTION,
@@ -79,16 +78,6 @@ def test_the_number_of_connections_is_bounded():
         until(lambda: httpx.get(f"{url}/models").status_code == 200)
 
 
-def test_many_messages_do_not_hold_up_the_others():
-    many = {"model": "coca", "messages": [{"role": "user", "content": "x"}] * 100_000}
-    body = json.dumps(many).encode()
-    with routed(FakeEngine(*SURE)) as (url, _):
-        started = time.process_time()
-        answer = httpx.post(f"{url}/chat/completions", content=body, headers={"content-type": "application/json"})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
-        assert time.process_time() - started < allowed(0.3)
-
-
 def headers(**more):
     return {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in more.items()}}
 
@@ -153,9 +142,9 @@ def test_bad_labels(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drain", [20, 1])
+@pytest.mark.parametrize("drain", [20, 0.5])
 def test_at_sigterm_requests_end_or_get_an_error(drain, tmp_path):
-    answers, backend = {}, RawEngine(stream(WHOLE[:-60], 4.0, WHOLE[-60:]), close=False)
+    answers, backend = {}, RawEngine(stream(WHOLE[:-60], 2.0, WHOLE[-60:]), close=False)
     with (
         backend.served() as engine,
         proxy_process(tmp_path, engine, limits={"drain_s": drain}) as (url, process),

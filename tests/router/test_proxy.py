@@ -138,19 +138,6 @@ def test_the_clients_stop_ends_the_answer_and_not_the_confidence():
     assert "stop" not in small.requests[0]
 
 
-@pytest.mark.parametrize(
-    ("sections", "model", "messages", "found"),
-    [
-        ({"name": "router"}, "router", QUESTION, "answer"),
-        ({"name": "router"}, "coca", QUESTION, "model_not_found"),
-    ],
-)
-def test_keys_of_the_file(sections, model, messages, found):
-    with routed(FakeEngine(*HALF_SURE), FakeEngine("LARGE"), **sections) as (url, _):
-        answer = httpx.post(f"{url}/chat/completions", json={"model": model, "messages": messages}).json()
-    assert (answer["error"]["code"] if "error" in answer else answer["coca"]["action"]) == found
-
-
 @pytest.mark.parametrize(("limit", "tier"), [(20, "large"), (28, "small")])
 def test_keys_of_a_tier(limit, tier):
     small = FakeEngine(*"<confidence>0.9</confidence>Forty-two.")  # 28 tokens of confidence

