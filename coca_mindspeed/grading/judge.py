@@ -12,7 +12,6 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict, refuse_empty
 from coca_mindspeed.utils.packages import require
-
-
-class Grade(str, Enum):
-    CORRECT = "CORRECT"
-    INCORRECT = "INCORRECT"
-    NOT_ATTEMPTED = "NOT_ATTEMPTED"
 
 
 INSTRUCTIONS = """\
@@ -50,13 +43,11 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _TRANSIENT_STATUSES = {408, 409, 429}
 _REFUSING_STATUSES = {400, 413, 422, 500}  # possibly for the content of the request; 500 after all retries
 
-_OUTCOMES = {Grade.CORRECT: Outcome.RIGHT, Grade.INCORRECT: Outcome.WRONG, Grade.NOT_ATTEMPTED: Outcome.WRONG}
 
-
-def parse_grade(reply: str) -> Grade | None:
-    """The grade, or None if the reply is anything else."""
+def parse_grade(reply: str) -> str | None:
+    """``CORRECT``, ``INCORRECT`` or ``NOT_ATTEMPTED``; None if the reply is anything else."""
     match = _REPLY.fullmatch(reply)
-    return Grade(match[1].upper().replace(" ", "_")) if match else None
+    return match[1].upper().replace(" ", "_") if match else None
 
 
 class JudgeGrader(TalliedGrader):
@@ -191,8 +182,9 @@ class JudgeGrader(TalliedGrader):
             outcome, reason = await self._blame(record), f"the judge's reply is no grade: {reply!r:.100}"
             return Verdict(outcome, reason, time.perf_counter() - started)
         if self._cache is not None:
-            self._cache[key] = grade.value
-        return Verdict(_OUTCOMES[grade], f"judge: {grade.value}", time.perf_counter() - started)
+            self._cache[key] = grade
+        outcome = Outcome.RIGHT if grade == "CORRECT" else Outcome.WRONG
+        return Verdict(outcome, f"judge: {grade}", time.perf_counter() - started)
 
     async def _blame(self, record: Record) -> Outcome:
         """Wrong if the judge can grade the reference as an answer, else ungradable."""

@@ -1,8 +1,9 @@
 """Verdicts and the interfaces of graders."""
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
@@ -88,42 +89,27 @@ class Equivalence(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Tally:
-    seconds: float = 0.0
-    timeouts: int = 0
-    restarts: int = 0
-    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
-
-    def add(self, verdicts: Iterable[Verdict], seconds: float) -> None:
-        self.seconds += seconds
-        for verdict in verdicts:
-            self.outcomes[verdict.outcome] += 1
-
-    def metrics(self) -> dict[str, float]:
-        counts = {outcome.value: float(count) for outcome, count in self.outcomes.items()}
-        return {
-            **counts, "seconds": self.seconds, "timeouts": float(self.timeouts), "restarts": float(self.restarts)
-        }  # fmt: skip
-
-
 class TalliedGrader:
-    """Base of the graders: it counts their verdicts."""
+    """Base of the graders: it counts their verdicts, and their timeouts and restarts if they do so in ``_counts``."""
 
     def __init__(self) -> None:
-        self._tally = Tally()
+        self._counts: Counter[str] = Counter()
+        self._seconds = 0.0
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         started = time.perf_counter()
         verdicts = self._grade(records, answers)
-        self._tally.add(verdicts, time.perf_counter() - started)
+        self._seconds += time.perf_counter() - started
+        self._counts.update(verdict.outcome.value for verdict in verdicts)
         return verdicts
 
     def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         raise NotImplementedError
 
     def metrics(self) -> dict[str, float]:
-        return self._tally.metrics()
+        outcomes = {outcome.value: float(self._counts[outcome.value]) for outcome in Outcome}
+        others = {name: float(self._counts[name]) for name in ("timeouts", "restarts")}
+        return {**outcomes, "seconds": self._seconds, **others}
 
     def close(self) -> None:
         """Release processes and connections; there are none by default."""

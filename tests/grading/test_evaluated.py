@@ -7,7 +7,7 @@ import pytest
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated, why_unevaluated
-from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
+from coca_mindspeed.grading.verdict import Outcome, Verdict
 from tests.grading.tables import read_table
 
 CASES = read_table("unevaluated.tsv")
@@ -20,9 +20,7 @@ def test_the_table_of_unevaluated_answers(question: str, gold: str, answer: str,
 
 
 class AlwaysRight:
-    def __init__(self) -> None:
-        self.closed = False
-        self.tally = Tally()
+    closed = False
 
     def grade(self, records: list[Record], answers: list[str]) -> list[Verdict]:
         return [Verdict(Outcome.RIGHT)] * len(records)

@@ -11,7 +11,7 @@ import pytest
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading import judge as judge_module
-from coca_mindspeed.grading.judge import Grade, JudgeGrader, parse_grade
+from coca_mindspeed.grading.judge import JudgeGrader, parse_grade
 from coca_mindspeed.grading.verdict import Outcome
 from tests.chat_server import ChatServer, chat_server
 
@@ -44,17 +44,17 @@ def asked(request: dict[str, Any]) -> dict[str, str]:
     return texts
 
 
-GRADES: dict[Grade | None, tuple[str, ...]] = {
-    Grade.CORRECT: ("CORRECT", " correct.\n", '"CORRECT"'),
-    Grade.INCORRECT: ("**INCORRECT**",),
-    Grade.NOT_ATTEMPTED: ("NOT_ATTEMPTED", "not attempted"),
+GRADES: dict[str | None, tuple[str, ...]] = {
+    "CORRECT": ("CORRECT", " correct.\n", '"CORRECT"'),
+    "INCORRECT": ("**INCORRECT**",),
+    "NOT_ATTEMPTED": ("NOT_ATTEMPTED", "not attempted"),
     None: ("A", "NOT CORRECT", "INCORRECT, not CORRECT", "The grade is CORRECT", "CORRECT INCORRECT", "NOTATTEMPTED",
            "CORRECTLY", ""),
 }  # fmt: skip
 
 
 def test_grades_are_read_strictly() -> None:
-    assert {grade: tuple(r for r in replies if parse_grade(r) is grade) for grade, replies in GRADES.items()} == GRADES
+    assert {grade: tuple(r for r in replies if parse_grade(r) == grade) for grade, replies in GRADES.items()} == GRADES
 
 
 def test_the_request_holds_the_three_texts_as_data(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:

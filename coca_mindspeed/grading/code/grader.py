@@ -59,7 +59,7 @@ class CodeGrader(TalliedGrader):
         """Run no program if a record's tests are malformed (``RecordError``)."""
         jobs = [self._job(record, answer) for record, answer in zip(records, answers, strict=True)]
         reports = list(self._reports(jobs))
-        self._tally.timeouts += sum(report.timed_out for report, _ in reports)
+        self._counts["timeouts"] += sum(report.timed_out for report, _ in reports)
         return [Verdict(Outcome(report.outcome), report.reason, seconds) for report, seconds in reports]
 
     def outputs(self, jobs: Sequence[Job]) -> list[tuple[str | None, ...]]:

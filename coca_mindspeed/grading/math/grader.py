@@ -98,8 +98,7 @@ class MathGrader(TalliedGrader):
         return [problems[gold] for gold in golds]
 
     def metrics(self) -> dict[str, float]:
-        self._tally.timeouts = self._workers.timeouts
-        self._tally.restarts = self._workers.restarts
+        self._counts["timeouts"], self._counts["restarts"] = self._workers.timeouts, self._workers.restarts
         return super().metrics()
 
     def close(self) -> None:
