@@ -81,12 +81,10 @@ def run_baseline(
     work = _Work(target, output, options)
     if name in VOTES:
         predictions = work.votes(records, weighted=name == "weighted_vote")
+    elif answers is None:
+        predictions = work.answers(records, "answers", readings=name == "verbalised")
     else:
-        if answers is None:
-            given = work.answers(records, "answers", readings=name == "verbalised")
-        else:
-            given = answers_in_order(answers, records)
-        predictions = given if name == "verbalised" else []
+        predictions = answers_in_order(answers, records)
     if name not in (*VOTES, "verbalised"):
         predict: Predict
         if name == "question_probability":
@@ -98,7 +96,7 @@ def run_baseline(
         confidences = work.confidences(records, predict)
         predictions = [
             replace(answer, confidence=confidence, tokens_to_confidence=0)
-            for answer, confidence in zip(given, confidences, strict=True)
+            for answer, confidence in zip(predictions, confidences, strict=True)
         ]
     categories = {record.id: record.category for record in records}
     label = options.label or name

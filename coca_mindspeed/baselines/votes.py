@@ -18,7 +18,7 @@ from coca_mindspeed.grading.code.extraction import MAX_ANSWER_CHARACTERS, build_
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.code.inside.names import undefined
 from coca_mindspeed.grading.registry import build_grader, grader_name
-from coca_mindspeed.grading.verdict import Equivalence, Grader
+from coca_mindspeed.grading.verdict import Equivalence, MeasuredGrader
 from coca_mindspeed.local.respond import respond_and_grade
 
 Pairs = Sequence[tuple[str, str]]
@@ -27,63 +27,34 @@ _SUBSTITUTES = {"simpleqa": "factual"}
 
 
 class Equivalences:
-    """Math: symbolic; factual: normalised text; code: outputs on the tests' inputs; exact: text."""
+    """Math: symbolic; factual: normalised text; code: outputs on the tests' inputs; exact: text.
+
+    ``graders`` are made when they are first needed, by name.
+    """
 
     def __init__(self) -> None:
-        self._graders: dict[str, Equivalence] = {}
-        self._opened: list[Grader] = []
-        self._programs: ProgramEquivalence | None = None
-
-    def close(self) -> None:
-        for grader in self._opened:
-            grader.close()
-
-    def final_answers(self, record: Record, answers: Sequence[str]) -> Sequence[str | None]:
-        """Return the final answers of a record's responses, None where there is none."""
-        name = grader_name(record)
-        return self._code().final_answers(record, answers) if name == "code" else self._of(name).final_answers(answers)
-
-    def same(self, record: Record, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
-        """Whether the final answers of each pair are equivalent."""
-        name = grader_name(record)
-        return self._code().same(record, pairs) if name == "code" else self._of(name).equivalent(pairs)
-
-    def _of(self, name: str) -> Equivalence:
-        if name not in self._graders:
-            grader = build_grader(_SUBSTITUTES.get(name, name))
-            assert isinstance(grader, Equivalence), f"the grader {name} cannot compare two answers"
-            self._opened.append(grader)
-            self._graders[name] = grader
-        return self._graders[name]
-
-    def _code(self) -> "ProgramEquivalence":
-        if self._programs is None:
-            grader = build_grader("code")
-            assert isinstance(grader, CodeGrader)
-            self._opened.append(grader)
-            self._programs = ProgramEquivalence(grader)
-        return self._programs
-
-
-class ProgramEquivalence:
-    """Compares programs by their outputs; the caller closes ``grader``."""
-
-    def __init__(self, grader: CodeGrader) -> None:
-        self._grader = grader
+        self.graders: dict[str, MeasuredGrader] = {}
         # Outputs of the last record's programs: a vote asks about one record after the other.
         self._record: Record | None = None
         self._outputs: dict[str, tuple[str | None, ...]] = {}
 
-    def final_answers(self, record: Record, answers: Sequence[str]) -> list[str | None]:
-        """Return the programs of a record's responses, None where there is none."""
+    def close(self) -> None:
+        for grader in self.graders.values():
+            grader.close()
+
+    def final_answers(self, record: Record, answers: Sequence[str]) -> Sequence[str | None]:
+        """Return the final answers (programs) of a record's responses, None where there is none."""
+        grader = self._grader(record)
+        if not isinstance(grader, CodeGrader):
+            return grader.final_answers(answers)
         wanted = wanted_names(record)
         return [
             extract_program(answer, wanted).strip("\n") or None if len(answer) <= MAX_ANSWER_CHARACTERS else None
             for answer in answers
         ]
 
-    def same(self, record: Record, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Whether the programs of each pair agree on every input of the record's tests.
+    def same(self, record: Record, pairs: Pairs) -> Sequence[bool]:
+        """Whether the final answers of each pair are equivalent; programs, if they agree on every input of the tests.
 
         A program without a comparable output on some input (a timeout, or an object as result) agrees with none.
         Without a test input of plain values (three tasks of HumanEval), programs of equal text agree.
@@ -91,26 +62,30 @@ class ProgramEquivalence:
         Raises:
             GradingError: a program could not be run.
         """
+        grader = self._grader(record)
+        if not isinstance(grader, CodeGrader):
+            return grader.equivalent(pairs)
         if record is not self._record:
             self._record, self._outputs = record, {}
         inputs = program_inputs(record)
         if not inputs:
             return [first == second for first, second in pairs]
-        new = [program for program in dict.fromkeys(sum(pairs, ())) if program not in self._outputs]
         tests = record.metadata["tests"]
-        jobs = [
-            {
-                "kind": "outputs",
-                "source": build_job(record, program)["source"],
-                "entry_point": tests.get("entry_point"),
-                "inputs": inputs,
-                "tuples_are_lists": tests["kind"] == "call",  # as the tests compare them
-            }
-            for program in new
-        ]
-        self._outputs |= dict(zip(new, self._grader.outputs(jobs), strict=True))
+        job = {"kind": "outputs", "entry_point": tests.get("entry_point"), "inputs": inputs}
+        job["tuples_are_lists"] = tests["kind"] == "call"  # as the tests compare them
+        new = [program for program in dict.fromkeys(sum(pairs, ())) if program not in self._outputs]
+        found = grader.outputs([{**job, "source": build_job(record, program)["source"]} for program in new])
+        self._outputs |= dict(zip(new, found, strict=True))
         outputs = [(self._outputs[first], self._outputs[second]) for first, second in pairs]
         return [None not in first and first == second for first, second in outputs]
+
+    def _grader(self, record: Record) -> CodeGrader | Equivalence:
+        name = grader_name(record)
+        if name not in self.graders:
+            self.graders[name] = build_grader(_SUBSTITUTES.get(name, name))
+        grader = self.graders[name]
+        assert isinstance(grader, CodeGrader | Equivalence), f"the grader {name} cannot compare two answers"
+        return grader
 
 
 def program_inputs(record: Record) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.baselines.votes import Equivalences, ProgramEquivalence, Vote, cluster, program_inputs, vote
+from coca_mindspeed.baselines.votes import Equivalences, Vote, cluster, program_inputs, vote
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.code.grader import CodeGrader
 from tests.grading.sandbox_package import needs_sandbox
@@ -110,9 +110,9 @@ def test_programs_without_a_plain_call_in_their_tests_agree_by_their_text():
 
 @pytest.fixture(scope="module")
 def programs():
-    grader = CodeGrader(workers=2, seconds=5.0)
-    yield ProgramEquivalence(grader)
-    grader.close()
+    with closing(Equivalences()) as equivalences:
+        equivalences.graders["code"] = CodeGrader(workers=2, seconds=5.0)
+        yield equivalences
 
 
 SETS = {"kind": "asserts", "code": "assert set(f([1, 2, 3])) == set([2, 3])\n", "entry_point": None}
@@ -149,8 +149,9 @@ def test_functions_are_the_same_if_their_outputs_are(programs, first, second, sa
 @needs_sandbox
 def test_each_program_of_a_vote_runs_once(programs, monkeypatch):
     jobs = []
-    outputs = programs._grader.outputs
-    monkeypatch.setattr(programs._grader, "outputs", lambda some: jobs.extend(some) or outputs(some))
+    grader = programs.graders["code"]
+    outputs = grader.outputs
+    monkeypatch.setattr(grader, "outputs", lambda some: jobs.extend(some) or outputs(some))
     question = record("code", "mbpp", tests=SETS)
     finals = [f"def f(x): return {n}" for n in (1, 1, 2, 3)] + ["def f(x): return 1 + 1"]
     assert cluster(finals, lambda pairs: programs.same(question, pairs)) == [0, 0, 1, 2, 1]

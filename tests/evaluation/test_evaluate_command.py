@@ -81,18 +81,6 @@ def test_ungradable_answers_are_left_out_and_counted(files, capsys):
     assert evaluate(files / "none.jsonl", *arguments) == 1
 
 
-def test_what_people_decide_by(files, capsys):
-    out = files / "out"
-    assert evaluate(files / "one.jsonl", "--output", out, "--replicates", 50) == 0
-    printed = capsys.readouterr().out
-    result = json.loads((out / "metrics.json").read_text())
-    gsm8k = result["results"]["all"]["gsm8k"]
-    [row] = [row for row in gsm8k["risk"] if row["threshold"] == 0.8]
-    assert (row["accepted"], row["coverage"], row["risk"]) == (2, 0.4, 0.5)
-    assert next(row for row in gsm8k["risk"] if row["threshold"] == 0.99)["risk"] is None
-    assert "50.0% (1.3 to 98.7; 40.0% accepted)" in printed
-
-
 def test_the_confidence_after_the_answer_is_reported_beside_the_first(files, capsys):
     """A rate of valid ones of its own; predictions without a second confidence have no such table."""
     write_records(files / "gold.jsonl", [Record(i, "sums", "math", "1+1", "2") for i in "abcd"])
@@ -114,15 +102,6 @@ def test_the_confidence_after_the_answer_is_reported_beside_the_first(files, cap
         assert again or evaluate(files / "out" / "predictions.jsonl", "--output", files / "out") == 0
     assert evaluate(files / "one.jsonl", "--output", files / "out", "--replicates", 5) == 0
     assert "Confidence after the answer" not in capsys.readouterr().out
-
-
-def test_a_threshold_is_suggested_where_the_confidence_comes_first(files, capsys):
-    """Of 0.9 right, 0.8 wrong, 0.7 right, 0.2 wrong, the last that does not lose is the first."""
-    rows = read_predictions(files / "one.jsonl")
-    for response, suggested in (("<confidence>0.9</confidence> 4", True), ("4 <confidence>0.9</confidence>", False)):
-        write_predictions(files / "rows.jsonl", [replace(p, response=response) for p in rows])
-        assert evaluate(files / "rows.jsonl", "--output", files / "out", "--replicates", 5) == 0
-        assert ("from 0.9 on" in capsys.readouterr().out) == suggested
 
 
 def test_a_difference_says_on_how_many_questions_it_is(files, capsys):
@@ -255,13 +234,3 @@ def test_a_run_directory_is_evaluated_by_one_plain_command(files, capsys):
     assert evaluate(files / "one.jsonl", "--against", after, "--output", files / "out", "--replicates", 5) == 0
     assert evaluate(files / "one.jsonl", "--against", run, "--output", files / "out") == 1
     assert "(mine before, tiny joint)" in capsys.readouterr().err
-
-
-def test_a_directory_without_predictions_or_method_is_refused(files, capsys):
-    (files / "empty").mkdir()
-    assert evaluate(files / "empty", "--output", files / "out") == 1
-    assert "predictions*.jsonl" in capsys.readouterr().err
-    write_predictions(files / "empty" / "predictions_after.jsonl", read_predictions(files / "one.jsonl"))
-    (files / "empty" / "config.yaml").write_text("[")
-    assert evaluate(files / "empty", "--output", files / "out") == 1
-    assert "config.yaml: " in capsys.readouterr().err

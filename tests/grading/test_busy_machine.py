@@ -82,26 +82,6 @@ def test_a_sandbox_that_does_not_start_is_started_again_and_then_ungradable(
     assert len(counter.read_text().split()) == min(failures + 1, 4)
 
 
-@needs_sandbox
-@pytest.mark.parametrize("refusals", [2, 9])
-def test_a_process_that_is_refused_is_asked_for_again(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, refusals: int
-) -> None:
-    monkeypatch.setattr(sandboxes, "_PAUSE_SECONDS", 0.01)
-    start, asked = subprocess.Popen, 0
-
-    def refuse(*arguments: Any, **options: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked <= refusals:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return start(*arguments, **options)
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    report = report_of(sandbox, "stdio", "", 5.0)
-    assert report.outcome == ("right" if refusals == 2 else "ungradable"), report
-
-
 @pytest.fixture
 def many_files() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -48,16 +48,3 @@ def test_squares_of_sums_of_roots(radicands: Sequence[int], whole: int, digits: 
     expanded = "+".join(f"({term})" for term in terms)
     assert equal(square, expanded) is True
     assert equal(square, rf"{expanded}+10^{{-{digits}}}") is False
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.lists(st.integers(-20, 20), min_size=1, max_size=5), st.integers(30, 270), st.sampled_from(["x", "e^x", r"\sin x", r"\pi", r"\ln 2"]))  # fmt: skip  # noqa: E501
-def test_polynomials_in_anything(roots: Sequence[int], digits: int, of: str) -> None:
-    product = "".join(rf"({of}{-root:+d})" for root in roots)
-    coefficients = [1]
-    for root in roots:
-        coefficients = [a - root * b for a, b in zip([*coefficients, 0], [0, *coefficients], strict=True)]
-    degree = len(roots)
-    expanded = "+".join(rf"({c})({of})^{{{degree - n}}}" for n, c in enumerate(coefficients))
-    assert equal(product, expanded) is True
-    assert equal(product, rf"{expanded}+10^{{-{digits}}}") is False

@@ -1,14 +1,11 @@
 """The serving experiments at a tiny size: every part runs, and finished parts are not repeated."""
 
 import json
-from functools import partial
 
 import pytest
 
-from benchmarks import long_answers
 from benchmarks.routing_experiment import run_experiment
 from coca_mindspeed.evaluation.predictions import read_predictions
-from experiments.miniature import miniature
 
 TINY = [
     *("warm_up.steps=3", "warm_up.batch=8", "trainer.steps=1", "rollout.prompts=4"),
@@ -35,19 +32,3 @@ def test_the_experiment_runs_and_resumes(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("predictions.jsonl")}
     assert run_experiment(tmp_path, 1, TINY, **sizes) == found
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("predictions.jsonl")}
-
-
-@pytest.mark.slow
-def test_long_answers_measures_every_router_and_resumes(tmp_path, monkeypatch):
-    monkeypatch.setattr(long_answers, "miniature", partial(miniature, size=64, evaluate=16))  # 50,000 take long
-    command = ["--seeds", "1", "--questions", "2", "--tuning", "2", "--output", str(tmp_path)]
-    long_answers.main([*command, *TINY])
-    found = json.loads((tmp_path / "summary.json").read_text())
-    for router in long_answers.ROUTERS:
-        assert found[f"{router}/tokens a question"]["mean"] > 0
-        assert found[f"{router}/ms to the decision"]["mean"] > 0
-    assert (tmp_path / "long_answers.png").stat().st_size > 5000
-    measured = (tmp_path / "seed0" / "result.json").stat().st_mtime_ns
-    long_answers.main(command)
-    assert (tmp_path / "seed0" / "result.json").stat().st_mtime_ns == measured
-    assert json.loads((tmp_path / "summary.json").read_text()) == found

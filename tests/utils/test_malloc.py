@@ -7,16 +7,11 @@ import sys
 
 import pytest
 
-from coca_mindspeed.cli import main
 from coca_mindspeed.utils import process
 from coca_mindspeed.utils.process import SWITCH, find_jemalloc
 
 JEMALLOC = find_jemalloc()
 needs_jemalloc = pytest.mark.skipif(JEMALLOC is None or sys.platform != "linux", reason="libjemalloc2 is not installed")
-SMALL = (
-    *("data.train_size=70", "data.evaluate_size=20", "evaluation.interval=0", "logging.tensorboard=false"),
-    *("warm_up.steps=3", "rollout.prompts=4", "rollout.group_size=4", "rollout.max_new_tokens=8", "trainer.steps=2"),
-)
 OTHER = "libm.so.6"  # a library that is preloaded for another purpose
 ASKS = """
 import json, os, subprocess, sys
@@ -57,15 +52,3 @@ def test_nothing_is_started_without_the_library(monkeypatch):
     monkeypatch.setattr(process, "find_jemalloc", lambda: None)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("restarted"))
     process.restart_with_jemalloc()
-
-
-@needs_jemalloc
-def test_results_do_not_depend_on_the_allocator(tmp_path):
-    """The process of the tests has glibc's."""
-    assert not process.uses_jemalloc()
-    assert main(["demo", "--output", str(tmp_path / "glibc"), "--quiet", *SMALL]) == 0
-    command = [sys.executable, "-m", "coca_mindspeed.cli", "demo", "--output", str(tmp_path / "jemalloc"), *SMALL]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=True)
-    assert SWITCH in done.stderr
-    for file in ("metrics.jsonl", "predictions_after.jsonl", "model/model.safetensors"):
-        assert (tmp_path / "jemalloc" / file).read_bytes() == (tmp_path / "glibc" / file).read_bytes()
