@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import aiohttp
@@ -42,15 +41,6 @@ class BackendError(Exception):
         self.kind, self.retry_after = kind, retry_after
 
 
-@dataclass(frozen=True, slots=True)
-class Generate:
-    """A request to a backend."""
-
-    messages: Sequence[Mapping[str, Any]]
-    max_tokens: int | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-
-
 def http_session() -> aiohttp.ClientSession:
     """The HTTP client of all backends; created in the event loop that uses it."""
     # limits.concurrent bounds the requests, and ChunkStream the waits.
@@ -80,10 +70,6 @@ class Chunk(NamedTuple):
     def progresses(self) -> bool:
         """Whether it holds more than a role or an empty text, which engines also send to keep a connection open."""
         return self.tokens > 0 or self.finish_reason is not None or self.usage is not None
-
-    @property
-    def failed(self) -> bool:
-        return self.finish_reason in ("abort", "aborted", "error", "cancelled")
 
 
 def parse_chunk(data: bytes) -> Chunk | None:
@@ -179,7 +165,7 @@ class ChunkStream:
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             message = f"backend {self._name} sent an event that is no chunk of an answer"
             raise BackendError("garbage", message) from error
-        if chunk is None or chunk.failed:
+        if chunk is None or chunk.finish_reason in ("abort", "aborted", "error", "cancelled"):
             raise BackendError("failed", f"backend {self._name} failed in the middle of an answer")
         self.finished = self.finished or chunk.finish_reason is not None
         self._ended = self.finished and chunk.usage is not None
@@ -226,12 +212,20 @@ class Backend:
         self._not_before = -math.inf
 
     @asynccontextmanager
-    async def stream(self, generate: Generate) -> AsyncIterator[ChunkStream]:
+    async def stream(
+        self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None, sampling: Mapping[str, Any]
+    ) -> AsyncIterator[ChunkStream]:
         """Stream an answer; leaving the block early aborts the generation. Raises BackendError, also on iteration."""
         pause = self._not_before - time.monotonic()
         if pause > 0:
             raise BackendError("busy", f"backend {self.name} asked for a pause", pause)
-        body = to_json(self._body(generate))
+        asked: dict[str, Any] = {"model": self.config.model, "stream": True, **sampling}
+        asked |= {"stream_options": {"include_usage": True}, "messages": list(messages)}
+        if max_tokens is not None:
+            asked["max_tokens"] = max_tokens
+        if self.config.dialect == "vllm":
+            asked["return_token_ids"] = True
+        body = to_json(asked)
         with anyio.CancelScope() as scope:
             try:
                 stream = await self._open(body, scope)
@@ -246,15 +240,6 @@ class Backend:
                 stream.leave()
         if scope.cancelled_caught:
             raise BackendError("timeout", f"backend {self.name} sent no token in time")
-
-    def _body(self, generate: Generate) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": self.config.model, "stream": True, **generate.sampling}
-        body |= {"stream_options": {"include_usage": True}, "messages": list(generate.messages)}
-        if generate.max_tokens is not None:
-            body["max_tokens"] = generate.max_tokens
-        if self.config.dialect == "vllm":
-            body["return_token_ids"] = True
-        return body
 
     async def _open(self, body: bytes, scope: anyio.CancelScope) -> ChunkStream:
         """A stream whose first token has arrived. Raises BackendError."""

@@ -2,10 +2,11 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli.options import json_object, number, place, within
@@ -13,16 +14,26 @@ from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.binning import Floats
 from coca_mindspeed.evaluation.intervals import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, show
-from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, answers_first, outcomes, read_predictions
+from coca_mindspeed.evaluation.predictions import (
+    Outcomes,
+    Prediction,
+    answers_first,
+    gradable,
+    outcomes,
+    read_predictions,
+)
 from coca_mindspeed.utils.console import markdown_table, print_markdown
 from coca_mindspeed.utils.files import write_json
-from coca_router.calibration import Calibration, Identity, prompt_hash
+from coca_mindspeed.utils.packages import require
+from coca_router.calibration import Calibration, CalibrationMap, Identity, MapKind, logit, prompt_hash
 from coca_router.config import bands_from, tiers_yaml
 from coca_router.guarantee import Certificate, certify
-from coca_router.maps import CalibrationMap, Labels, cross_fitted, fit_map, kind_for, labelled
 
 _SAMPLING = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens")
 _SHOWN = ("ece", "brier", "log_score", "auroc")
+_LABELS_OF_ISOTONIC = 1000  # fewer: the map of two parameters
+_WEAK_PENALTY = 1e6  # C of the logistic regression: almost no penalty; separable labels still have a fit
+Labels = npt.NDArray[np.bool_]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +56,11 @@ def _share(highest: float) -> Callable[[str], float]:
 def run(arguments: argparse.Namespace) -> int:
     predictions = [p for path in arguments.predictions for p in read_predictions(path)]
     identity = _identity(arguments, predictions)
-    stated, correct, questions = labelled(predictions)
-    if not len(stated):
+    valid = [p for p in gradable(predictions) if p.confidence is not None]
+    if not valid:
         raise DataError(f"{arguments.predictions[0]}: holds no valid confidence")
+    data, questions = outcomes(valid), [f"{p.dataset}\0{p.id}" for p in valid]
+    stated, correct = data.confidence, data.correct
     path = str(arguments.output.resolve())  # `serve` may run elsewhere
 
     def tier(**keys: object) -> str:
@@ -58,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     end = "" if certificate is None else f"{certificate.sentence()}\n"
     if is_certified := certificate is not None and certificate.threshold is not None:
         end += tier(certificate=path, invalid="refuse")
-    kind, text = kind_for(len(correct)), ""
+    kind: MapKind = "platt" if len(valid) < _LABELS_OF_ISOTONIC else "isotonic"
+    text = ""
     curve: CalibrationMap | None = None
     try:
         curve = fit_map(kind, stated, correct)
@@ -66,7 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
         after = cross_fitted(kind, stated, correct, questions)
         text += _before_and_after(stated, after, correct, questions) + "\n"
         if not is_certified:
-            end += _suggested(after, correct) + tier(calibration=path, **bands_from(0.5))
+            # By the map, an accepted answer is more likely right than wrong.
+            accepted = after >= 0.5
+            error = f", {1 - correct[accepted].mean():.1%} of them wrong" if accepted.any() else ""
+            share = f"{accepted.mean():.1%} of the valid labels"
+            end += f"suggested: answer from recalibrated confidence 0.5 on, as {share} do{error}\n"
+            end += tier(calibration=path, **bands_from(0.5))
     except ValueError as error:
         if curve is not None:
             text += "no cross-fitted figures: without one of the folds, all other answers are right or all are wrong\n"
@@ -90,14 +109,6 @@ def _certify(arguments: argparse.Namespace, predictions: list[Prediction]) -> Ce
         )
     data = outcomes(predictions)
     return certify(data.confidence, data.correct, risk=arguments.risk, confidence=arguments.confidence)
-
-
-def _suggested(after: Floats, correct: Labels) -> str:
-    """Accept where, by the map, an answer is more likely right than wrong."""
-    accepted = after >= 0.5
-    error = f", {1 - correct[accepted].mean():.1%} of them wrong" if accepted.any() else ""
-    share = f"{accepted.mean():.1%} of the valid labels"
-    return f"suggested: answer from recalibrated confidence 0.5 on, as {share} do{error}\n"
 
 
 def _identity(arguments: argparse.Namespace, predictions: list[Prediction]) -> Identity:
@@ -139,3 +150,42 @@ def _before_and_after(stated: Floats, after: Floats, correct: Labels, questions:
     ]
     rows.append(["change, 95% interval", *cells])
     return markdown_table(["cross-fitted", *(METRIC_SPECS[m].label for m in _SHOWN)], rows)
+
+
+def fit_map(kind: MapKind, confidence: Floats, correct: Labels) -> CalibrationMap:
+    """Fit a map to valid confidences ``[n]`` and labels ``[n]``.
+
+    Raises ValueError if all labels are equal, or there are none.
+    """
+    if len(np.unique(correct)) < 2:
+        raise ValueError(f"a map needs correct and wrong answers, found {len(correct)} labels that are all equal")
+    require("sklearn", purpose="a recalibration map")
+    if kind == "isotonic":
+        from sklearn.isotonic import IsotonicRegression  # two seconds, which only a fit needs
+
+        fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(confidence, correct)
+        pairs = zip(fitted.X_thresholds_.tolist(), fitted.y_thresholds_.tolist(), strict=True)
+        return CalibrationMap(kind=kind, knots=list(pairs))
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=_WEAK_PENALTY, max_iter=1000, tol=1e-8).fit(logit(confidence)[:, None], correct)
+    weight, intercept = float(model.coef_[0, 0]), float(model.intercept_[0])
+    if weight < 0:  # a map does not fall
+        weight, intercept = 0.0, float(logit(np.mean(correct)))
+    return CalibrationMap(kind=kind, coefficients=[weight, intercept])
+
+
+def cross_fitted(kind: MapKind, stated: Floats, correct: Labels, questions: Sequence[str], folds: int = 5) -> Floats:
+    """Recalibrate each confidence ``[n]`` with a map fitted without its question, all samples of which share a fold.
+
+    Raises ValueError if there are fewer questions than folds, or the labels outside a fold are all equal.
+    """
+    unique, question = np.unique(np.array(questions, dtype=object).astype(str), return_inverse=True)
+    if len(unique) < folds:
+        raise ValueError(f"{folds} folds need as many questions, found {len(unique)}")
+    fold = (np.random.default_rng(0).permutation(len(unique)) % folds)[question]
+    after = np.empty_like(stated)
+    for index in range(folds):
+        inside = fold == index
+        after[inside] = fit_map(kind, stated[~inside], correct[~inside])(stated[inside])
+    return after

@@ -1,16 +1,50 @@
-"""The file of a calibration: a map, a certificate or both, with the model, prompt and sampling that they hold for."""
+"""Maps from stated confidence to the fraction of correct answers, and the file of a calibration.
+
+The file holds a map, a certificate or both, with the model, prompt and sampling that they hold for.
+"""
 
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, ValidationError
 
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, validation_problems
+from coca_mindspeed.evaluation.binning import Floats
 from coca_router.guarantee import Certificate
-from coca_router.maps import CalibrationMap
+
+MapKind = Literal["platt", "isotonic"]
+
+_EDGE = 1e-4  # stated 0 and 1 are clipped, for their logarithms
+
+
+class CalibrationMap(Section):
+    """A fitted non-decreasing map.
+
+    ``platt``: logistic in logit(s); ``isotonic``: piecewise linear between knots.
+    """
+
+    kind: MapKind
+    coefficients: list[float] = Field(default_factory=list, description="of the logistic map: weight and intercept")
+    knots: list[tuple[float, float]] = Field(default_factory=list, description="of the isotonic map")
+
+    def __call__(self, confidence: Floats) -> Floats:
+        """Recalibrate confidences of any shape; NaN stays NaN."""
+        if self.kind == "isotonic":
+            x, y = np.array(self.knots).T
+            return np.asarray(np.where(np.isnan(confidence), np.nan, np.interp(confidence, x, y)))
+        weight, intercept = self.coefficients
+        return np.asarray(1 / (1 + np.exp(-(weight * logit(confidence) + intercept))))
+
+
+def logit(confidence: npt.ArrayLike) -> Floats:
+    """Log-odds of clipped confidences."""
+    s = np.clip(confidence, _EDGE, 1 - _EDGE)
+    return np.asarray(np.log(s) - np.log1p(-s))
 
 
 class Identity(Section):

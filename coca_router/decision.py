@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 Action = Literal["answer", "refuse", "escalate"]
@@ -47,9 +47,6 @@ class Budget:
     escalations: int
     tokens: int | None = None
     exhausted: Literal["answer", "refuse"] = "answer"
-
-    def spend_escalation(self) -> "Budget":
-        return replace(self, escalations=self.escalations - 1)
 
 
 @dataclass(frozen=True, slots=True)

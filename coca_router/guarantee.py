@@ -77,8 +77,18 @@ def certify(stated: Floats, correct: Labels, *, risk: float, confidence: float) 
     """
     thresholds = np.arange(GRID, -1, -1) / GRID
     valid = ~np.isnan(stated)
-    accepted, wrong = (_at_or_above(stated[rows], thresholds) for rows in (valid, valid & ~correct))
-    last = _last_passed(accepted, wrong, risk, confidence)
+    accepted, wrong = (  # at or above each threshold
+        rows.sum() - np.searchsorted(np.sort(stated[rows]), thresholds, side="left")
+        for rows in (valid, valid & ~correct)
+    )
+    last, level = None, 0.0
+    p_values = p_value(wrong, accepted, risk)
+    for index, start in enumerate(_levels(accepted, risk, confidence)):
+        level += start
+        if level > 0 and p_values[index] <= level * (1 + 1e-12):
+            last = index
+        else:
+            level = 0.0
     common: dict[str, Any] = {"risk": risk, "confidence": confidence, "labels": len(correct)}
     if last is None:
         return Certificate(**common, threshold=None, accepted=0, wrong=0, bound=None)
@@ -87,12 +97,8 @@ def certify(stated: Floats, correct: Labels, *, risk: float, confidence: float) 
     return Certificate(**common, threshold=threshold, accepted=m, wrong=k, bound=bound)
 
 
-def _at_or_above(values: Floats, thresholds: Floats) -> Counts:
-    return len(values) - np.searchsorted(np.sort(values), thresholds, side="left")
-
-
 def _levels(accepted: Counts, risk: float, confidence: float) -> Floats:
-    """The level with which each threshold starts a run; zero where none starts."""
+    """Return the level with which each threshold starts a run; zero where none starts."""
     levels = np.zeros(len(accepted))
     least = least_labels(risk, confidence)
     if accepted[-1] < 2 * least:  # one start with the whole level: half of it would certify nothing
@@ -104,16 +110,3 @@ def _levels(accepted: Counts, risk: float, confidence: float) -> Floats:
         wanted = max(2 * least, share * accepted[-1])
         levels[np.argmax(accepted >= wanted)] += weight * (1 - confidence)
     return levels
-
-
-def _last_passed(accepted: Counts, wrong: Counts, risk: float, confidence: float) -> int | None:
-    """Index of the last threshold that passes; None if there is none."""
-    last, level = None, 0.0
-    p_values = p_value(wrong, accepted, risk)
-    for index, start in enumerate(_levels(accepted, risk, confidence)):
-        level += start
-        if level > 0 and p_values[index] <= level * (1 + 1e-12):
-            last = index
-        else:
-            level = 0.0
-    return last

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import token_stream
 from coca_router import http_server as server
-from coca_router.answer import AnswerWriter
+from coca_router.http_server import AnswerWriter
 from coca_router.openai_api import NEUTRAL_SAMPLING, ApiError, ChatRequest, read_request
 from coca_router.output_stream import StopStrings
 

@@ -106,11 +106,6 @@ class ChatRequest(_Body):
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    @property
-    def stream_usage(self) -> bool:
-        """Whether the last chunk of a stream counts tokens."""
-        return bool(self.stream and self.stream_options is not None and self.stream_options.include_usage)
-
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that the client gave, without the seed."""
         values = {name: getattr(self, name) for name in ("temperature", *NEUTRAL_SAMPLING)}

@@ -16,9 +16,9 @@ from starlette.routing import Route
 
 from coca_mindspeed.errors import ConfigError
 from coca_router import http_server as server
-from coca_router.answer import AnswerWriter
 from coca_router.backends import Backend, BackendError, http_session
 from coca_router.config import ServingConfig, tier_policies
+from coca_router.http_server import AnswerWriter
 from coca_router.openai_api import ApiError, ChatRequest, read_json_body, read_request, read_threshold
 from coca_router.request_log import LogError, RequestLog
 from coca_router.router import Router, Tier
@@ -92,8 +92,7 @@ class Proxy:
             self._log.close()
 
     async def _health(self, request: Request) -> Response:
-        problem = None if self._log is None else self._log.problem
-        waiting = 0 if self._log is None else self._log.waiting
+        problem, waiting = (None, 0) if self._log is None else (self._log.problem, len(self._log.waiting))
         status = "ok" if problem is None else "degraded"
         return JSONResponse({"status": status, "log": {"error": problem, "waiting": waiting}})
 

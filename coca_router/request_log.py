@@ -41,12 +41,17 @@ class LogError(Exception):
 
 
 class RequestLog:
-    """The log of one proxy; ``problem`` is the reason of the last write if it failed, else None."""
+    """The log of one proxy.
+
+    Attributes:
+        problem: the reason of the last write if it failed, else None.
+        waiting: rows that are not written yet.
+    """
 
     def __init__(self, directory: Path, model: str, *, texts: bool = False, max_days: float = 90.0) -> None:
         """Open ``requests.sqlite``; ConfigError if that fails. ``texts`` stores questions and answers."""
         self._model, self._texts, self._max_age_s = model, texts, max_days * 86_400
-        self._waiting: deque[tuple[Any, ...]] = deque(maxlen=_MOST_WAITING)
+        self.waiting: deque[tuple[Any, ...]] = deque(maxlen=_MOST_WAITING)
         self._clean_at, self._prepared = 0.0, False
         self.problem: str | None = None
         try:
@@ -60,17 +65,13 @@ class RequestLog:
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"log.directory {directory}: the request log cannot be opened: {error}") from error
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def write(self, trace: Trace, outcome: str, ended: float, question: str, answer: str) -> None:
         """Log a request; if that fails, the row waits for the next write."""
         row = {"time": time.time(), "model": self._model, **trace.record(outcome, ended)}
         if self._texts:
             row |= {"question": question, "response": answer}
         answered = outcome == "ok" and trace.action == "answer"
-        self._waiting.append((trace.id, row["time"], answered, to_json_line(row)))
+        self.waiting.append((trace.id, row["time"], answered, to_json_line(row)))
         with suppress(LogError):
             self._flush()
 
@@ -86,14 +87,14 @@ class RequestLog:
         self._database.close()
 
     def _flush(self) -> None:
-        if not self._waiting:
+        if not self.waiting:
             return
         with self._writing():
-            self._database.executemany(_INSERT, self._waiting)
+            self._database.executemany(_INSERT, self.waiting)
             if time.monotonic() > self._clean_at:
                 deleted = self._database.execute(_DELETE_OLD, (time.time() - self._max_age_s, _MOST_DELETED)).rowcount
                 self._clean_at = time.monotonic() + (_CLEAN_EVERY_S if deleted < _MOST_DELETED else 0)
-        self._waiting.clear()
+        self.waiting.clear()
 
     def _prepare(self) -> None:
         if not self._prepared:

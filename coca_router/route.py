@@ -44,9 +44,23 @@ def run(arguments: argparse.Namespace) -> int:
     )
     settings = list(dict.fromkeys(setting_of_share(tiers, share) for share in _SHARES))
     setting = None if arguments.share is None else setting_of_share(tiers, arguments.share)
-    text = f"{_tier_table(tiers)}\n{_setting_table(settings)}"
+    header = ["tier", "right", "cost of an answer", "cost of a confidence"]
+    means = zip(tiers.names, *(each.mean(axis=1) for each in (tiers.correct, tiers.whole, tiers.opening)), strict=True)
+    text = markdown_table(header, [[n, f"{r:.3f}", f"{whole:.4g}", f"{opening:.4g}"] for n, r, whole, opening in means])
+    header = ["answer from", "to the last tier", "right", "cost of a question", "if decided after the answer"]
+    rows = [
+        [f"{s.threshold:.6g}", f"{s.share:.1%}", f"{s.quality:.3f}", f"{s.cost:.4g}", f"{s.answer_first_cost:.4g}"]
+        for s in settings
+    ]
+    text += f"\n{markdown_table(header, rows)}"
     if setting is not None:
-        text += f"\n{_share_sentence(setting)}\n\n```yaml\n{_policy_yaml(tiers, setting)}```\n"
+        at = f"{setting.threshold:.6g}"
+        text += (
+            f"\nAnswer from confidence {at} on: {setting.share:.1%} of the questions (95% interval {setting.low:.1%} "
+            f"to {setting.high:.1%}) reach the last tier; {setting.quality:.1%} of all right at a mean cost of "
+            f"{setting.cost:.4g}. Clients may choose this threshold by the model name coca@{at}.\n\n"
+            f"```yaml\n{_policy_yaml(tiers, setting)}```\n"
+        )
     if arguments.output is not None:
         content = {
             "tiers": {name: float(tiers.correct[i].mean()) for i, name in enumerate(names)},
@@ -70,32 +84,6 @@ def _prices(text: str | None, tiers: int) -> list[float]:
     if len(prices) != tiers or not all(0 <= price < float("inf") for price in prices):
         raise UsageError(f"--prices: expected {tiers} numbers of 0 or more, found {text!r}")
     return prices
-
-
-def _tier_table(tiers: Tiers) -> str:
-    rows = [
-        [name, f"{tiers.correct[i].mean():.3f}", f"{tiers.whole[i].mean():.4g}", f"{tiers.opening[i].mean():.4g}"]
-        for i, name in enumerate(tiers.names)
-    ]
-    return markdown_table(["tier", "right", "cost of an answer", "cost of a confidence"], rows)
-
-
-def _setting_table(settings: list[Setting]) -> str:
-    header = ["answer from", "to the last tier", "right", "cost of a question", "if decided after the answer"]
-    rows = [
-        [f"{s.threshold:.6g}", f"{s.share:.1%}", f"{s.quality:.3f}", f"{s.cost:.4g}", f"{s.answer_first_cost:.4g}"]
-        for s in settings
-    ]
-    return markdown_table(header, rows)
-
-
-def _share_sentence(setting: Setting) -> str:
-    at = f"{setting.threshold:.6g}"
-    return (
-        f"Answer from confidence {at} on: {setting.share:.1%} of the questions (95% interval {setting.low:.1%} to "
-        f"{setting.high:.1%}) reach the last tier; {setting.quality:.1%} of all right at a mean cost of "
-        f"{setting.cost:.4g}. Clients may choose this threshold by the model name coca@{at}."
-    )
 
 
 def _policy_yaml(tiers: Tiers, setting: Setting) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coca_router.answer import AnswerWriter
-from coca_router.backends import Backend, BackendError, Generate
+from coca_router.backends import Backend, BackendError
 from coca_router.config import ServingConfig, TierConfig, TierPolicy
 from coca_router.decision import Budget, Decision, ThresholdRule, answer_from, decide
+from coca_router.http_server import AnswerWriter
 from coca_router.openai_api import NEUTRAL_SAMPLING, ApiError, ChatRequest
 from coca_router.output_stream import ConfidenceReader, OutputStream
 from coca_router.trace import Trace
@@ -82,10 +82,6 @@ class Tier:
             return [joined, *messages[1:]]
         return [{"role": "system", "content": self.config.prompt}, *messages]
 
-    def limit(self, request: ChatRequest) -> int | None:
-        """Most tokens of an answer by the client and by the tier's calibration or certificate; None: the engine's."""
-        return least(request.limit, self.pinned_sampling().get("max_tokens"))
-
 
 @dataclass(frozen=True)
 class Router:
@@ -105,13 +101,14 @@ class Router:
     async def answer(self) -> None:
         """Raise BackendError if no tier that the policy allows gave a whole answer."""
         caps, trace = self.config.caps, self.trace
-        budget = Budget(min(caps.escalations, len(self.tiers) - 1), caps.tokens, caps.exhausted)
+        escalations = min(caps.escalations, len(self.tiers) - 1)
+        budget = Budget(escalations, caps.tokens, caps.exhausted)
         for index, tier in enumerate(self.tiers):
             last = index + 1 == len(self.tiers)
             rule = tier.policy.rule
             if self.threshold is not None and rule is not None and not last:
                 rule = answer_from(self.threshold, rule.invalid if rule.invalid != "answer" else "escalate")
-            budget = replace(budget, tokens=self.tokens_left())
+            budget = replace(budget, escalations=escalations - index, tokens=self.tokens_left())
             try:
                 decision = await self._ask(tier, rule, budget)
             except BackendError as error:
@@ -130,7 +127,6 @@ class Router:
                 await self.writer.write(self.config.refusal)
                 trace.finish_reason = "stop"
                 return
-            budget = budget.spend_escalation()
 
     def tokens_left(self) -> int | None:
         cap = self.config.caps.tokens
@@ -162,10 +158,9 @@ class Router:
 
     async def _state(self, tier: Tier, sample: int, limit: int) -> tuple[float | None, int]:
         """One more confidence and its tokens; the request is aborted at the closing tag."""
-        sampling = tier.sampling(self.request, sample)
-        generate = Generate(messages=tier.messages(self.request), max_tokens=limit, sampling=sampling)
+        asked = tier.messages(self.request), limit, tier.sampling(self.request, sample)
         reader, seen = ConfidenceReader(), 0
-        async with tier.backend.stream(generate) as chunks:
+        async with tier.backend.stream(*asked) as chunks:
             async for chunk in chunks:
                 self.trace.tokens[tier.name] += chunk.tokens
                 seen += chunk.tokens
@@ -187,18 +182,16 @@ class Router:
         ``others`` state the further confidences of a mean.
         """
         trace, request, allowance = self.trace, self.request, tier.config.max_confidence_tokens
-        limit = tier.limit(request)
+        limit = least(request.limit, tier.pinned_sampling().get("max_tokens"))
         if limit is not None and tier.config.states_confidence:
             limit += allowance
-        generate = Generate(
-            messages=tier.messages(request), max_tokens=least(budget.tokens, limit), sampling=tier.sampling(request)
-        )
+        asked = tier.messages(request), least(budget.tokens, limit), tier.sampling(request)
         reader = None if rule is None else ConfidenceReader()
         client_limit = request.limit if tier.backend.config.dialect == "vllm" else None
         output = OutputStream(self.writer.write, request.stops, client_limit)
         seen = counted = 0  # counted by us to the confidence, and by the engine in all
         own = theirs = 0  # tokens of this confidence and of the others
-        async with tier.backend.stream(generate) as chunks:
+        async with tier.backend.stream(*asked) as chunks:
             async for chunk in chunks:
                 trace.tokens[tier.name] += chunk.tokens
                 if chunk.usage is not None:
@@ -218,7 +211,12 @@ class Router:
                     theirs = sum(count for _, count in further)
                     trace.tokens_to_confidence = None if confidence is None else own + theirs
                     assert rule is not None
-                    decision = self._decide(tier, rule, confidence, budget)
+                    trace.stated_confidence = confidence
+                    trace.confidence = None if confidence is None else tier.policy.recalibrate(confidence)
+                    decision = decide(trace.confidence, rule, budget)
+                    reached = "exhausted" if decision.exhausted else "confidence"
+                    trace.basis = None if confidence is None else reached
+                    trace.add_decision(tier.name, decision)
                     if decision.action != "answer":
                         return decision
                 await output.feed(text, tokens, chunk.finish_reason)
@@ -235,15 +233,6 @@ class Router:
         if output.cut or (output.finish_reason == "length" and request.limit is not None):
             trace.basis = None
         return Decision("answer", "answered")
-
-    def _decide(self, tier: Tier, rule: ThresholdRule, stated: float | None, budget: Budget) -> Decision:
-        trace = self.trace
-        trace.stated_confidence = stated
-        trace.confidence = None if stated is None else tier.policy.recalibrate(stated)
-        decision = decide(trace.confidence, rule, budget)
-        trace.basis = None if stated is None else "exhausted" if decision.exhausted else "confidence"
-        trace.add_decision(tier.name, decision)
-        return decision
 
 
 def mean_confidence(stated: Sequence[float | None]) -> float | None:

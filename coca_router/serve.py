@@ -46,16 +46,14 @@ def run(arguments: argparse.Namespace) -> int:
     from coca_router.config import read_serving_config
 
     config = read_serving_config(arguments.config)
-    return _serve_proxy(arguments, config) if arguments.export is None else _export(arguments.export, config)
-
-
-def _export(output: Path, config: "ServingConfig") -> int:
+    if arguments.export is None:
+        return _serve_proxy(arguments, config)
     from coca_router.request_log import export_log
 
     if config.log is None:
         raise UsageError("--export needs a CONFIG with the section log")
-    requests, labelled = export_log(Path(config.log.directory), output)
-    print(f"{output}: {requests:,} requests, {labelled:,} of them labelled")
+    requests, labelled = export_log(Path(config.log.directory), arguments.export)
+    print(f"{arguments.export}: {requests:,} requests, {labelled:,} of them labelled")
     return 0
 
 

@@ -19,8 +19,8 @@ from coca_mindspeed.evaluation.predictions import Outcomes
 
 LEAST = 0.9
 METRICS = ("accuracy", "auroc", "ece", "brier")
-SETS = {30: 200, 200: 150, 2000: 60}
-PAIRED_SETS = 120
+SETS = {30: 100, 200: 80, 2000: 60}
+PAIRED_SETS = 60
 PAIRS = [
     ("calibrated, spread", "calibrated, peaked"),
     ("calibrated, spread", "constant .7, right"),
@@ -52,7 +52,7 @@ def test_differences_of_two_methods(first, second, n):
     "laws", [("calibrated, spread",) * 4, ("p = s^2", "above .9, calibrated"), ("sure, all right",) * 3]
 )
 def test_means_over_data_sets(laws):
-    assert too_few(averaged([LAWS[name] for name in laws], 100, 100, METRICS)) == {}
+    assert too_few(averaged([LAWS[name] for name in laws], 100, 60, METRICS)) == {}
 
 
 @pytest.mark.parametrize("agree", [0.0, 1.0])
@@ -69,7 +69,7 @@ def test_a_calibrated_models_interval_is_no_wider_than_it_has_to_be():
 
 
 def test_student_over_five_seeds_is_what_the_page_says():
-    held = over_seeds(5, 4000)
+    held = over_seeds(5, 1500)
     assert held["normal"] == pytest.approx(0.95, abs=0.015)
     assert held["uniform"] > 0.92
     # Where the page warns: skewed differences, and a seed that now and then collapses.

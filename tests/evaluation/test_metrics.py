@@ -145,7 +145,7 @@ HALVES, BOTH = np.array([0.5, 0.5]), np.array([True, False])
         (np.array([0.5, 1.01]), BOTH, None, 10, ValueError, r"\[0, 1\]"),
         (np.array([-0.1, 0.5]), BOTH, None, 10, ValueError, r"\[0, 1\]"),
         (np.array([0, 1]), BOTH, None, 10, TypeError, "int64"),
-        (np.array([[0.5]]), np.array([[True]]), None, 10, ValueError, r"\[1, 1\]"),
+        (np.array([[0.5]]), np.array([[True]]), np.array([[1.0]]), 10, ValueError, r"\[1, 1\]"),
     ],
 )
 def test_bad_arguments_are_refused(confidence, correct, tokens, bins, error, named):

@@ -6,7 +6,7 @@ from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 
 from coca_mindspeed.evaluation.metrics import calibration_metrics
-from coca_router.maps import cross_fitted, fit_map, kind_for
+from coca_router.calibrate import cross_fitted, fit_map
 
 
 def overconfident(n, seed=0):
@@ -49,10 +49,6 @@ def test_no_map_ever_falls(kind):
     assert np.isfinite(separable(np.array([0.0, 0.5, 1.0]))).all()
     with pytest.raises(ValueError, match="all equal"):
         fit_map(kind, s, np.ones(300, bool))
-
-
-def test_the_labels_choose_the_kind():
-    assert [kind_for(n) for n in (50, 5000)] == ["platt", "isotonic"]
 
 
 def test_cross_fitting_never_shows_a_question_its_own_labels():

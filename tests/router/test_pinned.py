@@ -9,11 +9,11 @@ import pytest
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.utils.files import write_json
+from coca_router.calibrate import fit_map
 from coca_router.calibration import Calibration, Identity, prompt_hash
 from coca_router.cli import main
 from coca_router.config import ServingConfig, tier_policies
 from coca_router.guarantee import certify
-from coca_router.maps import fit_map
 from tests.router.servers_for_tests import QUESTION, SURE, UNSURE, FakeEngine, ask, routed
 
 
