@@ -214,8 +214,8 @@ class Router:
                     trace.stated_confidence = confidence
                     trace.confidence = None if confidence is None else tier.policy.recalibrate(confidence)
                     decision = decide(trace.confidence, rule, budget)
-                    reached = "exhausted" if decision.exhausted else "confidence"
-                    trace.basis = None if confidence is None else reached
+                    if confidence is not None:
+                        trace.basis = "exhausted" if decision.exhausted else "confidence"
                     trace.add_decision(tier.name, decision)
                     if decision.action != "answer":
                         return decision
