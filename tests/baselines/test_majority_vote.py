@@ -45,13 +45,6 @@ def test_weighted_votes(clusters, weights, expected):
     assert vote(clusters, weights) == pytest.approx(expected)
 
 
-def test_a_relation_that_is_not_transitive_still_gives_one_result():
-    def near(pairs):
-        return [abs(float(a) - float(b)) <= 1 for a, b in pairs]
-
-    assert cluster(["1", "2", "3", "2"], near) == [0, 0, 1, 0]  # each is compared with a cluster's first answer
-
-
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.randoms())
 def test_the_share_does_not_depend_on_the_order(values, random_state):
     finals = [str(v) for v in values]

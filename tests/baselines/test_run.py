@@ -1,6 +1,5 @@
 """Whole baselines on the tiny model: their predictions, and going on after a stop."""
 
-import contextlib
 import json
 
 import pytest
@@ -10,7 +9,6 @@ from coca_mindspeed import cli
 from coca_mindspeed.baselines import BASELINES, VOTES, answers_in_order
 from coca_mindspeed.baselines.predictors import FitConfig, ProbeConfig, save_probe, train_probe
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
-from coca_mindspeed.cli import baseline as baseline_command
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
@@ -123,15 +121,6 @@ def test_results_are_not_those_of_other_questions_or_of_another_model_under_the_
     tiny_policy(tmp_path / "tiny", seed=3)  # trained further, say, and exported anew
     assert cli.main(command) == 1
     assert "holds results with content of --model=" in capsys.readouterr().err
-
-
-def test_the_directory_is_locked(command, tmp_path, monkeypatch):
-    locked = []
-    monkeypatch.setattr(
-        baseline_command.run_directory, "lock_run", lambda path: locked.append(path) or contextlib.nullcontext()
-    )
-    assert cli.main(command) == 0
-    assert locked == [tmp_path / "out"]
 
 
 def test_what_has_been_trained_on_a_question_does_not_judge_it(command, tmp_path, capsys):

@@ -18,7 +18,7 @@ from coca_mindspeed.evaluation.intervals import (
     independent_units,
     paired_intervals,
 )
-from coca_mindspeed.evaluation.metrics import MetricOptions, calibration_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Outcomes
 
 
@@ -74,13 +74,6 @@ def test_ece_bounds_are_those_over_all_signs(seed):
     assert found_low == pytest.approx(min(low, float(np.abs(bins.gaps).sum())), abs=1e-12)
     # The closed form of Student's bound may lie above the best of finitely many signs, never below it.
     assert min(high, 1.0) - 1e-12 <= found_high <= min(high, 1.0) + 0.05
-
-
-def test_an_interval_contains_its_estimate_and_narrows_with_the_level():
-    for options in (MetricOptions(), MetricOptions(bins=4, closed="left")):
-        estimates = Estimates(drawn(80), options=options)
-        wide, narrow = estimates.interval("ece", 0.99), estimates.interval("ece", 0.8)
-        assert 0 <= wide.low <= narrow.low <= narrow.estimate <= narrow.high <= wide.high <= 1
 
 
 def test_samples_that_agree_count_once():

@@ -10,7 +10,6 @@ from rich.console import Console
 from coca_mindspeed.cli import main, watch
 from coca_mindspeed.cli.watch import RunDirectory, dashboard, sparkline
 from coca_mindspeed.config.compose import compose_run, to_yaml
-from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import LOCK
 from coca_mindspeed.utils.files import PROGRESS, write_marker
@@ -72,16 +71,6 @@ def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(tmp_path, capsys)
     (tmp_path / "new" / LOCK).touch()  # it loads its model
     for run in ("local", "ascend/stage0", "new"):
         assert main(["watch", str(tmp_path / run), "--once"]) == 0
-
-
-def test_a_line_that_is_being_written_waits(run):
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 41, "rew')
-    assert "step 40" in show(run)
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write("\n")
-    with pytest.raises(DataError, match=r"metrics\.jsonl:41"):
-        show(run)
 
 
 def test_how_far_it_is_and_how_long_it_will_take(run):

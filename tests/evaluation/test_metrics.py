@@ -3,17 +3,14 @@
 import itertools
 import json
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
-from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
+from coca_mindspeed.evaluation.binning import bin_edges, bin_index, bin_table, risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics import COVERAGES, HEADLINE, MetricOptions, calibration_metrics, places_of
-
-outcomes = st.lists(st.tuples(st.integers(0, 10), st.booleans()), min_size=1, max_size=40)
 
 
 def measure(pairs, scale=10, **options):
@@ -83,19 +80,6 @@ def test_equal_to_the_oracles(seed):
     assert metrics.values["log_score"] == pytest.approx(log_loss(correct, confidence.clip(1e-6, 1 - 1e-6)), abs=1e-9)
     assert metrics.values["ece"] == pytest.approx(brute_ece(confidence, correct, int(bins)), abs=1e-9)
     assert metrics.values["aurc"] == pytest.approx(brute_aurc(confidence, correct), abs=1e-9)
-
-
-@given(outcomes)
-def test_brier_is_reliability_less_resolution_plus_uncertainty(pairs):
-    metrics = measure(pairs)
-    # From the definitions, group by group, so that the identity is not true by construction.
-    groups = {s: [y for t, y in pairs if t == s] for s, _ in pairs}
-    base = np.mean([y for _, y in pairs])
-    reliability = sum(len(g) * (s / 10 - np.mean(g)) ** 2 for s, g in groups.items()) / len(pairs)
-    resolution = sum(len(g) * (np.mean(g) - base) ** 2 for g in groups.values()) / len(pairs)
-    assert metrics.values["reliability"] == pytest.approx(reliability, abs=1e-12)
-    assert metrics.values["resolution"] == pytest.approx(resolution, abs=1e-12)
-    assert metrics.values["brier"] == pytest.approx(reliability - resolution + base * (1 - base), abs=1e-12)
 
 
 def test_selective_accuracy_is_the_mean_over_orders_of_ties():
@@ -178,3 +162,30 @@ def test_risk_table():
     assert 1 - (1 - row.low) ** 3 == pytest.approx(0.025)
     assert (1 - row.high) ** 3 + 3 * row.high * (1 - row.high) ** 2 == pytest.approx(0.025)
     assert math.isnan(risk_table(s[3:], y[3:], (0.9,))[0].risk)
+
+
+def exact_bin(text, bins, closed):
+    """The bin by decimal arithmetic; the first (closed on the right) or last (on the left) holds both of its edges."""
+    place = Decimal(text) * bins
+    return max(0, math.ceil(place) - 1) if closed == "right" else min(bins - 1, math.floor(place))
+
+
+@pytest.mark.parametrize("closed", ["right", "left"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize(("bins", "decimals"), [(10, 1), (10, 2), (10, 4), (20, 2), (100, 2), (15, 3), (7, 3)])
+def test_every_decimal_lies_in_its_exact_bin(bins, decimals, dtype, closed):
+    texts = [f"{k / 10**decimals:.{decimals}f}" for k in range(10**decimals + 1)]
+    confidence = np.array([dtype(text) for text in texts])
+    index = bin_index(confidence, bin_edges(confidence.dtype, bins), closed)
+    assert index.tolist() == [exact_bin(text, bins, closed) for text in texts]
+
+
+def test_table_by_hand():
+    confidence = np.array([0.0, 0.1, 0.95, 1.0, 1.0, np.nan])
+    correct = np.array([False, True, True, True, False, True])
+    table = bin_table(confidence, correct)
+    assert table.count.tolist() == [2, 0, 0, 0, 0, 0, 0, 0, 0, 3]
+    assert table.confidence[[0, 9]] == pytest.approx([0.05, 2.95 / 3])
+    assert table.accuracy[[0, 9]] == pytest.approx([0.5, 2 / 3])
+    assert np.isnan(table.accuracy[1:9]).all()
+    assert np.isnan(table.low[1:9]).all()

@@ -8,7 +8,6 @@ from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.plots import (
     png_bytes,
     reliability_diagram,
-    reliability_image,
     threshold_curves,
     training_curves,
 )
@@ -42,12 +41,6 @@ def test_the_same_picture_is_the_same_bytes():
     first, second = (png_bytes(reliability_diagram({"x": group()})) for _ in range(2))
     assert first == second
     assert "no valid confidence" in texts(reliability_diagram({"x": group(np.array([np.nan]), np.array([True]))}))
-
-
-def test_reliability_image_is_pixels():
-    image = reliability_image(group(), title="step 3")
-    assert (image.dtype, image.ndim, image.shape[2]) == (np.uint8, 3, 3)
-    assert image.min() < 60 < 255 == image.max()
 
 
 def test_training_curves_of_one_and_of_several_runs():

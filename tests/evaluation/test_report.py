@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.plots import png_bytes, reliability_diagram
-from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_mindspeed.evaluation.report import most_miscalibrated, shorten, write_report
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.utils.console import markdown_table
@@ -149,18 +148,3 @@ def test_comparison_with_the_paper_is_printed_and_in_the_report(report, tmp_path
 def test_markdown_table_escapes_and_aligns():
     assert markdown_table(["a", "b"], [["x|y", "1\n2"]]) == "| a    | b   |\n|------|-----|\n| x\\|y | 1 2 |\n"
     assert markdown_table(["a", ""], [["x", 10]], numbers=(1,)) == "| a |    |\n|---|---:|\n| x | 10 |\n"
-
-
-def test_bins_closed_on_the_left(tmp_path):
-    rows = [Prediction(str(i), "mine", "q", "r", 0.1 + 0.05 * (i % 2), i < 2, 5) for i in range(8)]
-    write_predictions(tmp_path / "tenths.jsonl", rows)
-    output = tmp_path / "out"
-    arguments = [str(tmp_path / "tenths.jsonl"), "--output", str(output), "--replicates", "10", "--bins-closed", "left"]
-    assert main(["report", *arguments]) == 0
-    assert "closed on the left" in (output / "report.md").read_text()
-    groups = {"tenths": outcomes(rows)}
-    # .1 and .15 share a bin only where its lower edge belongs to it.
-    assert (output / "figures" / "reliability_mine.png").read_bytes() == png_bytes(
-        reliability_diagram(groups, "left"), 100
-    )
-    assert png_bytes(reliability_diagram(groups, "left")) != png_bytes(reliability_diagram(groups, "right"))

@@ -1,7 +1,6 @@
 """Engines for tests, a well-behaved one and one that answers by raw bytes, with proxies in front of them."""
 
 import asyncio
-import contextlib
 import json
 import os
 import socket
@@ -10,7 +9,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -22,9 +24,9 @@ from starlette.routing import Route
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.utils.files import read_json_lines
 from coca_router.config import ServingConfig
+from coca_router.http_server import Server, Shutdown
 from coca_router.proxy import Proxy
 from coca_router.request_log import export_log
-from tests.router.background import served_in_background
 
 SURE = ("<conf", "idence>", "0.9", "</confidence", ">\nForty", "-two", ".")
 UNSURE = ("<confidence>", "0.2", "</confidence>", *["no "] * 200)
@@ -100,10 +102,10 @@ ESCALATE, REFUSE = (
 )
 
 
-@contextlib.contextmanager
+@contextmanager
 def routed(small, large=None, environment=None, small_tier=None, small_backend=None, **sections):
     """A proxy over one or two engines; gives its address and the proxy."""
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         engines = [engine for engine in (small, large) if engine is not None]
         urls = [stack.enter_context(engine.served()) for engine in engines]
         values = {
@@ -210,7 +212,7 @@ class RawEngine:
             self.open -= 1
             writer.close()
 
-    @contextlib.contextmanager
+    @contextmanager
     def served(self):
         """Gives its address."""
         loop = asyncio.new_event_loop()
@@ -225,7 +227,7 @@ class RawEngine:
             thread.join(10)
 
 
-@contextlib.contextmanager
+@contextmanager
 def before(engine, *, backend=None, tier=None, **sections):
     """A proxy of this engine alone, which answers whatever the confidence; gives its address."""
     with routed(engine, small_backend=backend, small_tier={"bands": ANSWER, **(tier or {})}, **sections) as (url, _):
@@ -251,7 +253,7 @@ def raw_post(url, body, *, length=None, end="keep-alive"):
     return connection
 
 
-@contextlib.contextmanager
+@contextmanager
 def proxy_process(directory, engine, **sections):
     """``serve`` as a process, before the engine at this address; gives the proxy's address and the process."""
     with socket.socket() as probe:
@@ -280,3 +282,37 @@ def proxy_process(directory, engine, **sections):
         finally:
             process.terminate()
             process.wait(30)
+
+
+class _Stoppable(Server):
+    """A server that stops at once; uvicorn's looks ten times a second whether it should."""
+
+    async def main_loop(self) -> None:
+        self.loop, self.stop = asyncio.get_running_loop(), asyncio.Event()
+        await self.stop.wait()
+
+
+@contextmanager
+def served_in_background(app: Any, shutdown: Shutdown | None = None, **options: Any) -> Iterator[str]:
+    """Serve an ASGI application on a free port of 127.0.0.1; gives its address up to and including ``/v1``.
+
+    Raises:
+        RuntimeError: it did not start.
+    """
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = _Stoppable(app, shutdown or Shutdown(), **{"drain_s": 0.0, **options})
+        server.config.timeout_graceful_shutdown = 1 + int(server.config.timeout_graceful_shutdown or 5) - 5
+        server.config.log_level = "critical"
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+        thread.start()
+        try:
+            while not hasattr(server, "stop"):
+                thread.join(0.005)
+                if not thread.is_alive():
+                    raise RuntimeError("the application ended before it was served")
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        finally:
+            if thread.is_alive():
+                server.loop.call_soon_threadsafe(server.stop.set)
+            thread.join(10)

@@ -10,7 +10,6 @@ import time
 import httpx
 import pytest
 
-from tests.router.background import served_in_background
 from tests.router.servers_for_tests import (
     QUESTION,
     SURE,
@@ -20,6 +19,7 @@ from tests.router.servers_for_tests import (
     address,
     proxy_process,
     routed,
+    served_in_background,
     stream,
     until,
 )

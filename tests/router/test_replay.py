@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.router_scores import oracle_curve, score_router, single_curve
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
 from coca_router.cli import main
@@ -51,23 +50,6 @@ def test_every_threshold_equals_plain_routing():
                 assert curve.cost[row, i] == pytest.approx(cost)
                 assert curve.correct[row, i] == p.correct
                 assert curve.last[row, i] == (p is said[-1])
-
-
-def test_an_informative_confidence_beats_random_and_the_oracle_beats_both():
-    tiers = tiers_of(1500)
-    curves = {
-        "confidence": threshold_curve(tiers),
-        "answer first": threshold_curve(tiers, answer_first=True),
-        "random": single_curve(tiers),
-        "oracle": oracle_curve(tiers),
-    }
-    scores = {name: score_router(tiers, curve) for name, curve in curves.items()}
-    aiq = {name: found["aiq"] for name, found in scores.items()}
-    assert aiq["oracle"] > aiq["confidence"] > aiq["answer first"] > aiq["random"] + 0.02
-    assert scores["confidence"]["calls_at_0.5"] < 0.45
-    # The same decisions, so the same calls; only what they cost differs.
-    assert scores["confidence"]["calls_at_0.5"] == scores["answer first"]["calls_at_0.5"]
-    assert scores["confidence"]["cost_at_0.5"] < scores["answer first"]["cost_at_0.5"]
 
 
 def test_the_command_and_its_refusals(tmp_path, capsys):

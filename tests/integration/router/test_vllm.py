@@ -17,7 +17,7 @@ from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_router.config import ServingConfig
 from coca_router.proxy import Proxy
 from tests.integration.router.vllm_engine import NAME, engine
-from tests.router.background import served_in_background
+from tests.router.servers_for_tests import served_in_background
 
 EXECUTABLE, MODEL = os.environ.get("VLLM"), os.environ.get("VLLM_MODEL")
 pytestmark = [

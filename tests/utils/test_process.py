@@ -1,14 +1,58 @@
-"""The restart of a training command with jemalloc: when, what child processes inherit, and equal results."""
+"""Memory limits of control groups, CPUs by the quota of a container, and the restart with jemalloc."""
 
 import json
 import os
 import subprocess
 import sys
 
+import joblib
 import pytest
 
+from coca_mindspeed.grading.math.grader import MathGrader
+from coca_mindspeed.mindspeed.doctor import Machine
 from coca_mindspeed.utils import process
-from coca_mindspeed.utils.process import SWITCH, find_jemalloc
+from coca_mindspeed.utils.process import SWITCH, find_jemalloc, memory_limit, usable_cpus
+
+V1 = "sys/fs/cgroup/memory"
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "limit"),
+    [
+        ("0::/", {"sys/fs/cgroup/memory.max": "1000"}, 1000),
+        ("0::/", {"sys/fs/cgroup/memory.max": "max"}, None),
+        ("0::/a/b", {"sys/fs/cgroup/a/memory.max": "500", "sys/fs/cgroup/a/b/memory.max": "max"}, 500),
+        ("0::/a/b", {"sys/fs/cgroup/a/memory.max": "500", "sys/fs/cgroup/a/b/memory.max": "400"}, 400),
+        # a container sees its own group at the root, below the name that the host gave
+        ("0::/docker/12", {"sys/fs/cgroup/memory.max": "300"}, 300),
+        ("9:memory:/docker/12\n0::/", {f"{V1}/memory.limit_in_bytes": "200"}, 200),
+        (
+            "9:memory:/a",
+            {f"{V1}/a/memory.limit_in_bytes": "100", f"{V1}/memory.limit_in_bytes": str(2**63 - 4096)},
+            100,
+        ),
+        ("9:memory:/", {f"{V1}/memory.limit_in_bytes": str(2**63 - 4096)}, None),  # version 1 without a limit
+        ("7:cpu:/a", {"sys/fs/cgroup/cpu/a/memory.limit_in_bytes": "1"}, None),
+        (None, {"sys/fs/cgroup/memory.max": "1000"}, 1000),
+        (None, {}, None),
+    ],
+)
+def test_limit(tmp_path, group, files, limit):
+    for name, text in {**files, **({} if group is None else {"proc/self/cgroup": group})}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    assert memory_limit(tmp_path) == limit
+
+
+def test_graders_start_no_more_processes_than_the_quota_keeps_busy(monkeypatch):
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 3)
+    assert usable_cpus() == 3
+    assert Machine().cpus() == 3
+    grader = MathGrader()
+    assert grader._workers._count == 3
+    grader.close()
+
 
 JEMALLOC = find_jemalloc()
 needs_jemalloc = pytest.mark.skipif(JEMALLOC is None or sys.platform != "linux", reason="libjemalloc2 is not installed")
