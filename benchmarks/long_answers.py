@@ -43,7 +43,7 @@ from coca_router.config import ServingConfig
 from coca_router.model_server import ModelServer
 from coca_router.proxy import Proxy
 from experiments.miniature import miniature
-from tests.router.background import served_in_background
+from tests.router.servers_for_tests import served_in_background
 
 Floats = npt.NDArray[np.float64]
 

@@ -40,7 +40,7 @@ from coca_mindspeed.utils.tokenization import TokenCounter
 from coca_router.config import ServingConfig
 from coca_router.replay import join_tiers, threshold_curve
 from experiments.miniature import SYMBOLS, digit_records
-from tests.router.background import served_in_background
+from tests.router.servers_for_tests import served_in_background
 
 # Hidden size, layers: about 60,000 and 900,000 parameters; a token's price is about in proportion.
 SIZES = {"small": (48, 2), "large": (128, 4)}
