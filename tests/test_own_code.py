@@ -16,8 +16,8 @@ from coca_mindspeed.grading.own import BrokenGraderError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.mindspeed.start.process import coca_settings
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
-from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.own_code import pinned
 from tests.local.runs_for_tests import SMALL, rows
@@ -199,7 +199,7 @@ def test_workers_find_the_same_file_from_any_directory(folder, tmp_path_factory)
     run = compose_run("qwen25_1p5b_910b", [*own, "data.evaluate=null", "evaluation.interval=0"]).run
     settings = coca_settings(mindspeed_values(run, 3, StageFiles(folder / "run"))["coca"])
     code = (
-        "import sys; from coca_mindspeed.mindspeed.start.settings import CocaSettings\n"
+        "import sys; from coca_mindspeed.mindspeed.start.process import CocaSettings\n"
         "from coca_mindspeed.grading.registry import build_grader\n"
         "settings = CocaSettings.model_validate_json(sys.argv[1])\n"
         "build_grader(settings.grader, settings.grading); print(settings.method.training_method.name)"

@@ -5,9 +5,9 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from coca_mindspeed.algorithm import LossAggregation
 from coca_mindspeed.algorithm.advantages import SegmentMasks, any_segment
 from coca_mindspeed.algorithm.checks import check_tensor
-from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 
 # exp(60) is 1e26: far beyond every clip, and sums of it stay within float32.
 _LARGEST_LOG_RATIO = 60.0

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_markdown(section_table("coca", VerlSettings))
     else:
-        from coca_mindspeed.mindspeed.start.settings import CocaSettings
+        from coca_mindspeed.mindspeed.start.process import CocaSettings
 
         print_markdown(section_table("coca", CocaSettings))
     return 0

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
+from coca_mindspeed.algorithm import LossAggregation
 from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.values import (

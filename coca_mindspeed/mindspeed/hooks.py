@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.upstream.fingerprint import module_path
-from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, examine
+from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, examine, module_path
 
 _applied: dict[str, Manifest] = {}  # by process
 

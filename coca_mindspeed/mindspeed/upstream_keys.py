@@ -21,7 +21,6 @@ from omegaconf import OmegaConf
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Problem, did_you_mean, show_value
-from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER
 from coca_mindspeed.utils.text_formats import read_yaml, value_of
 
 #: Section of a configuration -> the module and class of ``mindspeed_rl.config_cls`` that takes it.
@@ -134,6 +133,22 @@ def _has_type(value: Any, kind: str) -> bool:
         return isinstance(value, Sequence) and not isinstance(value, str)
     return isinstance(value, str if kind == "str" else Mapping)
 
+
+#: This project's grader, which ``coca.grader`` names.
+OWN_VERIFIER = "coca"
+
+#: The names that MindSpeed-RL's ``rule_verifier.verifier`` knows; it silently scores 0 for any other.
+MINDSPEED_VERIFIERS = (
+    "acc",
+    "format",
+    "step",
+    "strict_format",
+    "base_acc",
+    "math_17k_acc",
+    "acc_for_dapo",
+    "acc_for_ppo",
+    "math_verify_reward",
+)
 
 _ADVANTAGES = "advantages are CoCA's, of both segments"
 _LOSS = "the loss is CoCA's (coca.method.loss_aggregation, rl_config.clip_ratio)"

@@ -17,9 +17,8 @@ from omegaconf import OmegaConf
 from coca_mindspeed.config.compose import ComposedConfig, compose_run, config_directory, hydra_override
 from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.errors import ConfigError, show_value
-from coca_mindspeed.mindspeed.checks import other_npus
-from coca_mindspeed.mindspeed.hook_checks import needs_reference
-from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.checks import needs_reference, other_npus
+from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.driver import compose_config
 from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES, ignored_keys, mapped_keys, our_keys, places, underscored
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
@@ -134,7 +133,7 @@ def _convert(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     replaced += [f"{key}={found} by --output" for key in _WRITTEN if (found := _pop(theirs, key)) is not None]
     for name in _WRITTEN_OF_COCA:
         _pop(theirs, f"coca.{name}")
-    key, wanted = "megatron_training.dataset_additional_keys", [columns.RECORD]
+    key, wanted = "megatron_training.dataset_additional_keys", [RECORD]
     if (found := _pop(theirs, key)) not in (None, wanted):
         replaced.append(f"{key}={found} by {wanted}")
     _put(theirs, key, wanted)

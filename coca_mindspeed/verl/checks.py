@@ -1,19 +1,17 @@
-"""Checks of a run on verl: values of verl's own keys that the method needs, and batch sizes that divide.
+"""Checks of a run on verl: values of verl's own keys that the method needs, batch sizes that divide, rows and prompts.
 
 verl has many switches that change its objective, its sampling or the members of a group. Each is listed with verl's
 default, which holds if a configuration omits the key, and with the reason.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config import checks as shared
-from coca_mindspeed.errors import Condition, Problem, as_check, find_problems, raise_problems, show_value
-from coca_mindspeed.utils.files import write_json
-from coca_mindspeed.utils.own_code import is_own
+from coca_mindspeed.data.export import record_of
+from coca_mindspeed.data.prompts import TemplateKeys, bounded_prompt_tokens, check_template, prompt_messages
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import Condition, DataError, Problem, as_check, find_problems, show_value
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.settings import NAME, VerlSettings
 
@@ -259,38 +257,47 @@ def _stages(run: VerlRun) -> Iterator[Problem]:
         yield Problem("stages", key, run.value(key), reason)
 
 
-FILE = "coca.json"
-#: verl's own file, which names the newest of a directory's checkpoints.
-VERLS_NEWEST = "latest_checkpointed_iteration.txt"
+def check_rows(
+    rows: Sequence[Mapping[str, Any]], what: str, system_prompt: str | None, tokenizer: Any, max_tokens: int
+) -> list[Record]:
+    """Return the records of all rows of a data set that verl has read.
 
-
-def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
-    """Raise ``ConfigError`` for more steps than the epochs have.
-
-    verl's loop would end without its last checkpoint and validation.
+    ``what`` is ``data.train_files`` or ``data.val_files``; a file made for another ``system_prompt`` is refused.
+    ``max_tokens`` is ``data.max_prompt_length``; verl silently cuts a longer prompt.
     """
-    if total_steps > (reached := steps_per_epoch * epochs):
-        reason = f"trainer.total_epochs={epochs} of {steps_per_epoch} steps each end after {reached}"
-        fix = f"set trainer.total_epochs to {math.ceil(total_steps / steps_per_epoch)} or more"
-        raise_problems([Problem("length", "trainer.total_training_steps", total_steps, reason, fix)])
+    records = []
+    for number, row in enumerate(rows, start=1):
+        record = record_of(row.get("extra_info"), f"{what}: row {number}: extra_info")
+        wanted = prompt_messages(record, system_prompt)
+        if (found := [dict(message) for message in row["prompt"]]) != wanted:
+            raise DataError(
+                f"{what}: row {number}: record {record.id!r} has another prompt than the method's: expected "
+                f"{_shown(wanted)}, found {_shown(found)}; export the file for this method "
+                "(coca-mindspeed data export verl --prompt)"
+            )
+        records.append(record)
+    where = f"{what}: row"
+    for _ in bounded_prompt_tokens(tokenizer, records, system_prompt, max_tokens, "data.max_prompt_length", where):
+        pass
+    return records
 
 
-def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
-    """Raise ConfigError if the checkpoints have another method; then store the method beside them.
+def check_prompts(
+    records: Sequence[Record], system_prompt: str | None, tokenizer: Any, path: str, settings: VerlSettings
+) -> None:
+    """Check the prompts that the chat template renders; see ``check_template``.
 
-    ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
-    is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.  Raises
-    ConfigError for checkpoints of another method, or of other choices.
+    ``data.apply_chat_template_kwargs`` is written into the template of ``tokenizer``; ``path`` is the model's.
     """
-    ours: dict[str, Any] = settings.method.model_dump(mode="json")
-    if is_own(settings.grader):
-        ours["grader"] = settings.grader
-    if len(settings.method.training_method.stages) > 1:
-        ours["total_training_steps"] = total_steps
-    path = directory / FILE
-    if path.is_file() and (resumed_step or (directory / VERLS_NEWEST).is_file()):
-        theirs = {"advantage_scale": "group", **json.loads(path.read_text(encoding="utf-8"))}  # new in 0.3.0
-        fix = "change trainer.default_local_dir, or remove the directory"
-        shared.check_same_run(theirs, ours, where=path, fix=fix)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(path, ours)
+    keys = TemplateKeys(
+        variables="data.apply_chat_template_kwargs",
+        allow_open_thinking="coca.allow_open_thinking",
+        day="give the template's own variable a date by data.apply_chat_template_kwargs (Llama 3.1: date_string), or "
+        "write the date into the template",
+    )
+    model = f"actor_rollout_ref.model.path={path}"
+    check_template(tokenizer, records, system_prompt, model, keys, allow_open_thinking=settings.allow_open_thinking)
+
+
+def _shown(messages: Sequence[Mapping[str, str]]) -> str:
+    return " | ".join(f"{message.get('role')}: {message.get('content', '')!r:.60}" for message in messages)

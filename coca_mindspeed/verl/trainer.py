@@ -40,9 +40,8 @@ from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_json_lines
 from coca_mindspeed.verl.batch import ScoredStep, check_broken, score_step, validation_metrics, validation_predictions
-from coca_mindspeed.verl.checks import check_length, check_same_run, verl_problems
-from coca_mindspeed.verl.earlier_rows import MetricsBeforeResume, file_of_verls_log
-from coca_mindspeed.verl.records import check_prompts, check_rows
+from coca_mindspeed.verl.checks import check_prompts, check_rows, verl_problems
+from coca_mindspeed.verl.resume import MetricsBeforeResume, check_length, check_same_run, file_of_verls_log
 from coca_mindspeed.verl.segment_loss import ROLLOUT_WEIGHTS, SEGMENT_ENDS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
 

@@ -17,9 +17,9 @@ from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import SegmentStatistics, segment_objective
 from coca_mindspeed.algorithm.parsing import SEGMENTS
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SEGMENT_ENDS
 from coca_mindspeed.mindspeed.stages.metrics import divide_ratios
-from coca_mindspeed.mindspeed.start.settings import CocaSettings
+from coca_mindspeed.mindspeed.start.process import CocaSettings
 
 ROWS, WIDTH = 8, 6
 MEANS = SegmentStatistics(*torch.zeros(4)).means()
@@ -68,15 +68,15 @@ def batch():
         "ref_log_prob": torch.randn(shape, generator=generator) - 2,
         "advantages": torch.randn(shape, generator=generator),
         "response_length": lengths[:, None].int(),
-        columns.SEGMENT_ENDS: torch.stack([torch.randint(0, 3, (ROWS,), generator=generator), lengths], dim=1).int(),
-        columns.ROLLOUT_LOG_PROBS: torch.randn(shape, generator=generator) - 2,
+        SEGMENT_ENDS: torch.stack([torch.randint(0, 3, (ROWS,), generator=generator), lengths], dim=1).int(),
+        ROLLOUT_LOG_PROBS: torch.randn(shape, generator=generator) - 2,
     }
 
 
 def _whole(batch, aggregation):
     """Gradient of the objective of the whole batch with respect to the log-probabilities."""
     log_probs = batch["log_probs"].clone().requires_grad_()
-    masks = segment_masks(batch[columns.SEGMENT_ENDS].long(), SEGMENTS["first"], WIDTH)
+    masks = segment_masks(batch[SEGMENT_ENDS].long(), SEGMENTS["first"], WIDTH)
     segment_objective(
         log_probs, batch["old_log_prob"], batch["advantages"], masks, aggregation=aggregation
     ).loss.backward()
@@ -132,9 +132,9 @@ def test_statistics_of_microbatches_average_to_those_of_the_batch(actor_loss, mo
     of_segments = {f"{segment}/{name}" for segment in ("confidence", "answer") for name in (*MEANS, "entropy")}
     assert whole.keys() == {*of_segments, "rollout/entropy", "rollout/log_prob_gap", "actor/pg_loss"}
     inside = torch.arange(WIDTH) < batch["response_length"]
-    gap = (batch["old_log_prob"] - batch[columns.ROLLOUT_LOG_PROBS]).abs()[inside].mean()
+    gap = (batch["old_log_prob"] - batch[ROLLOUT_LOG_PROBS]).abs()[inside].mean()
     assert whole["rollout/log_prob_gap"] == pytest.approx(float(gap), rel=1e-5)
-    masks = segment_masks(batch[columns.SEGMENT_ENDS].long(), SEGMENTS["first"], WIDTH)
+    masks = segment_masks(batch[SEGMENT_ENDS].long(), SEGMENTS["first"], WIDTH)
     for name, mask in {**masks, "rollout": inside}.items():
         entropy = -batch["old_log_prob"][mask].mean()
         assert whole[f"{name}/entropy"] == pytest.approx(float(entropy), rel=1e-5), name
@@ -199,8 +199,8 @@ def test_tokens_weigh_by_the_truncated_ratio_to_the_rollout(actor_loss, monkeypa
         "old_log_prob": log_probs.detach(),
         "advantages": torch.tensor([[0.25, -0.75, 9.0]]),
         "response_length": torch.tensor([[2]]),
-        columns.SEGMENT_ENDS: torch.tensor([[1, 2]]),
-        columns.ROLLOUT_LOG_PROBS: torch.tensor([[-1.0 - math.log(3), -1.0 + math.log(2), 0.0]]),
+        SEGMENT_ENDS: torch.tensor([[1, 2]]),
+        ROLLOUT_LOG_PROBS: torch.tensor([[-1.0 - math.log(3), -1.0 + math.log(2), 0.0]]),
     }
     value, statistics = loss.compute_loss(log_probs, part, actual_micro_batch_size=1, use_dynamic_bsz=False)
     value.backward()

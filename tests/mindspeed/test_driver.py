@@ -18,11 +18,10 @@ from omegaconf import OmegaConf
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, load_prompts
-from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier
+from coca_mindspeed.mindspeed.stages.dataset import RECORD, RecordPrompts, load_prompts
+from coca_mindspeed.mindspeed.stages.reward_worker import MindSpeedVerifier, build_verifier
 from coca_mindspeed.mindspeed.start import driver, process
-from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.mindspeed.start.process import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from tests.mindspeed.builders import checkpoint, write
 from tests.mindspeed.builders import mindspeed_config as _config
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
@@ -268,12 +267,12 @@ def _record(index: int, category: str = "math", answer: str = "1") -> Record:
 def test_every_epoch_shows_every_record_once():
     prompts = [np.array([i], dtype=np.int32) for i in range(5)]
     shown = RecordPrompts([_record(i) for i in range(5)], prompts, samples=12, seed=3, shuffle=True)
-    order = [int(shown[i][columns.RECORD][0]) for i in range(len(shown))]
+    order = [int(shown[i][RECORD][0]) for i in range(len(shown))]
     assert sorted(order[:5]) == sorted(order[5:10]) == [0, 1, 2, 3, 4]
     assert order[:5] != order[5:10]
     assert len(order) == 12
     again = RecordPrompts([_record(i) for i in range(5)], prompts, samples=7, seed=3, shuffle=True)
-    assert [int(again[i][columns.RECORD][0]) for i in range(7)] == order[:7]  # resuming continues the same order
+    assert [int(again[i][RECORD][0]) for i in range(7)] == order[:7]  # resuming continues the same order
     plain = RecordPrompts([_record(i) for i in range(5)], prompts, samples=6, seed=3, shuffle=False)
     np.testing.assert_array_equal([plain[i]["input_ids"][0] for i in range(6)], [0, 1, 2, 3, 4, 0])
 

@@ -10,7 +10,6 @@ import yaml
 
 from coca_mindspeed.cli import patches
 from coca_mindspeed.mindspeed import hooks as hooks
-from coca_mindspeed.upstream.fingerprint import normalise, source_of
 from coca_mindspeed.upstream.manifest import (
     Hook,
     Manifest,
@@ -19,7 +18,9 @@ from coca_mindspeed.upstream.manifest import (
     load_manifest,
     load_manifests,
     matching_manifest,
+    normalise,
     skeleton,
+    source_of,
 )
 
 FAKE = """

@@ -10,8 +10,15 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.mindspeed.hooks import export_patch, is_patchable, patched_hooks
-from coca_mindspeed.upstream.fingerprint import fingerprint
-from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, examine, load_manifests, manifest_directory
+from coca_mindspeed.upstream.manifest import (
+    Hook,
+    Manifest,
+    ManifestError,
+    examine,
+    fingerprint,
+    load_manifests,
+    manifest_directory,
+)
 
 CHECKOUTS = {"2.3.0": "MINDSPEED_RL_HOME", "master": "MINDSPEED_RL_MASTER_HOME"}
 FILES = {  # the second has no final newline, and the class that is hooked is at its end

@@ -14,7 +14,7 @@ from coca_mindspeed.mindspeed.stages import metrics as logs
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
 from coca_mindspeed.mindspeed.stages.metrics import append_line
 from coca_mindspeed.mindspeed.stages.trainer import Validation
-from coca_mindspeed.mindspeed.start.settings import coca_settings
+from coca_mindspeed.mindspeed.start.process import coca_settings
 from coca_mindspeed.utils.files import read_json_lines
 
 

@@ -14,11 +14,13 @@ from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.mindspeed.stages import columns, dock, reward_worker, trainer
+from coca_mindspeed.mindspeed.stages import dock, reward_worker, trainer
+from coca_mindspeed.mindspeed.stages.dataset import RECORD
+from coca_mindspeed.mindspeed.stages.dock import CONFIDENCE_LENGTH, CORRECT, SEGMENT_ENDS, STATED
 from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, divide_ratios, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
 from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
-from coca_mindspeed.mindspeed.start.settings import CocaSettings
+from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.scoring.metrics import Mean
 
 NAN = math.nan
@@ -91,8 +93,8 @@ def _scored_dock(shuffle=False, correct=(1.0, 0.0, 1.0, 1.0)):
     """Two groups of two, scored."""
     filled = FakeDock(rows=4, group=2, shuffle=shuffle)
     for name, values in {
-        columns.CORRECT: correct,
-        columns.STATED: [0.3, 0.0, 0.9, NAN],
+        CORRECT: correct,
+        STATED: [0.3, 0.0, 0.9, NAN],
     }.items():
         filled._put_experience({name: [torch.tensor([v]) for v in values]}, [0, 1, 2, 3])
     lengths = [2, 3, 1, 4]
@@ -100,8 +102,8 @@ def _scored_dock(shuffle=False, correct=(1.0, 0.0, 1.0, 1.0)):
         {
             "responses": [torch.arange(n) for n in lengths],
             "response_length": [torch.tensor([n], dtype=torch.int32) for n in lengths],
-            columns.CONFIDENCE_LENGTH: [torch.tensor([1], dtype=torch.int32)] * 4,
-            columns.SEGMENT_ENDS: [torch.tensor([1, n], dtype=torch.int32) for n in lengths],
+            CONFIDENCE_LENGTH: [torch.tensor([1], dtype=torch.int32)] * 4,
+            SEGMENT_ENDS: [torch.tensor([1, n], dtype=torch.int32) for n in lengths],
         },
         [0, 1, 2, 3],
     )
@@ -138,11 +140,11 @@ def test_one_scale_for_the_whole_iteration_whatever_the_dispatch(method):
         draw = torch.Generator().manual_seed(5)
         every, lengths = list(range(12)), torch.randint(1, 5, (12, 1), generator=draw, dtype=torch.int32)
         for name, column in {
-            columns.CORRECT: torch.randint(0, 2, (12, 1), generator=draw).float(),
-            columns.STATED: torch.rand(12, 1, generator=draw),
+            CORRECT: torch.randint(0, 2, (12, 1), generator=draw).float(),
+            STATED: torch.rand(12, 1, generator=draw),
             "response_length": lengths,
-            columns.CONFIDENCE_LENGTH: torch.ones(12, 1, dtype=torch.int32),
-            columns.SEGMENT_ENDS: torch.cat([torch.ones(12, 1, dtype=torch.int32), lengths], dim=1),
+            CONFIDENCE_LENGTH: torch.ones(12, 1, dtype=torch.int32),
+            SEGMENT_ENDS: torch.cat([torch.ones(12, 1, dtype=torch.int32), lengths], dim=1),
         }.items():
             filled._put_experience({name: list(column)}, every)
         settings = CocaSettings(method=MethodConfig(name=method, advantage_scale="batch"))
@@ -228,14 +230,14 @@ def test_the_reward_stage(monkeypatch, required):
     }.items():
         monkeypatch.setattr(reward_worker, name, stub)
     megatron = SimpleNamespace(
-        global_batch_size=1, dataset_additional_keys=[columns.RECORD], padded_vocab_size=256, data_path="r.jsonl"
+        global_batch_size=1, dataset_additional_keys=[RECORD], padded_vocab_size=256, data_path="r.jsonl"
     )
     rl_config = SimpleNamespace(n_samples_per_prompt=3, reward_dispatch_size=3, guarantee_order=False)
     texts = ["<confidence>.5</confidence>$1+1$", "<confidence>.5</confidence>2", ""]
     given = {
         "responses": [torch.tensor(list(text.encode()), dtype=torch.int32) for text in texts],
         "response_length": [torch.tensor([len(text)], dtype=torch.int32) for text in texts],
-        columns.RECORD: [torch.tensor([0])] * 3,
+        RECORD: [torch.tensor([0])] * 3,
     }
     filled = FakeDock(rows=3, group=3)
     filled._put_experience(given, [0, 1, 2])
@@ -248,9 +250,9 @@ def test_the_reward_stage(monkeypatch, required):
         return [float(filled.data[column][row]) for row in range(3)]
 
     assert written("rm_scores") == [float(not required), 1.0, 0.0]
-    assert str(written(columns.CORRECT)) == f"[{float(not required)}, 1.0, nan]"
-    assert written(columns.CONFIDENCE_LENGTH) == [27, 27, 0]
-    assert written(columns.STATED)[:2] == [0.5, 0.5]
-    assert math.isnan(written(columns.STATED)[2])
+    assert str(written(CORRECT)) == f"[{float(not required)}, 1.0, nan]"
+    assert written(CONFIDENCE_LENGTH) == [27, 27, 0]
+    assert written(STATED)[:2] == [0.5, 0.5]
+    assert math.isnan(written(STATED)[2])
     validated = worker.score_rows(given, [0, 1, 2], "eval.jsonl")
     assert str(validated["correct"].tolist()) == "[1.0, 1.0, nan]"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.upstream.fingerprint import TargetError, fingerprint, normalise, source_of
+from coca_mindspeed.upstream.manifest import TargetError, fingerprint, normalise, source_of
 
 SOURCE = '''"""A module."""
 import os as operating

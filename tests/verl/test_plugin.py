@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.upstream.fingerprint import source_of
-from coca_mindspeed.upstream.manifest import load_manifests
-from coca_mindspeed.verl.checks import check_length, check_same_run
+from coca_mindspeed.upstream.manifest import load_manifests, source_of
 from coca_mindspeed.verl.register import REGISTRIES
+from coca_mindspeed.verl.resume import check_length, check_same_run
 from coca_mindspeed.verl.settings import VerlSettings
 
 ROOT = Path(__file__).parents[2]

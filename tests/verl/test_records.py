@@ -11,7 +11,7 @@ from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
-from coca_mindspeed.verl.records import check_prompts, check_rows
+from coca_mindspeed.verl.checks import check_prompts, check_rows
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
 from tests.verl.configurations import record

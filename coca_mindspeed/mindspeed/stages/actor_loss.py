@@ -19,7 +19,7 @@ from coca_mindspeed.algorithm.objective import segment_objective, truncated_weig
 from coca_mindspeed.algorithm.parsing import SEGMENTS
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SEGMENT_ENDS
 from coca_mindspeed.mindspeed.stages.metrics import ratio
 from coca_mindspeed.mindspeed.start.process import process_settings
 
@@ -85,11 +85,11 @@ class SegmentActorLoss(BaseLossFunc):
     ) -> tuple[Tensor, dict[str, float]]:
         width = log_probs.shape[1]
         segments = SEGMENTS[self._settings.method.training_method.confidence_position]
-        masks = segment_masks(batch[columns.SEGMENT_ENDS][:, : len(segments)].long(), segments, width)
+        masks = segment_masks(batch[SEGMENT_ENDS][:, : len(segments)].long(), segments, width)
         old_log_probs = batch["old_log_prob"][:, :width] if "old_log_prob" in batch else log_probs.detach()
         advantages, threshold = batch["advantages"][:, :width].float(), self._settings.rollout_is_threshold
         if threshold is not None:
-            weights = truncated_weights(old_log_probs.float(), batch[columns.ROLLOUT_LOG_PROBS][:, :width], threshold)
+            weights = truncated_weights(old_log_probs.float(), batch[ROLLOUT_LOG_PROBS][:, :width], threshold)
             advantages = advantages * weights
         objective = segment_objective(
             log_probs,
@@ -119,8 +119,8 @@ class SegmentActorLoss(BaseLossFunc):
             kl = torch.where(inside, penalty, 0.0).sum() / mini_batch.tokens * scale
             loss = loss + self._meta["kl_ctrl"].value * kl
             statistics["actor/kl_loss"] = kl.item()
-        if columns.ROLLOUT_LOG_PROBS in batch:
-            gap = (old_log_probs - batch[columns.ROLLOUT_LOG_PROBS][:, :width]).abs()
+        if ROLLOUT_LOG_PROBS in batch:
+            gap = (old_log_probs - batch[ROLLOUT_LOG_PROBS][:, :width]).abs()
             statistics |= ratio("rollout/log_prob_gap", _sum(gap, inside), inside.sum().item())
         # For msprobe_config.key_data_dump, under MindSpeed-RL's own names where it has them.
         MsProbe.save_data(

@@ -8,7 +8,7 @@ from mindspeed_rl.workers.actor_hybrid_worker import ActorHybridWorkerBase
 from torch import Tensor
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SEGMENT_ENDS
 from coca_mindspeed.mindspeed.start.process import process_settings
 
 _NPU_SHARE = 0.7  # MindSpeed-RL's: a reference worker has the rest of each NPU
@@ -47,6 +47,12 @@ def actor_resource(rl_config: Any) -> Any:
     return rl_config.actor_resource
 
 
+def training_columns(asked: Sequence[str], *, reference: bool, rollout_log_probs: bool) -> list[str]:
+    """Add our columns to the columns of MindSpeed-RL's update, and remove the reference's if there is none."""
+    wanted = [column for column in asked if reference or column != "ref_log_prob"]
+    return [*wanted, SEGMENT_ENDS, *([ROLLOUT_LOG_PROBS] if rollout_log_probs else [])]
+
+
 def add_training_columns(original: Any) -> Any:
     """Wrap ``BaseWorker.dispatch_transfer_dock_data``: the update reads our columns."""
 
@@ -55,7 +61,7 @@ def add_training_columns(original: Any) -> Any:
     ) -> Any:
         if experience_consumer_stage == "actor_train":
             settings = process_settings()
-            experience_columns = columns.training_columns(
+            experience_columns = training_columns(
                 experience_columns, reference=settings.reference, rollout_log_probs=settings.coca.rollout_log_probs
             )
         return original(self, experience_consumer_stage, experience_columns, *args, **kwargs)
@@ -86,7 +92,7 @@ def write_log_probs(original: Any) -> Any:
     ) -> Any:
         if is_generate and process_settings().coca.rollout_log_probs:
             log_probs = self.actor_hybrid.coca_rollout_log_probs
-            output = {**output, columns.ROLLOUT_LOG_PROBS: _cut_to(output["responses"], log_probs)}
+            output = {**output, ROLLOUT_LOG_PROBS: _cut_to(output["responses"], log_probs)}
         return original(self, output, index, use_vllm=use_vllm, is_generate=is_generate, **kwargs)
 
     return collect_transfer_dock_data

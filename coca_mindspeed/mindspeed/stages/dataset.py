@@ -6,6 +6,7 @@ other questions.
 
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from numpy.typing import NDArray
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, bounded_prompt_tokens, check_template, write_into_template
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.mindspeed.start.settings import CocaSettings
+from coca_mindspeed.grading.label_check import check_records
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.mindspeed.start.process import CocaSettings, process_settings
+from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.utils.files import file_sha256
+
+RECORD = "coca_record"  # column of the dock, int32 [1]: index of the question's record; comes with the prompts
 
 
 def record_files(data_path: str | None, eval_data: str | Path | None) -> list[Path]:
@@ -121,6 +125,23 @@ def _check_end_of_text(tokenizer: Any, path: Path) -> None:
         )
 
 
+def check_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
+    """Build this project's grader if ``rl_config.verifier_function`` names it, check every gold answer, and close it.
+
+    Missing files are skipped; MindSpeed-RL's own verifiers need no check.
+
+    Raises:
+        GradingError: a grader cannot be built here: no sandbox, a wrong option.
+        MissingDependencyError: a package is not installed.
+        DataError: a record lacks what its grader needs.
+    """
+    if OWN_VERIFIER not in names:
+        return
+    records: dict[Path | str, list[Record]] = {file: list(read_records(file)) for file in files if file.is_file()}
+    with closing(build_grader(grader, options)) as built:
+        check_records(built, records)
+
+
 class RecordPrompts:
     """A data set of ``samples`` prompts; each epoch is a permutation of all records, drawn from seed and epoch."""
 
@@ -140,7 +161,7 @@ class RecordPrompts:
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         index = int(self._order[position])
-        return {"input_ids": np.asarray(self._prompts[index], dtype=np.int64), columns.RECORD: np.array([index])}
+        return {"input_ids": np.asarray(self._prompts[index], dtype=np.int64), RECORD: np.array([index])}
 
 
 def record_datasets(_original: Any) -> Any:

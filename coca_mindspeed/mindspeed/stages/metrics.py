@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.mindspeed.stages.dock import read_rows
-from coca_mindspeed.mindspeed.start.settings import METRICS, VALIDATION, CocaSettings
+from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings
 from coca_mindspeed.scoring.metrics import Mean
 from coca_mindspeed.utils.files import cut_back, replace_nonfinite, to_json_line, write_json_lines
 

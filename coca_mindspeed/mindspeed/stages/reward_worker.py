@@ -4,7 +4,7 @@ It replaces MindSpeed-RL's ``RuleReward``: one actor per node, with the same met
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,23 @@ from torch import Tensor
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
-from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.dataset import read_run_records
-from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report
-from coca_mindspeed.mindspeed.stages.verifiers import build_verifier
-from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.mindspeed.start.settings import CocaSettings
+from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
+from coca_mindspeed.mindspeed.stages.dataset import RECORD, read_run_records
+from coca_mindspeed.mindspeed.stages.dock import (
+    CONFIDENCE_LENGTH,
+    CORRECT,
+    SEGMENT_ENDS,
+    STATED,
+    Rows,
+    batches,
+    check_groups,
+    put,
+    report,
+)
+from coca_mindspeed.mindspeed.start.process import CocaSettings, process_settings
+from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.tokenization import token_text
@@ -86,10 +96,10 @@ class RewardWorker:
                 self._dock,
                 {
                     "rm_scores": scored.correct.float().nan_to_num(0.0),
-                    columns.STATED: torch.cat(stated, dim=1).float(),
-                    columns.CONFIDENCE_LENGTH: scored.confidence_lengths.unsqueeze(1),
-                    columns.SEGMENT_ENDS: scored.segment_ends,
-                    columns.CORRECT: scored.correct.float(),
+                    STATED: torch.cat(stated, dim=1).float(),
+                    CONFIDENCE_LENGTH: scored.confidence_lengths.unsqueeze(1),
+                    SEGMENT_ENDS: scored.segment_ends,
+                    CORRECT: scored.correct.float(),
                 },
                 rows.indexes,
             )
@@ -124,7 +134,7 @@ class RewardWorker:
             group_size=1,
             lengths=rows.scalars("response_length").to(torch.int64),
             width=token_ids.shape[1],
-            records=[records[index] for index in rows.scalars(columns.RECORD).tolist()],
+            records=[records[index] for index in rows.scalars(RECORD).tolist()],
             token_ids=token_ids,
         )
         return scorer(rollout)
@@ -135,6 +145,41 @@ class RewardWorker:
         share = self._global_batch_size * self._rl_config.n_samples_per_prompt // get_node_nums()
         rows: list[list[int]] = get_current_dp_range_indexes(count, share, self._node)
         return rows
+
+
+class MindSpeedVerifier:
+    """MindSpeed-RL's verifiers as a grader: a weighted score of 1 is right, 0 or a penalty is wrong.
+
+    ``acc`` subtracts 0.5 for a wrong answer and 1 for one without a box, ``acc_for_dapo`` 1 for either.
+    """
+
+    def __init__(self, rl_config: Any) -> None:
+        self._config = rl_config
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        scores = self._scores([record.answer for record in records], list(answers))
+        for score in scores:
+            if not (score == 1 or score <= 0):
+                raise GradingError(
+                    f"rl_config.verifier_function {list(self._config.verifier_function)} scored an answer {score}; "
+                    "expected 1 for right, 0 or less for wrong: the confidence is trained towards a success rate"
+                )
+        return [Verdict(Outcome.RIGHT if score == 1 else Outcome.WRONG) for score in scores]
+
+    def _scores(self, labels: list[str], answers: list[str]) -> list[float]:
+        from mindspeed_rl.models import rule_verifier
+
+        scores: list[float] = rule_verifier.verifier(answers, {"labels": labels}, self._config)[0]
+        return scores
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def build_verifier(rl_config: Any, grader: str, options: Mapping[str, Any]) -> Grader:
+    """Build the grader that ``rl_config.verifier_function`` names; ``grader`` and ``options`` are for ``coca``."""
+    own = OWN_VERIFIER in rl_config.verifier_function
+    return build_grader(grader, options) if own else MindSpeedVerifier(rl_config)
 
 
 def reward_actor(_original: Any) -> Any:

@@ -21,12 +21,25 @@ from typing import Any
 import torch
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.mindspeed.stages import columns, metrics
-from coca_mindspeed.mindspeed.stages.dataset import load_prompts
-from coca_mindspeed.mindspeed.stages.dock import batches, check_groups, fetch, merged, put, read_rows, report
+from coca_mindspeed.mindspeed.stages import metrics
+from coca_mindspeed.mindspeed.stages.dataset import RECORD, load_prompts
+from coca_mindspeed.mindspeed.stages.dock import (
+    CONFIDENCE_LENGTH,
+    CORRECT,
+    REWARD_COLUMNS,
+    ROLLOUT_LOG_PROBS,
+    SEGMENT_ENDS,
+    STATED,
+    batches,
+    check_groups,
+    fetch,
+    merged,
+    put,
+    read_rows,
+    report,
+)
 from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, as_ratios, cut_logs
-from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.mindspeed.start.settings import METRICS, VALIDATION, CocaSettings
+from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings, process_settings
 from coca_mindspeed.scoring.metrics import HealthWarnings, rollout_metrics
 from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
 from coca_mindspeed.scoring.rollout import Rollout
@@ -54,7 +67,7 @@ def grpo_trainer(original: Any) -> Any:
         def transfer_dock_init(self) -> None:
             """Build the dock with our columns, without having the reward stage wait for them."""
             asked: list[str] = getattr(self, "dataset_additional_keys")  # noqa: B009  set by MindSpeed-RL's base class
-            written = (*columns.REWARD_COLUMNS, columns.ROLLOUT_LOG_PROBS)
+            written = (*REWARD_COLUMNS, ROLLOUT_LOG_PROBS)
             self.dataset_additional_keys = [*asked, *written]
             try:
                 super().transfer_dock_init()
@@ -200,15 +213,15 @@ class Validation:
         full = questions + [questions[-1]] * (trainer.global_batch_size - len(questions))
         batch = {
             "prompts": [torch.from_numpy(self._prompts[index]).long() for index in full],
-            columns.RECORD: [torch.tensor([index]) for index in full],
+            RECORD: [torch.tensor([index]) for index in full],
         }
-        rows, indexes = put_prompts_experience(batch, samples, [columns.RECORD])
+        rows, indexes = put_prompts_experience(batch, samples, [RECORD])
         fetch(dock.put_experience.remote(data_dict=rows, indexes=indexes, is_prompt=True))
         trainer.actor_worker.generate_sequences(blocking=True)
         trainer.actor_worker.wait_all_ref_objs_run_over()
         # Wait for every column of every row: a column written after the dock is cleared would enter the next iteration.
-        scored_by = ["responses", "response_length", columns.RECORD]
-        others = ["input_ids", *([columns.ROLLOUT_LOG_PROBS] if self._settings.rollout_log_probs else [])]
+        scored_by = ["responses", "response_length", RECORD]
+        others = ["input_ids", *([ROLLOUT_LOG_PROBS] if self._settings.rollout_log_probs else [])]
         everything = read_rows(
             dock, [*scored_by, *others], list(range(len(full) * samples)), stall_timeout=self._settings.stall_timeout
         )
@@ -219,7 +232,7 @@ class Validation:
         return scored
 
 
-_COLUMNS = ("response_length", *columns.REWARD_COLUMNS)
+_COLUMNS = ("response_length", *REWARD_COLUMNS)
 
 
 def compute_advantages(
@@ -254,11 +267,11 @@ def compute_advantages(
         raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
     lengths = batch.scalars("response_length").long()
     rollout = Rollout(group_size=group_size, lengths=lengths, width=int(lengths.max()))
-    rollout.stated, *after = batch.padded(columns.STATED).T.reshape(-1, rows // group_size, group_size)
+    rollout.stated, *after = batch.padded(STATED).T.reshape(-1, rows // group_size, group_size)
     rollout.stated_after = after[0] if after else None
-    rollout.confidence_lengths = batch.scalars(columns.CONFIDENCE_LENGTH).long()
-    rollout.segment_ends = batch.padded(columns.SEGMENT_ENDS).long()
-    rollout.correct = batch.scalars(columns.CORRECT).view(-1, group_size)
+    rollout.confidence_lengths = batch.scalars(CONFIDENCE_LENGTH).long()
+    rollout.segment_ends = batch.padded(SEGMENT_ENDS).long()
+    rollout.correct = batch.scalars(CORRECT).view(-1, group_size)
     rollout.give_credit(credit_rule(settings.method, settings.stage))
     tokens = [row[:length] for row, length in zip(rollout.token_advantages, lengths.tolist(), strict=True)]
     for first in range(0, rows, count):

@@ -21,16 +21,21 @@ if __name__ == "__main__":
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import check_checkpoint, newest_iteration
-from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_reference
-from coca_mindspeed.mindspeed.stages.dataset import check_prompts_of_files, record_files, with_digests
-from coca_mindspeed.mindspeed.stages.verifiers import check_verifier
-from coca_mindspeed.mindspeed.start.process import check_cpu_shim, setup_driver
-from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, VARIABLE, CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.mindspeed.checks import needs_reference, split_config
+from coca_mindspeed.mindspeed.stages.dataset import check_prompts_of_files, check_verifier, record_files, with_digests
+from coca_mindspeed.mindspeed.start.process import (
+    CPU_SHIM,
+    VARIABLE,
+    CocaSettings,
+    ProcessSettings,
+    check_cpu_shim,
+    setup_driver,
+)
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
 from coca_mindspeed.upstream.ray_cluster import wait_for_slow_nodes
@@ -90,24 +95,6 @@ def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path
             return compose(path.stem, overrides=[*search, *overrides])
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, YamlError) as error:
         raise ConfigError(f"{path}: cannot be composed: {error}") from error
-
-
-def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
-    """The section ``coca``, checked, and MindSpeed-RL's configuration without it.
-
-    Raises ConfigError if the section is wrong, or a MindSpeed-RL key has a value that the hooks do not support.
-    """
-    section = OmegaConf.to_container(config.get("coca") or OmegaConf.create({}), resolve=True)
-    assert isinstance(section, dict)
-    settings = coca_settings({str(key): value for key, value in section.items()})
-    sampling = (config.get("generate_config") or {}).get("sampling_config") or {}
-    if settings.rollout_engine == "vllm" and float(sampling.get("temperature", 1.0)) != 1.0:
-        # vLLM returns log-probs before the temperature is applied, so they cannot be compared with training's.
-        settings = settings.model_copy(update={"rollout_log_probs": False})
-    with open_dict(config):
-        config.pop("coca", None)
-    check_mindspeed_keys(config, settings)
-    return settings, config
 
 
 def process_settings_of(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:

@@ -1,18 +1,113 @@
-"""Prepare a process for the hooked MindSpeed-RL: import paths, the CPU shim, and the hooks of the manifest.
+"""Settings of a run's Ray processes, the section ``coca`` among them, and the preparation of a process by them.
 
+Ray processes receive the settings as JSON in an environment variable, because hooks run before they get an argument.
 Ray calls :func:`setup_worker` first in every worker process; the driver's task calls :func:`setup_driver`.
 """
 
 import importlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from coca_mindspeed.errors import MissingDependencyError
+from pydantic import Field, model_validator
+
+from coca_mindspeed.config.values import Day, TemplateVariables
+from coca_mindspeed.errors import ConfigError, MissingDependencyError
 from coca_mindspeed.mindspeed.hooks import apply
-from coca_mindspeed.mindspeed.start.settings import CPU_SHIM, ProcessSettings
+from coca_mindspeed.scoring.settings import EngineSection, ScoringSettings, checked_section
 from coca_mindspeed.upstream.manifest import Manifest, manifest_of
+
+#: The environment variable that carries :class:`ProcessSettings`.
+VARIABLE = "COCA_MINDSPEED_PROCESS"
+#: The environment variable that names the module of the CPU shim, for ``platform: host``.
+CPU_SHIM = "COCA_MINDSPEED_CPU_SHIM"
+#: Logs in ``output_dir``, one row per iteration.
+METRICS, VALIDATION = "metrics.jsonl", "validation.jsonl"
+
+
+class HostSettings(EngineSection):
+    """Settings for ``platform: host`` only."""
+
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights and activations")
+    initial_weights: Path | None = Field(
+        None, description="Hugging Face directory of the initial weights; null: random weights"
+    )
+
+
+class CocaSettings(ScoringSettings):
+    """The section ``coca``."""
+
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict, description="see model.chat_template_kwargs")
+    prompt_date: Day = Field(None, description="see model.prompt_date")
+    stage: int = Field(0, ge=0, description="stage of the method (sequential, caliber: 0, 1)")
+
+    eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation")
+    eval_interval: int = Field(0, ge=0, description="iterations between validations; 0: none")
+    samples_interval: int = Field(0, ge=0, description="iterations between sample dumps; 0: none")
+    samples_prompts: int = Field(2, ge=1, description="prompts per dump, with all responses")
+    output_dir: Path | None = Field(None, description="directory of samples and validation results")
+    data_sha256: dict[str, str] = Field({}, description="SHA-256 of record files by path; compared on every node")
+    keep_checkpoints: int | None = Field(None, ge=1, description="newest checkpoints kept; null: all")
+    metrics_file: bool = Field(True, description="write output_dir/metrics.jsonl")
+
+    rollout_log_probs: bool = Field(True, description="measure the gap of log-probs between rollout and training")
+    rollout_is_threshold: float | None = Field(
+        None, gt=0, description="truncated importance weights against the rollout's log-probs; null: none"
+    )
+    stall_timeout: float = Field(3600.0, gt=0, description="seconds without progress until a stage fails")
+
+    platform: Literal["npu", "host"] = Field("npu", description="npu, or host (CPU)")
+    rollout: Literal["auto", "vllm", "transformers"] = Field(
+        "auto", description="rollout engine; auto: vllm on npu, transformers on host (vllm there: its CPU build)"
+    )
+    host: HostSettings = HostSettings()
+
+    @property
+    def rollout_engine(self) -> str:
+        """``vllm`` or ``transformers``."""
+        if self.rollout != "auto":
+            return self.rollout
+        return "vllm" if self.platform == "npu" else "transformers"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "CocaSettings":
+        stages = self.method.training_method.stages
+        if self.stage >= len(stages):
+            raise ValueError(f"stage: method {self.method.name} has stages 0 to {len(stages) - 1}, found {self.stage}")
+        if self.eval_interval and self.eval_data is None:
+            raise ValueError("eval_data: eval_interval is set, so held-out records are needed, found null")
+        if (self.eval_interval or self.samples_interval) and self.output_dir is None:
+            raise ValueError("output_dir: validation and samples need somewhere to be written to, found null")
+        if self.platform == "npu" and self.rollout_engine != "vllm":
+            raise ValueError(f"rollout: on platform npu responses come from vllm, found {self.rollout}")
+        return self
+
+
+class ProcessSettings(EngineSection):
+    """Settings that every Ray process reads before it imports MindSpeed-RL."""
+
+    coca: CocaSettings
+    mindspeed_rl_home: Path
+    import_paths: tuple[Path, ...]
+    release: str
+    reference: bool = Field(description="whether a KL term, and so a reference model, is asked for")
+    cpu_shim: str | None = Field(None, description="module that stands in for NPUs")
+
+    @classmethod
+    def from_environment(cls) -> "ProcessSettings":
+        """Read the settings of this process, which this project's driver has set."""
+        if VARIABLE not in os.environ:
+            raise ConfigError(f"{VARIABLE} is not set: start training with coca-mindspeed, not with MindSpeed-RL's cli")
+        return cls.model_validate_json(os.environ[VARIABLE])
+
+
+def coca_settings(section: Mapping[str, Any]) -> CocaSettings:
+    """Check the section ``coca``; raises ``ConfigError`` with a line for each problem."""
+    return checked_section(CocaSettings, section)
+
 
 #: Hooks by process: Ray's workers, and the process that runs MindSpeed-RL's ``train``.
 WORKER_HOOKS, DRIVER_HOOKS = ("worker", "both"), ("driver", "worker", "both")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
-from coca_mindspeed.mindspeed.start.settings import CPU_SHIM
+from coca_mindspeed.mindspeed.start.process import CPU_SHIM
 
 REPOSITORY = Path(__file__).parents[3]
 os.environ[CPU_SHIM] = "tests.support.mindspeed_host"

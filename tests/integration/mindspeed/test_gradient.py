@@ -25,9 +25,9 @@ from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.update import update_policy
-from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SEGMENT_ENDS
 from coca_mindspeed.mindspeed.start import driver
-from coca_mindspeed.mindspeed.start.settings import VARIABLE, coca_settings
+from coca_mindspeed.mindspeed.start.process import VARIABLE, coca_settings
 from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import Rollout
 from tests.integration.mindspeed import tiny
@@ -122,8 +122,8 @@ def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
         "response_length": rollout.lengths[:, None].int(),
         "advantages": rollout.token_advantages.contiguous(),
         "old_log_prob": rollout.log_probs.contiguous(),
-        columns.SEGMENT_ENDS: rollout.segment_ends.int(),
-        columns.ROLLOUT_LOG_PROBS: rollout.log_probs.clone(),
+        SEGMENT_ENDS: rollout.segment_ends.int(),
+        ROLLOUT_LOG_PROBS: rollout.log_probs.clone(),
     }
 
 

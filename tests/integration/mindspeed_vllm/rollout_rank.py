@@ -129,7 +129,7 @@ class Rollouts:
 
     def optimizer_step(self) -> torch.Tensor:
         """MindSpeed-RL's own update by sampled responses and arbitrary advantages; returns the gradient's norm."""
-        from coca_mindspeed.mindspeed.stages import columns
+        from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SEGMENT_ENDS
 
         engine = self.worker.actor_hybrid.train_actor
         ids, log_probs = self._generate(n=4, temperature=1.0, max_tokens=NEW_TOKENS)
@@ -152,8 +152,8 @@ class Rollouts:
             "response_length": lengths[:, None].int(),
             "advantages": signs[:, None] * inside,
             "old_log_prob": log_probs * inside,
-            columns.SEGMENT_ENDS: torch.stack([torch.ones_like(lengths), lengths], dim=1).int(),
-            columns.ROLLOUT_LOG_PROBS: log_probs * inside,
+            SEGMENT_ENDS: torch.stack([torch.ones_like(lengths), lengths], dim=1).int(),
+            ROLLOUT_LOG_PROBS: log_probs * inside,
         }
         metrics = engine.update(batch, SimpleNamespace(value=0.0))
         return torch.tensor(float(metrics["actor/grad_norm"][0]))

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.mindspeed.start import driver
-from coca_mindspeed.mindspeed.start.settings import VARIABLE
+from coca_mindspeed.mindspeed.start.process import VARIABLE
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import run_ranks
 from tests.integration.mindspeed_vllm.conftest import Folders

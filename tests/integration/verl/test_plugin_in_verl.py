@@ -27,7 +27,7 @@ from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matc
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.checks import REQUIREMENTS, verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
-from coca_mindspeed.verl.earlier_rows import MetricsBeforeResume, file_of_verls_log
+from coca_mindspeed.verl.resume import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.settings import verl_settings
 from coca_mindspeed.verl.trainer import SegmentTrainer
 from tests.integration.verl import tiny
