@@ -16,7 +16,7 @@ from coca_mindspeed.grading.own import BrokenGraderError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import Outcome
-from coca_mindspeed.mindspeed.start.process import coca_settings
+from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.own_code import pinned
@@ -197,7 +197,7 @@ def test_workers_find_the_same_file_from_any_directory(folder, tmp_path_factory)
     write_records(folder / "train.jsonl", [MATH])
     own = ["data.grader=own_grader.py:grade", "method.name=own_method.py:Shy", "data.train=train.jsonl"]
     run = compose_run("qwen25_1p5b_910b", [*own, "data.evaluate=null", "evaluation.interval=0"]).run
-    settings = coca_settings(mindspeed_values(run, 3, StageFiles(folder / "run"))["coca"])
+    settings = CocaSettings.model_validate(mindspeed_values(run, 3, StageFiles(folder / "run"))["coca"])
     code = (
         "import sys; from coca_mindspeed.mindspeed.start.process import CocaSettings\n"
         "from coca_mindspeed.grading.registry import build_grader\n"

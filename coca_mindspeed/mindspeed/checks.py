@@ -27,7 +27,7 @@ from coca_mindspeed.errors import (
 )
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
-from coca_mindspeed.mindspeed.start.process import CocaSettings, coca_settings
+from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.upstream_keys import (
     GRPO_VALUES,
     MINDSPEED_VERIFIERS,
@@ -36,13 +36,12 @@ from coca_mindspeed.mindspeed.upstream_keys import (
     set_twice,
     shipped_keys,
 )
+from coca_mindspeed.scoring.settings import checked_section
 from coca_mindspeed.utils.text_formats import value_of
-
-_SIZES = ("npus", "tp", "pp", "cp", "rollout_tp", "micro_batch", "mini_batch", "prompts", "group")
 
 
 def _sizes(r: ResolvedConfig) -> Iterator[Condition]:
-    for name in _SIZES:
+    for name in ("npus", "tp", "pp", "cp", "rollout_tp", "micro_batch", "mini_batch", "prompts", "group"):
         yield "size", name, getattr(r, name) >= 1, "must be at least 1"
 
 
@@ -120,12 +119,10 @@ def _lengths(r: ResolvedConfig) -> Iterator[Condition]:
             yield "packing", name, holds, f"must hold the longest prompt and response together, {r.longest}"
 
 
-_LAYOUT = (_parallelism, _rollout, _batches, _lengths)
-
-
 def layout_problems(resolved: ResolvedConfig) -> list[Problem]:
     """Problems of the resolved configuration under its fields' names; if sizes are below 1, only those."""
-    return find_problems(resolved, [as_check(_sizes)], [as_check(conditions) for conditions in _LAYOUT])
+    layout = (_parallelism, _rollout, _batches, _lengths)
+    return find_problems(resolved, [as_check(_sizes)], [as_check(conditions) for conditions in layout])
 
 
 def _run_conditions(run: RunConfig) -> Iterator[Condition]:
@@ -297,53 +294,25 @@ def _hooks(c: HookConfig) -> Iterator[Condition]:
     key, weighs = "coca.rollout_is_threshold", c.settings.rollout_is_threshold is not None
     reason = "must be null without coca.rollout_log_probs; vLLM also needs the temperature 1"
     yield "rollout-weights", key, c.settings.rollout_log_probs or not weighs, reason
-
-
-def _groups(c: HookConfig) -> Iterator[Condition]:
     group = int(c.get("rl_config.n_samples_per_prompt"))
     yield "group-size", "rl_config.n_samples_per_prompt", group >= 2, "must be at least 2"
     for key in ("rl_config.reward_dispatch_size", "rl_config.adv_dispatch_size"):
         whole = group < 2 or int(c.get(key)) % group == 0
         yield "dispatch-groups", key, whole, f"must hold whole groups of {group}"
-
-
-def _workers(c: HookConfig) -> Iterator[Condition]:
-    """MindSpeed-RL reads these sections in separate-worker mode, with or without such a model."""
-    if not c.section("rl_config").get("use_integrated_worker", True):
+    if not rl.get("use_integrated_worker", True):
         for key in ("ref_config", "reward_config", "rl_config.reference_resource"):
             reason = "must be present with rl_config.use_integrated_worker: false, with or without such a model"
             yield "separate-worker", key, c.get(key), reason
-
-
-def _columns(c: HookConfig) -> Iterator[Condition]:
     path, key = c.actor_key("data_path"), c.actor_key("dataset_additional_keys")
     if c.get(path) is not None:
         fix = "data.train=FILE; coca-mindspeed data prepare writes records (packed data sets are not read)"
         yield "record-file", path, str(c.get(path)).endswith(".jsonl"), "must be a file of records (.jsonl)", fix
         yield "data-columns", key, RECORD in list(c.get(key) or []), f"must be [{RECORD}]"
-
-
-def _verifiers(c: HookConfig) -> Iterator[Condition]:
-    """MindSpeed-RL's ``rule_verifier`` scores 0 for a name that it does not know."""
+    # MindSpeed-RL's ``rule_verifier`` scores 0 for a name that it does not know.
     names = list(c.get("rl_config.verifier_function") or [])
     known = names == [OWN_VERIFIER] or (names and set(names) <= set(MINDSPEED_VERIFIERS))
     expected = f"must be [{OWN_VERIFIER}], or verifiers of MindSpeed-RL: {', '.join(MINDSPEED_VERIFIERS)}"
     yield "verifiers", "rl_config.verifier_function", known, expected
-
-
-_CONDITIONS = (_hooks, _groups, _workers, _columns, _verifiers)
-
-
-def check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
-    """Raise ``ConfigError`` with all values of MindSpeed-RL's keys that the hooks do not support.
-
-    ``config`` is MindSpeed-RL's without the section ``coca``, with values of the right types; ``settings`` is that
-    section.
-    """
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
-    subject = HookConfig({str(key): value for key, value in plain.items()}, settings)
-    raise_problems(find_problems(subject, [as_check(conditions, HookConfig.get) for conditions in _CONDITIONS]))
 
 
 def needs_reference(config: Mapping[str, Any]) -> bool:
@@ -353,18 +322,17 @@ def needs_reference(config: Mapping[str, Any]) -> bool:
 
 
 def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
-    """The section ``coca``, checked, and MindSpeed-RL's configuration without it.
+    """The section ``coca``, checked, and MindSpeed-RL's configuration, whose values have the right types, without it.
 
     Raises ConfigError if the section is wrong, or a MindSpeed-RL key has a value that the hooks do not support.
     """
-    section = OmegaConf.to_container(config.get("coca") or OmegaConf.create({}), resolve=True)
-    assert isinstance(section, dict)
-    settings = coca_settings({str(key): value for key, value in section.items()})
-    sampling = (config.get("generate_config") or {}).get("sampling_config") or {}
-    if settings.rollout_engine == "vllm" and float(sampling.get("temperature", 1.0)) != 1.0:
+    theirs: Any = OmegaConf.to_container(config, resolve=True)
+    settings = checked_section(CocaSettings, theirs.pop("coca", None) or {})
+    temperature = value_of(theirs, "generate_config.sampling_config.temperature", 1.0)
+    if settings.rollout_engine == "vllm" and float(temperature) != 1.0:
         # vLLM returns log-probs before the temperature is applied, so they cannot be compared with training's.
         settings = settings.model_copy(update={"rollout_log_probs": False})
     with open_dict(config):
         config.pop("coca", None)
-    check_mindspeed_keys(config, settings)
+    raise_problems(find_problems(HookConfig(theirs, settings), [as_check(_hooks, HookConfig.get)]))
     return settings, config

@@ -10,6 +10,7 @@ from typing import Any
 
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Problem, raise_problems
+from coca_mindspeed.mindspeed.upstream_keys import underscored
 
 _SECTIONS = {
     "hardware": "hardware",
@@ -21,7 +22,6 @@ _SECTIONS = {
     "coca": "mindspeed_rl.coca",
     "method": "mindspeed_rl.coca.method",
 }
-_THEIRS = ("megatron_training", "actor_config", "rl_config", "generate_config", "coca")
 _REQUIRED = object()
 _PACKING = object()  # rl_config.max_packing_token_size
 # MindSpeed-RL counts the microbatches that hold their limit and then evens them out by another rule (Karmarkar-Karp),
@@ -199,19 +199,21 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
         raise_problems(
             [Problem("no-cluster", "hardware.platform", platform, "must be npu or host for a cluster run", fix)]
         )
-    wrong = [key for key in ("model", *_THEIRS) if not isinstance(theirs.get(key, {}), Mapping)]
-    raise_problems([Problem("wrong-type", f"mindspeed_rl.{key}", theirs[key], "must be a mapping") for key in wrong])
-    training, own = theirs.get("megatron_training") or {}, theirs["actor_config"]
-    shapes = theirs.get("model", {}).get(own.get("model", training.get("model"))) or {}
+    for key in ("model", "megatron_training", "actor_config", "rl_config", "generate_config", "coca"):
+        if not isinstance(theirs.get(key, {}), Mapping):
+            raise_problems([Problem("wrong-type", f"mindspeed_rl.{key}", theirs[key], "must be a mapping")])
+    theirs = underscored(theirs)
+    training, own, coca = theirs.get("megatron_training", {}), theirs["actor_config"], theirs.get("coca", {})
+    named = str(own.get("model", training.get("model"))).replace("-", "_")
+    shapes = theirs.get("model", {}).get(named) or {}
     if not isinstance(shapes, Mapping):
-        raise_problems([Problem("wrong-type", "mindspeed_rl.model", theirs["model"], "must hold mappings")])
-    actor = {**_underscored(shapes), **_underscored(training), **_underscored(own)}  # BaseConfig.update: later wins
-    rl, generate = _underscored(theirs.get("rl_config")), _underscored(theirs.get("generate_config"))
-    coca = theirs.get("coca") or {}
+        raise_problems([Problem("wrong-type", "mindspeed_rl.model", run.mindspeed_rl["model"], "must hold mappings")])
+    actor = {**shapes, **training, **own}  # BaseConfig.update: later wins
+    rl, generate = theirs.get("rl_config", {}), theirs.get("generate_config", {})
     sections = {
-        **{"hardware": run.hardware.model_dump(), "actor": actor, "rl": rl, "generate": generate},
-        **{"coca": coca, "method": coca.get("method") or {}, "resource": _underscored(rl.get("actor_resource"))},
-        "sampling": _underscored(generate.get("sampling_config")),
+        **{"hardware": run.hardware.model_dump(), "actor": actor, "rl": rl, "generate": generate, "coca": coca},
+        **{"method": coca.get("method") or {}, "resource": rl.get("actor_resource") or {}},
+        "sampling": generate.get("sampling_config") or {},
     }
     if (experts := actor.get("num_experts")) is not None:
         reason = "must be absent: neither the layout nor the memory of a mixture of experts is planned"
@@ -228,7 +230,3 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
         values[each.name] = float(value) if each.type is float and holds(value) else value
     raise_problems(problems)
     return ResolvedConfig(**values)
-
-
-def _underscored(section: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {str(key).replace("-", "_"): value for key, value in (section or {}).items()}

@@ -21,7 +21,7 @@ from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.mindspeed.stages.dataset import RECORD, RecordPrompts, load_prompts
 from coca_mindspeed.mindspeed.stages.reward_worker import MindSpeedVerifier, build_verifier
 from coca_mindspeed.mindspeed.start import driver, process
-from coca_mindspeed.mindspeed.start.process import VARIABLE, CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.mindspeed.start.process import VARIABLE, CocaSettings, ProcessSettings
 from tests.mindspeed.builders import checkpoint, write
 from tests.mindspeed.builders import mindspeed_config as _config
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
@@ -30,16 +30,16 @@ from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
 @pytest.mark.parametrize(("release", "version"), [("2.3.0", "0.9.1"), ("master", "0.11.0")])
 def test_a_missing_vllm_is_reported_before_ray_starts(release, version, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    coca = coca_settings({"platform": "host", "rollout": "vllm"})
+    coca = CocaSettings.model_validate({"platform": "host", "rollout": "vllm"})
     with pytest.raises(MissingDependencyError, match=rf"mindspeed-vllm.sh DIRECTORY {re.escape(version)}"):
         process.check_cpu_shim(_process(coca=coca, release=release))
-    process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"})))
+    process.check_cpu_shim(_process(coca=CocaSettings.model_validate({"platform": "host"})))
 
 
 def test_platform_host_needs_the_repository():
     for shim in (None, "tests.support.no_such_shim"):
         with pytest.raises(MissingDependencyError, match=r"coca\.platform"):
-            process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"}), cpu_shim=shim))
+            process.check_cpu_shim(_process(coca=CocaSettings.model_validate({"platform": "host"}), cpu_shim=shim))
     process.check_cpu_shim(_process(cpu_shim=None))
 
 
@@ -244,7 +244,7 @@ def test_prompts_have_the_runs_variables_and_date(tmp_path):
     (tmp_path / "records.jsonl").write_text(json.dumps({"id": "0", "question": "q", "answer": "1"}) + "\n")
     tokenizer = copy.deepcopy(qwen_like())
     tokenizer.chat_template = "{{ strftime_now('%d.%m.%Y') }}" + _THINKING
-    settings = coca_settings({"chat_template_kwargs": {"thinking": "off"}, "prompt_date": "2024-07-05"})
+    settings = CocaSettings.model_validate({"chat_template_kwargs": {"thinking": "off"}, "prompt_date": "2024-07-05"})
     for _ in range(2):  # the validation may be given the tokenizer that the data set was made with
         _, [ids] = load_prompts(tmp_path / "records.jsonl", tokenizer, settings, 4096)
         text = tokenizer.decode(ids)

@@ -14,7 +14,7 @@ from coca_mindspeed.mindspeed.stages import metrics as logs
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
 from coca_mindspeed.mindspeed.stages.metrics import append_line
 from coca_mindspeed.mindspeed.stages.trainer import Validation
-from coca_mindspeed.mindspeed.start.process import coca_settings
+from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.utils.files import read_json_lines
 
 
@@ -66,7 +66,7 @@ class UpstreamTrainer:
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Starts the trainer from the newest checkpoint; validations write a row each and may be where it dies."""
-    settings = coca_settings({"eval_interval": 3, "eval_data": "e.jsonl", "output_dir": str(tmp_path)})
+    settings = CocaSettings.model_validate({"eval_interval": 3, "eval_data": "e.jsonl", "output_dir": str(tmp_path)})
     process = SimpleNamespace(coca=settings, reference=True)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(remote=lambda _: SimpleNamespace(options=lambda **_: None)))
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
@@ -141,7 +141,7 @@ def test_a_run_that_ends_in_its_last_validation_has_it_done_at_the_next_start(st
 
 def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path, monkeypatch):
     """Whatever Ray sends along with a class that is made in a function comes back into that very class, copied."""
-    settings = coca_settings({"output_dir": str(tmp_path)})
+    settings = CocaSettings.model_validate({"output_dir": str(tmp_path)})
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: SimpleNamespace(coca=settings, reference=False))
     kind = stages_trainer.iteration_metrics(UpstreamMetric)
     metrics = kind()
@@ -156,7 +156,7 @@ def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path, monkeypatch):
 @pytest.mark.parametrize("reference", [True, False])
 def test_no_time_is_reported_of_a_reference_that_is_not_there(reference, tmp_path, monkeypatch):
     """MindSpeed-RL reports it as 0."""
-    process = SimpleNamespace(coca=coca_settings({"output_dir": str(tmp_path)}), reference=reference)
+    process = SimpleNamespace(coca=CocaSettings.model_validate({"output_dir": str(tmp_path)}), reference=reference)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
     metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
     metrics.update(value={"timing/non_overlap_reference_model": 0, "timing/non_overlap_adv": 0.1})
@@ -167,7 +167,7 @@ def test_no_time_is_reported_of_a_reference_that_is_not_there(reference, tmp_pat
 
 
 def test_an_iteration_whose_answers_cannot_be_graded_is_warned_about(monkeypatch, capsys):
-    process = SimpleNamespace(coca=coca_settings({}), reference=False)
+    process = SimpleNamespace(coca=CocaSettings.model_validate({}), reference=False)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
     metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
     warnings = []

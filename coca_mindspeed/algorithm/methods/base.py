@@ -4,18 +4,18 @@
 confidences .1 and .9 at a success rate of .5 would differ by 2e-8, which normalisation (eps 1e-6) would amplify.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, SEGMENTS, ConfidencePosition
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor as Tensor
 
-    from coca_mindspeed.algorithm.advantages import Advantage
-    from coca_mindspeed.algorithm.credit import Normalisation
+    from coca_mindspeed.algorithm.advantages import Advantage as Advantage
+    from coca_mindspeed.algorithm.credit import Normalisation as Normalisation
+else:  # types of arguments; importing torch for them would take seconds
+    Tensor = Advantage = Normalisation = Any
 
 
 class Outcomes(NamedTuple):
@@ -49,7 +49,7 @@ class Outcomes(NamedTuple):
 
 
 #: Advantages of segments by their names in ``SEGMENTS``; a segment that is missing learns nothing.
-SegmentAdvantages = dict[str, "Advantage"]
+SegmentAdvantages = dict[str, Advantage]
 
 
 class TrainingMethod(Protocol):

@@ -9,16 +9,10 @@ rewards were not available to us: that they are Brier scores, each on its own to
 in the warm-up, is our reading.  Reports and metrics take the first confidence for the stated one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from coca_mindspeed.algorithm.methods.base import MethodDefaults, Outcomes, SegmentAdvantages
+from coca_mindspeed.algorithm.methods.base import MethodDefaults, Normalisation, Outcomes, SegmentAdvantages
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_TWICE_PROMPT, ConfidencePosition
-
-if TYPE_CHECKING:
-    from coca_mindspeed.algorithm.credit import Normalisation
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,9 @@ With ``p`` the group's success rate and ``s`` the stated confidence,
 and each advantage is normalised within the group.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from coca_mindspeed.algorithm.methods.base import MethodDefaults, Outcomes, SegmentAdvantages
-
-if TYPE_CHECKING:
-    from coca_mindspeed.algorithm.credit import Normalisation
+from coca_mindspeed.algorithm.methods.base import MethodDefaults, Normalisation, Outcomes, SegmentAdvantages
 
 
 @dataclass(frozen=True)

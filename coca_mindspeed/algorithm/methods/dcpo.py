@@ -8,16 +8,10 @@ The two weights of 1/2 are those of the public code, which gives correctness to 
 reward stays on its own tokens, as in the paper.  Summaries of the paper give ``-|s - t|``, which is no proper score.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from coca_mindspeed.algorithm.methods.base import MethodDefaults, Outcomes, SegmentAdvantages
+from coca_mindspeed.algorithm.methods.base import MethodDefaults, Normalisation, Outcomes, SegmentAdvantages
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, ConfidencePosition
-
-if TYPE_CHECKING:
-    from coca_mindspeed.algorithm.credit import Normalisation
 
 
 @dataclass(frozen=True)

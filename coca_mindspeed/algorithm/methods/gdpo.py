@@ -7,16 +7,10 @@ It differs from ``joint`` in the normalisation alone, and from ``coca`` in the t
 this name; their last step, which whitens the sum over the batch, is left out for this comparison.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from coca_mindspeed.algorithm.methods.base import Normalisation, Outcomes, SegmentAdvantages
 from coca_mindspeed.algorithm.methods.coca import Coca
-
-if TYPE_CHECKING:
-    from coca_mindspeed.algorithm.credit import Normalisation
-    from coca_mindspeed.algorithm.methods.base import Outcomes, SegmentAdvantages
 
 
 @dataclass(frozen=True)

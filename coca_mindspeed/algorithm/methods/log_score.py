@@ -9,17 +9,11 @@ In the public code the answer is part of PPO's query, so that its tokens are not
 confidence can change, and PPO's critic; the group's mean is used instead.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING
 
-from coca_mindspeed.algorithm.methods.base import MethodDefaults, Outcomes, SegmentAdvantages
+from coca_mindspeed.algorithm.methods.base import MethodDefaults, Normalisation, Outcomes, SegmentAdvantages
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, ConfidencePosition
-
-if TYPE_CHECKING:
-    from coca_mindspeed.algorithm.credit import Normalisation
 
 _LEAST = 0.001
 

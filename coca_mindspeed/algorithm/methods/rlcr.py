@@ -5,16 +5,10 @@
 The target of the Brier score is the response's own correctness.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes
+from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes, Tensor
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, ConfidencePosition
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

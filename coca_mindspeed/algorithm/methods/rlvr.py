@@ -1,14 +1,8 @@
 """RLVR: GRPO on correctness alone, ``r = 1[answer is correct]``, on every token; the confidence earns nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes, Tensor
 
 
 @dataclass(frozen=True)

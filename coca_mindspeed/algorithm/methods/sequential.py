@@ -3,15 +3,9 @@
 It is the paper's case of reward hacking: in the second stage short wrong answers with low confidence earn the most.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes, Tensor
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ Ray calls :func:`setup_worker` first in every worker process; the driver's task 
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from coca_mindspeed.config.values import Day, TemplateVariables
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
 from coca_mindspeed.mindspeed.hooks import apply
-from coca_mindspeed.scoring.settings import EngineSection, ScoringSettings, checked_section
+from coca_mindspeed.scoring.settings import EngineSection, ScoringSettings
 from coca_mindspeed.upstream.manifest import Manifest, manifest_of
 
 #: The environment variable that carries :class:`ProcessSettings`.
@@ -104,11 +104,6 @@ class ProcessSettings(EngineSection):
         return cls.model_validate_json(os.environ[VARIABLE])
 
 
-def coca_settings(section: Mapping[str, Any]) -> CocaSettings:
-    """Check the section ``coca``; raises ``ConfigError`` with a line for each problem."""
-    return checked_section(CocaSettings, section)
-
-
 #: Hooks by process: Ray's workers, and the process that runs MindSpeed-RL's ``train``.
 WORKER_HOOKS, DRIVER_HOOKS = ("worker", "both"), ("driver", "worker", "both")
 
@@ -148,7 +143,7 @@ def setup_worker() -> None:
 
 
 def setup_driver() -> None:
-    """Apply the hooks of the process that runs MindSpeed-RL's ``train``; its actors are exported from here."""
+    """Apply the hooks of the process that runs MindSpeed-RL's ``train``."""
     set_up(DRIVER_HOOKS)
 
 

@@ -27,7 +27,7 @@ from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SEGMENT_ENDS
 from coca_mindspeed.mindspeed.start import driver
-from coca_mindspeed.mindspeed.start.process import VARIABLE, coca_settings
+from coca_mindspeed.mindspeed.start.process import VARIABLE, CocaSettings
 from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import Rollout
 from tests.integration.mindspeed import tiny
@@ -197,7 +197,7 @@ def _engine(case: Case, name: str, ranks: int, aggregation: str, changes: dict[s
     coca = config.pop("coca")
     coca["method"] = coca["method"] | {"loss_aggregation": aggregation}
     settings = driver.process_settings_of(
-        coca_settings(coca), OmegaConf.create(config), driver.find_checkouts(os.environ)
+        CocaSettings.model_validate(coca), OmegaConf.create(config), driver.find_checkouts(os.environ)
     )
     batches = {}
     for segment in SEGMENTS:
