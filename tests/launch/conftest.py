@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def stand_in(tmp_path):
-    """A PYTHON whose check, Ray, cluster and driver are a few lines of shell; everything else is the real one.
+    """A PYTHON whose check, Ray, cluster and driver are a few lines of shell; the rest is the real one.
 
     ``STAGES`` are the stages that ``check`` finds; with ``REAL_CHECK`` it is the real one.
     """
@@ -26,6 +26,8 @@ def stand_in(tmp_path):
       shift
     done
     exit ;;
+  *"config get"*hardware.platform*) echo npu; exit ;;
+  *"config get"*npus_per_node*) echo 8; exit ;;
 esac
 case "$*" in
   *'ray_cluster start'*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
@@ -38,7 +40,7 @@ case "$*" in
     if [[ ${{CLUSTER_SLEEPS:-}} ]]; then echo "$$" > "{tmp_path}/training"; exec sleep 60; fi ;;
   *mindspeed.start.driver*) echo "a line of the training"; echo "a warning of the training" >&2
     echo "$RAY_ADDRESS ${{@: -1}}" >> "{tmp_path}/driver"
-    [[ ${{DRIVER_SLEEPS:-}} ]] && sleep 60; exit "${{DRIVER_EXIT:-0}}" ;;
+    [[ ${{DRIVER_SLEEPS:-}} ]] && exec sleep 60; exit "${{DRIVER_EXIT:-0}}" ;;
   *'find_spec("verl")'*) ;;
   *'find_spec("torch_npu")'*) exit "${{NO_NPU:-0}}" ;;
   *verl.trainer.main_ppo*) echo "$*" > "{tmp_path}/driver"; exit "${{DRIVER_EXIT:-0}}" ;;
