@@ -40,25 +40,10 @@ def test_one_segment_may_have_nothing_to_learn_from():
     )
 
 
-def test_the_one_reward_of_rlcr_is_both_segments():
-    assert CreditRule(METHODS["rlcr"]).segments == ("answer", "confidence")
-    # RLCR: 1 - (.5 - 1)^2 = .75 against -(.5)^2 = -.25, on every token
-    torch.testing.assert_close(
-        credit([True, False], [0.5, 0.5], "rlcr").segments["answer"].values, torch.tensor([[UP, -UP]])
-    )
-
-
 def test_confidence_reward_is_the_brier_score_whatever_the_method_rewards():
     for name in METHODS:
         result = credit([True, False], [0.5, N], name, invalid_reward=-2.0, stated_after=[0.5, 0.5])
         assert result.confidence_reward.tolist() == [[0.0, -2.0]]
-
-
-def test_the_stage_decides_what_sequential_rewards():
-    first, second = (credit([True, False], [0.0, 0.5], "sequential", stage=s) for s in (0, 1))
-    for segment in ("confidence", "answer"):
-        torch.testing.assert_close(first.segments[segment].values, torch.tensor([[UP, -UP]]))
-        torch.testing.assert_close(second.segments[segment].values, torch.tensor([[-UP, UP]]))
 
 
 @pytest.mark.filterwarnings("error")

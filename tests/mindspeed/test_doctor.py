@@ -17,7 +17,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed import doctor
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_iteration
-from coca_mindspeed.mindspeed.doctor import Machine, is_version
+from coca_mindspeed.mindspeed.doctor import Machine
 from coca_mindspeed.upstream.manifest import ManifestError, stack_of
 from tests.mindspeed.builders import checkpoint, write
 
@@ -87,8 +87,6 @@ def examine(machine: Machine, run: RunConfig | None, output: Path | None = None)
 
 
 def with_changes(run: RunConfig, section: str, **changes: Any) -> RunConfig:
-    if section == "mindspeed_rl":
-        return run.model_copy(update={section: {**run.mindspeed_rl, **changes}})
     return run.model_copy(update={section: getattr(run, section).model_copy(update=changes)})
 
 
@@ -103,19 +101,17 @@ def bare(machine: Machine, **more: str) -> Machine:
 
 def test_good_machine(good):
     machine, run = good
-    assert examine(machine, run) == {}
     found = {finding.problem.key: finding for finding in doctor.examine_machine(machine, run)}
+    assert all(finding.ok for finding in found.values())
     assert {"NPU driver", "CANN", "torch_npu", "vllm_ascend", "ray", "Megatron-LM", "weights"} <= found.keys()
-    for key in ("host memory", "/dev/shm"):
-        assert found[key].problem.value == "unknown"
-    assert found["cgroup memory limit"].problem.value == "none"
-    assert examine(machine, None) == {}
+    values = {key: found[key].problem.value for key in ("host memory", "/dev/shm", "cgroup memory limit")}
+    assert values == {"host memory": "unknown", "/dev/shm": "unknown", "cgroup memory limit": "none"}
     # The commits of upstream's guides; copies of the others in MindSpeed-RL's folder are named.
     for package, commit in (("MINDSPEED", TODAY.mindspeed[1]), ("MINDSPEED_LLM", TODAY.mindspeed_llm[1])):
         write(f"{package}_HOME/.git/HEAD", commit + "0" * 33 + "\n")
     Path("MINDSPEED_RL_HOME/mindspeed_llm").mkdir(parents=True)
-    assert examine(machine, run) == {}
-    found = {finding.problem.key: finding for finding in doctor.examine_machine(machine, run)}
+    found = {finding.problem.key: finding for finding in doctor.examine_machine(machine, None)}
+    assert all(finding.ok for finding in found.values())
     assert "mindspeed_llm" in found["MindSpeed-RL"].problem.value
 
 
@@ -139,18 +135,16 @@ def test_environment(good, variable, value, code, key):
 
 def test_packages(good, monkeypatch):
     machine, run = good
-    other = {"torch_npu": "2.6.0", "vllm": "0.11.0", "triton-ascend": "3.2.0"}
-    monkeypatch.setattr(FakeMachine, "packages", {**FakeMachine.packages, **other})
+    builds = {name: f"{version}.post1" for name, version in TODAY.packages.items()}
+    other = {"torch_npu": "2.6.0", "vllm": TODAY.packages["vllm"] + "0", "triton-ascend": "3.2.0"}
+    monkeypatch.setattr(FakeMachine, "packages", {**builds, **other})
     assert set(examine(machine, run)) == set(other)
-
-
-def test_no_item_of_an_npu_is_examined_for_the_cpu_shim(good):
-    assert examine(bare(good[0]), on_host()) == {}
 
 
 def test_a_machine_without_the_launch_scripts_environment(good, monkeypatch):
     monkeypatch.setattr(FakeMachine, "open_files", lambda _self: 4096)
     assert set(examine(bare(good[0]), good[1])) == {"CANN", "ATB (NNAL)", "jemalloc", "open files"}
+    assert examine(bare(good[0]), on_host()) == {}  # no item of an NPU is examined for the CPU shim
 
 
 def test_files_of_the_machine(good):
@@ -190,12 +184,8 @@ def test_files_of_the_run(good):
 
 def test_problems_of_the_plan(good):
     machine, run = good
-    rl = {**run.mindspeed_rl["rl_config"], "entropy_coeff": 0.1}
-    for changed, code in (
-        (with_changes(run, "hardware", memory_gib=20.0), "memory-training"),
-        (with_changes(run, "mindspeed_rl", rl_config=rl), "hook-entropy-coeff"),
-    ):
-        assert code in {problem.code for problem in examine(machine, changed).values()}
+    found = examine(machine, with_changes(run, "hardware", memory_gib=20.0))
+    assert "memory-training" in {problem.code for problem in found.values()}
 
 
 def test_a_grader_that_cannot_be_built_here(good, monkeypatch):
@@ -203,8 +193,8 @@ def test_a_grader_that_cannot_be_built_here(good, monkeypatch):
     code = compose("qwen25_7b_taco_910b", *NO_VALIDATION)
     monkeypatch.setattr("coca_mindspeed.grading.code.sandbox.shutil.which", lambda _name: None)
     assert set(examine(machine, code)) == {"grader"}
-    accepted = {"grader": "code", "grading": {"allow_unsandboxed": True}}
-    assert "grader" not in examine(machine, with_changes(code, "mindspeed_rl", coca=accepted))
+    accepted = {**code.mindspeed_rl, "coca": {"grader": "code", "grading": {"allow_unsandboxed": True}}}
+    assert "grader" not in examine(machine, code.model_copy(update={"mindspeed_rl": accepted}))
 
 
 @pytest.mark.parametrize(("cpus", "keys"), [(76, {"CPUs"}), (77, set())])  # 8 for each of 8 NPUs, and 13
@@ -234,7 +224,6 @@ def test_host_memory(good, monkeypatch, total, limit, shm, found):
     problems = examine(machine, run)
     assert [problem.code for problem in problems.values()] == found
     assert all("227 GiB" in problem.expected for key, problem in problems.items() if key != "/dev/shm")
-    assert examine(machine, on_host()) == {}  # the estimate is of NPUs
 
 
 def test_disk_and_memory_of_this_machine(good, monkeypatch, tmp_path):
@@ -258,13 +247,6 @@ def test_command(capsys):
     (npus,) = (item for item in items if item["code"] == "npus")
     assert {"key": "NPUs", "value": 0, "ok": False}.items() <= npus.items()
     assert len(items) == len(status) - status.count("ok")
-
-
-def test_builds_of_a_version():
-    for version in ("2.5.1", "2.5.1.post1", "2.5.1+cpu", "2.5.1rc2"):
-        assert is_version(version, "2.5.1")
-    for version in ("2.5.10", "2.5", "12.5.1"):
-        assert not is_version(version, "2.5.1")
 
 
 def test_layouts_of_checkpoints(tmp_path):

@@ -31,8 +31,6 @@ def test_the_newest_stay(tmp_path):
     kept = [f"iter_{iteration:07d}" for iteration in (100, 150, 1000)]
     assert _left(tmp_path) == [*kept, "latest_checkpointed_iteration.txt", "release"]
     prune_checkpoints(tmp_path / "of_another_node", keep=1, newest=150)
-    prune_checkpoints(tmp_path, keep=5, newest=1000)
-    assert len(_left(tmp_path)) == 5
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch):
@@ -55,7 +53,7 @@ def test_ranks_that_share_a_folder_prune_it_at_once(tmp_path):
     assert _left(tmp_path) == ["iter_0000190", "iter_0000200"]
 
 
-@pytest.mark.parametrize(("keep", "left"), [(1, 1), (2, 2), (None, 3)])
+@pytest.mark.parametrize(("keep", "left"), [(2, 2), (None, 3)])
 def test_a_worker_prunes_after_it_has_saved(keep, left, tmp_path, monkeypatch):
     settings = SimpleNamespace(coca=SimpleNamespace(keep_checkpoints=keep))
     monkeypatch.setattr(checkpoints, "process_settings", lambda: settings)

@@ -6,63 +6,29 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, UpstreamKeys, shipped_keys
+from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, shipped_keys
 from tests.mindspeed.test_patch_export import CHECKOUTS
 from tests.support.mindspeed_keys import shipped_text
 from tests.tables import read_table
 
-RL = {"use_dynamic_bsz": "bool", "actor_resource": "dict", "a": "int"}
-KEYS = UpstreamKeys(
-    "MindSpeed-RL",
-    {
-        "megatron_training": (megatron := {"num_layers": "any", "lr": "float", "model": "any"}),
-        "actor_config": megatron,
-        **{"rl_config": RL, "rl_config.actor_resource": {"num_npus": "any"}},
-        **{"generate_config": {"sampling_config": "dict"}, "generate_config.sampling_config": {"top_k": "int"}},
-        **{"profiler_config.integrated": {"stage": "int"}, "msprobe_config": {"dump": "int"}},
-    },
-)
 
-
-def test_what_is_known_is_taken():
+def test_sections_keys_and_shapes_are_read_as_mindspeed_rl_reads_them():
     values = {
         "model": {"tiny": {"num-layers": 2}, "another": {"is_never_read": 1}},
         "megatron_training": {"model": "tiny", "lr": 1.0},
         "rl_config": {"use_dynamic_bsz": True, "actor_resource": {"num_npus": 8}},
         "generate_config": {"sampling_config": {"top_k": -1}},
-        "profiler_config": {"integrated": {"stage": 2}},
+        "profiler_config": {"integrated": {"stage": "all"}},
         "coca": {"ours": 1},
     }
-    assert KEYS.problems(values) == []
-    assert KEYS.problems(OmegaConf.create(values)) == []
-
-
-def test_what_is_not_is_named_with_the_nearest():
-    found = KEYS.problems(
-        {
-            "model": {"tiny": {"num_layer": 2}},
-            "actor_config": {"model": "tiny", "made_of_the_others": 1},
-            "rl_config": {"use_dynamic_bs": True, "actor_resource": {"npus": 8}},
-            "generate_config": {"enable_sleep_mode": True, "sampling_config": {"n": 2}},
-            "msprobe_config": {"stage": 1},
-            "rl_confg": {"a": 1},
-            "foo": 1,
-        }
-    )
-    assert [(problem.key, problem.value) for problem in found] == [
-        ("rl_confg", {"a": 1}),
-        ("foo", 1),
-        ("actor_config.made_of_the_others", 1),
-        ("rl_config.use_dynamic_bs", True),
-        ("rl_config.actor_resource.npus", 8),
-        ("generate_config.enable_sleep_mode", True),
-        ("generate_config.sampling_config.n", 2),
-        ("msprobe_config.stage", 1),
-        ("model.tiny.num_layer", 2),
-    ]
-    assert {problem.code for problem in found} == {"unknown-key"}
-    assert "'rl_config'" in found[0].expected
-    assert "'use_dynamic_bsz'" in found[3].expected
+    assert shipped_keys().problems(values) == []
+    assert shipped_keys().problems(OmegaConf.create(values)) == []
+    values["model"]["tiny"]["num_layer"] = values["foo"] = 1  # type: ignore[index]
+    values["rl_config"]["use_dynamic_bs"] = True
+    found = shipped_keys().problems(values)
+    keys = ["foo", "rl_config.use_dynamic_bs", "model.tiny.num_layer"]
+    assert [(problem.code, problem.key) for problem in found] == [("unknown-key", key) for key in keys]
+    assert "'use_dynamic_bsz'" in found[1].expected
 
 
 @pytest.mark.parametrize(("setting", "code", "why"), read_table(__file__, "shipped_keys.tsv"))

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.config.compose import compose_run, ready_made_runs
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
@@ -125,11 +125,9 @@ def test_refused_overrides(file, overrides, problems):
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
-        ("gamma: 1.0", "gamma: 0.9", "hook-algorithm"),
         ("low_var_kl", "foo", "hook-algorithm"),
         ("stage: ray_grpo", "stage: ray_dapo", "hook-stage"),
         ("seed: 3", "seed: x", "set-twice"),
-        ("mini_batch_size: 16", "mini_batch_size: 0", "set-twice"),
         ("train_iters: 500", "train_iters: many", "set-twice"),
         ("lr_warmup_fraction: 0.0", "lr_warmup_fraction: some", "set-twice"),
         ("mini_batch_size: 16", "mini_batch_sizes: 16", "unknown-key"),
@@ -151,7 +149,7 @@ def test_errors_name_the_file(file, tmp_path):
         compose_any_layout(str(elsewhere))
 
 
-@pytest.mark.parametrize("name", [name for name in ready_made_runs() if "_910" in name])
+@pytest.mark.parametrize("name", ["qwen25_7b_910b", "qwen3_8b_910c", "llama3_8b_910b"])
 def test_the_file_that_check_writes_is_such_a_file(name, tmp_path):
     """Read again, it means the same."""
     first = mindspeed_values((run := compose_run(name).run), make_plan(run).iterations, StageFiles(tmp_path))

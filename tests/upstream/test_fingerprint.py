@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.upstream.manifest import TargetError, fingerprint, normalise, source_of
+from coca_mindspeed.upstream.manifest import TargetError, fingerprint, source_of
 
 SOURCE = '''"""A module."""
 import os as operating
@@ -45,7 +45,6 @@ def root(tmp_path: Path) -> Path:
         ("package.module:Worker", "class Worker:"),
         ("package.module:Worker.run", "    @staticmethod"),
         ("package.module:Worker.table", "    table = dict()"),
-        ("package.module:outside", "def outside():"),
         ("package.module:REGISTRY", "REGISTRY = {}"),
         ("package.module:LIMIT", "LIMIT: int = 3"),
         ("package.module:operating", "import os as operating"),
@@ -69,10 +68,6 @@ def test_code_strings_and_decorators_count(root: Path, old: str, new: str) -> No
     before = fingerprint(root, "package.module:Worker.run")
     (root / "package" / "module.py").write_text(SOURCE.replace(old, new))
     assert fingerprint(root, "package.module:Worker.run") != before
-
-
-def test_normalised_source_by_hand() -> None:
-    assert normalise("    def f():  # why\n\n        # what\n        return '#'\n") == "def f():\n    return '#'\n"
 
 
 @pytest.mark.parametrize("target", ["package.module:Missing", "package.module:Worker.missing", "package.nothing:x"])

@@ -88,19 +88,13 @@ def test_check_prints_the_plan(capsys):
     assert "--resume" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward=true"),
-        ("coca.method.name=cocoa", "coca.method.name='cocoa'"),
-        ("coca.method.name=sequential", "trainer.total_epochs=1"),
-    ],
-)
-def test_check_names_key_and_value(override, said, capsys):
-    assert cli.main(["check", "coca_qwen25_7b", override]) == 1
+def test_check_counts_the_problems(capsys):
+    typed = ["algorithm.use_kl_in_reward=true", "coca.method.name=sequential"]
+    assert cli.main(["check", "coca_qwen25_7b", *typed]) == 1
     found = capsys.readouterr().err
-    assert said in found
-    assert found.endswith("\n1 problem\n")
+    assert typed[0] in found
+    assert "trainer.total_epochs=1" in found
+    assert found.endswith("\n2 problems\n")
 
 
 @pytest.mark.parametrize(
@@ -126,21 +120,9 @@ def test_a_configuration_without_the_section_is_told_how_to_write_one():
     for config in ({}, {"coca": None}, {"coca": "coca"}):
         with pytest.raises(ConfigError, match=r"^coca: .*coca\.method\.name=coca"):
             verl_settings(config)
+    with pytest.raises(ConfigError, match=r"^coca\.broken_groups=-1"):
+        verl_settings({"coca": {"broken_groups": -1}})
     assert verl_settings({"coca": {}}).method.name == "coca"
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"metod": {}}, r"coca\.metod: "),
-        ({"method": {"name": "cocoa"}}, r"coca\.method\.name=.*did you mean 'coca'"),
-        ({"grader": "maths"}, r"coca\.grader=.*did you mean 'math'"),
-        ({"broken_groups": -1}, r"coca\.broken_groups=-1"),
-    ],
-)
-def test_a_wrong_key_is_named_with_its_value(section, message):
-    with pytest.raises(ConfigError, match=message):
-        verl_settings({"coca": section})
 
 
 def test_dumps_come_at_their_interval():

@@ -40,7 +40,7 @@ def steps(log):
     return [json.loads(line)["step"] for line in log.read_text().splitlines()]
 
 
-DEATHS = ["", "before verl opens its log", "with an empty log", *(f"while step {i} is logged again" for i in (1, 3))]
+DEATHS = ["", "before verl opens its log", "with an empty log", "while step 3 is logged again"]
 
 
 @pytest.mark.parametrize("killed", DEATHS)

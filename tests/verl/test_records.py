@@ -1,14 +1,12 @@
 """Checks of the rows that verl has read: files for another method are refused."""
 
 import copy
-import json
 from dataclasses import replace
 
 import pytest
 
-from coca_mindspeed import cli
 from coca_mindspeed.algorithm.methods import training_method
-from coca_mindspeed.data.records import write_records
+from coca_mindspeed.data.export import verl_row
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
 from coca_mindspeed.verl.checks import check_prompts, check_rows
@@ -16,32 +14,27 @@ from coca_mindspeed.verl.settings import VerlSettings
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
 from tests.verl.configurations import record
 
-
-def write(tmp_path, *, prompt="confidence-first", records=None):
-    write_records(tmp_path / "records.jsonl", records or [record(i) for i in range(5)])
-    out = tmp_path / "verl.jsonl"
-    arguments = ["--input", str(tmp_path / "records.jsonl"), "--output", str(out), "--prompt", prompt, "--overwrite"]
-    assert cli.main(["data", "export", "verl", *arguments]) == 0
-    return [json.loads(line) for line in out.read_text().splitlines()]
+PROMPTS = {name: training_method(name).system_prompt for name in ("coca", "rlcr")}
 
 
-def test_a_file_for_another_method_is_refused(tmp_path):
-    system_prompt = training_method("coca").system_prompt
-    rows = write(tmp_path)
-    assert rows[1]["prompt"][0] == {"role": "system", "content": system_prompt}
-    assert rows[1]["prompt"][1]["content"].startswith("1+1=")
-    found = check_rows(rows, "data.train_files", system_prompt, tiny_tokenizer(), 400)
-    assert [each.id for each in found] == [f"q{i}" for i in range(5)]
-    rows = write(tmp_path, prompt="answer-first")
+def rows_of(*records, method="coca"):
+    return [verl_row(each, PROMPTS[method], 0) for each in records]
+
+
+def test_a_file_for_another_method_is_refused():
+    records = [record(i) for i in range(5)]
+    found = check_rows(rows_of(*records), "data.train_files", PROMPTS["coca"], tiny_tokenizer(), 400)
+    assert found == records
+    rows = rows_of(*records, method="rlcr")
     with pytest.raises(DataError, match=r"^data.val_files: row 1: record 'q0'"):
-        check_rows(rows, "data.val_files", training_method("coca").system_prompt, tiny_tokenizer(), 400)
-    check_rows(rows, "data.val_files", training_method("rlcr").system_prompt, tiny_tokenizer(), 400)
+        check_rows(rows, "data.val_files", PROMPTS["coca"], tiny_tokenizer(), 400)
+    check_rows(rows, "data.val_files", PROMPTS["rlcr"], tiny_tokenizer(), 400)
 
 
-def test_a_prompt_that_verl_would_cut_is_refused(tmp_path):
-    rows = write(tmp_path, records=[record(1), replace(record(2), question="2" * 60)])
+def test_a_prompt_that_verl_would_cut_is_refused():
+    rows = rows_of(record(1), replace(record(2), question="2" * 60))
     with pytest.raises(DataError, match=r"row 2: record 'q2' .* data.max_prompt_length is 40"):
-        check_rows(rows, "data.train_files", training_method("coca").system_prompt, _Characters(), 40)
+        check_rows(rows, "data.train_files", PROMPTS["coca"], _Characters(), 40)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +50,7 @@ def test_a_prompt_that_verl_would_cut_is_refused(tmp_path):
 def test_prompts_that_cannot_be_trained_on_are_refused(template, settings, key):
     tokenizer = copy.deepcopy(qwen_like())
     tokenizer.chat_template = template
-    arguments = ([record(1)], training_method("coca").system_prompt, tokenizer, "DIR", VerlSettings(**settings))
+    arguments = ([record(1)], PROMPTS["coca"], tokenizer, "DIR", VerlSettings(**settings))
     if key is None:
         check_prompts(*arguments)
         return

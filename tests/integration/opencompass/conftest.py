@@ -2,7 +2,7 @@
 
 import importlib.util
 
-# Without OpenCompass nothing here can even be imported; test_opencompass_available.py says so in the test report.
+# Without OpenCompass nothing here can even be imported.
 collect_ignore = (
     [] if importlib.util.find_spec("opencompass") else ["test_opencompass_run.py", "test_opencompass_evaluator.py"]
 )

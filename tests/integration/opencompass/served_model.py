@@ -1,4 +1,4 @@
-"""A local OpenAI-compatible endpoint: crafted replies, a judge, and a model that states no confidence."""
+"""A local OpenAI-compatible endpoint: crafted replies, and a judge."""
 
 import json
 import re
@@ -43,8 +43,6 @@ class ServedModels:
                 if "know" in predicted:
                     return "NOT_ATTEMPTED"
                 return "CORRECT" if gold in predicted else "INCORRECT"
-            if body["model"] == "silent":
-                return "I do not know."
             [marker] = re.findall(r"\[\w+ \d+\]", prompt)
             return replies[marker]
 

@@ -153,19 +153,6 @@ def test_sequential_changes_its_reward_half_way(warm: Path, tmp_path: Path):
     assert any(row["answer_advantage"] for row in loop.rollouts(run, 2) if row["gesr"] == 0)
 
 
-@pytest.mark.parametrize("method", ["joint", "rlvr"])
-def test_methods_of_one_reward_give_it_to_the_whole_response(warm: Path, tmp_path: Path, method: str):
-    run = tmp_path / "run"
-    finished(tiny.configuration(warm, run, **{STEPS: 1, "coca__method": {"name": method}}), **BY_TURNS)
-    rows = loop.rollouts(run, 1)
-    assert any(row["answer_advantage"] for row in rows)
-    for row in rows:
-        assert row["confidence_advantage"] == pytest.approx(row["answer_advantage"])
-    flat = [row for row in rows if row["gesr"] == 0]
-    assert flat
-    assert any(row["answer_advantage"] for row in flat) == (method == "joint"), "rlvr rewards correctness alone"
-
-
 def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm: Path, tmp_path: Path):
     run = tmp_path / "run"
     keys = {STEPS: 1, "coca__method": {"name": f"{own_code.__file__}:Shy"}, "coca__grader": f"{own_code.__file__}:even"}
