@@ -23,14 +23,9 @@ class IntegrationSettings(ScoringSettings):
 
 
 def integration_settings(section: Mapping[str, Any], elsewhere: Mapping[str, str]) -> IntegrationSettings:
-    """Validate a section ``coca``.
+    """Validate a section ``coca`` (docs/verl.md); raises ``ConfigError`` with all problems.
 
-    Args:
-        section: keys as in docs/verl.md, without the prefix ``coca.``.
-        elsewhere: keys that must not be set, each with the reason.
-
-    Raises:
-        ConfigError: with all problems.
+    ``elsewhere`` are the keys that must not be set, each with the reason.
     """
     settings = checked_section(IntegrationSettings, section)
     given = {*settings.model_fields_set, *(f"method.{key}" for key in settings.method.model_fields_set)}
@@ -44,14 +39,9 @@ def integration_settings(section: Mapping[str, Any], elsewhere: Mapping[str, str
 
 
 def check_version(package: str, tested: str) -> None:
-    """Refuse a release that was not tested: the integrations override private functions.
+    """Raise ``CocaError`` for a release that was not tested: the integrations override private functions.
 
-    Args:
-        package: the distribution.
-        tested: version specifier, as in setup.py.
-
-    Raises:
-        CocaError: another release is installed.
+    ``package`` is the distribution, ``tested`` a version specifier, as in setup.py.
     """
     found = version(package)
     if not SpecifierSet(tested).contains(found):

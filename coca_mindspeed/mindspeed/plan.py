@@ -112,8 +112,7 @@ def make_plan(run: RunConfig) -> ClusterPlan:
 def read_rates(path: Path) -> Rates:
     """Mean rates of the iterations in an earlier run's ``metrics.jsonl``.
 
-    Raises:
-        DataError: the file cannot be read, or a row lacks what MindSpeed-RL logs.
+    Raises DataError if it cannot be read, or a row lacks what MindSpeed-RL logs.
     """
     rows = []
     for number, row in read_json_lines(path):
@@ -145,9 +144,9 @@ def checkpoint_bytes(resolved: ResolvedConfig) -> int:
 
 def estimate_memory(resolved: ResolvedConfig) -> MemoryEstimate:
     """Estimate both phases, by the formulas of docs/ascend.md; the layout must have no problems."""
-    training = max(
-        (_training(resolved, stage) for stage in _stages(resolved)), key=lambda parts: sum(p.bytes for p in parts)
-    )
+    # (is first, is last) of the pipeline stages that can need most
+    stages = ((True, True),) if resolved.pp == 1 else ((True, False), (False, True))
+    training = max((_training(resolved, *ends) for ends in stages), key=lambda parts: sum(part.bytes for part in parts))
     rollout = _rollout(resolved, training)
     kv = next(part.bytes for part in rollout if part.name == "KV cache")
     return MemoryEstimate(
@@ -158,16 +157,8 @@ def estimate_memory(resolved: ResolvedConfig) -> MemoryEstimate:
     )
 
 
-def _stages(resolved: ResolvedConfig) -> tuple[tuple[bool, bool], ...]:
-    """``(is first, is last)`` of the pipeline stages that can need most."""
-    return ((True, True),) if resolved.pp == 1 else ((True, False), (False, True))
-
-
-def _training(resolved: ResolvedConfig, stage: tuple[bool, bool]) -> tuple[Part, ...]:
-    first, last = stage
-    embeddings = int(first) + int(
-        last and (resolved.untied_embeddings or resolved.pp > 1)
-    )  # tied ones are kept at both ends
+def _training(resolved: ResolvedConfig, first: bool, last: bool) -> tuple[Part, ...]:
+    embeddings = first + (last and (resolved.untied_embeddings or resolved.pp > 1))  # tied ones are kept at both ends
     layers = resolved.layers // resolved.pp
     parameters = (layers * layer_parameters(resolved) + embeddings * resolved.vocab * resolved.hidden) / resolved.tp
     shards = resolved.dp * resolved.cp if resolved.distributed_optimizer else 1

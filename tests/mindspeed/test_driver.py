@@ -212,9 +212,7 @@ PLAIN, LLAMA = "{% for m in messages %}{{ m.content }}\n{% endfor %}", {"eos_tok
         (PLAIN, {**LLAMA, "pad_token": "m"}, {}, None),
     ],
 )
-def test_prompts_that_cannot_be_trained_on_stop_the_run_early(
-    driven, tmp_path, template, tokens, coca, key
-):
+def test_prompts_that_cannot_be_trained_on_stop_the_run_early(driven, tmp_path, template, tokens, coca, key):
     tokenizer = copy.deepcopy(qwen_like())
     tokenizer.chat_template = template
     for name, token in tokens.items():

@@ -128,12 +128,8 @@ def _check_end_of_text(tokenizer: Any, path: Path) -> None:
 def check_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
     """Build this project's grader if ``rl_config.verifier_function`` names it, check every gold answer, and close it.
 
-    Missing files are skipped; MindSpeed-RL's own verifiers need no check.
-
-    Raises:
-        GradingError: a grader cannot be built here: no sandbox, a wrong option.
-        MissingDependencyError: a package is not installed.
-        DataError: a record lacks what its grader needs.
+    Missing files are skipped; MindSpeed-RL's own verifiers need no check.  Raises GradingError or
+    MissingDependencyError if a grader cannot be built here, DataError if a record lacks what its grader needs.
     """
     if OWN_VERIFIER not in names:
         return

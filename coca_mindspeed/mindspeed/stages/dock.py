@@ -3,6 +3,7 @@
 MindSpeed-RL pads and cuts row by row; for columns of one number that takes longer than the stage itself.
 """
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,9 +139,11 @@ def batches(
         assigned: which rows, ``count`` at a time, where order is guaranteed; None: any that are ready.
         stall_timeout: seconds without a row after which ``TrainingError`` is raised.
     """
-    for wanted in assigned if assigned is not None else _until_consumed(dock, consumer):
+    for wanted in itertools.repeat(None) if assigned is None else assigned:
         waiting_since = time.monotonic()
         while True:
+            if wanted is None and fetch(dock.all_consumed.remote(consumer)):
+                return  # here, or by another node's stage
             reply = dock.get_experience.remote(
                 consumer, list(columns), count, indexes=None if wanted is None else list(wanted), get_n_samples=True
             )
@@ -149,8 +152,6 @@ def batches(
             if indexes:
                 yield Rows(unpacked(batch), list(indexes))
                 break
-            if wanted is None and _consumed(dock, consumer):
-                return  # another node's stage took the rest
             if remaining <= 0:
                 raise _stalled(consumer, columns, stall_timeout)
             time.sleep(_POLL_SECONDS)
@@ -159,11 +160,7 @@ def batches(
 def read_rows(
     dock: Any, columns: Sequence[str], indexes: Sequence[int], *, stall_timeout: float
 ) -> dict[str, list[Tensor]]:
-    """Read rows without taking them from any stage, waiting up to ``stall_timeout`` seconds for them.
-
-    Raises:
-        TrainingError: they were not there in time.
-    """
+    """Read rows without taking them from any stage; raises ``TrainingError`` after ``stall_timeout`` seconds."""
     reply = dock.get_experience.remote("trainer", list(columns), len(indexes), indexes=list(indexes))
     batch, _ = _fetch_rows(reply, "trainer", columns, stall_timeout, stall_timeout)
     rows: dict[str, list[Tensor]] = unpacked(batch)
@@ -180,15 +177,6 @@ def _fetch_rows(reply: Any, consumer: str, columns: Sequence[str], timeout: floa
         return fetch(reply, timeout=timeout)
     except TimeoutError as error:
         raise _stalled(consumer, columns, stall_timeout) from error
-
-
-def _until_consumed(dock: Any, consumer: str) -> Iterator[None]:
-    while not _consumed(dock, consumer):
-        yield None
-
-
-def _consumed(dock: Any, consumer: str) -> bool:
-    return bool(fetch(dock.all_consumed.remote(consumer)))
 
 
 def _stalled(consumer: str, columns: Sequence[str], seconds: float) -> TrainingError:

@@ -29,7 +29,7 @@ from coca_mindspeed.mindspeed.stages.dock import (
     put,
     report,
 )
-from coca_mindspeed.mindspeed.start.process import CocaSettings, process_settings
+from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer
 from coca_mindspeed.scoring.rollout import Rollout
@@ -50,26 +50,18 @@ class RewardWorker:
         share of the rows, where order is guaranteed; ``trust_remote_code`` is not used.
         """
         try:
-            self._prepare(process_settings().coca, megatron_config, rl_config, tokenizer, dp_rank)
+            self._settings = settings = process_settings().coca
+            self._rl_config, self._node, self._global_batch_size = rl_config, dp_rank, megatron_config.global_batch_size
+            self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
+            text = token_text(tokenizer.tokenizer, int(megatron_config.padded_vocab_size or 0))
+            grader = build_verifier(rl_config, settings.grader, settings.grading)
+            self._scorer = self._training_scorer = response_scorer(settings.method, text, grader)
+            if settings.require_evaluated:
+                self._training_scorer = replace(self._scorer, grader=RejectUnevaluated(grader))
+            self._records = read_run_records(Path(megatron_config.data_path), settings.data_sha256)
         except BaseException as failure:
             self._failure = failure
             raise
-
-    def _prepare(self, settings: CocaSettings, megatron_config: Any, rl_config: Any, tokenizer: Any, node: int) -> None:
-        self._settings, self._rl_config, self._node = settings, rl_config, node
-        self._global_batch_size = megatron_config.global_batch_size
-        self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
-        self._responses = response_scorer(
-            settings.method,
-            token_text(tokenizer.tokenizer, int(megatron_config.padded_vocab_size or 0)),
-            build_verifier(rl_config, settings.grader, settings.grading),
-        )
-        self._training_responses = (
-            replace(self._responses, grader=RejectUnevaluated(self._responses.grader))
-            if settings.require_evaluated
-            else self._responses
-        )
-        self._records = read_run_records(Path(megatron_config.data_path), settings.data_sha256)
 
     def init_transfer_dock(self, td: Any, *_others: Any) -> None:
         """Set the dock."""
@@ -89,7 +81,7 @@ class RewardWorker:
         ):
             start = time.time()
             check_groups(rows.indexes, rl_config.n_samples_per_prompt)
-            scored = self._score(rows, self._training_responses, self._records)
+            scored = self._score(rows, self._training_scorer, self._records)
             stated = [scored.stated] if scored.stated_after is None else [scored.stated, scored.stated_after]
             end = time.time()  # MindSpeed-RL's timing also ends before the scores are written
             put(
@@ -121,7 +113,7 @@ class RewardWorker:
         """
         self._check_initialised()
         records = read_run_records(Path(eval_data), self._settings.data_sha256)
-        scored = self._score(Rows(dock_columns, indexes), self._responses, records)
+        scored = self._score(Rows(dock_columns, indexes), self._scorer, records)
         return {name: getattr(scored, name).flatten() for name in ("correct", "stated", "confidence_lengths")}
 
     def _check_initialised(self) -> None:
@@ -157,7 +149,10 @@ class MindSpeedVerifier:
         self._config = rl_config
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        scores = self._scores([record.answer for record in records], list(answers))
+        from mindspeed_rl.models import rule_verifier
+
+        labels = {"labels": [record.answer for record in records]}
+        scores: list[float] = rule_verifier.verifier(list(answers), labels, self._config)[0]
         for score in scores:
             if not (score == 1 or score <= 0):
                 raise GradingError(
@@ -165,12 +160,6 @@ class MindSpeedVerifier:
                     "expected 1 for right, 0 or less for wrong: the confidence is trained towards a success rate"
                 )
         return [Verdict(Outcome.RIGHT if score == 1 else Outcome.WRONG) for score in scores]
-
-    def _scores(self, labels: list[str], answers: list[str]) -> list[float]:
-        from mindspeed_rl.models import rule_verifier
-
-        scores: list[float] = rule_verifier.verifier(answers, {"labels": labels}, self._config)[0]
-        return scores
 
     def close(self) -> None:
         """Nothing to release."""

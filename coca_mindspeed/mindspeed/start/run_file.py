@@ -58,11 +58,6 @@ class StageFiles:
     def checkpoints(self) -> Path:
         return self.results / "checkpoints"
 
-    @property
-    def validation(self) -> Path:
-        """The log of the validations."""
-        return self.results / VALIDATION
-
 
 def stages_to_do(run: RunConfig, iterations: int | None, output: Path, *, resume: bool) -> list[tuple[int, bool]]:
     """``(stage, whether it has a checkpoint to resume from)`` of the unfinished stages, in order.
@@ -84,16 +79,15 @@ def stages_to_do(run: RunConfig, iterations: int | None, output: Path, *, resume
         for stage, iteration in enumerate(reached)
         if iterations is None
         or (iteration or 0) < iterations
-        or (iteration == iterations and not _is_validated(run, files[stage], iteration))
+        or (iteration == iterations and not _is_validated(run, files[stage].results / VALIDATION, iteration))
     ]
 
 
-def _is_validated(run: RunConfig, files: StageFiles, iteration: int) -> bool:
+def _is_validated(run: RunConfig, log: Path, iteration: int) -> bool:
     """Whether the validation after the last iteration, which follows its checkpoint, is logged."""
     if not run.mindspeed_rl.get("coca", {}).get("eval_interval"):
         return True
-    path = files.validation
-    return path.exists() and any(row["step"] == iteration for row in read_steps(path, torn_end=True))
+    return log.exists() and any(row["step"] == iteration for row in read_steps(log, torn_end=True))
 
 
 def mindspeed_values(
@@ -101,12 +95,9 @@ def mindspeed_values(
 ) -> dict[str, Any]:
     """MindSpeed-RL's sections for one stage of a run without problems.
 
-    ``resume`` loads the newest checkpoint of the stage with its optimizer, instead of the initial weights.
-
-    Raises:
-        UsageError: there is no such stage.
-        ConfigError: a checkpoint to load is missing, the number of iterations is unknown, or the run to resume has
-            other settings or data.
+    ``resume`` loads the newest checkpoint of the stage with its optimizer, instead of the initial weights.  Raises
+    UsageError for an unknown stage; ConfigError if a checkpoint to load is missing, the number of iterations is
+    unknown, or the run to resume has other settings or data.
     """
     stages = run.method.training_method.stages
     if files.stage >= len(stages):
