@@ -1,5 +1,7 @@
 """Models that vLLM's build for CPUs can serve, and the fixtures of the other tests of the port."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,22 +13,18 @@ from tests.integration.mindspeed_vllm import models
 __all__ = ["_one_thread", "folder_of", "ray_directory"]
 
 
-class Folders:
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A folder with a model and questions for each of :data:`models.MODELS`, made when first asked for."""
+    root = tmp_path_factory.mktemp("warm")
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def __call__(self, name: str, *, warm: bool) -> Path:
-        directory = self._root / f"{name.replace(' ', '-')}-{'warm' if warm else 'untrained'}"
-        if not directory.exists():
-            (directory / "model").mkdir(parents=True)
-            config, symbols = models.MODELS[name](), tiny.VOCABULARY_OF_64
-            tiny.write_model(directory / "model", warm_up_steps=300 if warm else 0, config=config, symbols=symbols)
-            tiny.write_questions(directory)
+    @functools.cache
+    def folder(name: str, *, warm: bool) -> Path:
+        directory = root / f"{name.replace(' ', '-')}-{'warm' if warm else 'untrained'}"
+        (directory / "model").mkdir(parents=True)
+        config, symbols = models.MODELS[name](), tiny.VOCABULARY_OF_64
+        tiny.write_model(directory / "model", warm_up_steps=300 if warm else 0, config=config, symbols=symbols)
+        tiny.write_questions(directory)
         return directory
 
-
-@pytest.fixture(scope="session")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(tmp_path_factory.mktemp("warm"))
+    return folder

@@ -33,7 +33,6 @@ def main(job: dict[str, Any]) -> None:
     worker = build_worker(OmegaConf.create(job["config"]))
     rank = torch.distributed.get_rank()
     rollouts = Rollouts(worker, job["prompts"])
-    Path(job["output"], f"types{rank}.json").write_text(json.dumps(types_in_use(worker)))
 
     manager = worker.sharding_manager
     found: dict[str, torch.Tensor] = {}
@@ -56,37 +55,6 @@ def main(job: dict[str, Any]) -> None:
     if rank == 0:
         save_file({name: tensor.clone() for name, tensor in state.items()}, Path(job["output"], "trained"))
     torch.distributed.barrier()
-
-
-def types_in_use(worker: Any) -> dict[str, str]:
-    """Where each class of the rollout comes from, and which vLLM it is."""
-    import vllm
-    from vllm.platforms import current_platform
-
-    engine, manager = worker.inference_model, worker.sharding_manager
-    runner = engine.llm.llm_engine.model_executor.driver_worker.worker.model_runner
-    if hasattr(runner, "attn_backends"):  # up to 0.9
-        backend = runner.attn_backends[0]
-    else:
-        backend = engine.model.model.layers[0].self_attn.attn.get_attn_backend()
-    objects = {
-        "engine": engine,
-        "manager": manager,
-        "container": manager.vllm_weight_container,
-        "adaptor": manager.weight_adaptor,
-        "llm": engine.llm,
-        "executor": engine.llm.llm_engine.model_executor,
-        "runner": runner,
-        "model": engine.model,
-    }
-    names = {key: f"{type(value).__module__}:{type(value).__qualname__}" for key, value in objects.items()}
-    return {
-        **names,
-        "version": vllm.__version__,
-        "platform": current_platform.device_type,
-        "dtype": str(next(engine.model.parameters()).dtype),
-        "backend": backend.__module__,
-    }
 
 
 class Rollouts:

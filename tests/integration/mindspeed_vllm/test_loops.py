@@ -7,7 +7,6 @@ import pytest
 
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.runs import copy_of, finish, going_on, metrics_of, run_and_check, start_driver
-from tests.integration.mindspeed_vllm.conftest import Folders
 from tests.integration.mindspeed_vllm.environment import INSTALLED, needs_vllm
 
 pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -32,15 +31,13 @@ LOOPS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_loop_runs_at(loop: str, folder_of: Folders, tmp_path: Path, ray_directory: str) -> None:
+def test_the_loop_runs_at(loop: str, folder_of: Any, tmp_path: Path, ray_directory: str) -> None:
     model, changes = LOOPS[loop]
     run_and_check(folder_of(model, warm=True), tmp_path, ray_directory, {**changes, **VLLM}, **INSTALLED.home)
     assert f"Initializing a V1 LLM engine (v{INSTALLED.pin}" in (tmp_path / "log").read_text()
 
 
-def test_a_resumed_run_repeats_the_one_that_was_not_stopped(
-    folder_of: Folders, tmp_path: Path, ray_directory: str
-) -> None:
+def test_a_resumed_run_repeats_the_one_that_was_not_stopped(folder_of: Any, tmp_path: Path, ray_directory: str) -> None:
     """From the checkpoint in the middle of a run that ended; vLLM is handed the weights of that checkpoint."""
     directory = copy_of(folder_of("tied Qwen2", warm=True), tmp_path)
     # Otherwise the dock hands prompts out in an order that nobody has seeded; on one rank it cannot be guaranteed.

@@ -19,7 +19,6 @@ from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.process import VARIABLE
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import run_ranks
-from tests.integration.mindspeed_vllm.conftest import Folders
 from tests.integration.mindspeed_vllm.environment import INSTALLED, needs_vllm
 from tests.integration.mindspeed_vllm.models import NEW_TOKENS, ROLLOUTS
 
@@ -60,14 +59,13 @@ class Found:
 
     layout: Layout
     prompts: list[list[int]]
-    types: list[dict[str, str]]
     ranks: list[dict[str, torch.Tensor]]
     model: Any
     greedy: dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def found(request: pytest.FixtureRequest, folder_of: Folders, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(request: pytest.FixtureRequest, folder_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Found:
     layout = LAYOUTS[request.param]
     folder, directory = folder_of(layout.model, warm=False), tmp_path_factory.mktemp("rollout")
     config = tiny.configuration(
@@ -93,7 +91,6 @@ def found(request: pytest.FixtureRequest, folder_of: Folders, tmp_path_factory: 
     return Found(
         layout,
         prompts,
-        [json.loads((directory / f"types{rank}.json").read_text()) for rank in ranks],
         [load_file(directory / f"found{rank}") for rank in ranks],
         before,
         {"before": _greedy(before, prompts), "after": _greedy(after, prompts)},
@@ -124,23 +121,6 @@ def _agrees(found: Found, rollout: str, model: str) -> bool:
         and torch.allclose(rank[f"{rollout}/log_probs"], log_probs, rtol=0, atol=1e-4)
         for rank in found.ranks
     )
-
-
-def test_it_is_mindspeed_rls_engine_over_the_real_vllm(found: Found) -> None:
-    upstream = "mindspeed_rl.workers.resharding"
-    for types in found.types:
-        assert types["engine"] == "mindspeed_rl.models.rollout.vllm_engine:VLLMInferEngine"
-        assert types["manager"] == f"{upstream}.megatron_sharding_manager:MegatronShardingManager"
-        assert types["container"] == f"{upstream}.vllm_weight_container:MegatronStyleVllmWeightContainer"
-        assert types["adaptor"].startswith(f"{upstream}.weight_adaptor:")
-        assert types["llm"] == "vllm.entrypoints.llm:LLM"
-        assert types["executor"] == "vllm.v1.executor.abstract:ExecutorWithExternalLauncher"
-        assert types["runner"] == "vllm.v1.worker.cpu_model_runner:CPUModelRunner"
-        family = "llama:LlamaForCausalLM" if found.layout.model == "Llama 3" else "qwen2:Qwen2ForCausalLM"
-        assert types["model"] == f"vllm.model_executor.models.{family}"
-        assert types["version"] == INSTALLED.version
-        assert (types["platform"], types["dtype"]) == ("cpu", "torch.float32")
-        assert types["backend"] == "vllm.v1.attention.backends.cpu_attn"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
