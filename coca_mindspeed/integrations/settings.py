@@ -22,14 +22,21 @@ class IntegrationSettings(ScoringSettings):
     stage: int = Field(0, ge=0, description="index into the method's stages; only sequential has two")
 
 
-def integration_settings(section: Mapping[str, Any], elsewhere: Mapping[str, str]) -> IntegrationSettings:
+def integration_settings(section: Mapping[str, Any], *, clip: str, aggregation: str) -> IntegrationSettings:
     """Validate a section ``coca`` (docs/verl.md); raises ``ConfigError`` with all problems.
 
-    ``elsewhere`` are the keys that must not be set, each with the reason.
+    ``clip`` and ``aggregation`` name the framework's own options, which take the place of the method's.
     """
     settings = checked_section(IntegrationSettings, section)
+    elsewhere = {
+        "method.clip": f"the clip is {clip}",
+        "method.loss_aggregation": f"the aggregation is {aggregation}",
+        "method.entropy_bonus": "the local engine alone has it",
+        "allow_open_thinking": "chat templates are not checked",
+    }
     given = {*settings.model_fields_set, *(f"method.{key}" for key in settings.method.model_fields_set)}
-    problems = [Problem("elsewhere", f"coca.{key}", {}, why) for key, why in elsewhere.items() if key in given]
+    unread = {key: f"not set; {why}" for key, why in elsewhere.items() if key in given}
+    problems = [Problem("elsewhere", f"coca.{key}", {}, expected) for key, expected in unread.items()]
     stages = settings.method.training_method.stages
     if settings.stage >= len(stages):
         expected = f"less than {len(stages)}, the number of stages of {settings.method.name}"

@@ -29,13 +29,6 @@ TESTED = ">=1.16,<1.17"
 logger = logging.getLogger(__name__)
 Reward = Callable[..., Any]
 
-_ELSEWHERE = {
-    "method.clip": "not set; the clip is epsilon of GRPOConfig",
-    "method.loss_aggregation": "not set; the aggregation is loss_type of GRPOConfig",
-    "method.entropy_bonus": "not set; the local engine alone has it",
-    "allow_open_thinking": "not set; chat templates are not checked",
-}
-
 
 def _conditions(args: GRPOConfig) -> Iterator[Condition]:
     one_ratio = "one ratio for a whole response gives each of its tokens the gradient of both segments"
@@ -87,7 +80,8 @@ class CocaTrainer(GRPOTrainer):
         """
         check_version("trl", TESTED)
         section = dict(coca or {})
-        self._settings = integration_settings(section, _ELSEWHERE)
+        options = {"clip": "epsilon of GRPOConfig", "aggregation": "loss_type of GRPOConfig"}
+        self._settings = integration_settings(section, **options)
         if args is not None:
             raise_problems(find_problems(args, [as_check(_conditions)]), "options of GRPOConfig:")
         for name in ("tools", "environment_factory"):

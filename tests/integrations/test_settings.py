@@ -12,7 +12,7 @@ from coca_mindspeed.integrations import ms_swift, settings
 from coca_mindspeed.integrations.settings import RowGrader, check_version, integration_settings
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"method.clip": "not set", "allow_open_thinking": "not set"}
+OPTIONS = {"clip": "--epsilon", "aggregation": "--loss_type"}
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,10 @@ ELSEWHERE = {"method.clip": "not set", "allow_open_thinking": "not set"}
 )
 def test_keys_that_cannot_have_an_effect_are_refused(section, keys):
     if not keys:
-        integration_settings(section, ELSEWHERE)
+        integration_settings(section, **OPTIONS)
         return
     with pytest.raises(ConfigError) as refusal:
-        integration_settings(section, ELSEWHERE)
+        integration_settings(section, **OPTIONS)
     assert [problem.key for problem in refusal.value.problems] == keys
 
 
@@ -55,7 +55,7 @@ def test_the_extras_admit_what_was_tested(extra, file):
 def test_rows_are_checked_and_graded():
     records = [Record(str(n), "sums", "arithmetic", f"{n}+1", str(n + 1)) for n in range(3)]
     texts = [trl_row(each, None, 0)["record"] for each in records]
-    grader = RowGrader(integration_settings({"grader": "exact"}, {}))
+    grader = RowGrader(integration_settings({"grader": "exact"}, **OPTIONS))
     grader.check("train", texts)
     assert grader.grade(texts, ["1", "3", " 3"]) == [True, False, True]
     with pytest.raises(DataError, match="train: row 2"):

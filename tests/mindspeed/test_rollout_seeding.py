@@ -9,48 +9,35 @@ import torch
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.mindspeed.stages.rollout_engine import count_rollouts, rollout_seed, seed_rollout
 
-
-class _Engine:
-    """Stub of ``VLLMInferEngine``: initialising its cache seeds torch with 0."""
-
-    def __init__(self, init):
-        self._init = init
-
-    def init_cache_engine(self):
-        self._init(self)
-
-    def generate_sequences(self):
-        self.init_cache_engine()
-        return torch.empty(4).exponential_(generator=_DEVICE).tolist()
-
-
 _DEVICE = torch.Generator()  # stands for the generator of an NPU
 
 
-def _vllm_seeds(_engine):
+@seed_rollout
+def init_cache(_engine):
+    """The start of a rollout, hooked; vLLM's seeds everything with 0."""
     torch.manual_seed(0)
     _DEVICE.manual_seed(0)
 
 
-class _Worker:
-    """One rank: ``dispatches`` rollouts an iteration."""
+class Worker:
+    """One rank, with two rollouts an iteration."""
 
-    def __init__(self, init=_vllm_seeds, seed=1, iteration=0):
+    def __init__(self, seed=1, iteration=0):
         self.iteration, self.megatron_config = iteration, SimpleNamespace(seed=seed)
-        self.actor_hybrid = SimpleNamespace(inference_actor=_Engine(init))
+        self.actor_hybrid = SimpleNamespace(inference_actor=SimpleNamespace())
         self.drawn: list[tuple[float, ...]] = []
 
-    def generate_sequences(self, dispatches=2):
-        for _ in range(dispatches):
-            self.drawn.append(tuple(self.actor_hybrid.inference_actor.generate_sequences()))
+    @count_rollouts
+    def generate_sequences(self):
+        for _ in range(2):
+            init_cache(self.actor_hybrid.inference_actor)
+            self.drawn.append(tuple(torch.empty(4).exponential_(generator=_DEVICE).tolist()))
 
-
-def _run(worker, iterations):
-    generate = count_rollouts(_Worker.generate_sequences)
-    for _ in range(iterations):
-        generate(worker)
-        worker.iteration += 1
-    return worker.drawn
+    def run(self, iterations):
+        for _ in range(iterations):
+            self.generate_sequences()
+            self.iteration += 1
+        return self.drawn
 
 
 @pytest.fixture
@@ -72,23 +59,22 @@ def test_no_two_rollouts_of_a_run_draw_alike(first_rank):
     drawn, shuffled = [], set()
     for engine in (0, 2, 4):
         first_rank(engine)
-        worker = _Worker(seed_rollout(_vllm_seeds))
-        count_rollouts(_Worker.generate_sequences)(worker)  # a validation
-        drawn += _run(worker, iterations=4)
+        worker = Worker()
+        worker.generate_sequences()  # a validation
+        drawn += worker.run(4)
         shuffled.add(tuple(torch.randperm(100).tolist()))
     assert len(set(drawn)) == len(drawn) == 3 * (4 + 1) * 2
     assert len(shuffled) == 1
     with pytest.raises(TrainingError, match="iteration"):
-        _Engine(seed_rollout(_vllm_seeds)).generate_sequences()
+        init_cache(SimpleNamespace())
 
 
 def test_ranks_of_one_engine_draw_alike_and_a_resumed_run_as_if_it_had_not_stopped(first_rank):
     first_rank(2)
-    hooked = seed_rollout(_vllm_seeds)
-    whole = _run(_Worker(hooked), iterations=4)
-    assert _run(_Worker(hooked), iterations=4) == whole
-    assert _run(_Worker(hooked, iteration=2), iterations=2) == whole[4:]
-    assert not set(_run(_Worker(hooked, seed=2), iterations=4)) & set(whole)
+    whole = Worker().run(4)
+    assert Worker().run(4) == whole
+    assert Worker(iteration=2).run(2) == whole[4:]
+    assert not set(Worker(seed=2).run(4)) & set(whole)
 
 
 def test_seeds_are_in_numpys_range_and_distinct():

@@ -45,15 +45,7 @@ try:
     TOKENIZER = SECTION.pop("tokenizer")
 except (ValueError, AttributeError, KeyError) as error:
     raise ConfigError('set the environment variable COCA=\'{"tokenizer": "DIR"}\' to the model\'s directory') from error
-SETTINGS = integration_settings(
-    SECTION,
-    {
-        "method.clip": "not set; the clip is --epsilon",
-        "method.loss_aggregation": "not set; the aggregation is --loss_type",
-        "method.entropy_bonus": "not set; the local engine alone has it",
-        "allow_open_thinking": "not set; chat templates are not checked",
-    },
-)
+SETTINGS = integration_settings(SECTION, clip="--epsilon", aggregation="--loss_type")
 RULE = credit_rule(SETTINGS.method, SETTINGS.stage)
 if len(RULE.segments) != 2:
     raise ConfigError(f"coca.method.name={SETTINGS.method.name}: ms-swift trains methods of two segments")

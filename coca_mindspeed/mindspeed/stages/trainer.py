@@ -314,7 +314,11 @@ def without_reference_workers(original: Any) -> Any:
             return super().__new__(cls)
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**_switched_off(), **kwargs})
+            from mindspeed_rl.config_cls.mindstudio_config import MsprobeConfig, ProfilerConfig
+
+            role = "integrated"  # as in train itself
+            off = {"profiler_config": ProfilerConfig({}, role=role), "msprobe_config": MsprobeConfig({}, role=role)}
+            super().__init__(*args, **{**off, **kwargs})
 
         def get_consumed_train_samples(self) -> int:
             """Prompts of the finished iterations, where a resumed run continues.
@@ -324,10 +328,3 @@ def without_reference_workers(original: Any) -> Any:
             return int(self.get_iteration() * self.megatron_config.global_batch_size)
 
     return WorkerGroup
-
-
-def _switched_off() -> dict[str, Any]:
-    from mindspeed_rl.config_cls.mindstudio_config import MsprobeConfig, ProfilerConfig
-
-    role = "integrated"  # as in train itself
-    return {"profiler_config": ProfilerConfig({}, role=role), "msprobe_config": MsprobeConfig({}, role=role)}
