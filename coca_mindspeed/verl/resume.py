@@ -35,20 +35,20 @@ def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
 
 
 def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
-    """Raise ConfigError if the checkpoints have another method; then store the method beside them.
+    """Raise ConfigError if the checkpoints have another method or grading; then store both beside them.
 
     ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
-    is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.  Raises
-    ConfigError for checkpoints of another method, or of other choices.
+    is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.
     """
-    ours: dict[str, Any] = settings.method.model_dump(mode="json")
-    if is_own(settings.grader):
-        ours["grader"] = settings.grader
+    grading = settings.model_dump(mode="json", include={"grader", "grading", "require_evaluated"})
+    ours: dict[str, Any] = {**settings.method.model_dump(mode="json"), **grading}
     if len(settings.method.training_method.stages) > 1:
         ours["total_training_steps"] = total_steps
     path = directory / FILE
     if path.is_file() and (resumed_step or (directory / VERLS_NEWEST).is_file()):
-        theirs = {"advantage_scale": "group", **json.loads(path.read_text(encoding="utf-8"))}  # new in 0.3.0
+        # The file of 0.2.0 has no scale, which was the group's, and names no grader, which was a built-in one.
+        earlier = {"advantage_scale": "group", **grading, **({"grader": "auto"} if is_own(settings.grader) else {})}
+        theirs = {**earlier, **json.loads(path.read_text(encoding="utf-8"))}
         fix = "change trainer.default_local_dir, or remove the directory"
         checks.check_same_run(theirs, ours, where=path, fix=fix)
     directory.mkdir(parents=True, exist_ok=True)
