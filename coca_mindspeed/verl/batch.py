@@ -17,7 +17,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.scoring.metrics import rollout_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
-from coca_mindspeed.scoring.rollout import Rollout, confidences, correctness
+from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout, confidences
 from coca_mindspeed.verl.settings import VerlSettings
 
 
@@ -129,9 +129,6 @@ def score_step(
         raise TrainingError(f"none of the {prompts} groups has all of its {group} responses")
     reports = [_checked(rows[row], f"row {keys[row]}") for row in groups.rows]
     verdicts = [Verdict(Outcome(report["verdict"]), report["reason"]) for report in reports]
-    correct = correctness(verdicts)
-    if bool(correct.isnan().all()):
-        raise TrainingError(f"none of the step's {len(verdicts)} answers could be graded: {verdicts[0].reason}")
     predictions = [report["prediction"] for report in reports]
     order = torch.tensor(groups.rows)
     rollout = Rollout(
@@ -141,19 +138,33 @@ def score_step(
         texts=[prediction["response"] for prediction in predictions],
         verdicts=verdicts,
     )
-    rollout.correct = correct.view(-1, group)
-    rollout.stated = confidences(prediction["confidence"] for prediction in predictions).view(-1, group)
-    if "confidence_after" in reports[0]:
-        rollout.stated_after = confidences(report["confidence_after"] for report in reports).view(-1, group)
-    rollout.confidence_lengths = torch.tensor([report["confidence_tokens"] for report in reports])
-    rollout.segment_ends = torch.tensor([report["segment_ends"] for report in reports])
+    rollout.take_scores(_score_columns(reports))
+    if bool(rollout.correct.isnan().all()):
+        raise TrainingError(f"none of the step's {len(verdicts)} answers could be graded: {verdicts[0].reason}")
     rollout.give_credit(credit_rule(settings.method, stage))
     several = len(settings.method.training_method.stages) > 1
     return ScoredStep(rollout, order, len(keys), groups.broken, predictions, stage if several else None)
 
 
+def score_rows(rollout: Rollout) -> list[dict[str, list[float | None]]]:
+    """The columns of :meth:`Rollout.scores` as values for JSON, by response; None for NaN."""
+    columns = {
+        name: [[None if math.isnan(value) else value for value in row] for row in column.tolist()]
+        for name, column in rollout.scores().items()
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _score_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The columns that :func:`score_rows` returned."""
+    return {
+        name: torch.tensor([[math.nan if value is None else value for value in row[name]] for row in rows], dtype=dtype)
+        for name, dtype in SCORE_COLUMNS.items()
+    }
+
+
 def _checked(report: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    if missing := {"prediction", "verdict", "reason", "confidence_tokens", "segment_ends"} - report.keys():
+    if missing := {"prediction", "verdict", "reason", *SCORE_COLUMNS} - report.keys():
         raise TrainingError(
             f"{where}: verl's reward_extra_info has no {min(missing)!r}, found {sorted(report)}; expected "
             "reward.reward_manager.name=coca"

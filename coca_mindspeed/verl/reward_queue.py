@@ -13,7 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.scoring.responses import ResponseScorer, predictions
-from coca_mindspeed.scoring.rollout import Rollout, stated_or_none
+from coca_mindspeed.scoring.rollout import Rollout, correctness
+from coca_mindspeed.verl.batch import score_rows
 
 _BATCH = 512
 # One response alone costs a millisecond, in a batch a tenth of that; the responses of a group arrive close together.
@@ -46,10 +47,9 @@ class ScoringQueue:
         Returns:
             ``reward_score``, 1 for an answer that training rewards, else 0; and ``reward_extra_info``:
             ``prediction``, the fields of a :class:`Prediction`, whose ``correct`` is the grader's verdict;
-            ``verdict`` and ``reason`` as training rewards it (may be stricter: ``coca.require_evaluated``);
-            ``confidence_tokens`` up to the end of the stated confidence; ``segment_ends``; ``confidence_after`` of a
-            method that asks for two confidences; and ``acc``, the name by which verl's validation finds an accuracy, in
-            which an ungradable answer counts as wrong.
+            ``verdict`` and ``reason`` as training rewards it (may be stricter: ``coca.require_evaluated``); the columns
+            of :data:`SCORE_COLUMNS`; and ``acc``, the name by which verl's validation finds an accuracy, in which an
+            ungradable answer counts as wrong.
         """
         result = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(token_ids.to("cpu", torch.int64), record, result))
@@ -90,22 +90,21 @@ class ScoringQueue:
         rollout = self._scorer(
             Rollout(group_size=1, lengths=lengths, width=token_ids.shape[1], records=records, token_ids=token_ids)
         )
+        graded = predictions(rollout)
+        verdicts = rollout.verdicts
+        if self._evaluated is not None:
+            verdicts = list(map(self._evaluated.regrade, records, rollout.answers, verdicts))
+            rollout.correct = correctness(verdicts).view(-1, 1)
         reports = []
-        for index, (record, prediction) in enumerate(zip(records, predictions(rollout), strict=True)):
-            verdict = rollout.verdicts[index]
-            if self._evaluated is not None:
-                verdict = self._evaluated.regrade(record, rollout.answers[index], verdict)
-            prediction = replace(prediction, method=self._method, category=record.category, gold=record.answer)
-            prediction = replace(prediction, tokens=int(lengths[index]))
+        for each, prediction, verdict, scores in zip(batch, graded, verdicts, score_rows(rollout), strict=True):
+            given = {"category": each.record.category, "gold": each.record.answer, "tokens": len(each.token_ids)}
+            prediction = replace(prediction, method=self._method, **given)
             report = {
                 "acc": float(bool(prediction.correct)),
                 "prediction": asdict(prediction),
                 "verdict": verdict.outcome.value,
                 "reason": verdict.reason,
-                "confidence_tokens": int(rollout.confidence_lengths[index]),
-                "segment_ends": rollout.segment_ends[index].tolist(),
+                **scores,
             }
-            if rollout.stated_after is not None:
-                report["confidence_after"] = stated_or_none(rollout.stated_after[index, 0])
             reports.append({"reward_score": float(verdict.correct), "reward_extra_info": report})
         return reports

@@ -16,7 +16,7 @@ from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.mindspeed.stages import dock, reward_worker, trainer
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
-from coca_mindspeed.mindspeed.stages.dock import CONFIDENCE_LENGTH, CORRECT, SEGMENT_ENDS, STATED
+from coca_mindspeed.mindspeed.stages.dock import SCORES
 from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, divide_ratios, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
 from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
@@ -88,15 +88,15 @@ def _without_ray(monkeypatch):
 def _scored_dock(shuffle=False, correct=(1.0, 0.0, 1.0, 1.0)):
     """Two groups of two, scored."""
     filled = FakeDock(rows=4, group=2, shuffle=shuffle)
-    for name, values in {CORRECT: correct, STATED: [0.3, 0.0, 0.9, NAN]}.items():
+    for name, values in {SCORES["correct"]: correct, SCORES["stated_confidence"]: [0.3, 0.0, 0.9, NAN]}.items():
         filled._put_experience({name: [torch.tensor([v]) for v in values]}, [0, 1, 2, 3])
     lengths = [2, 3, 1, 4]
     filled._put_experience(
         {
             "responses": [torch.arange(n) for n in lengths],
             "response_length": [torch.tensor([n], dtype=torch.int32) for n in lengths],
-            CONFIDENCE_LENGTH: [torch.tensor([1], dtype=torch.int32)] * 4,
-            SEGMENT_ENDS: [torch.tensor([1, n], dtype=torch.int32) for n in lengths],
+            SCORES["confidence_length"]: [torch.tensor([1], dtype=torch.int32)] * 4,
+            SCORES["segment_ends"]: [torch.tensor([1, n], dtype=torch.int32) for n in lengths],
         },
         [0, 1, 2, 3],
     )
@@ -133,11 +133,11 @@ def test_one_scale_for_the_whole_iteration_whatever_the_dispatch(method):
         draw = torch.Generator().manual_seed(5)
         every, lengths = list(range(12)), torch.randint(1, 5, (12, 1), generator=draw, dtype=torch.int32)
         for name, column in {
-            CORRECT: torch.randint(0, 2, (12, 1), generator=draw).float(),
-            STATED: torch.rand(12, 1, generator=draw),
+            SCORES["correct"]: torch.randint(0, 2, (12, 1), generator=draw).float(),
+            SCORES["stated_confidence"]: torch.rand(12, 1, generator=draw),
             "response_length": lengths,
-            CONFIDENCE_LENGTH: torch.ones(12, 1, dtype=torch.int32),
-            SEGMENT_ENDS: torch.cat([torch.ones(12, 1, dtype=torch.int32), lengths], dim=1),
+            SCORES["confidence_length"]: torch.ones(12, 1, dtype=torch.int32),
+            SCORES["segment_ends"]: torch.cat([torch.ones(12, 1, dtype=torch.int32), lengths], dim=1),
         }.items():
             filled._put_experience({name: list(column)}, every)
         settings = CocaSettings(method=MethodConfig(name=method, advantage_scale="batch"))
@@ -241,9 +241,9 @@ def test_the_reward_stage(monkeypatch, required):
         return [float(filled.data[column][row]) for row in range(3)]
 
     assert written("rm_scores") == [float(not required), 1.0, 0.0]
-    assert str(written(CORRECT)) == f"[{float(not required)}, 1.0, nan]"
-    assert written(CONFIDENCE_LENGTH) == [27, 27, 0]
-    assert written(STATED)[:2] == [0.5, 0.5]
-    assert math.isnan(written(STATED)[2])
+    assert str(written(SCORES["correct"])) == f"[{float(not required)}, 1.0, nan]"
+    assert written(SCORES["confidence_length"]) == [27, 27, 0]
+    assert written(SCORES["stated_confidence"])[:2] == [0.5, 0.5]
+    assert math.isnan(written(SCORES["stated_confidence"])[2])
     validated = worker.score_rows(given, [0, 1, 2], "eval.jsonl")
     assert str(validated["correct"].tolist()) == "[1.0, 1.0, nan]"

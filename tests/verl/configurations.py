@@ -61,6 +61,8 @@ def columns(confidence, outcome, *, confidence_tokens=3, tokens=5, reason=""):
         "prediction": asdict(prediction),
         "verdict": outcome.value,
         "reason": reason,
-        "confidence_tokens": confidence_tokens,
+        "stated_confidence": [confidence],
+        "correct": [prediction.correct],
+        "confidence_length": [confidence_tokens],
         "segment_ends": [confidence_tokens, tokens],
     }

@@ -100,7 +100,7 @@ def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
     if twice:
         for said in rows:
             first, whole = said["segment_ends"]
-            said |= {"segment_ends": [first, first, whole], "confidence_after": said["prediction"]["confidence"]}
+            said |= {"segment_ends": [first, first, whole], "stated_confidence": said["stated_confidence"] * 2}
     by_key = {key: (said, int(length)) for key, said, length in zip(keys, rows, lengths, strict=True)}
     reports = [by_key[key][0] for key in KEYS]
     stated = [math.nan if (s := report["prediction"]["confidence"]) is None else s for report in reports]
@@ -108,7 +108,7 @@ def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
     expected.correct = torch.tensor([report["verdict"] == "right" for report in reports]).view(P, G).double()
     expected.stated = torch.tensor(stated, dtype=torch.float64).view(P, G)
     expected.stated_after = expected.stated if twice else None
-    expected.confidence_lengths = torch.tensor([report["confidence_tokens"] for report in reports])
+    expected.confidence_lengths = torch.tensor([report["confidence_length"][0] for report in reports])
     expected.segment_ends = torch.tensor([report["segment_ends"] for report in reports])
     expected.give_credit(credit_rule(settings.method, 0))
     found = step(settings.model_dump(), keys=keys, rows=rows, response_lengths=lengths).columns()

@@ -69,7 +69,7 @@ def test_each_response_is_scored_by_its_own_tokens():
     assert [report["reward_score"] for report in reports] == [1.0, 0.0, 0.0, 0.0]
     infos = [report["reward_extra_info"] for report in reports]
     assert [info["prediction"]["confidence"] for info in infos] == [0.8, 0.3, None, None]
-    assert [info["confidence_tokens"] for info in infos] == [5, 4, 2, 6]
+    assert [info["confidence_length"] for info in infos] == [[5], [4], [2], [6]]
     assert [info["segment_ends"] for info in infos] == [[5, 6], [4, 5], [2, 2], [6, 6]]
     assert [info["prediction"]["tokens"] for info in infos] == [6, 5, 2, 6]
     assert (infos[0]["verdict"], infos[0]["acc"]) == ("right", 1.0)

@@ -14,15 +14,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.scoring.rollout import SCORE_COLUMNS
 
 # Columns that this project adds.  A row is one response, a one-dimensional tensor; the dock turns int64 into int32.
-STATED = "coca_stated_confidence"  # float32 [confidences], NaN where the response states no valid one
-CONFIDENCE_LENGTH = "coca_confidence_length"  # int32 [1], tokens up to the end of the stated confidence
-SEGMENT_ENDS = "coca_segment_ends"  # int32 [segments], tokens up to the end of each segment
-CORRECT = "coca_correct"  # float32 [1], 1 or 0; NaN where ungradable, where MindSpeed-RL's rm_scores is 0
+#: Names of the columns of :data:`SCORE_COLUMNS`, which the reward stage writes beside MindSpeed-RL's ``rm_scores``.
+SCORES = {name: f"coca_{name}" for name in SCORE_COLUMNS}
+SEGMENT_ENDS = SCORES["segment_ends"]
 ROLLOUT_LOG_PROBS = "coca_rollout_log_probs"  # float32 [response tokens]
-#: Columns that the reward stage writes.
-REWARD_COLUMNS = (STATED, CONFIDENCE_LENGTH, SEGMENT_ENDS, CORRECT)
 
 _LENGTHS = "original_length"
 _POLL_SECONDS = 0.05
@@ -82,6 +80,10 @@ class Rows:
     def padded(self, column: str) -> Tensor:
         """A column ``[rows, longest]``, zero-padded on the right."""
         return pad_sequence(list(self.columns[column]), batch_first=True)
+
+    def scores(self) -> dict[str, Tensor]:
+        """The columns that :meth:`Rollout.take_scores` reads."""
+        return {name: torch.stack(list(self.columns[column])) for name, column in SCORES.items()}
 
 
 def merged(portions: Sequence[Rows]) -> Rows:

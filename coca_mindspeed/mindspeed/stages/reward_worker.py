@@ -19,10 +19,7 @@ from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 from coca_mindspeed.mindspeed.stages.dataset import RECORD, read_run_records
 from coca_mindspeed.mindspeed.stages.dock import (
-    CONFIDENCE_LENGTH,
-    CORRECT,
-    SEGMENT_ENDS,
-    STATED,
+    SCORES,
     Rows,
     batches,
     check_groups,
@@ -82,16 +79,15 @@ class RewardWorker:
             start = time.time()
             check_groups(rows.indexes, rl_config.n_samples_per_prompt)
             scored = self._score(rows, self._training_scorer, self._records)
-            stated = [scored.stated] if scored.stated_after is None else [scored.stated, scored.stated_after]
             end = time.time()  # MindSpeed-RL's timing also ends before the scores are written
             put(
                 self._dock,
                 {
                     "rm_scores": scored.correct.float().nan_to_num(0.0),
-                    STATED: torch.cat(stated, dim=1).float(),
-                    CONFIDENCE_LENGTH: scored.confidence_lengths.unsqueeze(1),
-                    SEGMENT_ENDS: scored.segment_ends,
-                    CORRECT: scored.correct.float(),
+                    **{
+                        SCORES[name]: column.float() if column.is_floating_point() else column
+                        for name, column in scored.scores().items()
+                    },
                 },
                 rows.indexes,
             )

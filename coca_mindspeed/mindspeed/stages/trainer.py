@@ -24,12 +24,8 @@ from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.mindspeed.stages import metrics
 from coca_mindspeed.mindspeed.stages.dataset import RECORD, load_prompts
 from coca_mindspeed.mindspeed.stages.dock import (
-    CONFIDENCE_LENGTH,
-    CORRECT,
-    REWARD_COLUMNS,
     ROLLOUT_LOG_PROBS,
-    SEGMENT_ENDS,
-    STATED,
+    SCORES,
     batches,
     check_groups,
     fetch,
@@ -67,7 +63,7 @@ def grpo_trainer(original: Any) -> Any:
         def transfer_dock_init(self) -> None:
             """Build the dock with our columns, without having the reward stage wait for them."""
             asked: list[str] = getattr(self, "dataset_additional_keys")  # noqa: B009  set by MindSpeed-RL's base class
-            written = (*REWARD_COLUMNS, ROLLOUT_LOG_PROBS)
+            written = (*SCORES.values(), ROLLOUT_LOG_PROBS)
             self.dataset_additional_keys = [*asked, *written]
             try:
                 super().transfer_dock_init()
@@ -232,7 +228,7 @@ class Validation:
         return scored
 
 
-_COLUMNS = ("response_length", *REWARD_COLUMNS)
+_COLUMNS = ("response_length", *SCORES.values())
 
 
 def compute_advantages(
@@ -267,12 +263,7 @@ def compute_advantages(
         raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
     lengths = batch.scalars("response_length").long()
     rollout = Rollout(group_size=group_size, lengths=lengths, width=int(lengths.max()))
-    rollout.stated, *after = batch.padded(STATED).T.reshape(-1, rows // group_size, group_size)
-    rollout.stated_after = after[0] if after else None
-    rollout.confidence_lengths = batch.scalars(CONFIDENCE_LENGTH).long()
-    rollout.segment_ends = batch.padded(SEGMENT_ENDS).long()
-    rollout.correct = batch.scalars(CORRECT).view(-1, group_size)
-    rollout.give_credit(credit_rule(settings.method, settings.stage))
+    rollout.take_scores(batch.scores()).give_credit(credit_rule(settings.method, settings.stage))
     tokens = [row[:length] for row, length in zip(rollout.token_advantages, lengths.tolist(), strict=True)]
     for first in range(0, rows, count):
         part = slice(first, first + count)

@@ -87,10 +87,10 @@ def _credit(
     graded = {"right": 1.0, "wrong": 0.0, "ungradable": math.nan}
     rollout.correct = torch.tensor([graded[row["verdict"]] for row in chosen]).view(-1, group)
     rollout.stated = torch.tensor(confidence, dtype=torch.float64).view(-1, group)
-    rollout.confidence_lengths = torch.tensor([row["confidence_tokens"] for row in chosen])
+    rollout.confidence_lengths = torch.tensor([row["confidence_length"] for row in chosen])[:, 0]
     rollout.segment_ends = torch.tensor([row["segment_ends"] for row in chosen])
-    if "confidence_after" in chosen[0]:
-        rollout.stated_after = confidences(row["confidence_after"] for row in chosen).view(-1, group)
+    if len(chosen[0]["stated_confidence"]) == 2:
+        rollout.stated_after = confidences(row["stated_confidence"][1] for row in chosen).view(-1, group)
     rollout.give_credit(credit_rule(method, 0))
     ends = torch.zeros(len(rows), rollout.segment_ends.shape[1], dtype=torch.int64)
     advantages = torch.zeros(len(rows), width)

@@ -147,7 +147,7 @@ def test_the_reward_manager_judges_sampled_tokens(warm: Path, tmp_path: Path):
     right, wrong, invalid = asyncio.run(judged())
     assert right["reward_score"] == 1.0
     assert right["reward_extra_info"]["prediction"]["confidence"] == 0.8
-    assert right["reward_extra_info"]["confidence_tokens"] == 5
+    assert right["reward_extra_info"]["confidence_length"] == [5]
     assert wrong["reward_score"] == 0.0
     assert wrong["reward_extra_info"]["prediction"]["confidence"] == 0.25
     assert invalid["reward_extra_info"]["prediction"]["confidence"] is None
