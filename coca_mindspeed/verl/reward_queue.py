@@ -97,7 +97,11 @@ class ScoringQueue:
             rollout.correct = correctness(verdicts).view(-1, 1)
         reports = []
         for each, prediction, verdict, scores in zip(batch, graded, verdicts, score_rows(rollout), strict=True):
-            given = {"category": each.record.category, "gold": each.record.answer, "tokens": len(each.token_ids)}
+            given: dict[str, Any] = {
+                "category": each.record.category,
+                "gold": each.record.answer,
+                "tokens": len(each.token_ids),
+            }
             prediction = replace(prediction, method=self._method, **given)
             report = {
                 "acc": float(bool(prediction.correct)),
