@@ -74,8 +74,7 @@ class HeldOut:
     def before(self, *, trained: bool, keep: bool) -> list[Prediction]:
         """Answer :attr:`final_records` before the first step and write ``predictions_before.jsonl``.
 
-        A policy that is ``trained`` already can no longer answer as before; then, and with ``keep``, the answers of an
-        earlier session are used.
+        The answers of an earlier session are used if the policy is ``trained`` already, or with ``keep``.
 
         Raises:
             InterruptedRunError: Ctrl-C or SIGTERM; the answers are not saved.

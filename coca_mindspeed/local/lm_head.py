@@ -227,6 +227,6 @@ def scores_of_logits(logits: Tensor, tokens: Tensor) -> TokenScores:
 
 def entropy_of(distribution: Tensor, probabilities: Tensor) -> Tensor:
     """Entropy ``[...]``, nats, from log-probs ``[..., vocabulary]`` and their exponentials."""
-    # Finite, so that 0 x log 0 is 0.  torch.special.entr takes every logarithm anew, one at a time on a CPU.
+    # Finite, so that 0 x log 0 is 0.  torch.special.entr would take every logarithm again, slowly on a CPU.
     finite = distribution.clamp(min=torch.finfo(distribution.dtype).min)
     return finite.mul_(probabilities).sum(dim=-1).neg()

@@ -27,16 +27,16 @@ class PreallocatedCache(DynamicCache):
         super().__init__(config=config)
         self.layers = [_PreallocatedLayer(most) if type(layer) is DynamicLayer else layer for layer in self.layers]
 
-    def repeat_rows(self, rows: Tensor, of: int, most: int) -> None:
-        """Append copies of ``rows`` (int64) to a cache of ``of`` rows; usually only these are copied.
+    def repeat_rows(self, rows: Tensor, current: int, capacity: int) -> None:
+        """Append copies of ``rows`` (int64) to a cache of ``current`` rows; usually only these are copied.
 
-        It will never have more than ``most`` rows from now on.
+        From now on it never holds more than ``capacity`` rows.
         """
         for layer in self.layers:
             if isinstance(layer, _PreallocatedLayer):
-                layer.repeat_rows(rows, most)
+                layer.repeat_rows(rows, capacity)
             else:
-                layer.batch_select_indices(torch.cat([torch.arange(of, device=rows.device), rows]))
+                layer.batch_select_indices(torch.cat([torch.arange(current, device=rows.device), rows]))
 
     def skip_to(self, tokens: int) -> int:
         """Extend by zeros to at most ``tokens``, to measure memory; return the new length."""
@@ -171,9 +171,9 @@ def prefill_prompts(
 
 
 def common_prefix_length(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") -> int:
-    """Length of the prompts' common prefix; 0 if it is too short, or ``sharing`` is not ``prefix``.
+    """Length of the prompts' common prefix in tokens; 0 if it is too short, or ``sharing`` is not ``prefix``.
 
-    Each prompt keeps a token of its own.
+    The prefix leaves each prompt at least one token of its own.
     """
     if len(prompts) == 1 or sharing != "prefix":
         return 0

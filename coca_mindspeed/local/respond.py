@@ -26,7 +26,7 @@ def respond(
     policy: Policy,
     records: Sequence[Record],
     method: MethodConfig,
-    rollout: RolloutConfig,
+    sampling: RolloutConfig,
     generator: torch.Generator,
     group_size: int,
 ) -> Rollout:
@@ -35,17 +35,17 @@ def respond(
     Raises:
         NoDistributionError: the policy's probabilities are not finite.
     """
-    responses = sample_responses(
+    rollout = sample_responses(
         policy,
         policy.encode_prompts(records, method.training_method.system_prompt),
         group_size=group_size,
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=rollout.temperature,
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
         generator=generator,
-        batch_responses=rollout.batch_responses,
+        batch_responses=sampling.batch_responses,
     )
-    responses.records = records
-    return responses
+    rollout.records = records
+    return rollout
 
 
 def respond_and_grade(
@@ -53,13 +53,13 @@ def respond_and_grade(
     records: Sequence[Record],
     grader: Grader,
     method: MethodConfig,
-    rollout: RolloutConfig,
+    sampling: RolloutConfig,
     generator: torch.Generator,
     group_size: int,
 ) -> Rollout:
     """Sample ``group_size`` responses to each record, parse their confidences and grade their answers."""
-    responses = respond(policy, records, method, rollout, generator, group_size)
-    return response_scorer(method, policy.text, grader)(responses)
+    rollout = respond(policy, records, method, sampling, generator, group_size)
+    return response_scorer(method, policy.text, grader)(rollout)
 
 
 def step_metrics(rollout: Rollout) -> dict[str, float]:
@@ -87,7 +87,7 @@ def predict(
     records: Sequence[Record],
     grader: Grader,
     method: MethodConfig,
-    rollout: RolloutConfig,
+    sampling: RolloutConfig,
     generator: torch.Generator,
     progress: Callable[[int], None] = lambda done: None,
     *,
@@ -96,28 +96,28 @@ def predict(
 ) -> list[Prediction]:
     """Answer every record ``samples`` times at temperature 1 and grade the answers (paper, evaluation protocol).
 
-    The temperature of ``rollout`` is not used.  ``progress`` is called with the number of records done.  ``readings``
+    The temperature of ``sampling`` is not used.  ``progress`` is called with the number of records done.  ``readings``
     adds the greedy and the expected confidence of each question, if the method states one before the answer.
     """
-    rollout = rollout.model_copy(update={"temperature": 1.0})
-    rows = rollout.batch_responses or _DEFAULT_BATCH_RESPONSES
+    sampling = sampling.model_copy(update={"temperature": 1.0})
+    rows = sampling.batch_responses or _DEFAULT_BATCH_RESPONSES
     at_once = max(1, rows // samples)
-    found: list[Prediction] = []
+    answers: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
-        graded = respond_and_grade(policy, chunk, grader, method, rollout, generator, samples)
-        found += [replace(p, sample=row % samples) for row, p in enumerate(predictions(graded))]
+        rollout = respond_and_grade(policy, chunk, grader, method, sampling, generator, samples)
+        answers += [replace(p, sample=row % samples) for row, p in enumerate(predictions(rollout))]
         progress(start + len(chunk))
     if not readings or method.training_method.confidence_position == "last":
-        return found
-    numbers = Numbers.of(policy, (p.response for p in found), method.confidence_decimals)
+        return answers
+    numbers = Numbers.of(policy, (p.response for p in answers), method.confidence_decimals)
     if numbers is None:
-        return found
+        return answers
     prompts = policy.encode_prompts(records, method.training_method.system_prompt)
     read = read_confidences(policy, prompts, numbers, rows)
     return [
         replace(p, greedy_confidence=greedy, expected_confidence=expectation, confidence_mass=min(1.0, mass))
-        for p, (greedy, expectation, mass) in zip(found, (r for r in read for _ in range(samples)), strict=True)
+        for p, (greedy, expectation, mass) in zip(answers, (r for r in read for _ in range(samples)), strict=True)
     ]
 
 
@@ -135,8 +135,8 @@ def largest_evaluation_batch(config: RunConfig) -> int:
     return max((max(samples, size) for size in sizes), default=0)
 
 
-# ---- readings of a confidence: the numbers form a trie of tokens, which is run once for each question, for all
-# branches together; this is about as much work as one more response
+# ---- readings of a confidence: the numbers form a trie of tokens, which is run once for each question, over all its
+# paths together; this is about as much work as one more response
 
 _STATED = re.compile(rf"(\s*{OPEN_TAG}\s*)\d*\.?\d+(\s*{CLOSE_TAG})")
 _DECIMALS = 2  # of the numbers where any are allowed
@@ -148,7 +148,7 @@ class Reading(NamedTuple):
     Attributes:
         greedy: the number of greedy decoding.
         expectation: under the policy's probabilities of the numbers, normalised.
-        mass: sum of these probabilities; what is missing is other text.
+        mass: sum of these probabilities; the rest of the probability is on other text.
     """
 
     greedy: float
@@ -172,8 +172,8 @@ class Numbers:
     def of(cls, policy: Policy, responses: Iterable[str], decimals: int | None) -> "Numbers | None":
         """Numbers in the most frequent form of confidence-first ``responses``; None if none states a confidence.
 
-        With ``decimals``, every number of so many; else those of at most two decimals with the token behind them, which
-        tells where the number ends.
+        With ``decimals``, all numbers with that many decimals.  Otherwise all numbers with at most two decimals, each
+        with the token behind it, which marks its end.
         """
         found = Counter(match.groups() for response in responses if (match := _STATED.match(response)))
         if not found:

@@ -41,8 +41,8 @@ class SharedRows:
         self.row_of = torch.arange(prompts, device=device).repeat_interleave(group_size)
         self._rows = prompts
 
-    def go_on(self, going: Tensor, token: Tensor) -> NextStep:
-        """Append one ``token`` ``[responses, 1]`` each to the responses that are ``going`` (bool ``[responses]``).
+    def append(self, going: Tensor, token: Tensor) -> NextStep:
+        """Append one ``token`` ``[responses, 1]`` each to the unfinished responses (``going``, bool ``[responses]``).
 
         The other responses are dropped.
         """
@@ -80,7 +80,7 @@ def sample_tokens(
     Probabilities need not be normalised.  ``row_of`` int64 ``[draws]`` is the row of each draw; None: one draw per row.
 
     Raises:
-        NoDistributionError: probabilities are not finite, or a row has none.
+        NoDistributionError: probabilities are not finite, or all of a row are zero.
     """
     if row_of is None:
         row_of = torch.arange(len(probabilities), device=probabilities.device)
@@ -185,10 +185,10 @@ def _sample_batch(
     eos_ids = torch.tensor(policy.eos_ids, device=device)
 
     decoder = Decoder(policy, prompts, max_new_tokens)
-    branches = SharedRows(len(prompts), group_size, device)
+    shared = SharedRows(len(prompts), group_size, device)
     row = torch.arange(rows, device=device)  # result row of each unfinished response
     for t in range(max_new_tokens):
-        token, scores = draw(policy, decoder.logits, temperature, generator, branches.row_of)
+        token, scores = draw(policy, decoder.logits, temperature, generator, shared.row_of)
         token_ids[row, t] = token[:, 0]
         log_probs[row, t] = scores.log_probs[:, 0]
         entropy[row] += scores.entropy
@@ -200,7 +200,7 @@ def _sample_batch(
         row = row[going]
         if len(row) == 0 or t + 1 == max_new_tokens:
             break
-        following = branches.go_on(going, token)
+        following = shared.append(going, token)
         if following.keep is not None:
             decoder.keep(following.keep)
         if following.repeat is not None:
@@ -266,14 +266,14 @@ class Decoder:
         self.width = self.cache.skip_to(width)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep these rows, repeats allowed; the logits still belong to the rows before."""
+        """Keep these rows, repeats allowed; :attr:`logits` are those of the earlier rows until the next step."""
         self.cache.batch_select_indices(rows)
         self._rows = len(rows)
         if self._mask is not None:
             self._position, self._mask = self._position[rows], self._mask[rows]
 
     def repeat(self, rows: Tensor, most: int) -> None:
-        """Append copies of these rows, ``most`` rows in all from now on; the logits still belong to the rows before."""
+        """Append copies of these rows, for at most ``most`` rows from now on; see :meth:`keep` for the logits."""
         self.cache.repeat_rows(rows, self._rows, most)
         self._rows += len(rows)
         if self._mask is not None:

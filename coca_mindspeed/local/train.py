@@ -59,7 +59,7 @@ class Trainer:
     def run(self, resume_from: Checkpoint | None = None, baseline: Sequence[Prediction] = ()) -> None:
         """Train to the last step, from the start or from a checkpoint whose weights :attr:`policy` holds.
 
-        The metrics of ``baseline``, answers before the first step, are logged as step 0 together with step 1.
+        ``baseline`` are answers before the first step; their metrics are logged as step 0, when step 1 is logged.
 
         Raises:
             TrainingError: a loss or gradient is not finite, memory is exhausted, or a file cannot be written.
@@ -68,7 +68,7 @@ class Trainer:
         config, policy = self.config, self.policy
         start, total = resume_from.step if resume_from else 0, config.total_steps
         optimizer = build_optimizer(policy, config.optimizer)
-        if resume_from is not None and start % config.trainer.steps:  # a new stage starts with a new optimizer
+        if resume_from is not None and start % config.trainer.steps:  # in the middle of a stage
             optimizer.load_state_dict(load_optimizer_state(resume_from, policy.device))
         log = RunLog(self.output, config.logging, config.model_dump(mode="json"), self.run_id, resume_step=start)
         interval = config.evaluation.interval if self.held_out.records else 0
@@ -87,7 +87,7 @@ class Trainer:
         ):
             for step in range(start, total):
                 stage, stage_step = divmod(step, config.trainer.steps)
-                if stage_step == 0 and step > start:
+                if stage_step == 0 and step > start:  # a new stage starts with a new optimizer
                     optimizer = build_optimizer(policy, config.optimizer)
                 with self._errors_of_step(step + 1):
                     clock = _Clock()
@@ -145,7 +145,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _errors_of_step(self, step: int) -> Iterator[None]:
-        """Name the step and the last checkpoint in the errors that a user can do something about."""
+        """Add the step and the last checkpoint to expected errors."""
         try:
             yield
         except (NoDistributionError, NotFiniteError, LogError) as error:

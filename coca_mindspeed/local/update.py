@@ -72,7 +72,7 @@ class ResponseBatch:
     Attributes:
         policy: the policy.
         prompts: P prompts.
-        token_ids: int64 ``[R, tokens]``, group by group; results behind a response's end are meaningless.
+        token_ids: int64 ``[B, T]``, group by group; results behind a response's end are meaningless.
         temperature: as in sampling.
         share_prompts: run each prompt once; its responses attend to its keys and values, gradient included.
         group_sizes: rows of each prompt, if groups differ in size.
@@ -86,7 +86,7 @@ class ResponseBatch:
     group_sizes: Sequence[int] | None = None
 
     def scores(self) -> TokenScores:
-        """Log-prob and entropy of every response token, float32 ``[R, tokens]`` each."""
+        """Log-prob and entropy of every response token, float32 ``[B, T]`` each."""
         with self.policy.autocast():
             states = self._states()
             if not self._fits_one_chunk:
@@ -97,7 +97,7 @@ class ResponseBatch:
     def backward(self, loss_of: Callable[[Tensor], Tensor]) -> TokenScores:
         """Accumulate the gradient of a loss; return the scores, detached.  Logits are computed once.
 
-        ``loss_of`` maps log-probs ``[R, tokens]`` to a sum of terms of one token's log-prob each.
+        ``loss_of`` maps log-probs ``[B, T]`` to a sum over tokens; each term depends on one token's log-prob.
         """
         if self._fits_one_chunk:
             log_probs, entropy = self.scores()
@@ -126,7 +126,7 @@ class ResponseBatch:
         return self.policy.sampling_logits(logits, self.temperature)
 
     def _states(self) -> Tensor:
-        """Hidden states that predict each response token, ``[R, tokens, hidden]``."""
+        """Hidden states that predict each response token, ``[B, T, hidden]``."""
         groups = len(self._prompt_of) > len(self.prompts)
         sharing = self.policy.sharing if self.share_prompts else "none"
         # With nothing to share, a separate prefill would be one more pass and save none.
@@ -139,7 +139,7 @@ class ResponseBatch:
             mask = torch.nn.functional.pad(mask[rows], (0, self.token_ids.shape[1] - 1), value=True)
         states = policy.lm_head.hidden_states(
             input_ids=ids,
-            # Without a mask and a cache transformers looks for several texts in a row, at the price of a mask.
+            # Without an explicit mask, transformers looks for packed sequences and builds a mask.
             attention_mask=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask,
             position_ids=positions_of(mask, ids),
             use_cache=False,
@@ -225,9 +225,9 @@ def microbatches(
         orders = [by_group, sorted(rows, key=lambda row: (-lengths[row], -prompt_lengths[row // group_size]))]
     else:
         orders = [sorted(rows, key=lambda row: -lengths[row] - prompt_lengths[row // group_size])]
-    another = max(_PASS_OVERHEAD_TOKENS, int(_PASS_OVERHEAD_SHARE * config.microbatch_tokens))
+    pass_overhead = max(_PASS_OVERHEAD_TOKENS, int(_PASS_OVERHEAD_SHARE * config.microbatch_tokens))
     splits = [list(_fill(order, group_size, lengths, prompt_lengths, config)) for order in orders]
-    best = min(splits, key=lambda split: sum(tokens + another for tokens, _ in split))
+    best = min(splits, key=lambda split: sum(tokens + pass_overhead for tokens, _ in split))
     return [_microbatch(part, group_size) for _, part in best]
 
 
@@ -290,8 +290,8 @@ def update_policy(
 ) -> dict[str, float]:
     """Run ``trainer.ppo_epochs`` passes over the step's prompts in ``trainer.minibatches`` updates.
 
-    Returns means over the updates of loss and gradient norm, and over tokens of each segment's statistics and entropy
-    (nats).  Raises NotFiniteError before any weight changes.
+    Returns loss and gradient norm as means over the updates, and each segment's statistics and entropy (nats) as means
+    over its tokens.  Raises NotFiniteError before any weight changes.
     """
     if policy.sharing == "none":  # microbatches count a prompt per response
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})

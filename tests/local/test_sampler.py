@@ -113,7 +113,7 @@ def test_a_row_is_what_its_responses_have_said(data):
     prompts, group = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
     said = [(f"prompt {n // group}",) for n in range(prompts * group)]  # of the responses that go on
     rows = [(f"prompt {n}",) for n in range(prompts)]  # of the decoder
-    branches = SharedRows(prompts, group, CPU)
+    shared = SharedRows(prompts, group, CPU)
     vocabulary = st.sampled_from([0, 3, 151_935])
     for _ in range(data.draw(st.integers(1, 8))):
         tokens = data.draw(st.lists(vocabulary, min_size=len(said), max_size=len(said)))
@@ -121,14 +121,14 @@ def test_a_row_is_what_its_responses_have_said(data):
         if not any(going):
             break
         said = [(*before, token) for before, token, goes in zip(said, tokens, going, strict=True) if goes]
-        keep, repeat, token = branches.go_on(torch.tensor(going), torch.tensor(tokens)[:, None])
+        keep, repeat, token = shared.append(torch.tensor(going), torch.tensor(tokens)[:, None])
         if keep is not None:
             rows = [rows[row] for row in keep.tolist()]
         if repeat is not None:
             rows += [rows[row] for row in repeat.tolist()]
         rows = [(*row, appended) for row, appended in zip(rows, token[:, 0].tolist(), strict=True)]
-        assert [rows[row] for row in branches.row_of.tolist()] == said
-        assert len(set(branches.row_of.tolist())) == len(set(said))  # no two rows for what is the same
+        assert [rows[row] for row in shared.row_of.tolist()] == said
+        assert len(set(shared.row_of.tolist())) == len(set(said))  # no two rows for what is the same
         assert len(set(said)) > 0.9 * len(rows) or keep is not None
 
 
@@ -164,7 +164,7 @@ class RowsOfTheirOwn:
     def __init__(self, prompts, group_size, device):
         self.row_of = torch.arange(prompts, device=device).repeat_interleave(group_size)
 
-    def go_on(self, going, token):
+    def append(self, going, token):
         rows, self.row_of = self.row_of[going], torch.arange(int(going.sum()))
         return NextStep(rows, None, token[going])
 
