@@ -5,6 +5,7 @@ import json
 import math
 import multiprocessing
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from coca_mindspeed.local import evaluation as held_out
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
+from coca_mindspeed.scoring.responses import ResponseScorer
+from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.files import MARKER
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
@@ -357,3 +360,37 @@ def test_restated_questions_earn_nothing_in_training_and_are_graded_by_value_in_
     trainer.held_out.evaluate(trainer.held_out.records[:2], "after")
     assert used["predict"] is trainer.grader
     assert rows(tmp_path / "run" / "timing.jsonl")[0]["grading/unevaluated"] == 0.0
+
+
+def test_a_rollout_crosses_the_modules_that_the_architecture_page_lists(tmp_path, monkeypatch):
+    crossed = {"local.train"}
+
+    def note(frame, event, _):
+        if event == "call" and (name := frame.f_globals.get("__name__", "")).startswith("coca_mindspeed."):
+            crossed.add(name.removeprefix("coca_mindspeed."))
+
+    def noted(function):
+        def call(*args, **kwargs):
+            sys.setprofile(note)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                sys.setprofile(None)
+
+        return call
+
+    for name in ("records_of_step", "generator", "respond", "credit_rule", "update_policy"):
+        monkeypatch.setattr(train_module, name, noted(getattr(train_module, name)))
+    monkeypatch.setattr(ResponseScorer, "__call__", noted(ResponseScorer.__call__))
+    monkeypatch.setattr(Rollout, "give_credit", noted(Rollout.give_credit))
+    train(tmp_path / "run", "trainer.steps=1")
+
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.split("### Modules that a rollout crosses")[1].split("\n## ")[0]
+    shared, number, own = re.search(r"modules are (.*?): (\d+) .*\| `local/` \| (.*?) \|", section, re.DOTALL).groups()
+    listed = {f"local.{name}" for name in re.findall(r"`(\w+)`", own)}
+    for folder, names in re.findall(r"`([\w/]+)/\{?([\w,]+)\}?`", shared):
+        listed |= {f"{folder}/{name}".replace("/", ".").removesuffix(".__init__") for name in names.split(",")}
+    examples = {"algorithm.methods.METHOD": "algorithm.methods.coca", "grading.GRADER": "grading.exact"}
+    assert {examples.get(name, name) for name in listed} == {n for n in crossed if not n.startswith("utils.")}
+    assert len([name for name in listed if not name.startswith("local.")]) == int(number)
