@@ -1,13 +1,12 @@
 """The local engine's loop (the paper's Algorithm 1): sample, score, give credit, update, log, save.
 
-How it differs from the paper:
+How a run differs from the paper (arXiv 2603.05881), apart from the options of docs/method.md:
 
-1. Invalid responses have a format advantage of their own (``method.separate_format``).
-2. An ungradable answer is left out of its group, and a group of fewer than two gradable answers is dropped.
-3. In training, an answer that only restates the question earns nothing (``data.require_evaluated``).
-4. ``method.advantage_scale``, ``method.entropy_bonus`` and ``method.loss_aggregation`` offer other forms; their
-   defaults are the paper's.
-5. The update runs on the CPU or one GPU; prompts are computed once for their group where the architecture allows it.
+1. Invalid responses have a format advantage of their own (``method.separate_format``; false: the paper's form).
+2. Ungradable answers take no part in GESR and advantages; a group with fewer than two gradable answers trains nothing.
+3. In training, an answer that only restates the question earns nothing (``data.require_evaluated``; false: the paper's
+   form).
+4. Each stage of ``sequential`` and ``caliber`` takes ``trainer.steps`` and starts with a new optimizer.
 """
 
 import contextlib

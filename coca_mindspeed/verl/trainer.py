@@ -3,11 +3,13 @@
 The loop is verl's own.  How a run differs from the paper (arXiv 2603.05881), apart from the options of docs/method.md:
 
 1. Invalid responses have a format advantage of their own (``coca.method.separate_format``; false: the paper's form).
-2. The ratio is taken to log-probabilities that the trainer computes before the update.  Token weights that correct for
+2. Ungradable answers take no part in GESR and advantages; a group with fewer than two gradable answers trains nothing.
+3. In training, an answer that only restates the question earns nothing (``coca.require_evaluated``; false: the paper's
+   form).
+4. The ratio is taken to log-probabilities that the trainer computes before the update.  Token weights that correct for
    the rollout engine may be added (``algorithm.rollout_correction.rollout_is=token``; null: the paper's form).
-3. A group that lacks a response because a rollout failed trains nothing (``coca.broken_groups`` allows some), and
-   neither does a group with fewer than two gradable answers.
-4. The stages of ``sequential`` and ``caliber`` share the steps and the optimizer of one run.
+5. A group that lacks a response because a rollout failed trains nothing (``coca.broken_groups`` allows some).
+6. The stages of ``sequential`` and ``caliber`` share the steps and the optimizer of one run.
 """
 
 import copy

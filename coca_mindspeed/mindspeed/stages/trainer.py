@@ -4,13 +4,15 @@ The loop is MindSpeed-RL's own ``fit``: rollout, rewards, old log-probabilities,
 transfer dock.  How a run differs from the paper (arXiv 2603.05881), apart from the options of docs/method.md:
 
 1. Invalid responses have a format advantage of their own (``method.separate_format``; false: the paper's form).
-2. The ratio is taken to log-probabilities that the training engine computes before the update, not to vLLM's.  Token
+2. Ungradable answers take no part in GESR and advantages; a group with fewer than two gradable answers trains nothing.
+3. In training, an answer that only restates the question earns nothing (``data.require_evaluated``; false: the paper's
+   form).
+4. The ratio is taken to log-probabilities that the training engine computes before the update, not to vLLM's.  Token
    weights that correct for vLLM may be added (``coca.rollout_is_threshold``; null: the paper's form).
-3. A KL term against a reference model can be added (``rl_config.init_kl_coef``; 0: the paper's form).
-4. The loss of a mini-batch is normalised over all ranks (:mod:`~coca_mindspeed.mindspeed.stages.actor_loss`), so that
+5. A KL term against a reference model can be added (``rl_config.init_kl_coef``; 0: the paper's form).
+6. The loss of a mini-batch is normalised over all ranks (:mod:`~coca_mindspeed.mindspeed.stages.actor_loss`), so that
    the gradient does not depend on microbatches, packing or ranks; weights and activations are bfloat16.
-5. Ungradable answers take no part in GESR and advantages; a group with fewer than two gradable answers trains nothing.
-6. A prompt longer than ``rollout.max_prompt_tokens`` is an error; a response cut off at ``max_new_tokens`` is graded.
+7. A prompt longer than ``rollout.max_prompt_tokens`` is an error; a response cut off at ``max_new_tokens`` is graded.
 """
 
 import sys
