@@ -71,22 +71,21 @@ def never_stopped(place, tmp_path_factory) -> Path:
     return output
 
 
-def share_of_valid(trainer) -> float:
+def confidences(trainer) -> list[float]:
     predictions = trainer.held_out.evaluate(trainer.held_out.records, "after")
-    return sum(p.confidence is not None for p in predictions) / len(predictions)
+    return [p.confidence for p in predictions if p.confidence is not None]
 
 
 @pytest.mark.slow
 def test_a_model_that_never_writes_the_tags_writes_them_and_can_be_trained(place, tmp_path):
     with closing(session(place, tmp_path / "without", "warm_up.records=null")) as untaught:
-        assert share_of_valid(untaught.trainer) == 0
-    with closing(session(place, tmp_path / "with", "warm_up.steps=250", "warm_up.batch=16")) as taught:
-        assert share_of_valid(taught.trainer) >= 0.7  # of 30,000 random parameters, sampled
-        confidences = [p.confidence for p in taught.trainer.held_out.evaluate(taught.trainer.held_out.records, "after")]
-        assert sum(c > 0.85 for c in confidences if c is not None) >= 6  # sure of everything, as it was shown
+        assert not confidences(untaught.trainer)
+    with closing(session(place, tmp_path / "with", "warm_up.steps=160", "warm_up.batch=16")) as taught:
+        stated = confidences(taught.trainer)
+        assert len(stated) >= 8  # of 16, by 30,000 random parameters
+        assert sum(confidence > 0.85 for confidence in stated) > len(stated) / 2  # sure of everything, as it was shown
         taught.trainer.run()
     assert (tmp_path / "with" / "model" / "config.json").exists()
-    load_policy(tmp_path / "with" / "warm_start", ModelConfig(), CPU)  # a plain directory
 
 
 def stop_at(monkeypatch, at, error=None):
