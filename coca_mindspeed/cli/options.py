@@ -73,14 +73,6 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def template_variables(text: str) -> dict[str, Any]:
-    """Chat template variables as a JSON object."""
-    from coca_mindspeed.config import values  # --help needs no schema
-
-    variables: dict[str, Any] = _checked(values.template_variables, json_object(text))
-    return variables
-
-
 def grader_option(text: str) -> str:
     """Grader by name, or one's own (``./f.py:name``), with the fingerprint of its file."""
     from coca_mindspeed.errors import GradingError
@@ -92,27 +84,24 @@ def grader_option(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def columns(text: str) -> dict[str, str]:
-    """Columns by field of a record, as a JSON object."""
-    from coca_mindspeed.config import values  # --help needs no schema
+def by_schema(check: str, read: Callable[[str], Any] = str) -> Callable[[str], Any]:
+    """Value that the function ``check`` of config/values.py accepts, once ``read`` has read it."""
 
-    named: dict[str, str] = _checked(values.column_names, json_object(text))
-    return named
+    def checked(text: str) -> Any:
+        from coca_mindspeed.config import values  # --help needs no schema
 
+        try:
+            return getattr(values, check)(read(text))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
 
-def day(text: str) -> str:
-    """Date, YYYY-MM-DD."""
-    from coca_mindspeed.config import values
-
-    _checked(values.template_day, text)
-    return text
+    return checked
 
 
-def _checked(check: Callable[[Any], Any], value: Any) -> Any:
-    try:
-        return check(value)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+#: Chat template variables as a JSON object, columns by field of a record, and a date, YYYY-MM-DD.
+template_variables = by_schema("template_variables", json_object)
+columns = by_schema("column_names", json_object)
+day = by_schema("template_day")
 
 
 def device_name(text: str) -> str:

@@ -252,7 +252,7 @@ class LocalRun:
 def _check_prompts(config: RunConfig, found: RunState, records: Sequence[Record], show_progress: bool) -> str:
     """Check the prompts, and return the SHA-256 of the first one's text."""
     system_prompt = config.method.training_method.system_prompt
-    limits = LengthLimits.of(config)
+    limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
     path, where = model_directory(config, found)
     if path is not None:
         tokenizer = check_prompts(

@@ -59,10 +59,6 @@ class LengthLimits:
     prompt_key: str = "rollout.max_prompt_tokens"
     response_key: str = "rollout.max_new_tokens"
 
-    @classmethod
-    def of(cls, config: RunConfig) -> "LengthLimits":
-        return cls(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
-
 
 @dataclass(frozen=True)
 class RunInputs:
