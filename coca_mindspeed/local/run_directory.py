@@ -240,32 +240,28 @@ def write_settings(
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
 
 
-def check_same_settings(found: RunState, config: RunConfig) -> None:
-    """Raise ConfigError for settings, but the length, that would have changed the steps already taken."""
-    if found.has_steps:
-        free = {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
-        named = sorted(key for key in free if key.rpartition(".")[0] not in free)
-        checks.check_same_run(
-            _saved(found).model_dump(mode="json"),
-            config.model_dump(mode="json"),
-            where=found.config_path,
-            fix=f"only {', '.join(named)} may change when a run is resumed",
-            may_change=lambda key: fact_of(_FACTS, key).resume in _MAY_CHANGE,
-        )
-
-
 def check_same_run(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise ConfigError for settings or records that would have changed the steps already taken."""
     if not found.has_steps or found.marker is None:
         return
-    check_same_settings(found, config)
-    _check_same_length(found, _saved(found), config)
+    saved, free = _saved(found), {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
+    named = sorted(key for key in free if key.rpartition(".")[0] not in free)
+    checks.check_same_run(
+        saved.model_dump(mode="json"),
+        config.model_dump(mode="json"),
+        where=found.config_path,
+        fix=f"only {', '.join(named)} may change when a run is resumed",
+        may_change=lambda key: fact_of(_FACTS, key).resume in _MAY_CHANGE,
+    )
+    _check_same_length(found, saved, config)
     for name, digest in data.items():
         before = found.marker.get("data", {}).get(name)
         if before != digest:
+            then = "none" if before is None else f"{before['records']} records, SHA-256 {before['sha256'][:12]}"
             raise ConfigError(
-                f"--output {found.path}: the records of data.{name} differ from those of the run to resume: "
-                f"{_describe(before)} then, {_describe(digest)} now; restore the file, or start a new run"
+                f"--output {found.path}: the records of data.{name} differ from those of the run to resume: {then} "
+                f"then, {digest['records']} records, SHA-256 {digest['sha256'][:12]} now; restore the file, or start a "
+                "new run"
             )
 
 
@@ -343,10 +339,6 @@ def _with_present_keys(values: Any) -> Any:
 
 def _differences(found: RunState, config: RunConfig) -> Iterator[Difference]:
     return differences(_saved(found).model_dump(mode="json"), config.model_dump(mode="json"))
-
-
-def _describe(digest: Mapping[str, Any] | None) -> str:
-    return "none" if digest is None else f"{digest['records']} records, SHA-256 {digest['sha256'][:12]}"
 
 
 # ---- directories of other results: answers to all items in parts, and the settings that they belong to

@@ -35,7 +35,6 @@ from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     RunState,
     check_same_run,
-    check_same_settings,
     check_space,
     check_writable,
     find_run,
@@ -95,7 +94,6 @@ def validate_run(
     require_loggers(config.logging)
     if resume:
         config = with_stored(config, found)
-        check_same_settings(found, config)  # reading or making the records may take seconds
     inputs = read_inputs(config, found, show_progress=show_progress)
     check_same_run(found, inputs.config, inputs.digests)
     path, _ = model_directory(inputs.config, found)
