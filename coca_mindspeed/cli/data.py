@@ -124,7 +124,6 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     filtering("--exclude-source", nargs="+", default=[], metavar="NAME", help="drop these sources")
     filtering("--tokenizer", type=Path, metavar="DIRECTORY", help="tokenizer that counts prompt tokens")
     filtering("--max-tokens", type=at_least(1), metavar="N", help="longest prompt, chat template included")
-    filtering("--min-tokens", type=at_least(0), default=0, metavar="N", help="shortest prompt")
     _add_prompt(filters, "system prompt that is counted (default: %(default)s)")
 
     cleaning = parser.add_argument_group("cleaning").add_argument
@@ -180,15 +179,10 @@ def _check_usage(arguments: argparse.Namespace) -> None:
     """Refuse contradictory options before any file is read."""
     if arguments.difficulty is not None and arguments.difficulty[0] > arguments.difficulty[1]:
         raise UsageError(f"--difficulty: expected LOW <= HIGH, found {arguments.difficulty}")
-    if arguments.max_tokens is not None and arguments.min_tokens > arguments.max_tokens:
-        raise UsageError(f"--min-tokens {arguments.min_tokens} is above --max-tokens {arguments.max_tokens}")
     if arguments.columns and arguments.dataset != "records":
         raise UsageError(f"--columns: is for the data set records, found {arguments.dataset}")
-    counts = arguments.max_tokens is not None or arguments.min_tokens > 0
-    if counts and arguments.tokenizer is None:
-        raise UsageError("--max-tokens and --min-tokens need --tokenizer DIRECTORY")
-    if arguments.tokenizer is not None and not counts:
-        raise UsageError("--tokenizer needs --max-tokens or --min-tokens")
+    if (arguments.max_tokens is None) != (arguments.tokenizer is None):
+        raise UsageError("--max-tokens N and --tokenizer DIRECTORY need each other")
 
 
 def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> Preparation:
@@ -220,7 +214,7 @@ def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> P
         described={
             **{name: getattr(arguments, name) for name in _DESCRIBED},
             "tokenizer": None if arguments.tokenizer is None else str(arguments.tokenizer),
-            "tokens": [arguments.min_tokens, arguments.max_tokens],
+            "max_tokens": arguments.max_tokens,
         },
     )
 
@@ -233,7 +227,7 @@ def _filters(arguments: argparse.Namespace) -> dict[str, Filter]:
         filters["difficulty"] = by_difficulty(*arguments.difficulty, keep_unknown=arguments.keep_unknown_difficulty)
     if arguments.tokenizer is not None:
         count = prompt_counter(arguments.tokenizer, SYSTEM_PROMPTS[arguments.prompt])
-        filters["length"] = by_length(count, arguments.min_tokens, arguments.max_tokens)
+        filters["length"] = by_length(count, arguments.max_tokens)
     return filters
 
 

@@ -47,16 +47,9 @@ def by_source(include: Collection[str], exclude: Collection[str]) -> Filter:
     return keep
 
 
-def by_length(count: Callable[[Record], int], shortest: int, longest: int | None) -> Filter:
-    """Keep records whose whole prompt has between ``shortest`` and ``longest`` tokens, as ``count`` counts them."""
-
-    def keep(record: Record) -> str | None:
-        length = count(record)
-        if length < shortest:
-            return f"prompt shorter than {shortest} tokens"
-        return f"prompt longer than {longest} tokens" if longest is not None and length > longest else None
-
-    return keep
+def by_length(count: Callable[[Record], int], longest: int) -> Filter:
+    """Keep records whose whole prompt has at most ``longest`` tokens, as ``count`` counts them."""
+    return lambda record: f"prompt longer than {longest} tokens" if count(record) > longest else None
 
 
 def prompt_counter(directory: Path, system_prompt: str | None) -> Callable[[Record], int]:

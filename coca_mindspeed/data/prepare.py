@@ -26,7 +26,7 @@ STAGES = {
     "split": "not in the benchmark's test split",
     "source": "excluded source",
     "difficulty": "excluded difficulty",
-    "length": "prompt too short or too long",
+    "length": "prompt too long",
     "contamination": "shares a passage with an evaluation question",
     "gold": "gold answer cannot be graded",
     "duplicate": "repeats an earlier question",

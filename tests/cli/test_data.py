@@ -95,7 +95,6 @@ def test_every_data_set_prepares(tmp_path, dataset, rows, count):
                 "--tokenizer x",
                 "--difficulty 0.9 0.1",
                 "--difficulty nan 1",
-                "--min-tokens 6 --max-tokens 5 --tokenizer x",
                 "--validation nan",
                 "--ngram 3",
                 f"--skip-bad {'9' * 5000}",
