@@ -3,7 +3,7 @@
 import json
 from functools import cache
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 # How GPT-4-style tokenizers cut text before BPE: this is what merges a final ">" with the newline behind it.
@@ -81,17 +81,6 @@ def sentence_piece_like() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", bos_token="<s>")
-
-
-@cache
-def llama2_like() -> PreTrainedTokenizerFast:
-    """As :func:`sentence_piece_like`, with Llama 2's own blank before every text, which decoding takes away again."""
-    tokenizer = Tokenizer.from_str(sentence_piece_like().backend_tokenizer.to_str())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([])
-    plain = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*plain, decoders.Strip(" ", 1, 0)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", bos_token="<s>")
 
 

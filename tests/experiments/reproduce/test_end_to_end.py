@@ -22,6 +22,7 @@ def finish_times(jobs, output):
 
 @pytest.mark.slow
 def test_the_miniature(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("experiments.reproduce.report.save_figure", lambda *_: None)  # takes seconds
     output, report = tmp_path / "out", tmp_path / "report"
     command = ["reproduce", "--plan", str(PLAN), "--seeds", "1", "--jobs", "1"]
     command += ["--output", str(output), "--report", str(report)]
@@ -86,7 +87,8 @@ def real_world_plan(directory):
 
 
 @pytest.mark.slow
-def test_a_pretrained_model(tmp_path, capsys):
+def test_a_pretrained_model(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("experiments.reproduce.report.save_figure", lambda *_: None)
     plan, output, report = real_world_plan(tmp_path), tmp_path / "out", tmp_path / "report"
     command = ["reproduce", "--plan", str(plan), "--seeds", "1", "--jobs", "1", "--output", str(output)]
     assert main([*command, "--report", str(report)]) == 0
