@@ -20,7 +20,6 @@ from rich.text import Text
 
 from coca_mindspeed.cli.options import above
 from coca_mindspeed.config.compose import validate_run
-from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.binning import bin_table
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, calibration_metrics, show
@@ -50,50 +49,18 @@ _BEGUN = ("metrics.jsonl", "mindspeed_rl.yaml")  # the latter is there before th
 _SAMPLE_FILES = 20  # newest files of rollout samples behind the reliability table; each holds few answers
 
 
-class RunDirectory:
-    """Reads the files of a running training."""
+def _is_run(path: Path) -> bool:
+    """Whether a run of any engine has begun here."""
+    return is_ours(path, "run") or any((path / name).exists() for name in _BEGUN)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def config(self) -> RunConfig | None:
-        """Return the run's configuration; None if it cannot be read."""
-        path = self.path / "config.yaml"
-        try:
-            return validate_run(read_yaml(path), path)
-        except (OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
-            return None
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The complete rows of metrics.jsonl or timing.jsonl."""
+    return [row for _, row in read_complete_rows(path)] if path.exists() else []
 
-    def is_run(self) -> bool:
-        """Whether a run of any engine has begun here."""
-        return is_ours(self.path, "run") or any((self.path / name).exists() for name in _BEGUN)
 
-    def stage(self) -> str:
-        """Return how far the stage before the first step is; empty if it has written nothing."""
-        try:
-            state = json.loads((self.path / PROGRESS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # not there, or half written
-            return ""
-        left = "" if state["left"] is None else f", about {duration(state['left'])} left"
-        return f"{state['title']} {state['step']}/{state['total']}{left}"
-
-    def progress(self, done: int) -> tuple[str, bool]:
-        """Return ``of 300, about 4 min left`` after step ``done`` (empty: unknown), and whether it is the last."""
-        if (config := self.config()) is None:
-            return "", False
-        total, interval = config.total_steps, config.evaluation.interval
-        left = Pace.of_training(total, interval, self.rows("timing.jsonl")).left(done) if done < total else None
-        return f" of {total}" + ("" if left is None else f", about {duration(left)} left"), done == total
-
-    def samples(self) -> list[dict[str, Any]]:
-        """Return the rows of the newest sample files."""
-        paths = sorted((self.path / "samples").glob("*.jsonl"))[-_SAMPLE_FILES:]
-        return [row for path in paths for _, row in read_json_lines(path)]
-
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        """Return the complete rows of metrics.jsonl or timing.jsonl."""
-        path = self.path / name
-        return [row for _, row in read_complete_rows(path)] if path.exists() else []
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f", about {duration(seconds)} left"
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
@@ -132,20 +99,29 @@ def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
     return Group(table, Text(f"{metrics.n_valid} of {metrics.n} answers state a confidence; {', '.join(shown)}"))
 
 
-def dashboard(directory: RunDirectory) -> tuple[RenderableType, bool]:
-    """Return the state of a run, for rich to print, and whether the run is finished."""
-    rows = directory.rows("metrics.jsonl")
+def dashboard(path: Path) -> tuple[RenderableType, bool]:
+    """Return the state of the run in ``path``, for rich to print, and whether the run is finished."""
+    rows = _rows(path / "metrics.jsonl")
     if not rows:
-        text = directory.stage() or "waiting for the first step"
-        return Panel(Text(text), title=terminal_text(str(directory.path))), False
-    step = rows[-1].get("step", "?")
-    progress, finished = directory.progress(step) if isinstance(step, int) else ("", False)
+        text = "waiting for the first step"
+        with suppress(OSError, ValueError):  # no stage before it has written anything, or half of it
+            state = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+            text = f"{state['title']} {state['step']}/{state['total']}{_left(state['left'])}"
+        return Panel(Text(text), title=terminal_text(str(path))), False
+    step, progress, finished = rows[-1].get("step", "?"), "", False
+    with suppress(OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
+        config = validate_run(read_yaml(path / "config.yaml"), path / "config.yaml")
+        total, finished = config.total_steps, step == config.total_steps
+        pace = Pace.of_training(total, config.evaluation.interval, _rows(path / "timing.jsonl"))
+        progress = f" of {total}{_left(pace.left(step) if step < total else None)}"
     parts: list[RenderableType] = []
     if len(rows) >= NO_SIGNAL_STEPS and (problems := health_problems(rows[-NO_SIGNAL_STEPS:])):
         text = "\n".join(f"warning: {problem.text}" for problem in problems)
         parts.append(Text(f"{text}\nsee docs/training.md", style="bold red"))
-    parts.append(Panel(_scalars(rows), title=terminal_text(f"{directory.path.name}, step {step}{progress}")))
-    parts.append(Panel(_reliability(directory.samples()), title="Reliability of the latest rollout samples"))
+    samples = sorted((path / "samples").glob("*.jsonl"))[-_SAMPLE_FILES:]
+    answers = [row for file in samples for _, row in read_json_lines(file)]
+    parts.append(Panel(_scalars(rows), title=terminal_text(f"{path.name}, step {step}{progress}")))
+    parts.append(Panel(_reliability(answers), title="Reliability of the latest rollout samples"))
     return Group(*parts), finished
 
 
@@ -158,26 +134,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.directory.is_dir():
         raise DataError(f"{arguments.directory}: is not a directory; expected the --output directory of a training")
-    directory = RunDirectory(arguments.directory)
-    _require_run(directory)
-    view, finished = dashboard(directory)
+    _require_run(arguments.directory)
+    view, finished = dashboard(arguments.directory)
     if arguments.once:
         Console(file=sys.stdout).print(view)
         return 0
     with suppress(KeyboardInterrupt), Live(view, auto_refresh=False) as live:
         while not finished:
             time.sleep(max(0.1, arguments.interval))
-            view, finished = dashboard(directory)
+            view, finished = dashboard(arguments.directory)
             live.update(view, refresh=True)
     return 0
 
 
-def _require_run(directory: RunDirectory) -> None:
+def _require_run(path: Path) -> None:
     """Raise DataError if no run has begun or is about to begin in the directory; names the runs below it."""
-    path = directory.path
-    if directory.is_run():
+    if _is_run(path):
         return
-    below = [each for pattern in ("*/", "*/*/") for each in path.glob(pattern) if RunDirectory(each).is_run()]
+    below = [each for pattern in ("*/", "*/*/") for each in path.glob(pattern) if _is_run(each)]
     if runs := sorted(below, key=lambda run: run.stat().st_mtime, reverse=True):
         lines = [f"    coca-mindspeed watch {shlex.quote(str(run))}" for run in runs]
         raise DataError("\n".join([f"{path}: is not a run; the runs in it, the most recent first:", *lines]))

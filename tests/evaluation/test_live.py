@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from coca_mindspeed.cli import main, watch
-from coca_mindspeed.cli.watch import RunDirectory, dashboard, sparkline
+from coca_mindspeed.cli.watch import dashboard, sparkline
 from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import LOCK
@@ -17,7 +17,7 @@ from coca_mindspeed.utils.files import PROGRESS, write_marker
 
 def show(path):
     stream = io.StringIO()
-    Console(width=110, file=stream).print(dashboard(RunDirectory(path))[0])
+    Console(width=110, file=stream).print(dashboard(path)[0])
     return stream.getvalue()
 
 

@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.cli.watch import RunDirectory, dashboard
+from coca_mindspeed.cli.watch import dashboard
 from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.config.schema import LoggingConfig, LoraConfig
 from coca_mindspeed.errors import ConfigError
@@ -230,7 +230,7 @@ def test_a_run_with_nothing_to_learn_says_so_once_and_watch_too(tmp_path, monkey
     assert "warning: steps 1 to 5: 100% of the responses state no valid confidence; nothing to learn: in 100%" in said
     assert "docs/training.md" in said
     console = Console(file=io.StringIO(), width=200)
-    console.print(dashboard(RunDirectory(tmp_path / "run"))[0])
+    console.print(dashboard(tmp_path / "run")[0])
     assert "warning: nothing to learn" in console.file.getvalue()
 
 
