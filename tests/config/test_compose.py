@@ -40,7 +40,7 @@ def test_a_file_of_ones_own_may_build_on_ours(tmp_path):
     assert (run.method.name, run.rollout.group_size, run.rollout.prompts) == ("rlvr", 4, 64)
 
 
-@pytest.mark.parametrize("choice", ["parallel: tp2pp2", "method: rlvr", "hardware: ascend_910c", "data: taco"])
+@pytest.mark.parametrize("choice", ["parallel: tp2pp2", "method: rlvr"])
 def test_a_group_as_a_plain_key_is_refused_with_the_line_to_write(choice, tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text(f"defaults:\n  - qwen25_7b_910b\n  - _self_\n{choice}\n")

@@ -37,17 +37,6 @@ def test_progressions_step_by_step():
     assert len(progression_records(1, "train", 0, 25)[0].answer) == 74
 
 
-@pytest.mark.parametrize("draw", [digit_records, lambda *a: progression_records(*a, 3)])
-def test_splits_are_disjoint_and_kinds_equally_many(draw):
-    train, held_out = draw(4000, "train", 0), draw(400, "evaluate", 1)
-    assert not {r.question for r in train} & {r.question for r in held_out}
-    assert len({r.question for r in held_out}) == len(held_out)
-    for records in (train, held_out):
-        counts = Counter(r.metadata["kind"] for r in records)
-        assert max(counts.values()) == min(counts.values())
-    assert draw(50, "train", 3) == draw(50, "train", 3) != draw(50, "train", 4)
-
-
 @pytest.mark.parametrize("name", ["short", "long"])
 def test_the_tiny_model_can_read_and_write_all_of_it(name):
     data = miniature(name, size=500, evaluate=40)

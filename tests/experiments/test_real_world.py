@@ -85,18 +85,6 @@ def test_graders_accept_every_alias_and_no_answer_of_another_question(parts, mat
             assert wrongly == []
 
 
-def test_sums_are_right_and_graded_by_difficulty(parts):
-    sums = [r for r in [*parts["train"], *parts["evaluate"]] if r.category == "math"]
-    compute = {"additions": lambda a, b: a + b, "differences": lambda a, b: a - b, "products": lambda a, b: a * b}
-    for record in sums:
-        _, low, high = record.metadata["entities"][0].split(":")
-        assert int(record.answer) == compute[record.dataset](int(high), int(low)), record
-        assert low in record.question
-        assert high in record.question
-    assert {r.metadata["difficulty"] for r in sums} >= {0.0, 1.0}
-    assert len({r.metadata["difficulty"] for r in sums}) >= 6
-
-
 # question, an answer, is it accepted?
 ACCEPTED = """
 What is the capital of South Africa? | Cape Town | yes

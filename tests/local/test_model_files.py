@@ -24,7 +24,7 @@ from coca_mindspeed.local.validation import LengthLimits, check_prompts, ordinar
 from coca_mindspeed.utils.files import MARKER
 from tests import tokenizers_for_tests as kinds
 from tests.local.models_for_tests import write_random_model
-from tests.local.runs_for_tests import small_session, train
+from tests.local.runs_for_tests import small_session
 from tests.local.starts_for_tests import arguments, refused, set_config
 
 CLOCK = "{{ strftime_now('%d %b %Y') }}. " + kinds.QWEN_TEMPLATE
@@ -279,18 +279,6 @@ def test_a_full_disk_names_file_step_checkpoint_and_how_to_go_on(tmp_path, monke
     assert "No space left on device" in message
     assert ("--resume" in message) == (step > 2)
     assert ("checkpoints/step_000002" in message) == (step > 2)
-
-
-def test_a_disk_that_is_full_at_the_export_says_how_to_go_on(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.local.train.export_model", full)
-        with pytest.raises(TrainingError, match=r"run/model: .*\n.*step_000002; .*--resume"):
-            train(tmp_path / "run", "trainer.steps=2")
-    train(tmp_path / "run", "trainer.steps=2", resume=True)
-    assert (tmp_path / "run" / "model" / "config.json").is_file()
 
 
 def test_a_damaged_weight_file_is_named(tmp_path):

@@ -12,7 +12,7 @@ from coca_mindspeed.errors import ConfigError
 from experiments.__main__ import main
 from experiments.reproduce import scheduler
 from experiments.reproduce.plan import Plan, jobs_of, plan_path, read_plan, run_config
-from experiments.reproduce.questions import job_config, missing_sets
+from experiments.reproduce.questions import missing_sets
 
 SUM = Record("a", "sums", "math", "1+1", "2")
 
@@ -100,18 +100,6 @@ def test_plan_files_are_validated(tmp_path, content, message):
     (tmp_path / "plan.yaml").write_text(content)
     with pytest.raises(ConfigError, match=message):
         read_plan(tmp_path / "plan.yaml")
-
-
-@pytest.mark.parametrize("built_in", [{"miniature": "short"}, {"real_world": {"train": 2, "evaluate": 2}}])
-def test_other_data_overrides_apply_to_built_in_questions(tmp_path, built_in):
-    options = "data.grader_options={math: {seconds: 7}}"
-    plan = plan_of("data.epochs=2", "data.require_evaluated=false", options, trained={"coca": []}, **built_in)
-    for job in jobs_of(plan, [0]):
-        data = job_config(plan, job, tmp_path).data
-        assert (data.epochs, data.require_evaluated) == (2, False)
-        assert data.grader_options == {"math": {"seconds": 7}}
-        assert (data.name, data.grader) == ("records", "auto")
-        assert data.train == str(tmp_path / "s" / "tasks" / "train.jsonl")
 
 
 UNGRADABLE = [
