@@ -47,10 +47,6 @@ class Machine:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    def npus(self) -> int:
-        """Devices that the driver shows."""
-        return sum(1 for path in (self.root / "dev").glob("davinci*") if path.name[7:].isdecimal())
-
     def cpus(self) -> int:
         return usable_cpus()
 
@@ -58,15 +54,6 @@ class Machine:
         """Free bytes at ``path``, or at its nearest existing parent."""
         path = path.absolute()
         return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
-
-    def memory_bytes(self) -> int | None:
-        """Host memory; None if unknown."""
-        kib = _read(self.root / "proc" / "meminfo", r"^MemTotal:\s+(\d+) kB")
-        return int(kib) * 1024 if kib else None
-
-    def memory_limit(self) -> int | None:
-        """Limit of the control group (a container's); None if there is none."""
-        return memory_limit(self.root)
 
     def shared_memory_bytes(self) -> int | None:
         """Size of ``/dev/shm``; None if it does not exist."""
@@ -77,12 +64,6 @@ class Machine:
         """The hard limit of open files, up to which the launch scripts raise the soft one."""
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         return 2**63 - 1 if hard == resource.RLIM_INFINITY else hard
-
-    def interfaces(self) -> list[str]:
-        return [name for _, name in socket.if_nameindex()]
-
-    def driver_version(self) -> str | None:
-        return _read(self.root / "usr/local/Ascend/driver/version.info", r"^Version=(\S+)")
 
     def cann_version(self) -> str | None:
         """The version in CANN's folder, which its ``set_env.sh`` names."""
@@ -130,7 +111,7 @@ def examine_machine(
 
 
 def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
-    driver = machine.driver_version()
+    driver = _read(machine.root / "usr/local/Ascend/driver/version.info", r"^Version=(\S+)")
     new = driver is not None and _numbers(driver) >= _numbers(stack.driver)
     fix = "install Ascend-hdk-*-npu-driver, then the firmware"
     yield _item("driver", "NPU driver", driver, new, f"{stack.driver} or newer", fix)
@@ -157,9 +138,7 @@ def _mindspeed_rl(machine: Machine) -> tuple[Finding, str | None]:
         release = matching_manifest(Path(value)).release
     except ManifestError as error:
         return _item("checkout", "MindSpeed-RL", value, False, wanted, str(error)), None
-    copies = [
-        package for package in CHECKOUTS.values() if package != "mindspeed_rl" and (Path(value) / package).is_dir()
-    ]
+    copies = [each for each in CHECKOUTS.values() if each != "mindspeed_rl" and (Path(value) / each).is_dir()]
     unused = f" (its copies of {', '.join(copies)} are not used)" if copies else ""
     return _item("checkout", "MindSpeed-RL", f"{release} at {value}{unused}", True, wanted, ""), release
 
@@ -191,13 +170,14 @@ def _hardware(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
     yield _item("jemalloc", "jemalloc", jemalloc, jemalloc and Path(jemalloc).is_file(), "preloaded", fix)
     hard, fix = machine.open_files(), "raise the hard limit in /etc/security/limits.conf"
     yield _item("open-files", "open files", hard, hard >= _OPEN_FILES, f"a hard limit of {_OPEN_FILES} or more", fix)
-    known = machine.interfaces()
+    known = [name for _, name in socket.if_nameindex()]
     for variable in ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         name = machine.environment.get(variable)
         ok = (run is None or run.hardware.nodes == 1) if name is None else name in known
         fix = f"export {variable}=one of {', '.join(known)}, the interface that reaches the other nodes"
         yield _item("network", variable, name, ok, "an interface of this machine if the run has several nodes", fix)
-    found, wanted = machine.npus(), 1 if run is None else run.hardware.npus_per_node
+    devices = (path.name.removeprefix("davinci") for path in (machine.root / "dev").glob("davinci*"))
+    found, wanted = sum(map(str.isdecimal, devices)), 1 if run is None else run.hardware.npus_per_node
     ok = found >= wanted if run is None else found == wanted
     fix = "install driver and firmware; in a container pass /dev/davinci* through; or choose another hardware="
     yield _item("npus", "NPUs", found, ok, f"{wanted}{' or more' if run is None else ''}", fix)
@@ -256,11 +236,14 @@ def _disk(machine: Machine, run: RunConfig, plan: ClusterPlan, output: Path) -> 
 
 def _host_memory(machine: Machine, needed: float) -> Iterator[Finding]:
     """A node's memory, as of the machine and of its container, and the space of Ray's object store."""
+    kib = _read(machine.root / "proc" / "meminfo", r"^MemTotal:\s+(\d+) kB")
     wanted = f"{needed:.0f} GiB or more by estimate, without Ray's object store and the data"
     raise_tp = "or raise mindspeed_rl.generate_config.infer_tensor_parallel_size"
+    memory = int(kib) * 1024 if kib else None
     for code, key, size, absent, fix in (
-        ("host-memory", "host memory", machine.memory_bytes(), "unknown", "use nodes with more memory, or more nodes"),
-        ("cgroup-memory", "cgroup memory limit", machine.memory_limit(), "none", "docker run --memory"),
+        ("host-memory", "host memory", memory, "unknown", "use nodes with more memory, or more nodes"),
+        # of the control group, which is a container's
+        ("cgroup-memory", "cgroup memory limit", memory_limit(machine.root), "none", "docker run --memory"),
     ):
         shown = absent if size is None else f"{size / GIB:.0f} GiB"
         yield _item(code, key, shown, size is None or size >= needed * GIB, wanted, f"{fix}, {raise_tp}")

@@ -130,21 +130,13 @@ def patched_hooks(manifest: Manifest, root: Path) -> set[Hook]:
 
     Raises ManifestError if it holds a part of a patch, or one of another version.
     """
-    hooks = [hook for hook in manifest.hooks if is_patchable(hook)]
-    texts: dict[str, str] = {}
-    found: set[Hook] = set()
-    missing: list[str] = []
-    for hook in hooks:
-        module = _module_to_patch(hook, root)
-        if module not in texts:
-            texts[module] = module_path(root, module).read_text(encoding="utf-8")
-        if "\n".join(hook_lines(hook, module)) in texts[module]:
-            found.add(hook)
-        else:
-            missing.append(hook.target)
+    modules = {hook: _module_to_patch(hook, root) for hook in manifest.hooks if is_patchable(hook)}
+    texts = {module: module_path(root, module).read_text(encoding="utf-8") for module in modules.values()}
+    found = {hook for hook, module in modules.items() if "\n".join(hook_lines(hook, module)) in texts[module]}
+    missing = [hook.target for hook in modules if hook not in found]
     if missing and (found or any(f"# {_OURS}: " in text for text in texts.values())):
         raise ManifestError(
-            f"{root}: the patch of {_OURS} is incomplete or of another version: {len(missing)} of {len(hooks)} hooks "
+            f"{root}: the patch of {_OURS} is incomplete or of another version: {len(missing)} of {len(modules)} hooks "
             f"are missing, such as {missing[0]}; reverse it (git apply -R --unidiff-zero), and apply the patch that "
             "coca-mindspeed patches export writes, or none"
         )

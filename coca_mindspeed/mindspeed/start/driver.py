@@ -276,9 +276,9 @@ def train(
 
 def _last_checkpoint(config: DictConfig) -> str:
     """A hint where to resume from; empty if no checkpoint was written."""
-    save = config.get("actor_config", {}).get("save")
+    save = config.actor_config.save
     try:
-        saved = save is not None and newest_iteration(Path(save)) is not None
+        saved = newest_iteration(Path(save)) is not None
     except ConfigError:  # killed while the newest iteration was written; older checkpoints may exist
         saved = True
     return f"; resume from the last checkpoint in {save}" if saved else ""
