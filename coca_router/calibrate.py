@@ -128,10 +128,7 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction]) -> I
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--system-prompt {path}: cannot be read: {error}") from error
     return Identity(
-        model=model,
-        prompt_sha256=prompt_hash(prompt),
-        temperature=arguments.temperature,
-        sampling=arguments.sampling,
+        model=model, prompt_sha256=prompt_hash(prompt), temperature=arguments.temperature, sampling=arguments.sampling
     )
 
 

@@ -4,7 +4,6 @@ The file holds a map, a certificate or both, with the model, prompt and sampling
 """
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -82,28 +81,18 @@ class Calibration(Section):
     curve: CalibrationMap | None = Field(description="null: all labels are right, so that none can be fitted")
     certificate: Certificate | None = Field(None, description="the certified set of accepted answers, if one was asked")
 
+    def recalibrate(self, confidence: float) -> float:
+        """Apply the curve, which is not null."""
+        assert self.curve is not None
+        return float(self.curve(np.array([confidence]))[0])
+
 
 def prompt_hash(prompt: str) -> str:
     return hashlib.sha256(prompt.encode()).hexdigest()
 
 
-def read_map(path: Path) -> tuple[Identity, Callable[[float], float]]:
-    """Read the map of ``coca-router calibrate`` and its identity; raises ConfigError if there is none."""
-    content = _read(path)
-    if (curve := content.curve) is None:
-        raise ConfigError(f"{path}: holds a certificate alone; use it as certificate")
-    return content.identity, lambda confidence: float(curve(np.array([confidence]))[0])
-
-
-def read_certificate(path: Path) -> tuple[Identity, Certificate]:
-    """Read the certificate of ``calibrate --risk`` and its identity; raises ConfigError if there is none."""
-    content = _read(path)
-    if content.certificate is None:
-        raise ConfigError(f"{path}: holds no certificate; write one by `calibrate --risk`")
-    return content.identity, content.certificate
-
-
-def _read(path: Path) -> Calibration:
+def read_calibration(path: Path) -> Calibration:
+    """Read the file of ``coca-router calibrate``; raises ConfigError if there is none."""
     try:
         return Calibration.model_validate_json(path.read_bytes())
     except OSError as error:

@@ -13,7 +13,7 @@ from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, did_you_mean, validation_problems
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
-from coca_router.calibration import Identity, read_certificate, read_map
+from coca_router.calibration import Identity, read_calibration
 from coca_router.decision import Action, Band, ThresholdRule, answer_from
 
 
@@ -180,21 +180,22 @@ def tier_policies(config: ServingConfig) -> list[TierPolicy]:
 
 def _policy(tier: TierConfig, model: str, last: bool) -> TierPolicy:
     invalid = tier.invalid or ("refuse" if last else "escalate")
-    where = f"{tier.certificate or tier.calibration}: tiers: {tier.name}"
     if not tier.states_confidence:
         return TierPolicy(None)
-    if tier.certificate is not None:
-        identity, certificate = read_certificate(Path(tier.certificate))
-        if certificate.threshold is None:
-            raise ConfigError(f"{tier.certificate}: {certificate.sentence()}")
-        identity.require(model, tier.prompt, tier.temperature, where=where)
-        rule = answer_from(certificate.threshold, invalid, strict=True)
-        return TierPolicy(rule, pinned=identity, risk=certificate.risk)
-    if tier.calibration is None:
+    if (file := tier.certificate or tier.calibration) is None:
         return TierPolicy(tier.rule(invalid))
-    identity, recalibrate = read_map(Path(tier.calibration))
-    identity.require(model, tier.prompt, tier.temperature, where=where)
-    return TierPolicy(tier.rule(invalid), recalibrate, identity)
+    content = read_calibration(Path(file))
+    content.identity.require(model, tier.prompt, tier.temperature, where=f"{file}: tiers: {tier.name}")
+    if tier.certificate is None:
+        if content.curve is None:
+            raise ConfigError(f"{file}: holds a certificate alone; use it as certificate")
+        return TierPolicy(tier.rule(invalid), content.recalibrate, content.identity)
+    if (certificate := content.certificate) is None:
+        raise ConfigError(f"{file}: holds no certificate; write one by `calibrate --risk`")
+    if certificate.threshold is None:
+        raise ConfigError(f"{file}: {certificate.sentence()}")
+    rule = answer_from(certificate.threshold, invalid, strict=True)
+    return TierPolicy(rule, pinned=content.identity, risk=certificate.risk)
 
 
 def read_serving_config(path: Path) -> ServingConfig:

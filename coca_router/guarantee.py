@@ -20,9 +20,6 @@ from scipy.special import betaincinv
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.evaluation.binning import Floats
 
-Counts = npt.NDArray[np.intp]
-Labels = npt.NDArray[np.bool_]
-
 GRID = 100
 _STARTS = ((0.1, 0.5), (0.3, 0.5))  # fraction of the answers accepted, fraction of the level
 
@@ -69,7 +66,7 @@ def least_labels(risk: float, confidence: float) -> int:
     return math.ceil(round(math.log(1 - confidence) / math.log(1 - risk), 9))
 
 
-def certify(stated: Floats, correct: Labels, *, risk: float, confidence: float) -> Certificate:
+def certify(stated: Floats, correct: npt.NDArray[np.bool_], *, risk: float, confidence: float) -> Certificate:
     """Find the lowest threshold whose error is certified to be at most ``risk``, with probability ``confidence``.
 
     ``stated`` are confidences ``[n]``, NaN (never accepted) where invalid. The labels ``correct``, ``[n]``, are
@@ -97,7 +94,7 @@ def certify(stated: Floats, correct: Labels, *, risk: float, confidence: float) 
     return Certificate(**common, threshold=threshold, accepted=m, wrong=k, bound=bound)
 
 
-def _levels(accepted: Counts, risk: float, confidence: float) -> Floats:
+def _levels(accepted: npt.NDArray[np.intp], risk: float, confidence: float) -> Floats:
     """Return the level with which each threshold starts a run; zero where none starts."""
     levels = np.zeros(len(accepted))
     least = least_labels(risk, confidence)

@@ -266,9 +266,6 @@ def error_handlers() -> Mapping[Any, Any]:
     return dict.fromkeys((ApiError, HTTPException, Exception), answer)
 
 
-Fields = Mapping[str, Any]
-
-
 class AnswerWriter:
     """Writes an answer; until its first text it can still become an error.
 
@@ -282,7 +279,7 @@ class AnswerWriter:
         id_: str,
         reply: Reply,
         headers: Callable[[], Mapping[str, str]],
-        fields: Callable[[], Fields] = dict,
+        fields: Callable[[], Mapping[str, Any]] = dict,
         *,
         keep: bool = False,
     ) -> None:
@@ -332,7 +329,7 @@ class AnswerWriter:
         await self._reply.send(data + b"data: [DONE]\n\n", more=False)
 
     def _object(
-        self, content: Fields, finish_reason: str | None = None, token_ids: Sequence[int] = ()
+        self, content: Mapping[str, Any], finish_reason: str | None = None, token_ids: Sequence[int] = ()
     ) -> dict[str, Any]:
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
         ids = {"token_ids": list(token_ids)} if token_ids else {}

@@ -37,10 +37,6 @@ class FitConfig:
     patience: int = 8
     validation: float = 0.2
 
-    def __post_init__(self) -> None:
-        if not 0 < self.validation < 1:
-            raise ValueError(f"validation should be between 0 and 1, found {self.validation}")
-
 
 @dataclass(frozen=True)
 class Fit:

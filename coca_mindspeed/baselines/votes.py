@@ -156,8 +156,6 @@ def vote(clusters: Sequence[int | None], weights: Sequence[float] | None = None)
     Samples without a final answer count in the total.  ``weights`` are the votes of each sample (None: one each);
     without any vote, the first sample wins with share 0.
     """
-    if not clusters:
-        raise ValueError("a vote needs at least one sample")
     weights = [1.0] * len(clusters) if weights is None else weights
     votes: dict[int, float] = {}
     for number, weight in zip(clusters, weights, strict=True):
@@ -182,8 +180,6 @@ def majority_predictions(
     A stated confidence is removed, and is ignored unless ``weighted``, which weights each sample by it (0 if invalid).
     TTC counts the tokens of all k samples.  ``purpose`` names the random numbers.
     """
-    if k < 1:
-        raise ValueError(f"k should be at least 1, found {k}")
     rollout = target.rollout.model_copy(update={"temperature": 1.0})
     graded = respond_and_grade(
         target.policy, records, target.grader, target.method, rollout, target.generator(*purpose), k

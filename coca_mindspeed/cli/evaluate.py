@@ -176,7 +176,7 @@ def _typed(name: str) -> str:
 
 def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     """Ask the server what ``--output`` lacks, and grade all responses."""
-    from coca_mindspeed.evaluation.endpoint import Endpoint, Question, ask
+    from coca_mindspeed.evaluation.endpoint import Endpoint, ask
     from coca_mindspeed.local import run_directory
     from coca_mindspeed.local.progress import StepProgress
     from coca_mindspeed.utils.process import interruptible
@@ -208,7 +208,7 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     parser = ResponseParser(method.confidence_position, arguments.decimals)
     with closing(build_grader(grader_name, arguments.grader_options)) as grader:
         check_records(grader, {arguments.data: records})
-        questions = [Question(record, sample) for record in records for sample in range(samples)]
+        questions = {(record.id, sample): record for record in records for sample in range(samples)}
         endpoint = Endpoint(arguments.endpoint, arguments.model, arguments.concurrency or 16, options)
         responses = output / "responses.jsonl"
         saved = f"stopped; the responses so far are in {responses}; the same command resumes"

@@ -116,7 +116,7 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
         progress = f" of {total}{_left(pace.left(step) if step < total else None)}"
     parts: list[RenderableType] = []
     if len(rows) >= NO_SIGNAL_STEPS and (problems := health_problems(rows[-NO_SIGNAL_STEPS:])):
-        text = "\n".join(f"warning: {problem.text}" for problem in problems)
+        text = "\n".join(f"warning: {text}" for text in problems.values())
         parts.append(Text(f"{text}\nsee docs/training.md", style="bold red"))
     samples = sorted((path / "samples").glob("*.jsonl"))[-_SAMPLE_FILES:]
     answers = [row for file in samples for _, row in read_json_lines(file)]

@@ -146,8 +146,6 @@ def risk_table(
     needs ``coca-router calibrate --risk``.
     """
     check_confidence(confidence)
-    if confidence.shape != correct.shape:
-        raise ValueError(f"arrays should have one length, found {confidence.shape} and {correct.shape}")
     taken = confidence >= np.asarray(thresholds)[:, None]  # (thresholds, n)
     accepted, wrong = taken.sum(axis=1), (taken & ~correct).sum(axis=1)
     low, high = clopper_pearson(wrong, accepted)
@@ -159,22 +157,14 @@ def risk_table(
     ]
 
 
-class SuggestedThreshold(NamedTuple):
-    """The threshold that separates right from wrong answers best on these answers; it certifies no error."""
-
-    threshold: float
-    coverage: float  # accepted share of all answers, invalid confidences included
-    risk: float  # error of the accepted
-
-
-def suggested_threshold(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> SuggestedThreshold | None:
+def suggested_threshold(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> RiskRow | None:
     """Return the threshold above which right answers exceed wrong ones by most; None where they never do.
 
-    Accepting from there on and rejecting below is right for most answers.  Of equal thresholds it is the highest.
+    Accepting from there on and rejecting below is right for most of these answers; it certifies no error.  Of equal
+    thresholds it is the highest.
     """
     accepted, right = _by_confidence(confidence, correct)
     best = int(np.argmax(2 * right - accepted))
     if best == 0:
         return None
-    threshold = -np.unique(-confidence[~np.isnan(confidence)])[best - 1]
-    return SuggestedThreshold(float(threshold), accepted[best] / len(correct), 1 - right[best] / accepted[best])
+    return risk_table(confidence, correct, [-np.unique(-confidence[~np.isnan(confidence)])[best - 1]])[0]

@@ -3,10 +3,10 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
@@ -20,13 +20,7 @@ _RETRIES = 5  # of the client, with exponential backoff: connection errors, time
 _LONGEST = 500  # characters of a server's message
 
 
-class Question(NamedTuple):
-    record: Record
-    sample: int
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.record.id, self.sample
+Key = tuple[str, int]  # id of a question, and number of the sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ class Endpoint:
 
 def ask(
     endpoint: Endpoint,
-    questions: Sequence[Question],
+    questions: Mapping[Key, Record],
     system_prompt: str | None,
     path: Path,
     progress: Callable[[int], None],
@@ -62,26 +56,27 @@ def ask(
         ConfigError: the server cannot be reached, fails, or knows neither the key nor the model.
         DataError: the server refuses a question, or ``path`` holds other rows.
     """
-    wanted = {question.key: question for question in questions}
-    rows = _answered(path, wanted)
-    missing = [question for key, question in wanted.items() if key not in rows]
+    rows = _answered(path, questions)
+    missing = {key: record for key, record in questions.items() if key not in rows}
     if missing:
         with path.open("ab") as file:
 
-            def add(question: Question, row: dict[str, Any]) -> None:
-                _append(file, row)
-                rows[question.key] = row
+            def add(key: Key, reply: dict[str, Any]) -> None:
+                rows[key] = {"id": key[0], "sample": key[1], **reply}
+                file.write(to_json_line(rows[key]).encode("utf-8"))
+                file.flush()
+                os.fsync(file.fileno())
                 progress(len(rows))
 
             asyncio.run(_ask_all(endpoint, missing, system_prompt, add))
-        write_json_lines(path, [rows[key] for key in wanted])  # they arrived in any order
+        write_json_lines(path, [rows[key] for key in questions])  # they arrived in any order
 
 
-def _answered(path: Path, wanted: Mapping[tuple[str, int], Question]) -> dict[tuple[str, int], dict[str, Any]]:
+def _answered(path: Path, wanted: Mapping[Key, Record]) -> dict[Key, dict[str, Any]]:
     if not path.exists():
         return {}
     drop_torn_line(path)
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    rows: dict[Key, dict[str, Any]] = {}
     for number, row in read_json_lines(path):
         sample = row.get("sample")
         key = (str(row.get("id")), sample if isinstance(sample, int) else -1)
@@ -93,34 +88,28 @@ def _answered(path: Path, wanted: Mapping[tuple[str, int], Question]) -> dict[tu
     return rows
 
 
-def _append(file: IO[bytes], row: Mapping[str, Any]) -> None:
-    file.write(to_json_line(row).encode("utf-8"))
-    file.flush()
-    os.fsync(file.fileno())
-
-
 async def _ask_all(
     endpoint: Endpoint,
-    questions: Sequence[Question],
+    questions: Mapping[Key, Record],
     system_prompt: str | None,
-    add: Callable[[Question, dict[str, Any]], None],
+    add: Callable[[Key, dict[str, Any]], None],
 ) -> None:
     import openai  # takes most of a second
 
     key = os.environ.get(KEY_VARIABLE) or "none"
-    left = iter(questions)
+    left = iter(questions.items())
     async with openai.AsyncOpenAI(base_url=endpoint.url, api_key=key, max_retries=_RETRIES) as client:
         models = await _models(client, endpoint)
 
         async def work() -> None:
-            for question in left:
+            for asked, record in left:
                 request = {"model": endpoint.model, **endpoint.options}
-                request["messages"] = prompt_messages(question.record, system_prompt)
+                request["messages"] = prompt_messages(record, system_prompt)
                 try:
                     reply = await client.chat.completions.with_raw_response.create(**request)
                 except openai.APIError as error:
-                    raise _explained(error, endpoint, models, question.record) from error
-                add(question, {"id": question.record.id, "sample": question.sample, **_read(reply.content, endpoint)})
+                    raise _explained(error, endpoint, models, record) from error
+                add(asked, _read(reply.content, endpoint))
 
         await asyncio.gather(*(work() for _ in range(min(endpoint.concurrency, len(questions)))))
 

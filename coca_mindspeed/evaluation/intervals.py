@@ -26,12 +26,7 @@ import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
 from coca_mindspeed.evaluation.binning import Floats, binomial_low
-from coca_mindspeed.evaluation.metrics import (
-    CalibrationMetrics,
-    Groups,
-    MetricOptions,
-    calibration_metrics,
-)
+from coca_mindspeed.evaluation.metrics import CalibrationMetrics, Groups, MetricOptions, calibration_metrics
 from coca_mindspeed.evaluation.predictions import Outcomes
 
 
@@ -47,9 +42,6 @@ class Interval:
         """Return strict JSON, None for NaN."""
         values = {"estimate": self.estimate, "low": self.low, "high": self.high}
         return {name: None if math.isnan(value) else value for name, value in values.items()}
-
-
-UNDEFINED_INTERVAL = Interval(math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +314,6 @@ class Estimates:
         seed: int = 0,
         options: MetricOptions | None = None,
     ) -> None:
-        if replicates < 1:
-            raise ValueError(f"replicates should be at least 1, found {replicates}")
         questions = np.arange(len(data)) if questions is None else questions
         if len(questions) != len(data):
             raise ValueError(f"questions should have length {len(data)}, found {len(questions)}")

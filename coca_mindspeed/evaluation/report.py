@@ -42,9 +42,8 @@ class Picture:
 def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
     pictures = []
 
-    def add(name: str, heading: str, caption: str, figure: Figure | None) -> None:
-        if figure is not None:
-            pictures.append(Picture(name, heading, caption, plots.png_bytes(figure, _REPORT_DPI)))
+    def add(name: str, heading: str, caption: str, figure: Figure) -> None:
+        pictures.append(Picture(name, heading, caption, plots.png_bytes(figure, _REPORT_DPI)))
 
     if training := {run.label: run.training for run in runs if run.training}:
         caption = "A line for each run; faint: every step, strong: moving average."

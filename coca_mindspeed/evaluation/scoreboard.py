@@ -8,7 +8,6 @@ from zlib import crc32
 import numpy as np
 
 from coca_mindspeed.evaluation.intervals import (
-    UNDEFINED_INTERVAL,
     EceUnderCalibration,
     Estimates,
     Interval,
@@ -83,7 +82,7 @@ class Scoreboard:
         A category's average is the plain mean over its data sets without those where the metric is undefined.
         """
         cells = self._defined(run, column, metric)
-        return average_interval(cells, metric) if cells else UNDEFINED_INTERVAL
+        return average_interval(cells, metric) if cells else Interval(math.nan)
 
     def ece_under_calibration(self, run: str, column: Column) -> EceUnderCalibration | None:
         """Return the ECE under perfect calibration; None where ECE is undefined."""

@@ -10,7 +10,7 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.binning import THRESHOLDS, RiskRow, risk_table
+from coca_mindspeed.evaluation.binning import THRESHOLDS, risk_table
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE,
     HEADLINE_METRICS,
@@ -148,16 +148,15 @@ def risk_tables(board: Scoreboard) -> list[Table]:
         rows = []
         for run in board.runs:
             data = outcomes(run.by_dataset().get(dataset, []))
-            rows.append((run.label, [_risk_cell(row) for row in risk_table(data.confidence, data.correct)]))
+            cells = [
+                TableCell(UNDEFINED, reason="no answer states so high a confidence")
+                if math.isnan(risk)
+                else TableCell(f"{risk:.1%}", f"{low * 100:.1f} to {high * 100:.1f}", beside=f"{coverage:.1%} accepted")
+                for _, _, coverage, risk, low, high in risk_table(data.confidence, data.correct)
+            ]
+            rows.append((run.label, cells))
         tables.append(Table(f"risk_{dataset}", f"Error by threshold: {dataset}", meaning, columns, rows))
     return tables
-
-
-def _risk_cell(row: RiskRow) -> TableCell:
-    if math.isnan(row.risk):
-        return TableCell(UNDEFINED, reason="no answer states so high a confidence")
-    bounds = f"{row.low * 100:.1f} to {row.high * 100:.1f}"
-    return TableCell(f"{row.risk:.1%}", bounds, beside=f"{row.coverage:.1%} accepted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +182,11 @@ def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
     """
     check_setting(setting)
     methods = {run.label: _paper_method(run, setting) for run in board.runs}
-    columns = [column for column in board.columns if _is_papers(column)]
+    columns = []
+    for column in board.columns:  # the paper's figure of this name, if any, is over the same data sets
+        sets = paper().categories.get(column.name)
+        if sets is None or (column.is_average and set(column.datasets) == set(sets)):
+            columns.append(column)
     rows = []
     for run, column, metric in product(board.runs, columns, HEADLINE_METRICS):
         theirs = published(setting, methods[run.label], metric, column.name)
@@ -203,12 +206,6 @@ def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
         )
     header = ["run", "data", "metric", "ours", "paper", "difference", "95% interval", UNDER_CALIBRATION_LABEL]
     return PaperComparison(setting, header, rows)
-
-
-def _is_papers(column: Column) -> bool:
-    """Whether the paper's figure of this name, if any, is over the same data sets."""
-    sets = paper().categories.get(column.name)
-    return sets is None or (column.is_average and set(column.datasets) == set(sets))
 
 
 def _paper_method(run: Run, setting: str) -> str:

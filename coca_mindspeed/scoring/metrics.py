@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from coca_mindspeed.scoring.rollout import Rollout
 
 
@@ -24,61 +25,42 @@ class Mean(NamedTuple):
 def rollout_metrics(rollout: Rollout) -> dict[str, Mean]:
     """Metrics of a rollout with credit, each with its weight; rewards and accuracy are over the gradable answers."""
     correct, stated, credit = rollout.correct, rollout.stated, rollout.credit
-    graded, kept = ~correct.isnan(), credit.kept
+    graded, kept, reward = ~correct.isnan(), credit.kept, credit.confidence_reward
     measured = calibration_metrics(stated[graded].numpy(), correct[graded].bool().numpy())
     accuracy = measured.values["accuracy"]
     ends = rollout.segment_ends.double()
     lengths = dict(zip(credit.segments, ends.diff(dim=1, prepend=ends.new_zeros(len(ends), 1)).T, strict=True))
-    earned = ~credit.confidence_reward.isnan()
-    means = [
-        (
-            correct.numel(),
-            {
-                "grading/ungradable_share": float((~graded).double().mean()),
-                "rollout/invalid_share": float(stated.isnan().double().mean()),
-                "response/length": float(ends[:, -1].mean()),
-                **{f"response/{segment}_length": float(own.mean()) for segment, own in lengths.items()},
-            },
-        ),
-        (int((~stated.isnan()).sum()), {"rollout/confidence": float(stated.nanmean())}),
-        (
-            int(graded.sum()),
-            {"reward/answer": accuracy, "rollout/accuracy": accuracy},
-        ),
-        (int(earned.sum()), {"reward/confidence": float(credit.confidence_reward.nanmean())}),
-        (
-            measured.n_valid,
-            {
-                "rollout/ece": measured.values["ece"],
-                "rollout/auroc": measured.values["auroc"],
-                "rollout/brier": measured.values["brier"],
-            },
-        ),
-        (len(correct), {"group/dropped_share": float((~kept).double().mean())}),
-        (
-            int(kept.sum()),
-            {
-                "rollout/gesr": float(credit.gesr.nanmean()),
-                **{
-                    f"group/no_{segment}_variance_share": float((~advantage.varies[kept]).double().mean())
-                    for segment, advantage in credit.segments.items()
-                    if advantage is not None
-                },
-            },
-        ),
-    ]
+    every, n_graded, n_kept = correct.numel(), int(graded.sum()), int(kept.sum())
+    of_confidence = ("ece", "auroc", "brier")
+    means = {
+        "grading/ungradable_share": (_share(~graded), every),
+        "rollout/invalid_share": (_share(stated.isnan()), every),
+        "response/length": (float(ends[:, -1].mean()), every),
+        **{f"response/{segment}_length": (float(own.mean()), every) for segment, own in lengths.items()},
+        "rollout/confidence": (float(stated.nanmean()), int((~stated.isnan()).sum())),
+        "reward/answer": (accuracy, n_graded),
+        "rollout/accuracy": (accuracy, n_graded),
+        "reward/confidence": (float(reward.nanmean()), int((~reward.isnan()).sum())),
+        **{f"rollout/{name}": (measured.values[name], measured.n_valid) for name in of_confidence},
+        "group/dropped_share": (_share(~kept), len(correct)),
+        "rollout/gesr": (float(credit.gesr.nanmean()), n_kept),
+        **{
+            f"group/no_{segment}_variance_share": (_share(~advantage.varies[kept]), n_kept)
+            for segment, advantage in credit.segments.items()
+            if advantage is not None
+        },
+    }
     if rollout.stated_after is not None:
         after = calibration_metrics(rollout.stated_after[graded].numpy(), correct[graded].bool().numpy())
-        names = ("ece", "auroc", "brier")
-        means.append((after.n_valid, {f"rollout/{name}_after": after.values[name] for name in names}))
+        means |= {f"rollout/{name}_after": (after.values[name], after.n_valid) for name in of_confidence}
     if credit.deviation:
-        means.append((1, {"advantage/deviation": credit.deviation}))
-    return {
-        # Undefined, e.g. AUROC where all answers are right: no weight.
-        name: Mean(value, 0 if math.isnan(value) else weight)
-        for weight, values in means
-        for name, value in values.items()
-    }
+        means["advantage/deviation"] = (credit.deviation, 1)
+    # Undefined, e.g. AUROC where all answers are right: no weight.
+    return {name: Mean(value, 0 if math.isnan(value) else weight) for name, (value, weight) in means.items()}
+
+
+def _share(where: Tensor) -> float:
+    return float(where.double().mean())
 
 
 def values(metrics: Mapping[str, Mean]) -> dict[str, float]:
@@ -92,58 +74,41 @@ _MOST = 0.5
 _UNGRADABLE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class HealthProblem:
-    """A reason why a run learns less than it should.
+def health_problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Find reasons why a run learns less than it should, in consecutive steps (rows of metrics.jsonl).
 
-    Attributes:
-        code: ``invalid``, ``no_signal`` (in neither segment), ``no_confidence_signal``, ``no_answer_signal``,
-            ``ungradable`` or ``cut_off``.
-        text: for the user.
+    Missing metrics are ignored.
+
+    Returns:
+        Text for the user by code: ``invalid``, ``no_signal`` (in neither segment), ``no_confidence_signal``,
+        ``no_answer_signal``, ``ungradable`` or ``cut_off``.
     """
-
-    code: str
-    text: str
-
-
-def health_problems(rows: Sequence[Mapping[str, Any]]) -> list[HealthProblem]:
-    """Find problems in the mean metrics of consecutive steps (rows of metrics.jsonl); missing metrics are ignored."""
-    invalid = _mean(rows, "rollout/invalid_share")
-    ungradable = _mean(rows, "grading/ungradable_share")
-    cut_off = _mean(rows, "response/cut_off_share")
-    problems = []
-    if invalid > _MOST:
-        problems.append(HealthProblem("invalid", f"{invalid:.0%} of the responses state no valid confidence"))
-    problems += _segment_problems(rows)
-    if ungradable > _UNGRADABLE:
-        problems.append(
-            HealthProblem("ungradable", f"{ungradable:.0%} of the answers could not be graded (reasons in samples/)")
-        )
-    if cut_off > _MOST:
-        problems.append(
-            HealthProblem("cut_off", f"{cut_off:.0%} of the responses are cut off at rollout.max_new_tokens")
-        )
-    return problems
-
-
-def _segment_problems(rows: Sequence[Mapping[str, Any]]) -> list[HealthProblem]:
+    invalid, ungradable = _mean(rows, "rollout/invalid_share"), _mean(rows, "grading/ungradable_share")
+    cut_off, accuracy = _mean(rows, "response/cut_off_share"), _mean(rows, "rollout/accuracy")
     confidence = _mean(rows, "group/no_confidence_variance_share")
     answer = _mean(rows, "group/no_answer_variance_share")  # NaN if the answers earn nothing (log_score)
+    problems = {}
+    if invalid > _MOST:
+        problems["invalid"] = f"{invalid:.0%} of the responses state no valid confidence"
     if confidence >= _NEARLY_ALL and answer >= _NEARLY_ALL:
-        text = (
+        problems["no_signal"] = (
             f"nothing to learn: in {confidence:.0%} of the groups all confidence rewards are equal, in {answer:.0%} "
             "all answer rewards, so their advantages are 0"
         )
-        return [HealthProblem("no_signal", text)]
-    if confidence >= _NEARLY_ALL:
-        text = f"the confidence segments learn nothing: their rewards are equal in {confidence:.0%} of the groups"
-        return [HealthProblem("no_confidence_signal", text)]
-    if answer >= _NEARLY_ALL:
-        accuracy = _mean(rows, "rollout/accuracy")
+    elif confidence >= _NEARLY_ALL:
+        problems["no_confidence_signal"] = (
+            f"the confidence segments learn nothing: their rewards are equal in {confidence:.0%} of the groups"
+        )
+    elif answer >= _NEARLY_ALL:
         shown = "" if math.isnan(accuracy) else f" (accuracy {accuracy:.3f})"
-        text = f"the answer segments learn nothing: their rewards are equal in {answer:.0%} of the groups{shown}"
-        return [HealthProblem("no_answer_signal", text)]
-    return []
+        problems["no_answer_signal"] = (
+            f"the answer segments learn nothing: their rewards are equal in {answer:.0%} of the groups{shown}"
+        )
+    if ungradable > _UNGRADABLE:
+        problems["ungradable"] = f"{ungradable:.0%} of the answers could not be graded (reasons in samples/)"
+    if cut_off > _MOST:
+        problems["cut_off"] = f"{cut_off:.0%} of the responses are cut off at rollout.max_new_tokens"
+    return problems
 
 
 class HealthWarnings:
@@ -160,11 +125,11 @@ class HealthWarnings:
             return None
         problems = health_problems(self._recent)
         new = [
-            problem.text
-            for problem in problems
-            if step - self._last_seen.get(problem.code, -NO_SIGNAL_STEPS) > NO_SIGNAL_STEPS
+            text
+            for code, text in problems.items()
+            if step - self._last_seen.get(code, -NO_SIGNAL_STEPS) > NO_SIGNAL_STEPS
         ]
-        self._last_seen |= {problem.code: step for problem in problems}
+        self._last_seen |= dict.fromkeys(problems, step)
         if not new:
             return None
         steps = f"steps {step - NO_SIGNAL_STEPS + 1} to {step}"

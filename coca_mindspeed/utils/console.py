@@ -83,24 +83,19 @@ class PlainConsole(Console):
         unlimited = self.options.update(width=_UNLIMITED)
         wanted = [Measurement.get(self, unlimited, Group(column.header, *column.cells)) for column in table.columns]
         whole = Measurement.get(self, unlimited, table)
-        edges = whole.maximum - sum(column.maximum for column in wanted)
-        spare = self.width - edges - sum(column.minimum for column in wanted)
-        if whole.maximum > self.width and spare < 0:
-            self.print(_as_list(table))
-            return
         if whole.maximum > self.width:
-            # Rich takes from the widest columns whatever their words need.
-            _share(spare, table, wanted)
+            edges = whole.maximum - sum(column.maximum for column in wanted)
+            spare = self.width - edges - sum(column.minimum for column in wanted)
+            if spare < 0:
+                self.print(_as_list(table))
+                return
+            # Each column gets the width of its longest word and a share of the rest; rich would take from the widest.
+            order = sorted(range(len(wanted)), key=lambda index: wanted[index].span)
+            for place, index in enumerate(order):
+                more = min(wanted[index].span, spare // (len(order) - place))
+                table.columns[index].width = wanted[index].minimum + more
+                spare -= more
         self.print(table)
-
-
-def _share(spare: int, table: Table, wanted: Sequence[Measurement]) -> None:
-    """Give each column the width of its longest word, and distribute the spare width."""
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index].span)
-    for place, index in enumerate(order):
-        more = min(wanted[index].span, spare // (len(order) - place))
-        table.columns[index].width = wanted[index].minimum + more
-        spare -= more
 
 
 def _as_list(table: Table) -> RenderableType:

@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 from collections.abc import Sequence
-from functools import partial
 from types import TracebackType
 
 from coca_mindspeed.errors import MissingDependencyError
@@ -78,14 +77,12 @@ def name_missing_packages(program: str = "coca-mindspeed") -> None:
 
     Modules that are run by ``python -m`` call it before they import other packages.
     """
-    sys.excepthook = partial(_name_missing_package, program)
 
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        text = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
+        if text is None:
+            sys.__excepthook__(kind, error, traceback)
+        else:
+            sys.stderr.write(f"{program}: {text}\n")
 
-def _name_missing_package(
-    program: str, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-) -> None:
-    text = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
-    if text is None:
-        sys.__excepthook__(kind, error, traceback)
-    else:
-        sys.stderr.write(f"{program}: {text}\n")
+    sys.excepthook = hook

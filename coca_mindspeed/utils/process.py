@@ -54,8 +54,8 @@ def restart_with_jemalloc() -> None:
                 os.environ[name] = value
         return
     preloaded, library = os.environ.get("LD_PRELOAD"), find_jemalloc()
-    chosen = os.environ.get(SWITCH) == "0" or "malloc" in (preloaded or "") or _has_glibc_settings()
-    if chosen or library is None or sys.platform != "linux":
+    chosen = os.environ.get(SWITCH) == "0" or "malloc" in (preloaded or "")
+    if chosen or any(name in os.environ for name in _GLIBC_SETTINGS) or library is None or sys.platform != "linux":
         return
     settings = os.environ.get("MALLOC_CONF")
     environment = {
@@ -71,10 +71,6 @@ def restart_with_jemalloc() -> None:
 def uses_jemalloc() -> bool:
     """Whether jemalloc serves this process's allocations."""
     return hasattr(ctypes.CDLL(None), "mallctl")
-
-
-def _has_glibc_settings() -> bool:
-    return any(name in os.environ for name in _GLIBC_SETTINGS)
 
 
 _NO_LIMIT = 2**60  # version 1 writes the greatest multiple of a page below 2**63

@@ -71,14 +71,10 @@ def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
     return {decoder["type"]}
 
 
-def _byte_level_alphabet() -> dict[str, int]:
-    """Characters by which byte-level BPE writes bytes: printable Latin-1 as itself, the others from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF_CHARACTER = _byte_level_alphabet()
+# Characters by which byte-level BPE writes bytes: printable Latin-1 as itself, the others from U+0100 on.
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTE_OF_CHARACTER = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
 def _byte_level(token: str) -> bytes:

@@ -104,7 +104,7 @@ def test_programs_without_a_plain_call_in_their_tests_agree_by_their_text():
 @pytest.fixture(scope="module")
 def programs():
     with closing(Equivalences()) as equivalences:
-        equivalences.graders["code"] = CodeGrader(workers=2, seconds=5.0)
+        equivalences.graders["code"] = CodeGrader(workers=2, seconds=2.0)
         yield equivalences
 
 

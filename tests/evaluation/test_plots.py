@@ -5,12 +5,7 @@ import pytest
 
 from coca_mindspeed.evaluation.binning import risk_coverage, roc
 from coca_mindspeed.evaluation.metrics import calibration_metrics
-from coca_mindspeed.evaluation.plots import (
-    png_bytes,
-    reliability_diagram,
-    threshold_curves,
-    training_curves,
-)
+from coca_mindspeed.evaluation.plots import png_bytes, reliability_diagram, threshold_curves, training_curves
 from coca_mindspeed.evaluation.predictions import Outcomes
 
 STATED = np.array([0.05, 0.95, 0.95, 0.95, 0.3, np.nan])

@@ -16,6 +16,7 @@ import pytest
 from coca_mindspeed.grading.code import sandbox as sandboxes
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.code.inside import process as processes
+from coca_mindspeed.grading.code.inside.process import STARVED, WALL_FACTOR, Clock, JobError, descendants
 from coca_mindspeed.grading.code.sandbox import Sandbox
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.processes import one_processor
@@ -226,11 +227,10 @@ def test_nothing_that_a_program_does_passes_for_a_busy_machine(sandbox: Sandbox,
 
 
 @needs_sandbox
-@pytest.mark.parametrize("kind", ["asserts", "stdio"])
 def test_a_program_that_gets_no_processor_is_tried_again_and_then_ungradable(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, kind: str
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert report_of(sandbox, kind, "", 5.0).outcome == "right"  # waiting for files to be read would be charged for
+    assert report_of(sandbox, "asserts", "", 5.0).outcome == "right"  # reading files would be charged for
     attempt, attempts = Sandbox._attempt, 0
 
     def count(*arguments: Any) -> sandboxes.Report:
@@ -240,5 +240,37 @@ def test_a_program_that_gets_no_processor_is_tried_again_and_then_ungradable(
 
     monkeypatch.setattr(Sandbox, "_attempt", count)
     with one_processor(competitors=24):
-        report = report_of(sandbox, kind, "while True: pass", seconds=0.4)
+        report = report_of(sandbox, "asserts", "while True: pass", seconds=0.4)
     assert (report.outcome, attempts) == ("ungradable", 2), report
+
+
+def test_time_in_which_the_observer_stood_still_is_free() -> None:
+    """A container that is paused, say: everything in it stands still."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)"])
+    try:
+        clock = Clock(lambda: descendants(process.pid))
+        time.sleep(1.0)
+        clock.excuse(0.9)
+        assert clock.now() < 0.5
+        time.sleep(0.5)
+        assert clock.now() > 0.5
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_deadline_is_in_charged_time_and_at_last_in_wall_time() -> None:
+    clock = Clock(lambda: [os.getpid()])
+    deadline = clock.deadline(0.2)
+    assert 0 < deadline.left() <= 0.2
+    assert clock.deadline(5.0).sooner(0.1).left() <= 0.1
+    assert deadline.sooner(5.0).left() <= 0.2
+    time.sleep(0.25)
+    assert deadline.left() <= 0
+    assert deadline.expired(0.2)
+    late = clock.deadline(0.05)
+    clock.excuse(60.0)
+    time.sleep(0.05 * WALL_FACTOR)
+    with pytest.raises(JobError) as busy:
+        late.expired(0.05)
+    assert busy.value.outcome == STARVED

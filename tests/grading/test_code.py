@@ -18,7 +18,7 @@ pytestmark = [needs_sandbox, pytest.mark.timing]
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[CodeGrader]:
-    grader = CodeGrader(seconds=5.0, total_seconds=10.0, workers=2)
+    grader = CodeGrader(seconds=3.0, total_seconds=8.0, workers=2)
     yield grader
     grader.close()
 

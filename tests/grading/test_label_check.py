@@ -38,23 +38,17 @@ def grader() -> Iterator[AutoGrader]:
 @pytest.mark.parametrize(
     "bad",
     [
-        record(""),
-        record(r"\frac{1"),
-        record(r"\frac{5}{0}"),
-        record("0=0"),
-        record("(10^{10})!"),
-        record("2+2=<<2+2=4>>4\n#### 4"),
-        record("It is 42"),
-        record("The area is 42 cm^2"),
-        record("The largest n is 34"),
-        record(" ", dataset="arithmetic"),
-        record(" ", dataset="simpleqa"),
+        *map(record, ("", r"\frac{1", r"\frac{5}{0}", "0=0", "(10^{10})!", "2+2=<<2+2=4>>4\n#### 4")),
+        *map(record, ("It is 42", "The area is 42 cm^2", "The largest n is 34")),
+        *(record(" ", dataset=dataset) for dataset in ("arithmetic", "simpleqa")),
         record("", "factual"),
         record("", "factual", metadata={"aliases": ["the", "!"]}),
         record("Madrid, because " + "the king moved there " * 12, "factual"),
         record("", "code"),
-        record("", "code", metadata={"tests": {**TESTS, "code": "assert f(1) =="}}),
-        record("", "code", metadata={"tests": {**TESTS, "code": "assert 1 == 1"}}),
+        *(
+            record("", "code", metadata={"tests": {**TESTS, "code": code}})
+            for code in ("assert f(1) ==", "assert 1 == 1")
+        ),
         record("", "code", metadata={"tests": {"kind": "stdio", "cases": []}}),
     ],
 )

@@ -23,6 +23,9 @@ def test_unknown_names_are_refused_with_the_nearest_and_all() -> None:
     assert all(name in str(caught.value) for name in GRADER_NAMES)
     with pytest.raises(GradingError, match=r"option of the grader 'math' 'second', did you mean 'seconds'"):
         build_grader("math", {"second": 1})
+    for bad in ({"workers": 0}, {"seconds": 0.0}):
+        with pytest.raises(GradingError, match="found 0"):
+            build_grader("math", bad)
     with pytest.raises(GradingError, match="known: none"):
         build_grader("exact", {"strict": True})
     with pytest.raises(GradingError, match=r'"factual": \{"match"'):

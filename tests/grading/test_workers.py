@@ -32,7 +32,7 @@ from tests.grading.processes import (
     process_id,
     processor_time_left,
 )
-from tests.grading.sandbox_package import needs_sandbox
+from tests.grading.sandbox_package import REPOSITORY, needs_sandbox
 
 pytestmark = pytest.mark.timing
 
@@ -154,33 +154,29 @@ def test_a_busy_machine_costs_a_task_time_and_not_its_result() -> None:
         assert result.failure in (Failure.TIMEOUT, Failure.STARVED)  # the latter where it is busier still
 
 
-INTERRUPTED = """
-import sys, threading, _thread, time
-sys.path.insert(0, {repository!r})
-from tests.grading.processes import nap
+ENDLESS = {
+    "tasks": """
 from coca_mindspeed.grading.workers import Workers
-from coca_mindspeed.grading.code.grader import CodeGrader
+from tests.grading.processes import nap
+print("running", flush=True)
+list(Workers(count=2, seconds=100.0).map(nap, [1000.0] * 20))
+""",
+    "programs": """
 from coca_mindspeed.data.records import Record
-
-def grade_programs():
-    tests = dict(kind="asserts", code="assert f() == 1", entry_point="f")
-    records = [Record("r", "d", "code", "?", "", metadata=dict(tests=tests))] * 20
-    grader = CodeGrader(seconds=100.0, total_seconds=100.0, workers=2)
-    print("running", flush=True)
-    grader.grade(records, ["import time\\ndef f(): time.sleep(1000)"] * 20)
-
-def run_tasks():
-    print("running", flush=True)
-    list(Workers(count=2, seconds=100.0).map(nap, [1000.0] * 20))
-
-{task}()
-"""
+from coca_mindspeed.grading.code.grader import CodeGrader
+tests = dict(kind="asserts", code="assert f() == 1", entry_point="f")
+records = [Record("r", "d", "code", "?", "", metadata=dict(tests=tests))] * 20
+grader = CodeGrader(seconds=100.0, total_seconds=100.0, workers=2)
+print("running", flush=True)
+grader.grade(records, ["import time\\ndef f(): time.sleep(1000)"] * 20)
+""",
+}
 
 
-@pytest.mark.parametrize("task", ["run_tasks", pytest.param("grade_programs", marks=needs_sandbox)])
-def test_an_interrupt_ends_grading_and_the_process(task: str) -> None:
-    code = INTERRUPTED.format(repository=str(Path(__file__).parents[2]), task=task)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("work", ["tasks", pytest.param("programs", marks=needs_sandbox)])
+def test_an_interrupt_ends_grading_and_the_process(work: str) -> None:
+    command = [sys.executable, "-c", ENDLESS[work]]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "running\n"
     deadline = time.monotonic() + 30.0
@@ -241,36 +237,29 @@ run_tasks()
 
 
 def test_workers_that_nobody_closes_end_without_a_word_and_leave_descriptors_alone() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LEFT_OPEN], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", LEFT_OPEN]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+TRAINER = r"""
+import heavy
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.math.grader import MathGrader
+from tests.grading.processes import imported
+grader = MathGrader(workers=1, seconds=10)
+assert grader.grade([Record('1', 'd', 'math', '?', 'x+1')], [r'\boxed{1+x}'])[0].correct
+print(*[r.value for r in grader._workers.map(imported, ['heavy', 'torch', 'sympy', 'mpmath'])])
+grader.close()
+"""
+
+
 def test_workers_do_not_import_the_callers_main(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    # No `if __name__ == "__main__"`: with the standard spawn this would start processes without end.
+    """It has no `if __name__ == "__main__"`: with the standard spawn it would start processes without end."""
     (tmp_path / "heavy.py").touch()
-    script.write_text(
-        "import heavy\n"
-        "from coca_mindspeed.data.records import Record\n"
-        "from coca_mindspeed.grading.math.grader import MathGrader\n"
-        "from tests.grading.processes import imported\n"
-        "grader = MathGrader(workers=1, seconds=10)\n"
-        "records = [Record('1', 'd', 'math', '?', 'x+1')]\n"
-        "assert grader.grade(records, ['\\\\boxed{1+x}'])[0].correct\n"
-        "names = ['heavy', 'torch', 'sympy', 'mpmath']\n"
-        "print(*[r.value for r in grader._workers.map(imported, names)])\n"
-        "grader.close()\n",
-        encoding="utf-8",
-    )
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-    )
+    (tmp_path / "train.py").write_text(TRAINER, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, str(tmp_path / "train.py")]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False", "False", "True", "True"]

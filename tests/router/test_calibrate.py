@@ -12,7 +12,7 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_router.calibrate import cross_fitted, fit_map
-from coca_router.calibration import Calibration, Identity, prompt_hash, read_certificate, read_map
+from coca_router.calibration import Identity, prompt_hash, read_calibration
 from coca_router.cli import main
 from coca_router.config import read_serving_config, tier_policies
 from coca_router.decision import Budget, decide
@@ -50,10 +50,9 @@ def test_the_map_calibrates_other_answers_and_the_labels_choose_its_kind(calibra
     fresh, correct = overconfident(600, 1)
     for labels, kind in ((600, "platt"), (2000, "isotonic")):
         assert calibrate(predictions(labels), "--risk", "0.3", "--confidence", "0.9") == 0
-        calibration = Calibration.model_validate_json((tmp_path / "map.json").read_bytes())
-        _, recalibrate = read_map(tmp_path / "map.json")
+        calibration = read_calibration(tmp_path / "map.json")
         assert (calibration.curve.kind, calibration.labels) == (kind, labels)
-        after = np.array([recalibrate(s) for s in fresh])
+        after = np.array([calibration.recalibrate(s) for s in fresh])
         before, now = (calibration_metrics(c, correct).values["ece"] for c in (fresh, after))
         assert now < before / 2
     assert calibration.certificate.threshold is not None
@@ -90,14 +89,12 @@ def test_labels_that_are_nearly_all_right_are_certified(wrong, calibrate, tmp_pa
     """The easiest set to certify is the hardest to fit or to cross-fit a map to."""
     rows = [Prediction(str(i), "d", "q", "r", 0.9 + i % 10 / 100, i not in wrong, 8, model="m/1") for i in range(300)]
     assert calibrate(rows, "--risk", "0.05", "--sampling", '{"top_p": 0.9}') == 0
-    identity, certificate = read_certificate(tmp_path / "map.json")
-    assert (identity.model, identity.sampling, certificate.threshold) == ("m/1", {"top_p": 0.9}, 0.0)
+    found = read_calibration(tmp_path / "map.json")
+    assert (found.identity.model, found.identity.sampling) == ("m/1", {"top_p": 0.9})
+    assert (found.certificate.threshold, found.curve is None) == (0.0, not wrong)  # a certificate needs no map
     printed = capsys.readouterr().out.replace("backend: m-1", "backend: m")
     [tier] = serving_config(printed, tmp_path).tiers
     assert (tier.name, tier.certificate) == ("m-1", str(tmp_path / "map.json"))
-    if not wrong:  # there is a certificate and no map
-        with pytest.raises(ConfigError):
-            read_map(tmp_path / "map.json")
 
 
 ALL_RIGHT = [replace(p, correct=True) for p in predictions(30)]
@@ -136,9 +133,9 @@ def test_a_file_is_refused_where_it_does_not_belong(calibrate, tmp_path):
     for broken in ("{}", "no", json.dumps({**content, "version": 1})):
         path.write_text(broken)
         with pytest.raises(ConfigError, match=r"map\.json: "):
-            read_map(path)
+            read_calibration(path)
     with pytest.raises(ConfigError, match="absent: "):
-        read_map(tmp_path / "absent")
+        read_calibration(tmp_path / "absent")
 
 
 def test_isotonic_is_scikit_learns():

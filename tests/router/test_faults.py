@@ -9,16 +9,7 @@ import openai
 import pytest
 from starlette.responses import Response
 
-from tests.router.servers_for_tests import (
-    QUESTION,
-    SURE,
-    FakeEngine,
-    ask,
-    logged,
-    raw_post,
-    routed,
-    until,
-)
+from tests.router.servers_for_tests import QUESTION, SURE, FakeEngine, ask, logged, raw_post, routed, until
 
 pytestmark = pytest.mark.timing
 
@@ -135,10 +126,8 @@ BAD_BODIES = {
     **{
         key.decode(): b'{"model": "coca", %b, %b}' % (key, TEXT)
         for key in (
-            b'"temperature": "hot"', b'"temperature": NaN', b'"max_tokens": 0.5', b'"seed": "x"', b'"seed": 1e30',
-            b'"seed": 1180591620717411303424', b'"seed": ' + b"1" * 5000, b'"\\ud800": 1',
-            b'"logit_bias": {"\\ud800": "a"}', b'"top_p": []', b'"presence_penalty": 3', b'"top_k": 0.5',
-            b'"logit_bias": {"1": "a"}', b'"stop": "\\ud800"',
+            b'"temperature": NaN', b'"seed": 1e30', b'"seed": ' + b"1" * 5000, b'"\\ud800": 1',
+            b'"logit_bias": {"\\ud800": "a"}', b'"stop": "\\ud800"',
         )
     },
 }  # fmt: skip

@@ -40,25 +40,12 @@ def prompt_ids(policy):
     return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_the_token_stream_equals_the_sampler(policy):
-    prompt = prompt_ids(policy)
-    for temperature in (1.0, 0.7):
-        draws = {"temperature": temperature}
-        whole = sample_responses(policy, [prompt], group_size=1, max_new_tokens=20,
-                                 generator=torch.Generator().manual_seed(3), **draws)  # fmt: skip
-        stream = token_stream(policy, prompt, generator=torch.Generator().manual_seed(3), **draws)
-        tokens = [token for token, _ in zip(stream, range(20), strict=False)]
-        assert tokens == whole.token_ids[0, : int(whole.lengths[0])].tolist()
-    greedy = token_stream(policy, prompt, temperature=0, generator=torch.Generator())
-    logits = policy.sampling_logits(policy.model(torch.tensor([prompt])).logits[0, -1:], 1.0)
-    assert next(greedy) == int(logits.argmax())
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_whole_and_streamed_answers_are_equal_to_the_samplers(policy, stream):
+@pytest.mark.parametrize(("stream", "temperature"), [(False, 1.0), (True, 0.7)])
+def test_whole_and_streamed_answers_are_equal_to_the_samplers(policy, stream, temperature):
     with served_in_background(ModelServer(policy, "tiny").app()) as url:
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-        more = {"seed": 5, "max_tokens": 12, "stream": stream, "extra_body": {"return_token_ids": True}}
+        more = {"seed": 5, "max_tokens": 12, "stream": stream, "temperature": temperature}
+        more["extra_body"] = {"return_token_ids": True}
         answer = client.chat.completions.create(model="tiny", messages=QUESTION, **more)
         if stream:
             pieces = list(answer)
@@ -69,11 +56,17 @@ def test_whole_and_streamed_answers_are_equal_to_the_samplers(policy, stream):
             [choice] = answer.choices
             text, ids, reason = choice.message.content, choice.token_ids, choice.finish_reason
             assert answer.usage.completion_tokens == len(ids)
-    drawn = sample_responses(policy, [prompt_ids(policy)], group_size=1, max_new_tokens=12, temperature=1.0,
+    drawn = sample_responses(policy, [prompt_ids(policy)], group_size=1, max_new_tokens=12, temperature=temperature,
                              generator=torch.Generator().manual_seed(5))  # fmt: skip
     assert ids == drawn.token_ids[0, : int(drawn.lengths[0])].tolist()
     assert text == policy.text.decode(drawn.token_ids, drawn.lengths)[0]
     assert reason == ("stop" if bool(drawn.finished[0]) else "length")
+
+
+def test_temperature_zero_takes_the_likeliest_token(policy):
+    greedy = token_stream(policy, prompt_ids(policy), temperature=0, generator=torch.Generator())
+    logits = policy.sampling_logits(policy.model(torch.tensor([prompt_ids(policy)])).logits[0, -1:], 1.0)
+    assert next(greedy) == int(logits.argmax())
 
 
 def test_a_stop_ends_the_text_and_the_generation(babbler):

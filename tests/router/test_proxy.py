@@ -83,14 +83,6 @@ def test_the_samples_of_a_mean_share_the_tokens_of_the_caps():
     assert sorted(request["max_tokens"] for request in engine.requests) == [6, 6, 8]
 
 
-def test_the_same_in_a_stream():
-    with routed(FakeEngine(*SURE), FakeEngine("LARGE")) as (url, _):
-        pieces = list(ask(url, stream=True, stream_options={"include_usage": True}))
-    assert "".join(p.choices[0].delta.content or "" for p in pieces if p.choices) == "\nForty-two."
-    assert pieces[0].coca["confidence"] == 0.9
-    assert pieces[-2].choices[0].finish_reason == "stop"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unsure_answer_is_aborted_and_the_large_model_asked(stream):
     small, large = FakeEngine(*UNSURE, delay=0.005), FakeEngine("LARGE", " one")

@@ -78,25 +78,6 @@ class FullDisk:
         resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
 
 
-def test_a_full_disk_loses_no_record_and_acknowledges_no_label(tmp_path):
-    log = RequestLog(tmp_path, "coca")
-    names = [f"n{i}" for i in range(200)]
-    for name in names[:20]:
-        written(log, name)
-    with FullDisk((tmp_path / "requests.sqlite-wal").stat().st_size + 10_000):
-        for name in names[20:]:
-            written(log, name)
-        assert log.waiting
-        assert log.problem is not None
-        with pytest.raises(LogError):
-            log.label("n3", True)
-        # A process that starts meanwhile reads what is there.
-        assert {row["id"] for row in logged(tmp_path)} >= set(names[:20])
-    assert log.label("n3", True)
-    assert (len(log.waiting), log.problem) == (0, None)
-    assert sorted(row["id"] for row in logged(tmp_path)) == sorted(names)
-
-
 @pytest.mark.parametrize("earlier", [False, True])
 def test_a_proxy_starts_on_a_full_disk(earlier, tmp_path):
     if earlier:

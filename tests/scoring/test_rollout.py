@@ -101,8 +101,8 @@ def test_the_second_confidence_has_metrics_and_a_column_of_its_own():
 def test_a_segment_that_earns_nothing_has_no_share_of_groups_and_is_not_warned_of():
     metrics = values(rollout_metrics(credited(method="log_score")))
     assert "group/no_answer_variance_share" not in metrics
-    assert health_problems([{**metrics, "group/no_confidence_variance_share": 0.2}] * 5) == []
-    assert [p.code for p in health_problems([{"group/no_confidence_variance_share": 1.0}])] == ["no_confidence_signal"]
+    assert health_problems([{**metrics, "group/no_confidence_variance_share": 0.2}] * 5) == {}
+    assert set(health_problems([{"group/no_confidence_variance_share": 1.0}])) == {"no_confidence_signal"}
 
 
 def test_undefined_metrics_have_no_weight():

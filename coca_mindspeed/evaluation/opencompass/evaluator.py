@@ -70,17 +70,20 @@ class ConfidenceEvaluator(BaseEvaluator):
             DataError: the data set's evaluator does not grade every sample.
         """
         responses: list[str] = columns["predictions"]
-        if (
-            len(responses) != len(original_dataset)
-            or len(responses) % n
-            or not all(isinstance(r, str) for r in responses)
-        ):
+        whole = len(responses) == len(original_dataset) and len(responses) % n == 0
+        if not whole or not all(isinstance(response, str) for response in responses):
             raise DataError(
                 f"{self._name}: expected a response of text to each of {len(original_dataset)} questions, n = {n}; "
                 "repeat the questions by the data set's n, not by num_return_sequences"
             )
         counted = [parse_and_count(response, self._parser, self._counter) for response in responses]
-        answers = [self._postprocess(parsed.answer) for parsed, _ in counted]
+        answers = [parsed.answer for parsed, _ in counted]
+        if self._answer_postprocessor is not None:
+            arguments = dict(self._answer_postprocessor)
+            process = arguments.pop("type")
+            if isinstance(process, str):
+                process = TEXT_POSTPROCESSORS.get(process)
+            answers = [str(process(answer, **arguments)) for answer in answers]
         size = len(responses) // n
         correct: list[bool] = []
         for replica in range(n):
@@ -116,15 +119,6 @@ class ConfidenceEvaluator(BaseEvaluator):
     @property
     def _name(self) -> str:
         return str(getattr(self, "_out_dir", type(self).__name__))
-
-    def _postprocess(self, answer: str) -> str:
-        if self._answer_postprocessor is None:
-            return answer
-        arguments = dict(self._answer_postprocessor)
-        process = arguments.pop("type")
-        if isinstance(process, str):
-            process = TEXT_POSTPROCESSORS.get(process)
-        return str(process(answer, **arguments))
 
     def _grade(self, replica: int, answers: list[str], columns: dict[str, Any], part: slice) -> list[bool]:
         inner = ICL_EVALUATORS.build(deepcopy(self._evaluator))

@@ -31,12 +31,9 @@ Job = dict[str, Any]
 def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
     """Return the program of an answer: one of its Python blocks, else one of its fenced blocks, else the whole text.
 
-    The whole text ends at a closing fence that was never opened.
-    Of several blocks, take the last that defines a name of ``wanted``; else the last that does more than use
-    definitions of an earlier block. Raises ``ValueError`` over ``MAX_ANSWER_CHARACTERS``.
+    The whole text ends at a closing fence that was never opened. Of several blocks, take the last that defines a name
+    of ``wanted``; else the last that does more than use definitions of an earlier block.
     """
-    if len(answer) > MAX_ANSWER_CHARACTERS:
-        raise ValueError(f"an answer of {len(answer)} characters; at most {MAX_ANSWER_CHARACTERS} are looked at")
     blocks = [(language, code) for language, code in _fenced_blocks(answer) if code.strip()]
     codes = [code for language, code in blocks if language in _PYTHON] or [code for _, code in blocks]
     if not codes:

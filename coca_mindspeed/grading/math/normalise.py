@@ -75,10 +75,7 @@ _TEXT_COMMAND = re.compile(rf"{TEXT}\s*(?:\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)
 _AROUND = _rules(
     (r"^\\text\{([^{}]*)\}$", r"\1"),
     (r"^(?:=|\\(?:approx|therefore|implies|Rightarrow)(?![a-zA-Z])|(?i:\\text\{\s*about\s*\}))\s*", ""),
-    (
-        r"^\\\{\s*([a-zA-Z])\s*(?:\\in\s*\\Reals\s*)?(?:[|:]|such that)(.*(?:<|>|\\[lgn]e(?![a-z])).*)\\\}$",
-        r"\2",
-    ),
+    (r"^\\\{\s*([a-zA-Z])\s*(?:\\in\s*\\Reals\s*)?(?:[|:]|such that)(.*(?:<|>|\\[lgn]e(?![a-z])).*)\\\}$", r"\2"),
     (r"(^|\\cup)\s*\](?=[^\[\]()]*[\[\])])", r"\1("),
     (r"\[\s*(?=$|\\cup)", ")"),
 )

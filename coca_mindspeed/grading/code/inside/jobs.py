@@ -165,17 +165,12 @@ def _runs(job: dict[str, Any], inputs: list[str], outputs: list[str]) -> Any:
             yield run_script(script, text.encode("utf-8", "surrogatepass"), most, job["seconds"], deadline)
         except JobError as error:
             yield error
-        if job["limits"]["alone"]:
-            _end_leftovers()
-
-
-def _end_leftovers() -> None:
-    """Kill processes that a run has left behind: they count against the next run's limits."""
-    with suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, 0)[0]:
-            pass
+        if job["limits"]["alone"]:  # processes that a run has left behind count against the next run's limits
+            with suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, 0)[0]:
+                    pass
 
 
 def run_script(script: str, data: bytes, most: int, seconds: float, within: Any = None) -> ScriptRun:

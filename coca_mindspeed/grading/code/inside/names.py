@@ -106,12 +106,9 @@ def _uses(tree: ast.AST) -> tuple[set[str], set[str], set[str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             called.add(node.func.id)
-            if any(map(_holds_call, (*node.args, *node.keywords))):
+            inner = (each for argument in (*node.args, *node.keywords) for each in ast.walk(argument))
+            if any(isinstance(each, ast.Call) and isinstance(each.func, ast.Name) for each in inner):
                 wrapping.add(node.func.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             bases.add(node.value.id)
     return called, wrapping, bases
-
-
-def _holds_call(argument: ast.AST) -> bool:
-    return any(isinstance(node, ast.Call) and isinstance(node.func, ast.Name) for node in ast.walk(argument))

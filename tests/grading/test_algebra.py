@@ -1,0 +1,185 @@
+r"""Algebra in this process: symbols are the same only if their letter, alphabet, case, index, prime and accent are;
+expressions are equal if they are, not if their first digits are; what differs is never right, in whatever clothes.
+"""
+
+import itertools
+import resource
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coca_mindspeed.grading.math.extract import final_answer
+from coca_mindspeed.grading.math.normalise import one_spelling, read_answer
+from coca_mindspeed.grading.math.plain import plain_verdict
+from coca_mindspeed.grading.verdict import Outcome
+from tests.grading.tables import read_table
+from tests.processor import allowed
+
+equal = pytest.importorskip("coca_mindspeed.grading.math.equal")
+
+LETTERS = ["a", "A", "b", "B", "e", "E", "i", "I", "k", "K", "l", "n", "N", "p", "r", "R", "u", "v", "w", "x", "X", "T"]
+GREEK = r"""\alpha \beta \gamma \Gamma \delta \Delta \epsilon \varepsilon \theta \vartheta \Theta \kappa \lambda \Lambda
+\mu \nu \xi \Xi \pi \Pi \varpi \rho \sigma \Sigma \tau \phi \varphi \Phi \chi \psi \Psi \omega \Omega \ell \hbar"""
+DRESSED = r"""x_1 x_2 X_1 x_n x_N x_{12} x_{n+1} \alpha_1 \alpha_2 \gamma_1 \Gamma_1 \theta_n x' x'' X' x_1' x_2'
+\alpha' \bar{x} \hat{x} \vec{x} \vec{X} \tilde{x} \dot{x} \ddot{x} \bar{X} \hat{\theta} \mathcal{X}
+\mathfrak{X} \bar{x}_1 \hat{x}' \overline{AB} \overline{Ab} \overline{A'B}"""
+SYMBOLS = [*LETTERS, *GREEK.split(), *DRESSED.split()]
+# S is the symbol.  The answer on the right is another way to write what is on the left.
+EXPRESSIONS = [
+    ("S+q", "q+S"),
+    ("3 S^2", "S^2 3"),
+    (r"\frac{S}{5}", "0.2 S"),
+    (r"\sqrt{S^2+7}", r"\sqrt{7+S^2}"),
+    (r"\sin S", r"\sin(S)"),
+    (r"\log_{S} 7", r"\log_{S} (7)"),
+    ("2^{S}", r"2 \cdot 2^{S-1}"),
+    ("|S+q|", "|q+S|"),
+    ("f(S)", "f(S) 1"),
+    ("(S, 2)", r"\left(S, 2\right)"),
+    (r"\{S, 2\}", "2, S"),
+    ("[0, S)", r"\left[0, S\right)"),
+    (r"(-\infty, 0) \cup (2, S)", r"(2, S) \cup (-\infty, 0)"),
+    (r"\begin{pmatrix} S \\ 2 \end{pmatrix}", r"\begin{bmatrix} S \\ 2 \end{bmatrix}"),
+    ("q = S + 1", "q = 1 + S"),
+    ("q + S = 2", "S + q = 2"),
+    ("q < S", "S > q"),
+    ("0 < q < S", "S > q > 0"),
+    (r"q \ne S", r"S \ne q"),
+    (r"\binom{5}{2} S", "10 S"),
+]
+
+pairs_of_symbols = st.tuples(st.sampled_from(SYMBOLS), st.sampled_from(SYMBOLS)).filter(lambda pair: pair[0] != pair[1])
+
+
+def outcome(gold: str, answer: str) -> Outcome:
+    final = final_answer(rf"\boxed{{{answer}}}")
+    assert final is not None
+    wanted, given_ = read_answer(gold), read_answer(final)
+    verdict = plain_verdict(wanted, given_)
+    return equal.compare((wanted.body, given_.body))[0] if verdict is None else verdict.outcome
+
+
+def put(template: str, symbol: str, other: str = "") -> str:
+    return template.replace("S", f"{{{symbol}}}").replace("Z", f"{{{other}}}")
+
+
+@settings(max_examples=100, deadline=None)
+@given(pairs_of_symbols, st.sampled_from(EXPRESSIONS), st.booleans())
+def test_an_answer_with_another_symbol_is_not_right(
+    symbols: tuple[str, str], expression: tuple[str, str], again: bool
+) -> None:
+    gold, answer = expression[0], expression[again]
+    assert outcome(put(gold, symbols[0]), put(answer, symbols[1])) is not Outcome.RIGHT
+
+
+def test_all_pairs_of_symbols_alone_differ() -> None:
+    different = [
+        pair for pair in itertools.combinations(SYMBOLS, 2) if outcome(pair[0], pair[1]) is Outcome.RIGHT
+    ]  # fmt: skip
+    assert different == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([symbol for symbol in SYMBOLS if symbol not in ("i", "T")]), st.sampled_from(EXPRESSIONS))
+def test_the_same_symbol_is_the_same(symbol: str, expression: tuple[str, str]) -> None:
+    gold, answer = (put(side, symbol) for side in expression)
+    assert outcome(gold, answer) is Outcome.RIGHT
+
+
+@pytest.mark.parametrize("gold", ["x=x", "0=0", "2+3=5", "x+1=1+x", "x<x+1", "1<2", "x=x+1", r"\{x=x, y=2\}"])
+def test_a_gold_answer_that_says_nothing_accepts_no_other(gold: str) -> None:
+    assert equal.compare((gold, "y=y"))[0] is not Outcome.RIGHT
+    assert equal.compare((gold, "z<z+1"))[0] is not Outcome.RIGHT
+
+
+@pytest.mark.parametrize(
+    "gold", ["N=n", "x=5", "x=2y", r"f(x)=x", "x<5", r"x=\frac{1}{2}=0.5", "x=1,y=2", "0", "1", "x", "[0,1]", "x^2=1"]
+)
+def test_a_gold_answer_that_says_something_is_used(gold: str) -> None:
+    assert equal.compare((gold, gold))[0] is Outcome.RIGHT
+
+
+parse = pytest.importorskip("coca_mindspeed.grading.math.parse")
+
+
+def equal_scalars(a: str, b: str) -> bool | None:
+    """Whether two expressions are equal; None if one of them is not read."""
+    try:
+        return bool(equal.same_scalar(*(parse.parse(one_spelling(side)) for side in (a, b))))
+    except parse.NotMathematicsError:
+        return None
+
+
+@pytest.mark.parametrize(("a", "b", "expected"), read_table("expressions.tsv"))
+def test_the_table_of_expressions(a: str, b: str, expected: str) -> None:
+    assert (equal_scalars(a, b) is True) is (equal_scalars(b, a) is True) is (expected == "true")
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(("a", "b"), [("x^{10^{12}}", "x"), ("(x+1)^{10^{9}}", "(x-1)^{10^{9}}")])
+def test_large_powers_cost_neither_time_nor_memory(a: str, b: str) -> None:
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    assert equal_scalars(a, b) is False
+    assert time.process_time() - started < allowed(1.0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=3, unique=True), st.integers(-30, 30), st.integers(30, 400))
+def test_squares_of_sums_of_roots(radicands: Sequence[int], whole: int, digits: int) -> None:
+    roots = [rf"\sqrt{{{radicand}}}" for radicand in radicands]
+    square = rf"({'+'.join(roots)}{whole:+d})^2"
+    terms = [str(whole**2 + sum(radicands)), *(f"{2 * whole}{root}" for root in roots)]
+    terms += [rf"2\sqrt{{{a * b}}}" for n, a in enumerate(radicands) for b in radicands[:n]]
+    expanded = "+".join(f"({term})" for term in terms)
+    assert equal_scalars(square, expanded) is True
+    assert equal_scalars(square, rf"{expanded}+10^{{-{digits}}}") is False
+
+
+integers = st.integers(min_value=-(10**6), max_value=10**6)
+units = st.sampled_from([r"\text{ cm}", r"\text{ square units}", " apples", r"\ \text{dollars}", r"\,\mathrm{kg}"])
+CLOTHES: list[Callable[[str], str]] = [
+    lambda text: f" {text} ",
+    lambda text: rf"\,{text}\,",
+    lambda text: rf"\!{text}",
+    lambda text: f"${text}$",
+    lambda text: rf"\({text}\)",
+    lambda text: f"{text}.",
+    lambda text: rf"\displaystyle {text}",
+    lambda text: rf"\boxed{{{text}}}",
+    lambda text: f"**{text}**",
+]
+clothes = st.sampled_from(CLOTHES)
+NUMBER_CLOTHES: list[Callable[[str], str]] = [
+    lambda text: f"={text}",
+    lambda text: rf"\approx {text}",
+    lambda text: rf"\text{{about }} {text}",
+    lambda text: f"x = {text}",
+]
+
+
+@settings(max_examples=80, deadline=None)
+@given(integers, integers, clothes, st.sampled_from(NUMBER_CLOTHES), units)
+def test_integers(a: int, b: int, dress: Any, number_dress: Any, unit: str) -> None:
+    same = [dress(str(a)), number_dress(str(a)), f"{a}{unit}", f"{a:,}", f"{a}.0"]
+    assert [answer for answer in same if outcome(str(a), answer) is not Outcome.RIGHT] == []
+    if a != b:
+        assert [answer for answer in (dress(str(b)), number_dress(str(b)), f"{b}{unit}", f"{a}, {b}", f"{a}:{b}",
+                f"{a} or {b}", rf"\{{{a},{b}\}}") if outcome(str(a), answer) is Outcome.RIGHT] == []  # fmt: skip
+
+
+UNITS = read_table("units.tsv")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(2, 999), st.sampled_from(UNITS), st.sampled_from(UNITS), st.randoms(use_true_random=False))
+def test_units_in_any_spelling(n: int, unit: tuple[str, ...], other: tuple[str, ...], draw: Any) -> None:
+    first, second, third = draw.choice(unit), draw.choice(unit), draw.choice(other)
+    assert outcome(f"{n}{first}", f"{n}{second}") is Outcome.RIGHT
+    assert outcome(str(n), f"{n}{first}") is outcome(f"{n}{first}", str(n)) is Outcome.RIGHT
+    assert (outcome(f"{n}{first}", f"{n}{third}") is Outcome.RIGHT) == (unit is other)
+    assert outcome(f"{n}{first}", f"{n + 1}{second}") is Outcome.WRONG
