@@ -24,7 +24,7 @@ from coca_mindspeed.grading.math.equal import compare
 from coca_mindspeed.grading.math.extract import final_answer
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.math.normalise import read_answer
-from coca_mindspeed.grading.math.plain import plain_verdict
+from coca_mindspeed.grading.math.plain import verdict_without_algebra
 from coca_mindspeed.utils.files import write_json
 
 
@@ -54,7 +54,7 @@ def processor_milliseconds(items: Sequence[Item]) -> dict[str, list[float]]:
     for item in items:
         started = time.process_time()
         gold, answer = read_answer(item.gold), read_answer(final_answer(item.response) or "")
-        kind = "without algebra" if plain_verdict(gold, answer) else "algebra"
+        kind = "without algebra" if verdict_without_algebra(gold, answer) else "algebra"
         if kind == "algebra":
             compare((gold.body, answer.body))
         found[kind].append(1e3 * (time.process_time() - started))

@@ -31,8 +31,8 @@ from coca_mindspeed.evaluation.predictions import read_predictions, write_predic
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.run import LocalRun
 from coca_mindspeed.local.schedule import derived_seed
-from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.local.sft import warm_up
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
 from coca_mindspeed.utils.files import write_json

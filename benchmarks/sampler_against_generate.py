@@ -11,8 +11,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import pad_left
+from coca_mindspeed.local.run import warm_start
 from coca_mindspeed.local.sampler import sample_responses
-from coca_mindspeed.local.setup import warm_start
 from coca_mindspeed.local.validation import load_data
 
 

@@ -18,7 +18,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.setup import warm_start
+from coca_mindspeed.local.run import warm_start
 from coca_mindspeed.local.validation import load_data
 
 WAYS = OURS, TRL = "ours", "TRL"

@@ -130,7 +130,7 @@ def _check_local(composed: ComposedConfig, quiet: bool) -> None:
             if not quiet:
                 _print_local(inputs.config, name)
             from coca_mindspeed.local.preflight import run_preflight  # torch takes seconds to import
-            from coca_mindspeed.local.setup import LocalRun
+            from coca_mindspeed.local.run import LocalRun
 
             with LocalRun.open(composed, output, show_progress=not quiet, validated=(inputs, grader)) as run:
                 config, path = run.config, run.config.model.path

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     flags = {"resume": arguments.resume, "overwrite": arguments.overwrite, "show_progress": not arguments.quiet}
     validated = validate_run(composed.run, arguments.output, **flags)
     from coca_mindspeed.local.evaluation import write_run_report  # torch and transformers take seconds to import
-    from coca_mindspeed.local.setup import LocalRun
+    from coca_mindspeed.local.run import LocalRun
 
     with LocalRun.open(composed, arguments.output, **flags, validated=validated) as local:
         policy = local.start()

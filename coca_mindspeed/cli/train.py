@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     flags = {"resume": arguments.resume, "show_progress": not arguments.quiet}
     validated = validate_run(composed.run, output, **flags)
     from coca_mindspeed.local.evaluation import write_run_report  # torch and transformers take seconds to import
-    from coca_mindspeed.local.setup import LocalRun
+    from coca_mindspeed.local.run import LocalRun
 
     with LocalRun.open(composed, output, **flags, validated=validated) as run:
         policy = run.start()

@@ -33,7 +33,7 @@ from coca_mindspeed.utils.packages import is_installed, missing_package
 from coca_mindspeed.utils.process import interruptible
 
 if TYPE_CHECKING:
-    from coca_mindspeed.local.setup import LocalRun
+    from coca_mindspeed.local.run import LocalRun
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,9 @@ class ResponseBatch:
         with self.policy.autocast():
             states = self._states()
             if not self._fits_one_chunk:
-                return self.policy.lm_head.scores(states, self.token_ids, self._as_policy)
+                return self.policy.lm_head.scores(states, self.token_ids, self._sampling_logits)
             logits = self.policy.lm_head.logits(states)
-        return scores_of_logits(self._as_policy(logits), self.token_ids)
+        return scores_of_logits(self._sampling_logits(logits), self.token_ids)
 
     def backward(self, loss_of: Callable[[Tensor], Tensor]) -> TokenScores:
         """Accumulate the gradient of a loss; return the scores, detached.  Logits are computed once.
@@ -104,7 +104,7 @@ class ResponseBatch:
             loss_of(log_probs).backward()
             return TokenScores(log_probs.detach(), entropy)
         with self.policy.autocast():
-            return self.policy.lm_head.backward(self._states(), self.token_ids, self._as_policy, loss_of)
+            return self.policy.lm_head.backward(self._states(), self.token_ids, self._sampling_logits, loss_of)
 
     @cached_property
     def _prompt_of(self) -> Tensor:
@@ -122,7 +122,7 @@ class ResponseBatch:
     def _fits_one_chunk(self) -> bool:
         return self.policy.lm_head.fits_one_chunk(self.token_ids.numel())
 
-    def _as_policy(self, logits: Tensor) -> Tensor:
+    def _sampling_logits(self, logits: Tensor) -> Tensor:
         return self.policy.sampling_logits(logits, self.temperature)
 
     def _states(self) -> Tensor:

@@ -22,8 +22,8 @@ from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy, choose_device
+from coca_mindspeed.local.run import LocalRun, warm_start
 from coca_mindspeed.local.run_directory import with_model
-from coca_mindspeed.local.setup import LocalRun, warm_start
 from coca_mindspeed.local.sft import run_sft_warm_up
 from coca_mindspeed.local.validation import load_data, read_warm_up_records, record_sources
 from coca_mindspeed.utils.files import is_ours, write_json

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.grading.math.extract import final_answer
 from coca_mindspeed.grading.math.normalise import one_spelling, read_answer
-from coca_mindspeed.grading.math.plain import plain_verdict
+from coca_mindspeed.grading.math.plain import verdict_without_algebra
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.tables import read_table
 from tests.processor import allowed
@@ -59,7 +59,7 @@ def outcome(gold: str, answer: str) -> Outcome:
     final = final_answer(rf"\boxed{{{answer}}}")
     assert final is not None
     wanted, given_ = read_answer(gold), read_answer(final)
-    verdict = plain_verdict(wanted, given_)
+    verdict = verdict_without_algebra(wanted, given_)
     return equal.compare((wanted.body, given_.body))[0] if verdict is None else verdict.outcome
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.local.run import LocalRun
 from coca_mindspeed.local.run_directory import Checkpoint
-from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.local.train import Trainer
 
 SMALL = (

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.local import setup as session_module
+from coca_mindspeed.local import run as session_module
 
 QUESTIONS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(6)]
 

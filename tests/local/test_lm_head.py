@@ -60,7 +60,7 @@ def chunks_of_7(monkeypatch):
     return set_chunk
 
 
-def as_policy(logits):
+def sampling_logits(logits):
     banned = torch.zeros(logits.shape[-1], dtype=torch.bool)
     banned[0] = True
     return (logits.float() / 0.7).masked_fill(banned, -torch.inf)
@@ -79,7 +79,7 @@ def test_chunks_equal_all_logits_at_once(name, chunks_of_7):
     ids = torch.randint(1, 61, (3, 12), generator=random)
     advantages = torch.randn(3, 11, generator=random)
     advantages[1] = 0  # a whole chunk, and parts of two others
-    distribution = as_policy(model(ids, use_cache=False).logits[:, :-1]).log_softmax(-1)
+    distribution = sampling_logits(model(ids, use_cache=False).logits[:, :-1]).log_softmax(-1)
     expected = distribution.gather(-1, ids[:, 1:, None])[..., 0]
     old = expected.detach() + 0.3 * torch.randn(3, 11, generator=random)
     clipped(expected, old, advantages).backward()
@@ -89,11 +89,11 @@ def test_chunks_equal_all_logits_at_once(name, chunks_of_7):
     layer = LMHead.of(model)
     assert not layer.fits_one_chunk(33)
     states = layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1]
-    scores = layer.backward(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
+    scores = layer.backward(states, ids[:, 1:], sampling_logits, lambda found: clipped(found, old, advantages))
     torch.testing.assert_close(scores.log_probs, expected.detach(), atol=1e-5, rtol=1e-5)
     entropy = torch.special.entr(distribution.detach().exp()).sum(-1)
     torch.testing.assert_close(scores.entropy, entropy, atol=1e-5, rtol=1e-5)
-    again = layer.scores(states, ids[:, 1:], as_policy)
+    again = layer.scores(states, ids[:, 1:], sampling_logits)
     assert torch.equal(scores.log_probs, again.log_probs.detach()), "what the policy is asked again is another number"
     assert torch.equal(scores.entropy, again.entropy)
     assert (scores.log_probs.requires_grad, again.log_probs.requires_grad, again.entropy.requires_grad) == (
@@ -109,7 +109,7 @@ def test_chunks_equal_all_logits_at_once(name, chunks_of_7):
     for parameter in model.parameters():
         parameter.grad *= 2  # of microbatches before this one
     states = layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1]
-    layer.backward(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
+    layer.backward(states, ids[:, 1:], sampling_logits, lambda found: clipped(found, old, advantages))
     for key, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, 3 * once[key], rtol=1e-4, atol=1e-6)
 
@@ -119,7 +119,7 @@ def test_a_frozen_head_gets_no_gradient(chunks_of_7):
     layer = LMHead.of(random_model("untied"))
     layer.head.weight.requires_grad_(False)
     states = torch.randn(20, 32, requires_grad=True)
-    layer.backward(states, torch.arange(20), as_policy, lambda log_probs: log_probs[1:].sum())
+    layer.backward(states, torch.arange(20), sampling_logits, lambda log_probs: log_probs[1:].sum())
     assert layer.head.weight.grad is None
     assert float(states.grad[1:].norm()) > 0
     assert bool((states.grad[0] == 0).all())
@@ -146,9 +146,9 @@ def test_no_tensor_holds_the_logits_of_all_tokens_and_a_known_loss_makes_them_on
     kept = []
     with Watch(), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         if known:
-            layer.backward(states, tokens, as_policy, torch.sum)
+            layer.backward(states, tokens, sampling_logits, torch.sum)
         else:
-            layer.scores(states, tokens, as_policy).log_probs.sum().backward()
+            layer.scores(states, tokens, sampling_logits).log_probs.sum().backward()
     assert largest == 7
     assert max(kept, default=0) <= 200 * 32
     # By chunk: logits (twice if they are recomputed), the gradient by the states and that by the weight.

@@ -87,7 +87,7 @@ def test_variables_are_in_the_template_that_is_saved_with_the_trained_model(tmp_
 def on(day, monkeypatch):
     """Let a run start on such a day."""
     clock = SimpleNamespace(date=SimpleNamespace(today=lambda: datetime.date.fromisoformat(day)))
-    monkeypatch.setattr("coca_mindspeed.local.setup.datetime", clock)
+    monkeypatch.setattr("coca_mindspeed.local.run.datetime", clock)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
     assert main(arguments_of(tmp_path / "whole", "--quiet")) == 0
     # Forked by a process that has imported everything: the imports take longer than these runs.
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["coca_mindspeed.local.setup"])
+    processes.set_forkserver_preload(["coca_mindspeed.local.run"])
     rng = random.Random(0)
     killed = 0
     for step in (0, 2, 5):

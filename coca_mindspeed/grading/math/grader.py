@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.grading.math.extract import final_answer, without_boxes
 from coca_mindspeed.grading.math.normalise import Answer, read_answer
-from coca_mindspeed.grading.math.plain import CHOICE, is_words, plain_text, plain_verdict
+from coca_mindspeed.grading.math.plain import CHOICE, is_words, plain_text, verdict_without_algebra
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 from coca_mindspeed.grading.workers import Failure, TaskResult, Workers
 from coca_mindspeed.utils.console import SlowProgress
@@ -118,7 +118,7 @@ class MathGrader(TalliedGrader):
                 decided[pair] = Verdict(Outcome.WRONG, "it is far longer than the gold answer")
             else:
                 wanted, answer = _read(gold), _read(final)
-                if verdict := plain_verdict(wanted, answer):
+                if verdict := verdict_without_algebra(wanted, answer):
                     decided[pair] = verdict
                 else:
                     symbolic[pair] = _named_body(wanted), _named_body(answer)

@@ -32,7 +32,7 @@ _OTHER_CHOICE = re.compile(
 )
 
 
-def plain_verdict(gold: Answer, answer: Answer) -> Verdict | None:
+def verdict_without_algebra(gold: Answer, answer: Answer) -> Verdict | None:
     """The verdict on two answers without algebra, or None if it takes some."""
     if not gold.body:
         return Verdict(Outcome.UNGRADABLE, "the gold answer is empty")
