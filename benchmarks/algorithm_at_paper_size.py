@@ -36,13 +36,13 @@ def run(rounds: int) -> dict[str, float]:
     ends = segment_ends(token_ids, lengths, text, [valid])
     rule, verdicts = CreditRule(training_method("coca")), correct.double()
 
-    def reward_and_advantage() -> Tensor:
+    def advantages() -> Tensor:
         credit = rule(verdicts, confidence)
         return token_advantages([values.flatten() for values in credit.values_by_segment().values()], ends, TOKENS)
 
     candidates: dict[str, Callable[[], object]] = {
         "boundary search, s": lambda: segment_ends(token_ids, lengths, text, [valid]),
-        "rewards and both advantages, s": reward_and_advantage,
+        "rewards and both advantages, s": advantages,
     }
     if importlib.util.find_spec("verl") is not None:
         candidates["verl compute_grpo_outcome_advantage, s"] = _verl(correct, lengths)

@@ -12,7 +12,7 @@ A prediction's influence on a mean is n times the change of the estimate that it
 for AUROC the deviation of its placement among the answers of the other class (DeLong, DeLong and Clarke-Pearson, 1988).
 Influences of the samples of one question are added before they are squared, so that samples that agree count once.
 
-``tests/evaluation/test_coverage.py`` and ``benchmarks/interval_coverage.py`` measure the coverage.
+``docs/evaluation.md`` gives their measured coverage.
 """
 
 import math

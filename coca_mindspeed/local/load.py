@@ -26,7 +26,7 @@ from coca_mindspeed.local.sampler import Decoder
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.tokenization import token_text
 
-#: ``model_type`` of the architectures that tests/local/test_architectures.py compares with plain passes.
+#: ``model_type`` of the architectures that a test compares with plain passes.
 TESTED = (
     *("cohere", "cohere2", "deepseek_v3", "gemma", "gemma3_text", "gpt2", "gpt_neox", "granite"),
     *("llama", "llama4_text", "mistral", "mixtral", "olmo2", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3"),

@@ -72,7 +72,7 @@ class LocalRun:
     output: Path
     inputs: RunInputs
     grader: MeasuredGrader
-    found: RunState
+    state: RunState
     device: torch.device
     prompt_sha256: str
     resume: bool
@@ -107,7 +107,7 @@ class LocalRun:
         )
         with ExitStack() as resources:
             resources.callback(grader.close)
-            config, found = inputs.config, inputs.found
+            config, state = inputs.config, inputs.found
             require_peft(config.model.lora)
             if config.trainer.threads is not None:
                 torch.set_num_threads(config.trainer.threads)
@@ -120,20 +120,20 @@ class LocalRun:
             # A chat template that reads the clock keeps the date of the run's start.
             if needs_date(config, inputs.train[0]):
                 config = with_model(config, prompt_date=datetime.date.today().isoformat())
-            prompt_sha256 = _check_prompts(config, found, inputs.records, show_progress)
-            check_same_prompt(found, prompt_sha256)
+            prompt_sha256 = _check_prompts(config, state, inputs.records, show_progress)
+            check_same_prompt(state, prompt_sha256)
             if config.model.path is not None:
                 check_memory(config, device, show_progress=show_progress)
 
             resources.enter_context(lock_run(output))
-            if found.marker is not None:
+            if state.marker is not None:
                 remove_leftovers(output)
             # Another process may have run in between, and a checkpoint may have been restored.
-            found = find_run(output, resume=resume, overwrite=overwrite)
-            check_same_run(found, config, inputs.digests)
+            state = find_run(output, resume=resume, overwrite=overwrite)
+            check_same_run(state, config, inputs.digests)
             kept = resources.pop_all()
         flags = (resume, overwrite, show_progress)
-        return cls(config, output, inputs, grader, found, device, prompt_sha256, *flags, kept, started)
+        return cls(config, output, inputs, grader, state, device, prompt_sha256, *flags, kept, started)
 
     def __enter__(self) -> "LocalRun":
         return self
@@ -147,7 +147,7 @@ class LocalRun:
     @property
     def resume_from(self) -> Checkpoint | None:
         """The checkpoint to continue from."""
-        return self.found.newest
+        return self.state.newest
 
     def start(self) -> Policy:
         """Load the policy, write the run's marker, and teach the format by ``warm_up.records``.
@@ -156,7 +156,7 @@ class LocalRun:
         """
         config, inputs = self.config, self.inputs
         with self._timed("warm_up", self._started):
-            if model_directory(config, self.found)[0] is None:
+            if model_directory(config, self.state)[0] is None:
                 self._write_settings()
                 with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
                     path = warm_start(config, self.output, inputs.train, self.device, self.show_progress)
@@ -170,7 +170,7 @@ class LocalRun:
 
     def load(self) -> Policy:
         """Load the checkpoint or the model of ``model.path``; write nothing."""
-        path, where = model_directory(self.config, self.found)
+        path, where = model_directory(self.config, self.state)
         assert path is not None
         policy = self._load(path, where)
         check_saveable(policy, f"{where}={path}")
@@ -179,16 +179,16 @@ class LocalRun:
     def preflight(self, policy: Policy) -> None:
         """Refuse a policy that states too few valid confidences; its samples are step 0's.  Not for a resumed run."""
         count = self.config.evaluation.preflight
-        if self.found.has_steps or not count:
+        if self.state.has_steps or not count:
             return
         if self.show_progress:
             print_text(f"sampling {count} responses before the first step", sys.stderr)
         with interruptible("stopped before the first step"):
-            found = run_preflight(policy, self.inputs.train, self.grader, self.config)
+            result = run_preflight(policy, self.inputs.train, self.grader, self.config)
         file = self.output / "samples" / "step_000000.jsonl"
-        write_json_lines(file, found.rows())
-        print_text(found, sys.stderr)
-        raise_problems(found.problems(), f"no training yet; all responses: {file}")
+        write_json_lines(file, result.rows())
+        print_text(result, sys.stderr)
+        raise_problems(result.problems(), f"no training yet; all responses: {file}")
 
     def evaluate_before(self, policy: Policy) -> list[Prediction]:
         """Answer the held-out questions before the first step.
@@ -235,7 +235,7 @@ class LocalRun:
         return HeldOut(self.config, policy, self.grader, self.inputs.evaluate, self.output, self.show_progress)
 
     def _write_settings(self) -> None:
-        write_settings(self.found, self.config, self.inputs.digests, self.prompt_sha256, overwrite=self.overwrite)
+        write_settings(self.state, self.config, self.inputs.digests, self.prompt_sha256, overwrite=self.overwrite)
 
     def _load(self, path: Path, where: str) -> Policy:
         dtype = dtype_of_weights(self.config.model.lora)
@@ -249,11 +249,11 @@ class LocalRun:
         return policy
 
 
-def _check_prompts(config: RunConfig, found: RunState, records: Sequence[Record], show_progress: bool) -> str:
+def _check_prompts(config: RunConfig, state: RunState, records: Sequence[Record], show_progress: bool) -> str:
     """Check the prompts, and return the SHA-256 of the first one's text."""
     system_prompt = config.method.training_method.system_prompt
     limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
-    path, where = model_directory(config, found)
+    path, where = model_directory(config, state)
     if path is not None:
         tokenizer = check_prompts(
             path, config.model, records, system_prompt, limits, where=where, show_progress=show_progress

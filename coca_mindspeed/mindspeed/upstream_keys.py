@@ -1,7 +1,7 @@
 """Keys of MindSpeed-RL: which there are, which of them have no effect, and which our sections set.
 
-``upstream_keys.json`` lists the keys of each release with their types; ``tests/support/mindspeed_keys.py`` writes it
-from the sources.  MindSpeed-RL itself refuses others only inside Ray.
+``upstream_keys.json`` lists the keys of each release with their types (CONTRIBUTING.md).  MindSpeed-RL itself refuses
+others only inside Ray.
 
 A key with an interpolation of our keys alone in ``configs/hardware/ascend.yaml``, such as ``actor_config.lr:
 ${optimizer.lr}``, belongs to our key.  An interpolation that also reads keys of MindSpeed-RL, such as that of

@@ -1,7 +1,7 @@
 r"""Grade mathematical answers: numbers, words and choices at once, everything else by algebra in worker processes.
 
 Three stages: :mod:`.extract` finds the final answer, :mod:`.normalise` gives it one spelling, :mod:`.equal` compares.
-The rules are in docs/grading.md, and by example in tests/grading/math_pairs.tsv.
+The rules are in docs/grading.md.
 """
 
 import functools

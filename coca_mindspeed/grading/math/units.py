@@ -115,7 +115,7 @@ def read_unit(words: str, number: Fraction | None, spaced: bool) -> str | None:
         return found if upright or _is_plain_unit(found, names, spaced, number is not None) else None
     if number is None or not (upright or spaced):
         return None
-    if end and leaves_value(rest) and rest.split()[0] in _REMARKS:
+    if end and is_remark(rest) and rest.split()[0] in _REMARKS:
         return found
     return _counted(" ".join(text.replace("/", " per ").split()), number)
 
@@ -140,7 +140,7 @@ def _is_plain_unit(unit: str, names: list[str], spaced: bool, behind_number: boo
     return len(names) == 1 or any(len(name) > 1 for name in names) or unit in ("m s^-1", "m s^-2", "m^2", "m^3")
 
 
-def leaves_value(text: str) -> bool:
+def is_remark(text: str) -> bool:
     """Whether words leave the value before them unchanged: no operation, denial, date, function or variable."""
     if re.fullmatch(r"[a-zA-Z][a-zA-Z .'-]*", text) is None:
         return False
@@ -157,7 +157,7 @@ def leaves_value(text: str) -> bool:
 
 def _counted(text: str, number: Fraction) -> str | None:
     """``COUNTED`` for things (``red apples``), ``UNNAMED`` for ``in total`` or ``a day``, else None."""
-    if not leaves_value(text):
+    if not is_remark(text):
         return None
     words = text.lower().replace("-", " ").split()
     things = words[: next((place for place, word in enumerate(words) if word in _REMARKS), len(words))]
