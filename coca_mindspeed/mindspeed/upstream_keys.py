@@ -184,19 +184,21 @@ def ignored_keys(config: Mapping[str, Any], *, reference: bool) -> Iterator[Prob
 
 
 _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
-# Separate workers take a part of the NPUs: the check hardware-npus compares the sum.
-_OWN_CHECK = "rl_config.actor_resource.num_npus"
 
 
 @functools.cache
 def mapped_keys(platform: str = "npu") -> dict[str, str]:
     """Key of MindSpeed-RL -> the interpolation of our keys that sets it; of the CPU shim for the platform ``host``."""
     directory = config_directory() / "hardware"
-    found = {
-        key: value for key, value in leaves(read_yaml(directory / "ascend.yaml")["mindspeed_rl"]) if _is_ours(value)
-    }
+    own_check = "rl_config.actor_resource.num_npus"  # separate workers take a part: hardware-npus compares the sum
     replaced = dict(leaves(read_yaml(directory / "host.yaml")["mindspeed_rl"])) if platform == "host" else {}
-    return {key: value for key, value in found.items() if key not in replaced and key != _OWN_CHECK}
+    found = {}
+    for key, value in leaves(read_yaml(directory / "ascend.yaml")["mindspeed_rl"]):
+        ours = our_keys(value) if isinstance(value, str) else []
+        theirs = any(each.startswith("mindspeed_rl.") for each in ours)
+        if ours and not theirs and key not in replaced and key != own_check:
+            found[key] = value
+    return found
 
 
 def our_keys(interpolation: str) -> list[str]:
@@ -264,8 +266,3 @@ def underscored(values: Mapping[str, Any]) -> dict[str, Any]:
         str(name).replace("-", "_"): underscored(value) if isinstance(value, Mapping) else value
         for name, value in values.items()
     }
-
-
-def _is_ours(value: Any) -> bool:
-    keys = our_keys(value) if isinstance(value, str) else []
-    return bool(keys) and not any(key.startswith("mindspeed_rl.") for key in keys)

@@ -121,13 +121,13 @@ REQUIREMENTS = tuple(Requirement(*row) for row in _REQUIRED)
 
 def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Problem]:
     """All problems of a resolved verl configuration in plain containers, whose section ``coca`` is ``settings``."""
-    run = VerlRun(config, settings)
-    found = []
-    for each in REQUIREMENTS:
-        if not each.accepts(value := value_of(config, each.key, each.default)):
-            found.append(Problem(each.code, each.key, value, each.expected))
+    found = [
+        Problem(each.code, each.key, value, each.expected)
+        for each in REQUIREMENTS
+        if not each.accepts(value := value_of(config, each.key, each.default))
+    ]
     conditions = [as_check(each, VerlRun.value) for each in (_method, _batches)]
-    return [*found, *find_problems(run, (_counts,), (*conditions, _stages))]
+    return [*found, *find_problems(VerlRun(config, settings), (_counts,), (*conditions, _stages))]
 
 
 class VerlRun(NamedTuple):

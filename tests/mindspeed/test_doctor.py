@@ -18,13 +18,22 @@ from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed import doctor
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_iteration
 from coca_mindspeed.mindspeed.doctor import Machine
+from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
 from coca_mindspeed.upstream.manifest import ManifestError, stack_of
 from tests.mindspeed.builders import checkpoint, write
 
 compose = functools.cache(lambda name, *overrides: compose_run(name, overrides).run)
+PLANS: dict[int, tuple[RunConfig, ClusterPlan]] = {}  # with the run, so that no other one has its id
 OVERRIDES = ("model.path=model", "model.megatron_path=weights", "data.train=train.jsonl", "data.evaluate=train.jsonl")
 NO_VALIDATION = (*OVERRIDES[:3], "data.evaluate=null", "evaluation.interval=0")
 TODAY = stack_of("2.3.0")
+
+
+def plan_once(run: RunConfig) -> ClusterPlan:
+    """The plan of a run whose files do not change."""
+    if id(run) not in PLANS:
+        PLANS[id(run)] = run, make_plan(run)
+    return PLANS[id(run)][1]
 
 
 class FakeMachine(Machine):
@@ -67,6 +76,7 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeMachine, 
         return SimpleNamespace(release="2.3.0")
 
     monkeypatch.setattr(doctor, "matching_manifest", matching)
+    monkeypatch.setattr(doctor, "make_plan", plan_once)
     environment = {
         **{name: str(path) for name, path in homes.items()},
         **{"ASCEND_TOOLKIT_HOME": str(root / "cann"), "ATB_HOME_PATH": "/atb"},
@@ -164,8 +174,9 @@ def test_files_of_the_machine(good):
     assert "GLOO_SOCKET_IFNAME" in examine(machine, with_changes(run, "hardware", nodes=2))
 
 
-def test_files_of_the_run(good):
+def test_files_of_the_run(good, monkeypatch):
     machine, run = good
+    monkeypatch.setattr(doctor, "make_plan", make_plan)
     checkpoint(Path("weights"), 4, 2)
     config = json.loads(Path("model/config.json").read_text())
     write("model/config.json", json.dumps({**config, "hidden_size": 5}))
