@@ -59,18 +59,12 @@ class _Stream:
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         pass
 
-    def wait_stream(self, _other: Any) -> None: ...
+    def wait(self, _other: Any = None) -> None: ...
 
-    def wait_event(self, _other: Any) -> None: ...
+    wait_stream = wait_event = synchronize = record = wait
 
     def record_event(self, _event: Any = None) -> "_Stream":
         return self
-
-    def synchronize(self) -> None: ...
-
-    def record(self, _stream: Any = None) -> None: ...
-
-    def wait(self, _stream: Any = None) -> None: ...
 
     def query(self) -> bool:
         return True

@@ -63,23 +63,15 @@ class CpuPlatform(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        """There is one."""
+    def _nothing(self, *_arguments: Any, **_options: Any) -> None:
+        """There is one device, whose allocator is the system's; nothing is cached or runs behind our back."""
 
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing runs behind our back."""
+    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = _nothing
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """The allocator is the system's."""
-
-    def empty_cache(self) -> None:
-        """There is none."""
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
@@ -93,11 +85,6 @@ class CpuPlatform(PlatformBase):
     @contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
-
-    def profiler_start(self) -> None:
-        """Nothing to profile."""
-
-    profiler_stop = profiler_start
 
     def ray_resource_name(self) -> str:
         return "GPU"
