@@ -82,9 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not is_certified:
             # By the map, an accepted answer is more likely right than wrong.
             accepted = after >= 0.5
-            error = f", {1 - correct[accepted].mean():.1%} of them wrong" if accepted.any() else ""
+            wrong = f", {1 - correct[accepted].mean():.1%} of them wrong" if accepted.any() else ""
             share = f"{accepted.mean():.1%} of the valid labels"
-            end += f"suggested: answer from recalibrated confidence 0.5 on, as {share} do{error}\n"
+            end += f"suggested: answer from recalibrated confidence 0.5 on, as {share} do{wrong}\n"
             end += tier(calibration=path, **bands_from(0.5))
     except ValueError as error:
         if curve is not None:

@@ -1,5 +1,6 @@
-"""The sandbox: attacks as root and as a normal user, and what it says where it cannot run."""
+"""The sandbox: attacks as root and as a normal user, its filter of system calls, what it says where it cannot run."""
 
+import errno
 import http.server
 import json
 import subprocess
@@ -12,9 +13,11 @@ import pytest
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code import sandbox as sandbox_module
+from coca_mindspeed.grading.code.inside.seccomp import filter_program
 from coca_mindspeed.grading.code.sandbox import Sandbox
 from tests.grading import sandbox_attacks
 from tests.grading.sandbox_package import REPOSITORY, needs_sandbox, script_of
+from tests.grading.tables import read_table
 
 pytestmark = pytest.mark.timing
 
@@ -109,3 +112,44 @@ def test_running_without_a_sandbox_is_an_explicit_choice(monkeypatch: pytest.Mon
     assert sandbox.run({**job, "source": "import os\ndef answer(x): os._exit(0)"}, 5.0).outcome == "wrong"
     stdio = {"kind": "stdio", "cases": [{"input": "6", "output": "42"}], "seconds": 5.0}
     assert sandbox.run({**stdio, "source": "print(7 * int(input()))"}, 5.0).outcome == "right"
+
+
+X86_64, AARCH64 = 0xC000003E, 0xC00000B7
+ALLOWED, KILLED, FAKED = "allowed", "killed", 0
+
+
+def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> str | int:
+    """The filter's verdict on a system call: an error number, or one of the words above."""
+    found = {"x86_64": X86_64, "aarch64": AARCH64}[machine] if architecture is None else architecture
+    words = {0: number, 4: found}
+    for place, argument in enumerate(arguments):
+        words |= {16 + 8 * place: argument & 0xFFFFFFFF, 20 + 8 * place: argument >> 32}
+    program, at, accumulator = filter_program(machine), 0, 0
+    while True:
+        code, if_true, if_false, operand = program[at]
+        at += 1
+        if code == 0x20:
+            accumulator = words.get(operand, 0)
+        elif code == 0x06:
+            return {0x7FFF0000: ALLOWED, 0x80000000: KILLED}.get(operand, operand & 0xFFFF)
+        else:
+            taken = {0x15: accumulator == operand, 0x35: accumulator >= operand, 0x45: accumulator & operand != 0}[code]
+            at += if_true if taken else if_false
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize(("name", "arguments", "on_x86_64", "on_aarch64", "expected"), read_table("system_calls.tsv"))
+def test_the_filter(machine: str, name: str, arguments: str, on_x86_64: str, on_aarch64: str, expected: str) -> None:
+    number = int(on_x86_64 if machine == "x86_64" else on_aarch64)
+    found = verdict(machine, number, *(int(argument, 0) for argument in arguments.split()))
+    assert found == {"allowed": ALLOWED, "0": FAKED}.get(expected, getattr(errno, expected, None)), name
+
+
+def test_calls_of_another_machine_are_not_taken_for_this_ones() -> None:
+    assert verdict("x86_64", 0, architecture=AARCH64) == KILLED
+    assert verdict("x86_64", 0x40000000) == errno.ENOSYS
+
+
+def test_an_unknown_machine_has_no_filter() -> None:
+    with pytest.raises(ValueError, match="riscv64"):
+        filter_program("riscv64")
