@@ -37,8 +37,7 @@ from coca_mindspeed.evaluation.predictions import (
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
 from coca_mindspeed.evaluation.scoreboard import Column, PairedDifference, Scoreboard
 from coca_mindspeed.evaluation.tables import risk_tables, summary_table
-from coca_mindspeed.grading.label_check import check_records
-from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
 from coca_mindspeed.utils.files import read_complete_rows, read_json_lines, write_atomically, write_json
 from coca_mindspeed.utils.packages import require

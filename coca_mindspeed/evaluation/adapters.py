@@ -11,7 +11,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
-from coca_mindspeed.grading.label_check import check_records, misfit_warnings
+from coca_mindspeed.grading.registry import check_records, misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
 from coca_mindspeed.utils.files import read_json_lines, read_object
 from coca_mindspeed.utils.text_formats import JsonError

@@ -9,9 +9,8 @@ from pydantic import Field
 
 from coca_mindspeed.data.export import record_of
 from coca_mindspeed.errors import CocaError, Problem, raise_problems
-from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.own import FaultTolerantGrader
-from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section
 

@@ -10,7 +10,7 @@ from typing import Any
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, TrainingError
-from coca_mindspeed.grading.label_check import misfit_warnings
+from coca_mindspeed.grading.registry import misfit_warnings
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.policy import Policy

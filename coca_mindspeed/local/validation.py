@@ -19,8 +19,7 @@ from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_templ
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
-from coca_mindspeed.grading.label_check import check_records
-from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.model_files import (

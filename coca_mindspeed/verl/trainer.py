@@ -34,8 +34,7 @@ from coca_mindspeed.data.prompts import write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import write_predictions
-from coca_mindspeed.grading.label_check import check_records
-from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.upstream.manifest import matching_manifest

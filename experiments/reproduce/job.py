@@ -18,8 +18,7 @@ from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
-from coca_mindspeed.grading.label_check import check_records
-from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy, choose_device
 from coca_mindspeed.local.run import LocalRun, warm_start

@@ -8,8 +8,7 @@ from pathlib import Path
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.grading.label_check import check_records
-from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.local.model_files import needs_date
 from coca_mindspeed.local.validation import load_data, record_sources
 from experiments.miniature import miniature

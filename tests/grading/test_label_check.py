@@ -10,9 +10,8 @@ import pytest
 
 from coca_mindspeed.data.records import Record, RecordError, read_records, write_records
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.math.grader import MathGrader
-from coca_mindspeed.grading.registry import AutoGrader
+from coca_mindspeed.grading.registry import AutoGrader, check_records
 from coca_mindspeed.utils.console import SlowProgress
 from tests.shared_data import shared_data
 

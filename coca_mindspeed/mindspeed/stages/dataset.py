@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, bounded_prompt_tokens, check_template, write_into_template
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.grading.label_check import check_records
-from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.mindspeed.start.process import CocaSettings, process_settings
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.utils.files import file_sha256
