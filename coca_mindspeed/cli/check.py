@@ -17,16 +17,17 @@ from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub
 from coca_mindspeed.config.compose import ComposedConfig
-from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError, find_problems, raise_problems
 from coca_mindspeed.mindspeed.plan import (
     ClusterPlan,
+    Part,
     Rates,
     checkpoint_bytes,
     host_gib,
     iteration_seconds,
     make_plan,
+    model_parameters,
     read_rates,
     run_days,
 )
@@ -34,6 +35,7 @@ from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
 from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.process import GIB
 from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.configuration import (
     find_verl_run,

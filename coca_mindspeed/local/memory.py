@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.local.load import load_policy, sharing_of
@@ -30,7 +29,7 @@ from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.sampler import Decoder, draw
 from coca_mindspeed.local.update import ResponseBatch, build_optimizer, largest_group_sizes
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.process import memory_limit
+from coca_mindspeed.utils.process import GIB, memory_limit
 
 # Fitted (docs/training.md): numbers that a layer keeps per token, in widths of it and of its MLP; bytes of the LM head.
 _OF_HIDDEN, _OF_MLP, _LM_HEAD = 11, 4, 6 * 2**25

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coca_mindspeed.config.checks import missing_data, missing_model
-from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, Problem, problems_of
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout
@@ -24,7 +23,7 @@ from coca_mindspeed.mindspeed.plan import ClusterPlan, checkpoint_bytes, host_gi
 from coca_mindspeed.mindspeed.stages.dataset import check_verifier
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from coca_mindspeed.upstream.manifest import ManifestError, SoftwareStack, load_manifests, matching_manifest, stack_of
-from coca_mindspeed.utils.process import memory_limit, usable_cpus
+from coca_mindspeed.utils.process import GIB, memory_limit, usable_cpus
 
 _DEFAULT_RELEASE = "2.3.0"
 _OPEN_FILES = 32768  # Ray opens a few hundred sockets per worker, and zmq one for each pair of ranks

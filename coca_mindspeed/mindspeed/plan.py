@@ -10,23 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coca_mindspeed.config.checks import steps_of_epochs, training_rows
-from coca_mindspeed.config.model_size import (
-    BF16,
-    FP32,
-    GIB,
-    Part,
-    kv_bytes_per_token,
-    layer_parameters,
-    model_parameters,
-)
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, written_keys
 from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.process import GIB
 
 _SECONDS_PER_DAY = 86_400
+BF16, FP32 = 2, 4  # bytes of a number
 
 
 class Rates(NamedTuple):
@@ -41,6 +34,19 @@ class Rates(NamedTuple):
 
     tokens_per_response: float = 750.0
     tokens_per_second: float = 110.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a memory estimate: name, bytes on the fullest device, and the formula in words."""
+
+    name: str
+    bytes: float
+    formula: str
+
+    @property
+    def gib(self) -> float:
+        return self.bytes / GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,26 @@ def run_days(resolved: ResolvedConfig, iterations: int, rates: Rates) -> float:
 def checkpoint_bytes(resolved: ResolvedConfig) -> int:
     """One Megatron checkpoint: weights in bfloat16, and the optimizer's weights and two moments in float32."""
     return (BF16 + 3 * FP32) * model_parameters(resolved)
+
+
+def layer_parameters(run: ResolvedConfig) -> int:
+    """Parameters of one layer: attention with grouped keys and values, gated MLP, RMSNorms."""
+    head = run.hidden // run.heads
+    kv = run.kv_groups * head
+    qkv = run.hidden * (run.hidden + 2 * kv) + (run.hidden + 2 * kv if run.qkv_bias else 0)
+    qkv += 2 * head if run.qk_layernorm else 0
+    return qkv + run.hidden * run.hidden + 3 * run.hidden * run.ffn + 2 * run.hidden
+
+
+def model_parameters(run: ResolvedConfig) -> int:
+    """Parameters of the whole model."""
+    embeddings = run.vocab * run.hidden * (2 if run.untied_embeddings else 1)
+    return run.layers * layer_parameters(run) + embeddings + run.hidden
+
+
+def kv_bytes_per_token(run: ResolvedConfig, tensor_parallel: int) -> float:
+    """Bytes of one token's keys and values in bfloat16, on one of ``tensor_parallel`` devices."""
+    return 2 * BF16 * run.layers * run.kv_groups * (run.hidden // run.heads) / tensor_parallel
 
 
 def estimate_memory(resolved: ResolvedConfig) -> MemoryEstimate:

@@ -21,6 +21,7 @@ from types import FrameType
 
 from coca_mindspeed.errors import TrainingError
 
+GIB = 2**30
 #: Set to 0, this environment variable prevents the restart with jemalloc.
 SWITCH = "COCA_JEMALLOC"
 _RESTARTED = "COCA_RESTARTED"  # in a restarted process: the values before the restart, as JSON

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import memory
 from coca_mindspeed.local.memory import (
@@ -23,6 +22,7 @@ from coca_mindspeed.local.memory import (
     measure,
     memory_problems,
 )
+from coca_mindspeed.utils.process import GIB
 from tests.local.models_for_tests import write_random_model
 from tests.local.starts_for_tests import arguments
 

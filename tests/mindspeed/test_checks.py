@@ -8,7 +8,6 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.checks import steps_of_epochs
 from coca_mindspeed.config.compose import compose_run, config_directory
-from coca_mindspeed.config.model_size import GIB, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import ConfigError, DataError, Problem
@@ -20,12 +19,14 @@ from coca_mindspeed.mindspeed.plan import (
     host_gib,
     iteration_seconds,
     make_plan,
+    model_parameters,
     read_rates,
     run_days,
 )
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, leaves, our_keys
+from coca_mindspeed.utils.process import GIB
 from coca_mindspeed.utils.text_formats import read_yaml
 from tests.mindspeed.builders import mindspeed_config
 from tests.tables import read_table

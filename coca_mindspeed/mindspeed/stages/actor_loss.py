@@ -17,11 +17,11 @@ from torch import Tensor
 from coca_mindspeed.algorithm.advantages import any_segment, segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective, truncated_weights
 from coca_mindspeed.algorithm.parsing import SEGMENTS
-from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SEGMENT_ENDS
 from coca_mindspeed.mindspeed.stages.metrics import ratio
 from coca_mindspeed.mindspeed.start.process import process_settings
+from coca_mindspeed.utils.process import GIB
 
 
 class MiniBatch(NamedTuple):
