@@ -3,11 +3,13 @@
 import importlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +259,25 @@ def test_time_in_which_the_observer_stood_still_is_free() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@needs_sandbox
+def test_a_sandbox_that_is_stopped_from_outside_costs_no_verdict(sandbox: Sandbox) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        pending = thread.submit(report_of, sandbox, "asserts", COMPUTE.format(1.0), 2.0)
+        time.sleep(0.7)
+        below = [each for each in descendants(os.getpid()) if "/inside/" in command(each)]
+        for number, seconds in ((signal.SIGSTOP, 3.0), (signal.SIGCONT, 0.0)):
+            for each in below:
+                os.kill(each, number)
+            time.sleep(seconds)
+        assert pending.result().outcome == "right", pending.result()
+
+
+def command(process: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_text()
+    return ""
 
 
 def test_a_deadline_is_in_charged_time_and_at_last_in_wall_time() -> None:
