@@ -185,7 +185,7 @@ def test_a_confidence_behind_thousands_of_blanks_is_found():
         ({"token_ids": torch.zeros(2, 3)}, "token_ids should be int"),
         ({"token_ids": torch.zeros(3, dtype=torch.int64)}, "token_ids should be int"),
         ({"token_ids": torch.zeros(3, 3, dtype=torch.int64)}, "response_lengths should be int"),
-        ({"token_ids": torch.full((2, 3), 9)}, r"token ids should be in \[0, 2\)"),
+        ({"token_ids": torch.full((2, 3), 2)}, r"token ids should be in \[0, 2\)"),
         ({"response_lengths": torch.tensor([1, 4])}, r"should be in \[0, 3\]"),
         ({"valid": torch.tensor([1, 0])}, "valid should be bool"),
         ({"valid": torch.tensor([True, False])}, "response 0 is marked valid, but its tokens hold no"),

@@ -114,6 +114,15 @@ def test_groups_with_fewer_than_two_valid_responses(confidence, expected):
     assert result.segments["confidence"].varies.tolist() == [any(expected)]
 
 
+def test_an_invalid_response_earns_no_entropy_bonus():
+    rule = {"entropy_bonus": 1.0, "separate_format": False, "eps": 0.0}
+    log_probs = torch.tensor([[-1.0, -2.0, -9.0]])
+    result = credit([1, 0, 1], [2 / 3, 2 / 3, N], log_probs=log_probs, **rule)
+    rewards = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)  # Brier scores of 0 plus the bonus; invalid
+    expected = (rewards - rewards.mean()) / rewards.std()
+    torch.testing.assert_close(result.segments["confidence"].values[0].double(), expected, rtol=0, atol=1e-6)
+
+
 def test_the_entropy_bonus_is_earned_by_rare_confidences():
     """GESR 1/2; s = (.5, 0), r_c = (0, -.25); log pi = (-1, -5): with .1 the rewards are (.1, .25).
 
