@@ -26,10 +26,10 @@ class Tiers:
     """Responses of T tiers, from the cheapest, to n questions."""
 
     names: tuple[str, ...]
-    confidence: Floats  # (T, n), NaN where invalid
-    correct: npt.NDArray[np.bool_]  # (T, n)
-    whole: Floats  # (T, n), cost of the whole response
-    opening: Floats  # (T, n), cost until the confidence is known
+    confidence: Floats  # [T, n], NaN where invalid
+    correct: npt.NDArray[np.bool_]  # [T, n]
+    whole: Floats  # [T, n], cost of the whole response
+    opening: Floats  # [T, n], cost until the confidence is known
     question: npt.NDArray[np.intp]  # [n], equal for samples of one question
 
 

@@ -7,7 +7,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,12 +128,15 @@ def _check_local(composed: ComposedConfig, quiet: bool) -> None:
     with tempfile.TemporaryDirectory() as empty:
         output = Path(empty) / "run"
         inputs = read_inputs(config, RunState(output), show_progress=not quiet)
-        with closing(checked_grader(inputs)) as grader:
+        grader = checked_grader(inputs)
+        with ExitStack() as until_opened:
+            until_opened.callback(grader.close)
             if not quiet:
                 _print_local(inputs.config, name)
             from coca_mindspeed.local.preflight import run_preflight  # torch takes seconds to import
             from coca_mindspeed.local.run import LocalRun
 
+            until_opened.pop_all()  # the run closes its grader
             with LocalRun.open(composed, output, show_progress=not quiet, validated=(inputs, grader)) as run:
                 config, path = run.config, run.config.model.path
                 if path is None or not weight_shapes(Path(path)):

@@ -109,8 +109,10 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
             text = f"{state['title']} {state['step']}/{state['total']}{_left(state['left'])}"
         return Panel(Text(text), title=terminal_text(str(path))), False
     step, progress, finished = rows[-1].get("step", "?"), "", False
+    config = None
     with suppress(OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
         config = validate_run(read_yaml(path / "config.yaml"), path / "config.yaml")
+    if config is not None and isinstance(step, int):
         total, finished = config.total_steps, step == config.total_steps
         pace = Pace.of_training(total, config.evaluation.interval, _rows(path / "timing.jsonl"))
         progress = f" of {total}{_left(pace.left(step) if step < total else None)}"

@@ -155,14 +155,13 @@ class LocalRun:
         The built-in model is warmed up on the training questions.  Nothing is taught when a checkpoint is resumed.
         """
         config, inputs = self.config, self.inputs
+        policy = None if model_directory(config, self.state)[0] is None else self.load()
+        self._write_settings()
         with self._timed("warm_up", self._started):
-            if model_directory(config, self.state)[0] is None:
-                self._write_settings()
+            if policy is None:
                 with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
                     path = warm_start(config, self.output, inputs.train, self.device, self.show_progress)
                 return self._load(path, "warm start")
-            policy = self.load()
-            self._write_settings()
             if self.resume_from is None and inputs.warm_up:
                 policy = run_sft_warm_up(policy, inputs.warm_up, config, self.output, show_progress=self.show_progress)
                 policy = self._with_adapters(policy)
@@ -219,11 +218,10 @@ class LocalRun:
         try:
             yield
         finally:
-            if (self.output / MARKER).exists():  # a start that failed leaves no file
-                known = read_object(self.output / _SECONDS)
-                known[stage] = known.get(stage, 0.0) + time.perf_counter() - started
-                with suppress(OSError):  # of a full disk; it would hide the stage's own error
-                    write_json(self.output / _SECONDS, known)
+            known = read_object(self.output / _SECONDS)
+            known[stage] = known.get(stage, 0.0) + time.perf_counter() - started
+            with suppress(OSError):  # of a full disk; it would hide the stage's own error
+                write_json(self.output / _SECONDS, known)
 
     def trainer(self, policy: Policy) -> Trainer:
         """The trainer of the loaded policy."""

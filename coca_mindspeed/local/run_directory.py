@@ -219,7 +219,8 @@ def write_settings(
     """
     path, marker = found.path, found.marker
     try:
-        same = marker is not None and found.config_path.exists() and marker.get("data") == data
+        unread = overwrite or found.has_steps or marker is None or not found.config_path.exists()
+        same = not unread and marker is not None and marker.get("data") == data
         changed = {fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)} if same else set()
         if marker is not None and not found.has_steps and (overwrite or not same or not changed <= {"free", "memory"}):
             remove_entries(path, _KIND, ENTRIES)
@@ -240,9 +241,9 @@ def write_settings(
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
 
 
-def check_same_run(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError for settings or records that would have changed the steps already taken."""
-    if not found.has_steps or found.marker is None:
+def check_same_settings(found: RunState, config: RunConfig) -> None:
+    """Raise ConfigError for settings, but the length, that would have changed the steps already taken."""
+    if not found.has_steps:
         return
     saved, free = _saved(found), {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
     named = sorted(key for key in free if key.rpartition(".")[0] not in free)
@@ -253,7 +254,14 @@ def check_same_run(found: RunState, config: RunConfig, data: Mapping[str, Mappin
         fix=f"only {', '.join(named)} may change when a run is resumed",
         may_change=lambda key: fact_of(_FACTS, key).resume in _MAY_CHANGE,
     )
-    _check_same_length(found, saved, config)
+
+
+def check_same_run(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError for settings or records that would have changed the steps already taken."""
+    if not found.has_steps or found.marker is None:
+        return
+    check_same_settings(found, config)
+    _check_same_length(found, _saved(found), config)
     for name, digest in data.items():
         before = found.marker.get("data", {}).get(name)
         if before != digest:

@@ -34,6 +34,7 @@ from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     RunState,
     check_same_run,
+    check_same_settings,
     check_space,
     check_writable,
     find_run,
@@ -93,6 +94,7 @@ def validate_run(
     require_loggers(config.logging)
     if resume:
         config = with_stored(config, found)
+        check_same_settings(found, config)  # before records are read and a model is downloaded
     inputs = read_inputs(config, found, show_progress=show_progress)
     check_same_run(found, inputs.config, inputs.digests)
     path, _ = model_directory(inputs.config, found)

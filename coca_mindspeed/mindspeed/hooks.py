@@ -131,7 +131,7 @@ def patched_hooks(manifest: Manifest, root: Path) -> set[Hook]:
     Raises ManifestError if it holds a part of a patch, or one of another version.
     """
     modules = {hook: _module_to_patch(hook, root) for hook in manifest.hooks if is_patchable(hook)}
-    texts = {module: module_path(root, module).read_text(encoding="utf-8") for module in modules.values()}
+    texts = {module: module_path(root, module).read_text(encoding="utf-8") for module in set(modules.values())}
     found = {hook for hook, module in modules.items() if "\n".join(hook_lines(hook, module)) in texts[module]}
     missing = [hook.target for hook in modules if hook not in found]
     if missing and (found or any(f"# {_OURS}: " in text for text in texts.values())):

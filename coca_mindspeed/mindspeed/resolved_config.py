@@ -199,9 +199,9 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
         raise_problems(
             [Problem("no-cluster", "hardware.platform", platform, "must be npu or host for a cluster run", fix)]
         )
-    for key in ("model", "megatron_training", "actor_config", "rl_config", "generate_config", "coca"):
-        if not isinstance(theirs.get(key, {}), Mapping):
-            raise_problems([Problem("wrong-type", f"mindspeed_rl.{key}", theirs[key], "must be a mapping")])
+    mappings = ("model", "megatron_training", "actor_config", "rl_config", "generate_config", "coca")
+    wrong = [key for key in mappings if not isinstance(theirs.get(key, {}), Mapping)]
+    raise_problems([Problem("wrong-type", f"mindspeed_rl.{key}", theirs[key], "must be a mapping") for key in wrong])
     theirs = underscored(theirs)
     training, own, coca = theirs.get("megatron_training", {}), theirs["actor_config"], theirs.get("coca", {})
     named = str(own.get("model", training.get("model"))).replace("-", "_")
@@ -217,7 +217,7 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
     }
     if (experts := actor.get("num_experts")) is not None:
         reason = "must be absent: neither the layout nor the memory of a mixture of experts is planned"
-        fix = "untried: the driver takes the YAML without a plan (docs/port.md, How a run starts)"
+        fix = "untried: start the driver with this YAML, without a plan (docs/port.md, How a run starts)"
         raise_problems([Problem("mixture-of-experts", "mindspeed_rl.model.actor.num_experts", experts, reason, fix)])
     packing, values, problems = rl.get("max_packing_token_size", 4096), dict[str, Any](), list[Problem]()
     for each in fields(ResolvedConfig):

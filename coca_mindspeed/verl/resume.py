@@ -1,4 +1,4 @@
-"""Resuming a run on verl: the same method, a length that its epochs reach, and the log's rows before the checkpoint.
+"""Resuming a run on verl: the same method and grading, a length that its epochs reach, and earlier rows of the log.
 
 verl truncates its log file at each start.  The rows before the checkpoint are moved to a hidden file before verl opens
 its log, logged again once it is open, and then deleted.  If a process dies in between, the next start finds them in the

@@ -110,7 +110,7 @@ class SegmentTrainer(PPOTrainerSync):
             check_length(self.total_training_steps, self.steps_per_epoch, self.config.trainer.total_epochs)
 
     def _load_checkpoint(self) -> None:
-        """Resume only with the same method and, for a method with stages, the same length."""
+        """Resume only with the same method and grading and, for a method with stages, the same length."""
         super()._load_checkpoint()
         trainer = self.config.trainer
         check_same_run(Path(trainer.default_local_dir), self._settings, self.total_training_steps, self.global_steps)

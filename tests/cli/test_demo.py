@@ -83,6 +83,7 @@ def test_a_finished_demo_is_evaluated_again_or_overwritten(tmp_path, capsys, no_
     assert small_demo(output, "--overwrite", "rollout.max_new_tokens=1000") == 1
     assert "max_position_embeddings=128" in capsys.readouterr().err
     assert {p.name for p in output.iterdir()} == before
+    (output / "config.yaml").write_text("torn: [")  # of the run that is replaced
     assert small_demo(output, "--overwrite", "evaluation.final_questions=3") == 0
     assert (output / "notes.txt").exists()
     assert len(rows(output / "predictions_after.jsonl")) == 3

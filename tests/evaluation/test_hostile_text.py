@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.cli.watch import RunDirectory, dashboard
+from coca_mindspeed.cli.watch import dashboard
 from coca_mindspeed.evaluation.plots import plot_text, png_bytes, reliability_diagram, training_curves
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.evaluation.tables import print_metrics, summary_metrics
@@ -61,7 +61,7 @@ def test_a_directory_with_markup_in_its_name_can_be_watched(tmp_path, capsys):
     # The closing tag that rich takes for markup: run[/x], as a path of two directories.
     (tmp_path / "run[" / "x]" / "metrics.jsonl").unlink()
     stream = io.StringIO()
-    Console(width=300, file=stream).print(dashboard(RunDirectory(tmp_path / "run[" / "x]"))[0])
+    Console(width=300, file=stream).print(dashboard(tmp_path / "run[" / "x]")[0])
     assert "run[/x]" in stream.getvalue()
 
 
