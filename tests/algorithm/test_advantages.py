@@ -32,6 +32,12 @@ def test_equal_rewards_teach_exactly_nothing(value, group, eps):
     assert group_advantages(torch.full((2, group), value), eps=eps).values.tolist() == [[0.0] * group] * 2
 
 
+@pytest.mark.parametrize(("apart", "varies"), [(5e-11, False), (5e-10, True)])
+def test_rewards_are_equal_up_to_rounding_of_the_largest(apart, varies):
+    rewards = torch.tensor([[100.0, 100.0 + apart, 100.0]], dtype=torch.float64)
+    assert bool(group_advantages(rewards, eps=0.0).values.any()) is varies
+
+
 @given(
     st.integers(2, 9).flatmap(
         lambda group: st.lists(st.lists(st.floats(-2, 2), min_size=group, max_size=group), min_size=1, max_size=5)
