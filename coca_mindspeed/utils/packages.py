@@ -1,9 +1,15 @@
-"""Missing packages: their names, and the command that installs them.  This module needs only the standard library."""
+"""Packages that are missing, with the command that installs them, and functions to call once a module is imported.
 
+This module needs only the standard library.
+"""
+
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Callable, Sequence
+from types import ModuleType, TracebackType
+from typing import Any
 
 from coca_mindspeed.errors import MissingDependencyError
 
@@ -86,3 +92,39 @@ def name_missing_packages(program: str = "coca-mindspeed") -> None:
             sys.stderr.write(f"{program}: {text}\n")
 
     sys.excepthook = hook
+
+
+_callbacks: dict[str, Callable[[Any], None]] = {}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        callback = _callbacks.pop(fullname, None)  # once; and so the search below does not end here again
+        if callback is None:
+            return None
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            callback(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def after_import(name: str, callback: Callable[[Any], None]) -> None:
+    """Call ``callback`` with the module ``name`` when it is imported, or now if it already is.
+
+    The module is not imported early: MindSpeed must patch Megatron first.
+    """
+    if name in sys.modules:
+        callback(sys.modules[name])
+        return
+    _callbacks[name] = callback
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

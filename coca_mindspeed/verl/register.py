@@ -7,7 +7,7 @@ import that module.
 import importlib
 from typing import Any
 
-from coca_mindspeed.upstream.after_import import after_import
+from coca_mindspeed.utils.packages import after_import
 
 #: A module of verl with a registry -> our module that enters it.
 REGISTRIES = {

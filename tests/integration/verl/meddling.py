@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.upstream.after_import import after_import
+from coca_mindspeed.utils.packages import after_import
 
 
 def _keep_batches(module: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.upstream.after_import import after_import
+from coca_mindspeed.utils.packages import after_import
 from tests.support.mindspeed_host import devices, rollout_groups, stubs, vllm_cpu
 from tests.support.mindspeed_host.operators import OPERATORS
 

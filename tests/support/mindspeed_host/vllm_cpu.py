@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from coca_mindspeed.errors import MissingDependencyError
-from coca_mindspeed.upstream.after_import import after_import
 from coca_mindspeed.upstream.manifest import Hook, Manifest, load_manifests, matching_manifest, stack_of
+from coca_mindspeed.utils.packages import after_import
 
 _VARIABLES = {
     "VLLM_USE_V1": "1",

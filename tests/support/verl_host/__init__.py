@@ -7,7 +7,7 @@ polls more often.
 
 from typing import Any
 
-from coca_mindspeed.upstream.after_import import after_import
+from coca_mindspeed.utils.packages import after_import
 from tests.support.verl_host.cpu_platform import CpuPlatform
 
 ROLLOUT = "host"
