@@ -1,6 +1,7 @@
 """From judged responses to advantages of segments: by hand, method by method."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -156,6 +157,24 @@ def test_where_all_are_valid_both_forms_are_the_papers(group, data):
     forms = [credit(correct, confidence, eps=eps, separate_format=form) for form in (True, False)]
     for a, b in zip(*((form.segments["confidence"], form.segments["answer"]) for form in forms), strict=True):
         assert torch.equal(a.values, b.values)
+
+
+def test_credit_for_a_segment_that_a_response_has_not_is_refused():
+    method = SimpleNamespace(
+        **{name: getattr(METHODS["coca"], name) for name in ("name", "confidence_position", "stages")}
+    )
+    method.advantages = lambda outcomes, normalise, stage: {"thought": normalise.group(outcomes.correct)}
+    with pytest.raises(ValueError, match="'thought', expected one of confidence, answer"):
+        CreditRule(method)(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
+
+
+def test_nearly_equal_confidences_are_divided_by_the_least_deviation_too():
+    """Rewards -(.5 - p)^2 at p = .5 +- 1e-4 and 1: centred they are +-5e-9, half of the least deviation."""
+    correct, stated = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5 + 1e-4]], dtype=torch.float64)
+    found = CreditRule(training_method("coca"), scale="batch")(correct, stated)
+    expected = 5e-9 / (5e-9 + 1e-8)
+    torch.testing.assert_close(found.segments["confidence"].values, torch.tensor([[expected, -expected]]))
+    assert found.values_by_segment()["confidence"] is found.segments["confidence"].values
 
 
 def test_the_scale_by_hand():

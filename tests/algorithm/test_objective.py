@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.advantages import segment_masks, token_advantages
-from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.algorithm.objective import segment_objective, truncated_weights
 
 AGGREGATIONS = ["sum", "token_mean", "segment_mean"]
 
@@ -192,3 +192,8 @@ def test_no_tokens_at_all(aggregation):
         (gradient,) = torch.autograd.grad(result.loss, log_probs)
         assert result.loss.item() == 0
         assert gradient.tolist() == [[0.0] * 3] * 2
+
+
+def test_truncated_weights_by_hand():
+    old, rollout = torch.tensor([0.6, 0.1, 0.5]).log(), torch.tensor([0.3, 0.2, 0.1]).log()
+    torch.testing.assert_close(truncated_weights(old, rollout, 3.0), torch.tensor([2.0, 0.5, 3.0]))
