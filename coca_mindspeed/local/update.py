@@ -108,7 +108,7 @@ class ResponseBatch:
 
     @cached_property
     def _prompt_of(self) -> Tensor:
-        """The prompt of each response, int64 ``[R]``."""
+        """The prompt of each response, int64 ``[B]``."""
         prompts, rows, sizes = len(self.prompts), len(self.token_ids), self.group_sizes
         if sizes is None:
             if rows % prompts:
