@@ -60,10 +60,10 @@ def segment_objective(
     its own tokens, adds these means, and averages over responses.
 
     Args:
-        log_probs: float ``[batch, tokens]`` under the policy being trained, with gradient.
-        old_log_probs: float ``[batch, tokens]`` under the policy that sampled; anything on padding.
-        advantages: float ``[batch, tokens]``.
-        masks: bool ``[batch, tokens]`` each.
+        log_probs: float ``[B, T]`` under the policy being trained, with gradient.
+        old_log_probs: float ``[B, T]`` under the policy that sampled; anything on padding.
+        advantages: float ``[B, T]``.
+        masks: bool ``[B, T]`` each.
         clip: epsilon of the ratio's trust region.
         aggregation: see above.
         responses: responses of the whole batch, if this is a microbatch of it; default: the rows given.
