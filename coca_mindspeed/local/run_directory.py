@@ -219,10 +219,8 @@ def write_settings(
     """
     path, marker = found.path, found.marker
     try:
-        unread = overwrite or found.has_steps or marker is None or not found.config_path.exists()
-        same = not unread and marker is not None and marker.get("data") == data
-        changed = {fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)} if same else set()
-        if marker is not None and not found.has_steps and (overwrite or not same or not changed <= {"free", "memory"}):
+        without_steps = marker is not None and not found.has_steps
+        if without_steps and (overwrite or not _creates_the_same(found, config, data)):
             remove_entries(path, _KIND, ENTRIES)
             marker = None
         if marker is None:
@@ -239,6 +237,13 @@ def write_settings(
         write_atomically(found.config_path, to_yaml(config))
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
+
+
+def _creates_the_same(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a run would create the files that are there of one without a finished step."""
+    if found.marker is None or found.marker.get("data") != data or not found.config_path.exists():
+        return False
+    return {fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)} <= {"free", "memory"}
 
 
 def check_same_settings(found: RunState, config: RunConfig) -> None:
