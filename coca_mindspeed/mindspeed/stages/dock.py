@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.scoring.rollout import SCORE_COLUMNS
+from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout
 
 # Columns that this project adds.  A row is one response, a one-dimensional tensor; the dock turns int64 into int32.
 #: Names of the columns of :data:`SCORE_COLUMNS`, which the reward stage writes beside MindSpeed-RL's ``rm_scores``.
@@ -64,6 +64,12 @@ def unpacked(batch: Any) -> Any:
             row if length == width else row[:length] for row, length in zip(matrix.cpu().unbind(), own, strict=True)
         ]
     return rows
+
+
+def score_columns(rollout: Rollout) -> dict[str, Tensor]:
+    """The columns of a scored rollout, float32 and int64, that :meth:`Rows.scores` reads."""
+    columns = rollout.scores().items()
+    return {SCORES[name]: column.float() if column.is_floating_point() else column for name, column in columns}
 
 
 @dataclass(frozen=True, slots=True)

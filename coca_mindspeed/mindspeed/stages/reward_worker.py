@@ -18,14 +18,7 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 from coca_mindspeed.mindspeed.stages.dataset import RECORD, read_run_records
-from coca_mindspeed.mindspeed.stages.dock import (
-    SCORES,
-    Rows,
-    batches,
-    check_groups,
-    put,
-    report,
-)
+from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report, score_columns
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer
@@ -82,13 +75,7 @@ class RewardWorker:
             end = time.time()  # MindSpeed-RL's timing also ends before the scores are written
             put(
                 self._dock,
-                {
-                    "rm_scores": scored.correct.float().nan_to_num(0.0),
-                    **{
-                        SCORES[name]: column.float() if column.is_floating_point() else column
-                        for name, column in scored.scores().items()
-                    },
-                },
+                {"rm_scores": scored.correct.float().nan_to_num(0.0), **score_columns(scored)},
                 rows.indexes,
             )
             report(
