@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if after:
         write_run_report(run, before, after, _introduction(run.config))
     if (metric := composed.run.checkpoint.best) is not None:
-        print(f"best model: {output / BEST_MODEL} ({_best(output, metric)})")
+        print(f"best model: {_best(output, metric)}")
     print(f"model: {output / 'model'} (a Hugging Face directory)\nmetrics: {output / 'metrics.jsonl'}")
     print(f"next: {shlex.join(['coca-mindspeed', 'report', str(output), '--output', str(output / 'report')])}")
     print(f"      {shlex.join(['coca-router', 'serve', '--model', str(output / 'model')])}")
@@ -47,17 +47,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _best(output: Path, metric: str) -> str:
-    """Value and step of the best model, and the value before the training, which does not take part."""
+    """Directory, value and step of the best model, and the value before the training, which does not take part."""
     best = read_object(output / BEST_MODEL / "best.json")
     if not best:
-        return f"none: {metric} was undefined"
-    text = f"{metric}={best['value']:.4g}, step {best['step']}"
+        return f"none saved: {metric} was never computed or is undefined"
+    text = (
+        f"{output / BEST_MODEL} ({metric}={best['value']:.4g} at step {best['step']}, of other samples than the table"
+    )
     rows = (row for _, row in read_json_lines(output / "metrics.jsonl") if row["step"] == 0)
     if (before := next(rows, {}).get(metric)) is None:
-        return text
+        return f"{text})"
     better = METRIC_SPECS[metric.removeprefix("eval/")].better
     worse = better * before > better * best["value"]
-    return f"{text}; before the training {before:.4g}{', which no step reached' if worse else ''}"
+    return f"{text}; before the training {before:.4g}{', which no step reached' if worse else ''})"
 
 
 def _introduction(config: RunConfig) -> str:

@@ -17,7 +17,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from coca_mindspeed.config.schema import OWN_KEYS, PATH_KEYS, RunConfig
+from coca_mindspeed.config.schema import MAPPING_KEYS, OWN_KEYS, PATH_KEYS, RunConfig
 from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, Problem, UsageError, did_you_mean, validation_problems
 from coca_mindspeed.utils.own_code import is_own, pinned
@@ -161,7 +161,11 @@ def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool
         read_yaml(file)  # names file and line, which Hydra's own message hides
     except (OSError, YamlError) as error:
         raise ConfigError(f"{file}: is not valid YAML: {error}") from error
-    hydra_overrides = [hydra_override(override, (directory, ours)) for override in overrides]
+    hydra_overrides = []
+    for override in overrides:
+        if (key := override.lstrip("+").partition("=")[0]) in MAPPING_KEYS:
+            hydra_overrides.append(f"++{key}=null")  # a mapping replaces the file's; Hydra would merge them
+        hydra_overrides.append(hydra_override(override, (directory, ours)))
     try:
         composed = _compose(directory, stem, hydra_overrides)
         try:

@@ -30,6 +30,8 @@ PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate",
 OWN_KEYS = ("method.name", "data.grader")
 #: Names of the local engine's devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
+#: Keys that hold a mapping with any names; an override sets the whole mapping.
+MAPPING_KEYS = ("model.chat_template_kwargs", "data.columns", "data.grader_options")
 # Facts of the keys below; a key without any is read by every engine, and a resumed run may not change it.
 _FREE, _LENGTH, _CLUSTER = KeyFacts("free"), KeyFacts("length"), KeyFacts("cluster")
 _LOCAL_ATTENTION = KeyFacts(cluster="set mindspeed_rl.megatron_training.use_flash_attn instead")

@@ -6,7 +6,7 @@ import operator
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.schema import PATH_KEYS
+from coca_mindspeed.config.schema import MAPPING_KEYS, PATH_KEYS, RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from tests.tables import read_table
 
@@ -38,6 +38,27 @@ def test_the_home_directory_is_expanded_wherever_a_path_is_named(tmp_path, monke
     (tmp_path / "mine.yaml").write_text("defaults: [demo, _self_]\nmodel: {path: ~/m}\nlogging: {wandb: ~/no path}\n")
     mine = compose_run("~/mine.yaml").run
     assert (mine.model.path, mine.logging.wandb) == (f"{tmp_path}/m", "~/no path")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["data.columns={}"], {}),
+        (["data.columns={question: q, answer: a}"], {"question": "q", "answer": "a"}),
+        (["data.columns.id=i"], {"messages": "m", "id": "i"}),
+        (["data.columns={}", "data.columns.messages=chat"], {"messages": "chat"}),
+    ],
+)
+def test_a_mapping_replaces_the_one_of_the_file(tmp_path, overrides, expected):
+    text = "defaults: [base, {override /data: records}, _self_]\ndata: {train: x.jsonl, columns: {messages: m}}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    assert compose_run(str(tmp_path / "mine.yaml"), overrides).run.data.columns == expected
+
+
+def test_every_free_form_key_of_ours_is_replaced():
+    sections = RunConfig().model_dump().items()
+    free = [f"{name}.{key}" for name, keys in sections if isinstance(keys, dict) for key in keys if keys[key] == {}]
+    assert sorted(MAPPING_KEYS) == sorted(free)
 
 
 LONG = [(f"rollout.prompts={'9' * 5000}", ""), (f"data.grader_options={'[' * 2000}{']' * 2000}", "")]
