@@ -28,6 +28,8 @@ from coca_mindspeed.mindspeed.plan import (
     iteration_seconds,
     make_plan,
     model_parameters,
+    most_checkpoints,
+    published_rates,
     read_rates,
     run_days,
 )
@@ -169,6 +171,7 @@ def _print_local(config: RunConfig, name: str) -> None:
         ("method", config.method.name),
         ("learning rate", f"{config.optimizer.lr:g}"),
         ("length", f"{config.trainer.steps} steps per stage"),
+        ("evaluation while training", _evaluation(config, "steps")),
         *((key, path) for key, path in files.items() if path is not None),
     ]
     if warm_up.records is not None:
@@ -193,6 +196,13 @@ def _print_local(config: RunConfig, name: str) -> None:
     _print(f"{name} on {device}", rows, phases, [note])
 
 
+def _evaluation(config: RunConfig, unit: str) -> str:
+    if not config.data.has_held_out:
+        return "none: data.evaluate is null, so nothing is evaluated"
+    interval = config.evaluation.interval
+    return f"every {interval} {unit}" if interval else "none"
+
+
 def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:
     config = composed.run
     for problem in missing_data(config):
@@ -203,7 +213,7 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
         for note in composed.notes:
             print_text(f"    {note}")
     plan = make_plan(config)
-    rates = Rates() if arguments.metrics is None else read_rates(arguments.metrics)
+    rates = published_rates(plan.resolved) if arguments.metrics is None else read_rates(arguments.metrics)
     if not arguments.quiet:
         memory, notes = [], []
         if (need := plan.memory) is not None:
@@ -243,7 +253,7 @@ def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, argume
     write_atomically(arguments.for_script, "\n".join(lines) + "\n")
 
 
-def _cluster_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tuple[str, str]]:
+def _cluster_rows(plan: ClusterPlan, config: RunConfig, rates: Rates | None) -> list[tuple[str, str]]:
     """Rows of a plan, from the values of MindSpeed-RL's keys that the run file has."""
     r = plan.resolved
     dp, engines, slots = (r.dp, r.rollout_dp, _slots(plan)) if r.fills_npus else ("?", "?", "?")
@@ -252,8 +262,12 @@ def _cluster_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tu
     if plan.iterations is not None:
         rows = f" ({plan.rows:,} questions by {plan.rows_from})" if plan.rows else ""
         iterations = f"{plan.iterations:,} a stage{rows}"
-    size, keep = checkpoint_bytes(r) / 1e9, r.keep_checkpoints or 1
-    checkpoints = f"{size:.1f} GB every {r.save_interval} iterations, the newest {keep} of a stage are kept"
+    size, most = (
+        checkpoint_bytes(r) / 1e9,
+        most_checkpoints(r, plan.iterations, len(config.method.training_method.stages)),
+    )
+    kept = "all" if r.keep_checkpoints is None else f"the newest {r.keep_checkpoints}"
+    checkpoints = f"{size:.1f} GB every {r.save_interval} iterations, {kept} of a stage are kept"
     updates = r.prompts // max(1, r.mini_batch) * r.epochs
     tokens = f"{r.max_prompt} + {r.max_new} at most; {r.responses * r.max_new:,} new ones per iteration"
     return [
@@ -272,12 +286,14 @@ def _cluster_rows(plan: ClusterPlan, config: RunConfig, rates: Rates) -> list[tu
         ("iterations", iterations),
         ("time", _time(plan, config, rates) if r.npus > 0 else "?"),
         ("host memory", f"about {host} GiB a node, without Ray's object store and the data"),
-        ("validation", f"every {r.eval_interval} iterations" if r.eval_interval else "none"),
-        ("checkpoints", f"{checkpoints}, up to {(keep + 1) * size:.0f} GB while one is written"),
+        ("validation", _evaluation(config, "iterations")),
+        ("checkpoints", f"{checkpoints}, at most {most * size:.0f} GB at once"),
     ]
 
 
-def _time(plan: ClusterPlan, config: RunConfig, rates: Rates) -> str:
+def _time(plan: ClusterPlan, config: RunConfig, rates: Rates | None) -> str:
+    if rates is None:
+        return "unknown: no rate is published for this model; measure one by --trial, and plan with --metrics FILE"
     stages, whole = len(config.method.training_method.stages), ""
     if plan.iterations is not None:
         days = run_days(plan.resolved, plan.iterations * stages, rates)

@@ -10,13 +10,11 @@ from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.text_formats import differences, numbered_lines, parse_json
 
 
-def _held_out_records(run: RunConfig) -> Iterator[Problem]:
-    interval, data = run.evaluation.interval, run.data
-    if interval and data.name == "records" and data.evaluate is None:
-        fix = "set data.evaluate, or evaluation.interval=0"
-        yield Problem("no-held-out-records", "evaluation.interval", interval, "needs data.evaluate, found null", fix)
-    if run.checkpoint.best is not None and not interval:
-        reason, fix = "needs evaluations while training, found none", "set evaluation.interval to 1 or more"
+def _best_needs_evaluations(run: RunConfig) -> Iterator[Problem]:
+    absent = [] if run.data.has_held_out else ["data.evaluate"]
+    absent += [] if run.evaluation.interval else ["evaluation.interval"]
+    if run.checkpoint.best is not None and absent:
+        reason, fix = "needs evaluations while training, found none", f"set {' and '.join(absent)}"
         yield Problem("no-evaluation", "checkpoint.best", run.checkpoint.best, reason, fix)
 
 
@@ -31,7 +29,7 @@ def _own_method(run: RunConfig) -> Iterator[Problem]:
 
 
 #: Checks of every run, whatever its engine; of files, they read only a method of the user's own.
-CHECKS: tuple[Check[RunConfig], ...] = (_held_out_records, _own_method)
+CHECKS: tuple[Check[RunConfig], ...] = (_best_needs_evaluations, _own_method)
 
 
 def missing_data(run: RunConfig) -> Iterator[Problem]:

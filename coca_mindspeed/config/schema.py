@@ -218,7 +218,9 @@ class DataConfig(Section):
         min_length=1,
         description="training records (JSON Lines); local engine: also other files and hub data sets; docs/data.md",
     )
-    evaluate: Annotated[str | None, _CLUSTER] = Field(None, min_length=1, description="held-out records, as data.train")
+    evaluate: Annotated[str | None, _CLUSTER] = Field(
+        None, min_length=1, description="held-out records, as data.train; null: nothing is evaluated"
+    )
     columns: Annotated[ColumnNames, _COLUMNS] = Field(
         default_factory=dict,
         description="columns by field, {question: q, answer: a} or {messages: m}; {}: the rows are records",
@@ -237,6 +239,11 @@ class DataConfig(Section):
         True, description="in training, unevaluated mathematical answers earn no reward; docs/grading.md"
     )
     seed: Annotated[int, _SYNTHETIC] = Field(0, ge=0, le=_LARGEST_SEED, description="seed of the built-in questions")
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether there are held-out questions; without them, nothing is evaluated."""
+        return self.name == "arithmetic" or self.evaluate is not None
 
     @model_validator(mode="after")
     def _files_for_records(self) -> "DataConfig":

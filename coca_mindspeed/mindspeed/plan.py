@@ -3,6 +3,7 @@
 Time and memory are estimates that were not measured on an NPU.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,10 @@ class Rates(NamedTuple):
 
     tokens_per_response: float = 750.0
     tokens_per_second: float = 110.0
+
+
+# Layers, hidden size and inner size of the MLP of Qwen2.5-7B and 32B, whose rates are published.
+_PUBLISHED = ((28, 3584, 18944), (64, 5120, 27648))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,11 @@ def read_rates(path: Path) -> Rates:
     return Rates(prompt + response, rate)
 
 
+def published_rates(resolved: ResolvedConfig) -> Rates | None:
+    """The published rates of the run's model; None if there are none, for other sizes train at other rates."""
+    return Rates() if (resolved.layers, resolved.hidden, resolved.ffn) in _PUBLISHED else None
+
+
 def iteration_seconds(resolved: ResolvedConfig, rates: Rates) -> float:
     """Estimate the time of an iteration, in proportion to its tokens and against the number of its NPUs."""
     return resolved.responses * rates.tokens_per_response / (resolved.npus * rates.tokens_per_second)
@@ -146,6 +156,16 @@ def run_days(resolved: ResolvedConfig, iterations: int, rates: Rates) -> float:
 def checkpoint_bytes(resolved: ResolvedConfig) -> int:
     """One Megatron checkpoint: weights in bfloat16, and the optimizer's weights and two moments in float32."""
     return (BF16 + 3 * FP32) * model_parameters(resolved)
+
+
+def most_checkpoints(resolved: ResolvedConfig, iterations: int | None, stages: int) -> float:
+    """Most checkpoints on disk at once, with one that is being written; ``iterations`` (None: unknown) of a stage.
+
+    Infinity if all are kept and the number of iterations is unknown.
+    """
+    written = math.inf if iterations is None else -(-iterations // max(1, resolved.save_interval))
+    kept = min(written, resolved.keep_checkpoints or math.inf)
+    return stages * kept + (written > kept)
 
 
 def layer_parameters(run: ResolvedConfig) -> int:

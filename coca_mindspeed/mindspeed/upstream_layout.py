@@ -5,6 +5,7 @@ same for both layouts. Other keys stay as they are.
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,6 @@ _SHAPE = {  # Megatron's defaults
     "rope_theta": 10_000,
     "norm_eps": 1e-5,
 }
-_MOST_NPUS = 16  # of one node
 # Keys that get their values when the run file is written, besides train_iters and lr_warmup_fraction.
 _WRITTEN = ("actor_config.save", "rl_config.wandb_exp_name", "rl_config.wandb_save_dir")
 _WRITTEN_OF_COCA = ("stage", "output_dir", "data_sha256")
@@ -51,7 +51,7 @@ def compose_any_layout(name: str, overrides: Sequence[str] = (), *, allow_missin
         key = override.lstrip("+~").removeprefix("mindspeed_rl.")
         prefix = override[: len(override) - len(override.lstrip("+~"))]
         (theirs if key.split(".")[0] in _SECTIONS else ours).append(prefix + key)
-    run, notes = _convert(_compose(file, theirs))
+    run, notes = _convert(_compose(file, theirs), file.stem)
     # Typed keys of MindSpeed-RL are also set where they are, so that a contradiction to a key of ours is found.
     stay = [f"mindspeed_rl.{each.lstrip('+')}" for each in theirs if not each.lstrip("+").startswith(("~", "coca."))]
     with TemporaryDirectory() as directory:
@@ -91,15 +91,14 @@ def _compose(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return sections
 
 
-def _convert(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A run of ours that gives MindSpeed-RL's keys these values; and notes on the exceptions."""
+def _convert(values: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
+    """A run of ours that gives MindSpeed-RL's keys the values of the file ``name``; and notes on the exceptions."""
     theirs = underscored({name: content for name, content in values.items() if name != "model"})
     theirs["model"] = _shapes(values.get("model", {}), theirs)
-    machine = read_yaml(config_directory() / "hardware" / "ascend_910b.yaml")["hardware"]
     ours: dict[str, Any] = {
         "model": {"compute_dtype": "bfloat16", "architecture": dict(_SHAPE)},
         "optimizer": {"betas": [*OptimizerConfig().betas]},
-        "hardware": {**machine, "platform": value_of(theirs, "coca.platform", "npu"), **_nodes(theirs)},
+        "hardware": {**_machine(theirs, name), "platform": value_of(theirs, "coca.platform", "npu")},
     }
     ignored, replaced = _drop_ignored(theirs), list[str]()
     project = _pop(theirs, "rl_config.wandb_project")
@@ -160,12 +159,17 @@ def _shapes(shapes: Mapping[str, Any], theirs: dict[str, Any]) -> dict[str, Any]
     return {name: underscored(shape) for name, shape in found.items()}
 
 
-def _nodes(theirs: dict[str, Any]) -> dict[str, Any]:
+def _machine(theirs: dict[str, Any], name: str) -> dict[str, Any]:
+    """The section ``hardware``: of an Atlas A2 or A3 as the file's name says, or as one node holds the NPUs."""
     actor: Any = value_of(theirs, "rl_config.actor_resource.num_npus")
-    if not isinstance(actor, int):
-        return {}
-    npus = actor + sum(other_npus(theirs).values())
-    return {"nodes": max(1, npus // _MOST_NPUS), "npus_per_node": f"${{quotient:{npus},${{hardware.nodes}}}}"}
+    npus = actor + sum(other_npus(theirs).values()) if isinstance(actor, int) else None
+    atlas = re.findall(r"(?<![^_\W])A[23](?![^_\W])", name.upper())
+    kind = "910b" if atlas[-1:] == ["A2"] or (not atlas and (npus or 0) <= 8) else "910c"
+    machine: dict[str, Any] = read_yaml(config_directory() / "hardware" / f"ascend_{kind}.yaml")["hardware"]
+    if npus is not None:
+        machine["nodes"] = max(1, npus // machine["npus_per_node"])
+        machine["npus_per_node"] = f"${{quotient:{npus},${{hardware.nodes}}}}"
+    return machine
 
 
 def _drop_ignored(theirs: dict[str, Any]) -> list[str]:

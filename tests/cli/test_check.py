@@ -20,7 +20,7 @@ def test_it_says_what_it_wrote(tmp_path, capsys):
     [
         (["demo", "data.train_size=70", "data.evaluate_size=35"], 0, "OK"),
         (["qwen25_7b_910b", "rollout.prompts=127", "optimizer.eps=0.1"], 1, "2 problems"),
-        (["local", "model.path=/nowhere", "data.train=/x"], 1, "3 problems"),
+        (["local", "model.path=/nowhere", "data.train=/x"], 1, "2 problems"),
         # no whole copy of the model fits the NPUs: a plan without its numbers, and the problem
         (["qwen25_7b_910b", "mindspeed_rl.actor_config.tensor_model_parallel_size=16"], 1, "1 problem"),
         (["qwen25_7b_910b", "mindspeed_rl.actor_config.tensor_model_parallel_size=0"], 1, "1 problem"),
@@ -45,6 +45,26 @@ def test_a_missing_training_file(file, rows, tmp_path, monkeypatch, capsys):
     assert main(["check", "qwen25_7b_910b", f"data.train={file}", "--quiet"]) == 0
     assert shown.err == capsys.readouterr().err
     assert f"data.train='{file}'" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "row", "shown"),
+    [
+        ("qwen25_7b_910b", "time", "110 tokens/s"),
+        ("qwen25_1p5b_910b", "time", "unknown"),
+        ("llama3_8b_910c", "time", "unknown"),
+        ("qwen25_7b_910b data.epochs=null trainer.steps=6", "checkpoints", "at most 107 GB"),
+        ("qwen25_7b_910b data.epochs=null trainer.steps=100", "checkpoints", "at most 213 GB"),
+        ("qwen25_7b_910b data.epochs=null trainer.steps=1000", "checkpoints", "at most 320 GB"),
+        ("qwen25_7b_910b data.epochs=null trainer.steps=1000 method=sequential", "checkpoints", "at most 533 GB"),
+        ("qwen25_7b_910b data.evaluate=null", "validation", "none"),
+        ("qwen25_7b_910b data.evaluate=e.jsonl", "validation", "every 50 iterations"),
+    ],
+)
+def test_rows_of_a_plan(overrides, row, shown, capsys):
+    assert main(["check", *overrides.split()]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip(" │|").startswith(f"{row} "))
+    assert shown in line
 
 
 @pytest.mark.parametrize("eager", ["true", "false"])

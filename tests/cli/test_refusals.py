@@ -112,6 +112,10 @@ REFUSALS = {
         ("train", "demo", "--output", "new", "checkpoint.best=eval/brier", "evaluation.interval=0"),
         ("[no-evaluation]",),
     ),
+    "nothing to evaluate": Refusal(
+        ("check", "local", "model.path=/nowhere", "data.train=/x", "checkpoint.best=eval/brier"),
+        ("[no-evaluation]", "data.evaluate"),
+    ),
     "unknown key": Refusal(("train", "demo", "--output", "new", "rollout.prompt=1"), ("rollout.prompt",), code=2),
     "no file": Refusal(
         ("train", "local", "--output", "new", "model.path=/nowhere", "data.train=/x", "data.evaluate=/y"),

@@ -166,6 +166,23 @@ def test_check_and_config_take_it(file, tmp_path, capsys):
     assert capsys.readouterr().out == "16\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "npus", "memory", "nodes"),
+    [
+        ("grpo_qwen25_7b_A3", 16, 61.27, 1),
+        ("grpo_qwen25_7b_A3", 8, 61.27, 1),
+        ("grpo_qwen25_7b_a2", 16, 60.96, 2),
+        ("grpo_qwen3_30b_a3b", 8, 60.96, 1),  # no Atlas A3: three billion active parameters
+        ("grpo", 8, 60.96, 1),
+        ("grpo", 32, 61.27, 2),
+    ],
+)
+def test_the_machine_is_that_of_the_name_or_of_the_npus(file, name, npus, memory, nodes):
+    other = write(file.with_name(f"{name}.yaml"), FILE.replace("num_npus: 16", f"num_npus: {npus}"))
+    hardware = compose_any_layout(str(other)).run.hardware
+    assert (hardware.memory_gib, hardware.nodes, hardware.npus_per_node) == (memory, nodes, npus // nodes)
+
+
 SEED = "generate_config.sampling_config.seed=null"
 # Name -> what has to be changed besides the data, and the code of the problem that is left.
 GRPO = {

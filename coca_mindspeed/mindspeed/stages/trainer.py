@@ -59,7 +59,7 @@ def grpo_trainer(original: Any) -> Any:
             # Made once: Ray sends a new remote function to its workers again.
             self._advantages = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
             self._samples = SampleWriter(coca, self.tokenizer)
-            self._validation = Validation(coca, self) if coca.eval_interval else None
+            self._validation = Validation(coca, self) if coca.validation_interval else None
             self._iteration = 0
 
         def transfer_dock_init(self) -> None:
@@ -83,7 +83,7 @@ def grpo_trainer(original: Any) -> Any:
 
         def _between_iterations(self, data_iters: Iterator[Any]) -> Iterator[Any]:
             for batch in data_iters:
-                if self._iteration % (self._process.coca.eval_interval or 1) == 0:
+                if self._iteration % (self._process.coca.validation_interval or 1) == 0:
                     self._validate(self._iteration)
                 self._iteration += 1
                 metrics.iteration = self._iteration

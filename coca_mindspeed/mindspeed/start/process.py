@@ -44,7 +44,7 @@ class CocaSettings(ScoringSettings):
     prompt_date: Day = Field(None, description="see model.prompt_date")
     stage: int = Field(0, ge=0, description="stage of the method (sequential, caliber: 0, 1)")
 
-    eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation")
+    eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation; null: none")
     eval_interval: int = Field(0, ge=0, description="iterations between validations; 0: none")
     samples_interval: int = Field(0, ge=0, description="iterations between sample dumps; 0: none")
     samples_prompts: int = Field(2, ge=1, description="prompts per dump, with all responses")
@@ -66,6 +66,11 @@ class CocaSettings(ScoringSettings):
     host: HostSettings = HostSettings()
 
     @property
+    def validation_interval(self) -> int:
+        """Iterations between validations; 0: none, as without held-out records."""
+        return 0 if self.eval_data is None else self.eval_interval
+
+    @property
     def rollout_engine(self) -> str:
         """``vllm`` or ``transformers``."""
         if self.rollout != "auto":
@@ -77,9 +82,7 @@ class CocaSettings(ScoringSettings):
         stages = self.method.training_method.stages
         if self.stage >= len(stages):
             raise ValueError(f"stage: method {self.method.name} has stages 0 to {len(stages) - 1}, found {self.stage}")
-        if self.eval_interval and self.eval_data is None:
-            raise ValueError("eval_data: eval_interval is set, so held-out records are needed, found null")
-        if (self.eval_interval or self.samples_interval) and self.output_dir is None:
+        if (self.validation_interval or self.samples_interval) and self.output_dir is None:
             raise ValueError("output_dir: validation and samples need somewhere to be written to, found null")
         if self.platform == "npu" and self.rollout_engine != "vllm":
             raise ValueError(f"rollout: on platform npu responses come from vllm, found {self.rollout}")

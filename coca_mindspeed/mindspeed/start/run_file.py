@@ -85,7 +85,8 @@ def stages_to_do(run: RunConfig, iterations: int | None, output: Path, *, resume
 
 def _is_validated(run: RunConfig, log: Path, iteration: int) -> bool:
     """Whether the validation after the last iteration, which follows its checkpoint, is logged."""
-    if not run.mindspeed_rl.get("coca", {}).get("eval_interval"):
+    coca = run.mindspeed_rl.get("coca", {})
+    if not coca.get("eval_interval") or coca.get("eval_data") is None:
         return True
     return log.exists() and any(row["step"] == iteration for row in read_steps(log, torn_end=True))
 
