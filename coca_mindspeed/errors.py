@@ -25,9 +25,23 @@ _LONGEST_VALUE = 200  # characters of a value in a message
 
 
 def did_you_mean(name: str, known: Iterable[str], similarity: float = 0.6) -> str:
-    """Return ``, did you mean 'x'?`` if one of ``known`` is similar, else an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=similarity)
-    return f", did you mean {close[0]!r}?" if close else ""
+    """Return ``, did you mean 'x'?`` if one of ``known`` is similar, else an empty string.
+
+    Of dotted names the last part is compared, of options the name without dashes; all names that share the nearest one
+    are returned.  A name of several words is also compared by its initials: ``learning_rate`` is ``lr``.
+    """
+    names: dict[str, list[str]] = {}
+    for each in known:
+        names.setdefault(str(each).rpartition(".")[2].lstrip("-"), []).append(str(each))
+    name = name.lstrip("-")
+    same = [last for last in names if last in (name, _initials(name)) or _initials(last) == name]
+    close = same or difflib.get_close_matches(name, names, n=1, cutoff=similarity)
+    return f", did you mean {' or '.join(map(repr, names[close[0]]))}?" if close else ""
+
+
+def _initials(name: str) -> str | None:
+    """The initials of a name of several words."""
+    return "".join(word[:1] for word in name.split("_")) if "_" in name else None
 
 
 class Problem(NamedTuple):

@@ -53,16 +53,24 @@ MINDSPEED_HOME, MINDSPEED_LLM_HOME; SKIP_DOCTOR=1 starts without asking coca-min
 EOF
 }
 
+#   unknown_option OPTION KNOWN ...
+unknown_option() {
+  local near
+  near=$({ find_python && "$PYTHON" -c 'import sys; from coca_mindspeed.errors import did_you_mean
+print(did_you_mean(sys.argv[1], sys.argv[2:]))' "$@"; } 2>/dev/null) || near=""
+  misuse "unknown option $1$near (--help lists them)"
+}
+
 #   parse_command_line USAGE NUMBER OPTIONS WORD ...
 #
 # Sorts what was typed into the variables above; a directory is meant from where it was typed.  USAGE is what --help
 # prints; NUMBER says how many words, into WORDS, the script takes besides its OPTIONS and KEY=VALUE.
 parse_command_line() {
-  local usage=$1 number=$2 options=" $3 " option
-  local -a given=()
+  local usage=$1 number=$2 options unknown=""
+  read -ra options <<<"$3"
   shift 3
   while (($#)); do
-    [[ $1 != -* ]] || given+=("$1")
+    [[ $1 != -* || " ${options[*]} " == *" $1 "* ]] || unknown=${unknown:-$1}
     case $1 in
       --dry-run) DRY_RUN=true ;;
       --smoke) SMOKE=true ;;
@@ -83,18 +91,16 @@ parse_command_line() {
         printf '%s\n' "$usage"
         exit
         ;;
-      -*) misuse "unknown option $1 (--help lists them)" ;;
+      -*) ;;
       *=*) OVERRIDES+=("$1") ;;
       *)
-        ((${#WORDS[@]} < number)) || misuse "expected KEY=VALUE, found $1 (--help explains)"
+        [[ -n $unknown ]] || ((${#WORDS[@]} < number)) || misuse "expected KEY=VALUE, found $1 (--help explains)"
         WORDS+=("$1")
         ;;
     esac
     shift
   done
-  for option in "${given[@]}"; do
-    [[ $options == *" $option "* ]] || misuse "unknown option $option (--help lists them)"
-  done
+  [[ -z $unknown ]] || unknown_option "$unknown" "${options[@]}"
   [[ -z $OUTPUT || $OUTPUT == /* ]] || OUTPUT=$PWD/$OUTPUT
   if "$RESUME" && { "$SMOKE" || "$TRIAL"; }; then
     misuse "--smoke and --trial start afresh; they have nothing to resume"

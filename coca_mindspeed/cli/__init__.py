@@ -52,7 +52,8 @@ class _Parser(argparse.ArgumentParser):
         if not rest or self._has_subcommands:
             return parsed, rest
         if not hasattr(parsed, "overrides") or any(text.startswith("-") or "=" not in text for text in rest):
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
+            near = did_you_mean(rest[0].partition("=")[0], self._option_string_actions) if rest[0][:1] == "-" else ""
+            self.error(f"unrecognized arguments: {' '.join(rest)}{near}")
         parsed.overrides = [*parsed.overrides, *rest]
         return parsed, []
 

@@ -12,9 +12,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from coca_mindspeed.cli.options import subcommand
-from coca_mindspeed.config.compose import ready_made_runs
+from coca_mindspeed.config.compose import near_key, ready_made_runs
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import UsageError, did_you_mean
+from coca_mindspeed.errors import UsageError
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import markdown_table, print_markdown, print_text
 
@@ -70,9 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _value(values: Any, key: str) -> str:
-    for part in key.split("."):
+    parts = key.split(".")
+    for number, part in enumerate(parts):
         if not isinstance(values, dict) or part not in values:
-            near = did_you_mean(part, values) if isinstance(values, dict) else ""
+            near = near_key(".".join(parts[:number]), part) if isinstance(values, dict) else ""
             raise UsageError(f"{key}: no such key{near}; coca-mindspeed config show prints all keys")
         values = values[part]
     return json.dumps(values) if not isinstance(values, str) else values

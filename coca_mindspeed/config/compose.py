@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -86,8 +87,14 @@ def unknown_key(section: str, name: str) -> str:
     layout = (key for short, key in _LAYOUT_KEYS.items() if name.lower() in (short, key.rpartition(".")[2]))
     if not section and (key := next(layout, None)) is not None:
         return f"unknown key, did you mean {key!r}?"
-    known = known_keys(section)
-    return f"unknown key{did_you_mean(name, known)}; known: {', '.join(known)}"
+    return f"unknown key{near_key(section, name)}; known: {', '.join(known_keys(section))}"
+
+
+def near_key(section: str, name: str) -> str:
+    """``, did you mean 'x'?`` for the nearest key of a section, or of another one, of our sections; may be empty."""
+    own, every = known_keys(section), [*facts_of(RunConfig)]
+    pools = ((own, 1.0), (every, 1.0), (own, 0.6), (every, 0.8))
+    return next(filter(None, (did_you_mean(name, known, similarity) for known, similarity in pools)), "")
 
 
 def known_keys(section: str) -> list[str]:
@@ -251,10 +258,20 @@ def _explained(problem: Problem, mindspeed_rl: object) -> Problem:
     if problem.key in GROUPS and isinstance(problem.value, str):
         return problem._replace(expected=f"a group: write `- override {problem.key}: {problem.value}` under defaults")
     if problem.code == UNKNOWN_KEY and isinstance(mindspeed_rl, Mapping) and problem.key in mindspeed_rl:
-        return problem._replace(expected=f"a section of MindSpeed-RL: write mindspeed_rl.{problem.key}")
+        written = _set_by(problem.key, problem.value) or f"mindspeed_rl.{problem.key}"
+        return problem._replace(expected=f"a section of MindSpeed-RL: write {written}")
     if problem.code == UNKNOWN_KEY:
         return problem._replace(expected=unknown_key(*problem.key.rpartition(".")[::2]))
     return problem
+
+
+def _set_by(section: str, values: object) -> str:
+    """The keys of ours that set the ``values`` of a section of MindSpeed-RL; empty if one of them has no such key."""
+    texts = value_of(read_yaml(config_directory() / "hardware" / "ascend.yaml"), f"mindspeed_rl.{section}")
+    if not isinstance(texts, Mapping) or not isinstance(values, Mapping):
+        return ""
+    found = [re.fullmatch(r"\$\{([\w.]+)\}", str(texts.get(name))) for name in values]
+    return " and ".join(match[1] for match in found if match) if all(found) else ""
 
 
 def _add_defaults(composed: DictConfig) -> None:

@@ -94,6 +94,23 @@ def test_the_long_key_of_the_layout_is_suggested(override, key):
     assert f"'mindspeed_rl.{key}'" in problem.expected
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("actor_config.lr=1e-5", "optimizer.lr"),
+        ("rl_config.epochs=2", "trainer.ppo_epochs"),
+        ("rl_config.mini_batch_size=32", "mindspeed_rl.rl_config"),
+        ("actor_config.micro_batch_size=2", "mindspeed_rl.actor_config"),
+    ],
+)
+def test_a_key_of_mindspeed_rl_without_its_prefix(override, key):
+    """Our key, if it sets the value alone; else the key with the prefix."""
+    with pytest.raises(UsageError) as caught:
+        compose_run("qwen25_7b_910b", [override])
+    (problem,) = caught.value.problems
+    assert problem.expected.split()[-1] == key
+
+
 def test_mistakes_in_a_file_name_the_file(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("defaults:\n  - demo\n  - _self_\nrollout:\n  group_sise: 4\noptimizer:\n  lr: fast\n")

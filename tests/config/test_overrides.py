@@ -78,11 +78,6 @@ def test_the_override_is_blamed_and_not_the_file(override, problem):
     assert suggested in message
 
 
-def test_a_section_of_mindspeed_rl_is_named_with_its_prefix():
-    with pytest.raises(UsageError, match=r"mindspeed_rl\.actor_config"):
-        compose_run("qwen25_7b_910b", ["actor_config.lr=1e-5"])
-
-
 def test_a_file_is_blamed_for_its_own_mistakes_whatever_is_typed(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("defaults: [nothing, _self_]\n")

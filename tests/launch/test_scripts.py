@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.config.compose import ready_made_runs
+from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from tests.launch.scripts_for_tests import ROOT, call, commands, ended, shell, until
-from tests.mindspeed.builders import checkpoint, write
+from tests.mindspeed.builders import checkpoint, model_config, write
 from tests.tables import read_table
 
 OTHERS = ("lib", "convert_weights", "run", "verl")
@@ -329,7 +329,8 @@ def test_canns_and_atbs_scripts_find_the_python_that_trains(tmp_path):
 
 def test_a_converter_that_fails_leaves_the_original_models_modes(tmp_path):
     model, output, home = tmp_path / "model", tmp_path / "run", tmp_path / "home"
-    files = [write(model / name, "old") for name in ("config.json", "tokenizer.json", "model.safetensors")]
+    files = [write(model / name, "old") for name in ("tokenizer.json", "model.safetensors")]
+    files.append(write(model / "config.json", model_config(compose_run("qwen25_3b_910b").run)))
     for file in files:
         file.chmod(0o444)
     checkpoint(output / "stage0/checkpoints", 4, iteration="10")

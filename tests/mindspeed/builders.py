@@ -1,9 +1,13 @@
 """Files, checkpoints and configurations of MindSpeed-RL for tests."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from coca_mindspeed.config.checks import HF_KEYS
+from coca_mindspeed.config.schema import RunConfig
 
 
 def write(path: Path | str, text: str = "") -> Path:
@@ -11,6 +15,11 @@ def write(path: Path | str, text: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
+
+
+def model_config(run: RunConfig, **changes: int) -> str:
+    """``config.json`` with the shapes of a run, and ``changes``."""
+    return json.dumps({key: getattr(run.model.architecture, name) for name, key in HF_KEYS.items()} | changes)
 
 
 def checkpoint(directory: Path, tp: int, pp: int = 1, iteration: str = "release") -> Path:

@@ -2,6 +2,7 @@
 
 import functools
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start.driver import compose_config, split_config
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, stages_to_do, write_run_file
-from tests.mindspeed.builders import checkpoint, write
+from tests.mindspeed.builders import checkpoint, model_config, write
 
 RUN = "qwen25_7b_910b"
+CONFIG = model_config(compose_run(RUN).run)
 GPU = "mindspeed_rl.generate_config.gpu_memory_utilization"
 
 
@@ -208,8 +210,7 @@ def test_conversion_leaves_the_original_model_alone(tmp_path, homes):
     facts, output = resolve_config(run), tmp_path / "out"
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         conversion.prepare("hf2mcore", run, facts, output)
-    for name in ("config.json", "tokenizer.json", "model.safetensors.index.json", "model.safetensors"):
-        write(model / name, "old").chmod(0o444)
+    original(model, "tokenizer.json", "model.safetensors.index.json", "model.safetensors")
     conversion.prepare("hf2mcore", run, facts, output)
     checkpoint(tmp_path / "mcore", 2)
     with pytest.raises(ConfigError, match="expected TP 4, PP 1, found TP 2, PP 1"):
@@ -247,8 +248,38 @@ def converter_runs(output, *, weights=True, target="hf"):
             path.chmod(0o640)
 
 
+def original(model, *names):
+    """A read-only model with the shapes of the run."""
+    for name in ("config.json", *names):
+        write(model / name, CONFIG if name == "config.json" else "old").chmod(0o444)
+
+
 def untouched(model):
-    return all(path.read_text() == "old" and stat.S_IMODE(path.stat().st_mode) == 0o444 for path in model.iterdir())
+    return all(
+        path.read_text() in ("old", CONFIG) and stat.S_IMODE(path.stat().st_mode) == 0o444 for path in model.iterdir()
+    )
+
+
+@pytest.mark.parametrize("direction", ["hf2mcore", "mcore2hf"])
+def test_weights_of_another_shape_are_refused_before_the_converter_starts(tmp_path, homes, direction):
+    model, output = tmp_path / "model", tmp_path / "out"
+    run = compose_run(RUN, [f"model.path={model}", f"model.megatron_path={tmp_path / 'mcore'}"]).run
+    checkpoint(output / "stage0/checkpoints", 4, iteration="10")
+    write(model / "tokenizer.json")
+    write(model / "config.json", model_config(run, num_hidden_layers=27))
+    with pytest.raises(ConfigError) as caught:
+        conversion.prepare(direction, run, resolve_config(run), output)
+    assert [(problem.code, problem.key) for problem in caught.value.problems] == [("shapes", "model.path")]
+    write(model / "config.json", model_config(run))
+    conversion.prepare(direction, run, resolve_config(run), output)
+
+
+def test_a_conversion_without_torch_is_refused(trained, monkeypatch, capsys):
+    model, output = trained
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main_of_conversion("prepare", output, f"model.path={model}") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "torch" in line
 
 
 def main_of_conversion(phase, output, *overrides):
@@ -259,8 +290,7 @@ def main_of_conversion(phase, output, *overrides):
 def trained(tmp_path, homes):
     """A read-only model, and a finished run that started from it."""
     model, output = tmp_path / "model", tmp_path / "out"
-    for name in ("config.json", "tokenizer.json", "model-00001-of-00001.safetensors"):
-        write(model / name, "old").chmod(0o444)
+    original(model, "tokenizer.json", "model-00001-of-00001.safetensors")
     checkpoint(output / "stage0/checkpoints", 4, iteration="10")
     return model, output
 
