@@ -10,9 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
-from coca_mindspeed.cli.options import at_least, grader_option, json_object, place, template_variables, within
+from coca_mindspeed.cli.options import (
+    at_least,
+    grader_option,
+    json_object,
+    place,
+    prediction_columns,
+    template_variables,
+    within,
+)
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_opencompass, read_responses
@@ -36,7 +46,7 @@ from coca_mindspeed.evaluation.predictions import (
 )
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
 from coca_mindspeed.evaluation.scoreboard import Column, PairedDifference, Scoreboard
-from coca_mindspeed.evaluation.tables import risk_tables, summary_table
+from coca_mindspeed.evaluation.tables import not_shown_usable, risk_tables, summary_table
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
 from coca_mindspeed.utils.files import read_complete_rows, read_json_lines, write_atomically, write_json
@@ -46,7 +56,7 @@ from coca_mindspeed.utils.tokenization import TokenCounter
 # Options of each format, and of --endpoint.
 _ENDPOINT = ("model", "data", "samples", "concurrency", "temperature", "max_tokens", "chat_template_kwargs")
 _FORMATS = {
-    "predictions": (),
+    "predictions": ("columns",),
     "opencompass": (),
     "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
 }
@@ -67,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="predictions: graded rows; opencompass: a run's time-stamped folder; "
         "responses: lines of id and response, graded against --gold (default: %(default)s)",
     )
+    fields = 'of predictions: JSON of columns by field, {"confidence": "p", "correct": "right"}; others are not read'
+    option("--columns", type=prediction_columns, metavar="JSON", help=fields)
     option("--endpoint", metavar="URL", help="ask a server instead of reading files; the same command resumes")
     option("--model", help="name of the model at --endpoint")
     option("--data", type=place, metavar="FILE", help="records to send to --endpoint and to grade by")
@@ -104,10 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format == "responses" and arguments.position is None:
         _hint_at_position(predictions)
     options = MetricOptions(bins=arguments.bins, closed=arguments.bins_closed)
-    runs = unique_labels(split_runs(predictions, "all"))
+    runs = unique_labels(split_runs(predictions, "unnamed"))
     _warn_of_ungradable(runs)
     board = Scoreboard(runs, replicates=arguments.replicates, seed=arguments.seed, options=options)
-    text = f"{summary_table(board)}\nECE: {options.bins_text}.\n"
+    text = f"{summary_table(board)}\nECE: {options.bins_text}.\n{not_shown_usable(board)}"
     differences: dict[str, object] = {}
     if arguments.against is not None:
         differences, compared = _differences(board, _base(arguments.against), arguments.against)
@@ -244,22 +256,22 @@ def _base(path: Path) -> Run:
     return runs[0]
 
 
-def _predictions(path: Path) -> list[Prediction]:
+def _predictions(path: Path, **how: Any) -> list[Prediction]:
     """Read a file, or all prediction files of a run directory; there the file's label becomes the model."""
     if not path.is_dir():
-        return read_named(path)
+        return read_named(path, **how)
     files = prediction_files(path)
     if not files:
         raise DataError(f"{path}: holds no predictions*.jsonl; expected a run directory, or name --format")
     return [
         p if p.model is not None else replace(p, model=file_label(file, path))
         for file in files
-        for p in read_named(file)
+        for p in read_named(file, columns=how.get("columns"))
     ]
 
 
 def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
-    """Read all files.  If there are several, the label of a file becomes the model of rows without model and method.
+    """Read all files.  The label of a file becomes the model of rows without model and method.
 
     ``--method`` joins the files.
     """
@@ -268,19 +280,17 @@ def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
     runs = [Run(file_label(path, path), _read(path, arguments)) for path in arguments.files]
     if arguments.method is not None:
         return [replace(p, method=arguments.method) for run in runs for p in run.predictions]
-    if len(runs) > 1:
-        runs = unique_labels(runs)
-        return [
-            replace(p, model=run.label) if p.model is None and p.method is None else p
-            for run in runs
-            for p in run.predictions
-        ]
-    return [p for run in runs for p in run.predictions]
+    return [
+        replace(p, model=run.label) if p.model is None and p.method is None else p
+        for run in unique_labels(runs)
+        for p in run.predictions
+    ]
 
 
 def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     if arguments.format == "predictions":
-        return _predictions(path)
+        alone = len(arguments.files) == 1 and arguments.against is None  # else predictions are paired by their ids
+        return _predictions(path, columns=arguments.columns, numbered=alone)
     if arguments.format == "opencompass":
         return read_opencompass(path)
     parser = ResponseParser(arguments.position or "first", arguments.decimals)
@@ -342,9 +352,13 @@ def _suggested(runs: Sequence[Run]) -> str:
     text = ""
     for run in runs:
         data = outcomes(run.predictions)
-        if not answers_first(run.predictions) and (found := suggested_threshold(data.confidence, data.correct)):
+        if answers_first(run.predictions) or np.isnan(data.confidence).all():
+            continue
+        advice = "none; above every threshold, at least half of the answers are wrong"
+        if (found := suggested_threshold(data.confidence, data.correct)) is not None:
             accepted = f"{found.coverage:.1%} of the answers are accepted and {found.risk:.1%} of these are wrong"
-            text += f"{one_line(run.label)}: from {found.threshold:.6g} on, {accepted}.\n"
+            advice = f"from {found.threshold:.6g} on, {accepted}"
+        text += f"{one_line(run.label)}: {advice}.\n"
     if not text:
         return ""
     heading = (

@@ -1,6 +1,7 @@
 """Types of command-line options; a value out of range is a usage error that names the option."""
 
 import argparse
+import importlib
 import json
 import re
 from collections.abc import Callable
@@ -84,24 +85,23 @@ def grader_option(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def by_schema(check: str, read: Callable[[str], Any] = str) -> Callable[[str], Any]:
-    """Value that the function ``check`` of config/values.py accepts, once ``read`` has read it."""
+def checked_by(module: str, check: str, read: Callable[[str], Any] = str) -> Callable[[str], Any]:
+    """Value that the function ``check`` of a module of this package accepts, once ``read`` has read it."""
 
     def checked(text: str) -> Any:
-        from coca_mindspeed.config import values  # --help needs no schema
-
-        try:
-            return getattr(values, check)(read(text))
+        try:  # --help needs no schema
+            return getattr(importlib.import_module(f"coca_mindspeed.{module}"), check)(read(text))
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return checked
 
 
-#: Chat template variables as a JSON object, columns by field of a record, and a date, YYYY-MM-DD.
-template_variables = by_schema("template_variables", json_object)
-columns = by_schema("column_names", json_object)
-day = by_schema("template_day")
+#: Chat template variables as a JSON object, columns by field of a record and of a prediction, and a date, YYYY-MM-DD.
+template_variables = checked_by("config.values", "template_variables", json_object)
+columns = checked_by("config.values", "column_names", json_object)
+prediction_columns = checked_by("evaluation.predictions", "prediction_columns", json_object)
+day = checked_by("config.values", "template_day")
 
 
 def device_name(text: str) -> str:

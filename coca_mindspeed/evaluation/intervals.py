@@ -379,10 +379,27 @@ def average_interval(parts: Sequence[Estimates], name: str, level: float = 0.95)
         return Interval(estimate, float(np.mean([i.low for i in found])), float(np.mean([i.high for i in found])))
     if name not in MEANS:
         return Interval(estimate)
-    means = [part.means[name] for part in parts]
+    return _average([part.means[name] for part in parts], parts, level)
+
+
+def average_difference(pairs: Sequence[tuple[Estimates, Estimates]], name: str, level: float = 0.95) -> Interval:
+    """Return the interval of the plain mean of ``second - first`` over the pairs of independent data sets."""
+    if name == "ece" or len(pairs) == 1:
+        found = [paired_intervals(*pair, 1 - (1 - level) / len(pairs))[name] for pair in pairs]
+        return Interval(*(float(np.mean([getattr(i, of) for i in found])) for of in ("estimate", "low", "high")))
+    if name not in MEANS:
+        return Interval(float(np.mean([second.values[name] - first.values[name] for first, second in pairs])))
+    changes = [second.means[name].minus(first.means[name]) for first, second in pairs]
+    return _average(changes, [first for first, _ in pairs], level)
+
+
+def _average(means: Sequence[Mean], parts: Sequence[Estimates], level: float) -> Interval:
+    """The interval of the plain mean of ``means``, one of each part."""
+    count = len(means)
     variance = sum(mean.variance(part.question) for mean, part in zip(means, parts, strict=True)) / count**2
+    value = float(np.mean([mean.value for mean in means]))
     units = count * min(mean.units for mean in means)
-    return replace(means[0], value=estimate, units=units, most=None).interval(variance, level)
+    return replace(means[0], value=value, units=units, most=None).interval(variance, level)
 
 
 def average_under_calibration(parts: Sequence[Estimates]) -> EceUnderCalibration:

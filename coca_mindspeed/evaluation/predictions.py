@@ -4,7 +4,8 @@ A line is ``{"id", "dataset", "question", "response", "confidence", "correct", "
 optional fields of :class:`Prediction`.  ``confidence`` is null where the response states no valid one; ``correct`` is
 null where the answer could not be graded.
 
-Files from elsewhere need ``id``, ``confidence`` and ``correct`` only, and may be CSV, TSV, Parquet or a JSON array.
+Files from elsewhere need ``id``, ``confidence`` and ``correct`` only, and may be CSV, TSV, Parquet or a JSON array with
+columns of any names.
 """
 
 import math
@@ -115,6 +116,21 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+def prediction_columns(columns: Mapping[str, Any]) -> dict[str, str]:
+    """Check a mapping of the fields of a prediction to columns.
+
+    Raises ValueError if a field is unknown, ``confidence`` or ``correct`` is missing, or a column is no text.
+    """
+    for name, column in columns.items():
+        if name not in _FIELDS:
+            raise ValueError(f"{name}: no such field{did_you_mean(name, _FIELDS)}; expected {', '.join(_FIELDS)}")
+        if not isinstance(column, str):
+            raise ValueError(f"{name}: expected the name of a column, found {column!r:.80}")
+    if not {"confidence", "correct"} <= set(columns):
+        raise ValueError(f"expected columns of confidence and correct, found {', '.join(columns) or 'none'}")
+    return dict(columns)
+
+
 def prediction_from_json(row: Mapping[str, Any], where: str, needs: Collection[str] = ()) -> Prediction:
     """Build a prediction from a JSON object; ``where`` (``file:line``) is for messages.
 
@@ -139,15 +155,21 @@ def prediction_from_json(row: Mapping[str, Any], where: str, needs: Collection[s
     for name, value in known.items():
         expected, holds = _CHECKS[name]
         if not (holds(value) or (value is None and "null" in expected)):
-            raise DataError(f"{where}: field {name!r} should be {expected}, found {value!r:.80}")
+            percent = name in _FRACTIONS and isinstance(value, int | float) and 1 < value <= 100
+            fix = f"; {value:g} looks like percent: divide the column by 100" if percent else ""
+            raise DataError(f"{where}: field {name!r} should be {expected}, found {value!r:.80}{fix}")
     confidence = known["confidence"]
     return Prediction(**{**_ABSENT, **known, "confidence": None if confidence is None else float(confidence)})
 
 
-def read_predictions(path: Path, needs: Collection[str] = ()) -> list[Prediction]:
+def read_predictions(
+    path: Path, needs: Collection[str] = (), columns: Mapping[str, str] | None = None, *, numbered: bool = False
+) -> list[Prediction]:
     """Read a file; (data set, id, sample) must be unique for each model and method in it.
 
-    ``needs`` names fields that each row must have besides ``id``, ``confidence`` and ``correct``.
+    ``needs`` names fields that each row must have besides ``id``, ``confidence`` and ``correct``.  ``columns`` maps
+    fields to columns, and other columns are not read.  ``numbered``: in a file without ``id``, the number of a row is
+    its id.
 
     CSV, TSV, Parquet, Arrow and JSON arrays are read by their suffix, every other file as JSON Lines.
 
@@ -157,7 +179,11 @@ def read_predictions(path: Path, needs: Collection[str] = ()) -> list[Prediction
     rows: list[Prediction] = []
     seen: dict[tuple[object, ...], str] = {}
     ignored: dict[str, None] = {}
-    for where, row in _rows(path):
+    without_id = False
+    for number, (where, row) in enumerate(_rows(path, columns)):
+        without_id = without_id or (numbered and not number and "id" not in row)
+        if without_id:
+            row = {**row, "id": str(number)}
         prediction = prediction_from_json(row, where, needs)
         key = (prediction.model, prediction.method, *prediction.key)
         if key in seen:
@@ -175,19 +201,28 @@ def read_predictions(path: Path, needs: Collection[str] = ()) -> list[Prediction
     return rows
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield ``(file:line, values)``, with values as in JSON."""
+def _rows(path: Path, columns: Mapping[str, str] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield ``(file:line, values)``, with values as in JSON, and of ``columns`` by field."""
+
+    def by_field(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        if not columns:
+            return values
+        if absent := [column for column in columns.values() if column not in values]:
+            near = did_you_mean(absent[0], values)
+            raise DataError(f"{where}: has no column {absent[0]!r}{near}; its columns are {', '.join(values)}")
+        return {name: values[column] for name, column in columns.items()}
+
     form = file_format(path)
     if form in (None, ".jsonl"):
         for number, values in read_json_lines(path):
-            yield f"{path}:{number}", values
+            yield (where := f"{path}:{number}"), by_field(values, where)
         return
     typed = {".csv": _from_text, ".tsv": _from_text, ".parquet": _nan_to_none, ".arrow": _nan_to_none}
     for row in read_rows(path):
         if row.error:
             raise DataError(f"{row.where}: {row.error}")
         convert = typed.get(form or "", lambda _, value: value)
-        yield row.where, {name: convert(name, value) for name, value in row.values.items()}
+        yield row.where, {name: convert(name, value) for name, value in by_field(row.values, row.where).items()}
 
 
 # float() would also take 1_0 and the digits of other scripts.

@@ -87,9 +87,12 @@ def prediction_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("predictions*.jsonl"), key=lambda file: (not file.stem.endswith("before"), file.name))
 
 
-def read_named(file: Path) -> list[Prediction]:
-    """Read a file; predictions after training that name no method get the one in the run's ``config.yaml``."""
-    predictions = read_predictions(file)
+def read_named(file: Path, **how: Any) -> list[Prediction]:
+    """Read a file; predictions after training that name no method get the one in the run's ``config.yaml``.
+
+    ``how`` are arguments of :func:`~coca_mindspeed.evaluation.predictions.read_predictions`.
+    """
+    predictions = read_predictions(file, **how)
     config = file.parent / "config.yaml"
     if not file.stem.endswith("after") or not config.is_file():
         return predictions

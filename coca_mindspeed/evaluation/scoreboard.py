@@ -11,6 +11,7 @@ from coca_mindspeed.evaluation.intervals import (
     EceUnderCalibration,
     Estimates,
     Interval,
+    average_difference,
     average_interval,
     average_under_calibration,
     paired_intervals,
@@ -56,6 +57,7 @@ class Scoreboard:
         self.runs = [run for run in runs if run.predictions]
         self.options = options or MetricOptions()
         self._replicates, self._seed = replicates, seed
+        self._pairs: dict[tuple[str, str, str], tuple[Estimates, Estimates] | None] = {}
         self._cells: dict[tuple[str, str], Estimates] = {}
         stated: dict[str, set[str]] = {}
         for run in self.runs:
@@ -107,7 +109,11 @@ class Scoreboard:
         )
 
     def best(self, column: Column, metric: str) -> set[str]:
-        """Return the labels of the runs with the best printed value in a column; none if no direction is better."""
+        """Return the label of the run with the best value in a column, if its paired differences are decided.
+
+        Empty where no direction is better, and where the 95% interval of the difference to another run includes 0 or
+        does not exist.
+        """
         info = METRIC_SPECS[metric]
         values = {run.label: self.interval(run.label, column, metric).estimate for run in self.runs}
         known = {
@@ -115,19 +121,39 @@ class Scoreboard:
             for label, value in values.items()
             if not math.isnan(value)
         }
-        if info.better == 0 or len(set(known.values())) < 2:  # where all are equal, none is best
+        if info.better == 0 or len(known) < 2:
             return set()
-        return {label for label, value in known.items() if value == max(known.values())}
+        best, *others = sorted(known, key=lambda label: known[label], reverse=True)
+        return {best} if all(self._is_better(best, other, column, metric) for other in others) else set()
+
+    def _is_better(self, first: str, second: str, column: Column, metric: str) -> bool:
+        """Whether the paired interval of ``first - second`` lies on the better side of 0."""
+        pairs = [self._paired(second, first, name) for name in column.datasets]
+        if None in pairs:
+            return False
+        interval = average_difference([pair for pair in pairs if pair is not None], metric)
+        return bool(interval.low > 0 if METRIC_SPECS[metric].better > 0 else interval.high < 0)
+
+    def _paired(self, first: str, second: str, dataset: str) -> tuple[Estimates, Estimates] | None:
+        """The estimates of two of the board's runs on their common responses; None if there are none."""
+        if (key := (first, second, dataset)) not in self._pairs:
+            runs = {run.label: run for run in self.runs}
+            self._pairs[key] = self._on_common(runs[first], runs[second], dataset)
+        return self._pairs[key]
+
+    def _on_common(self, first: Run, second: Run, dataset: str) -> tuple[Estimates, Estimates] | None:
+        ours, theirs = ({p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second))
+        if not (shared := [key for key in ours if key in theirs]):
+            return None
+        before, after = (self._estimates([group[key] for key in shared], dataset) for group in (ours, theirs))
+        return before, after
 
     def difference(self, first: Run, second: Run, dataset: str) -> PairedDifference:
         """Return the differences ``second - first`` on the common responses of a data set."""
-        ours, theirs = ({p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second))
-        shared = [key for key in ours if key in theirs]
-        intervals: dict[str, Interval] = {}
-        if shared:
-            before, after = (self._estimates([group[key] for key in shared], dataset) for group in (ours, theirs))
-            intervals = paired_intervals(before, after)
-        return PairedDifference(len(shared), len(ours), len(theirs), intervals)
+        pair = self._on_common(first, second, dataset)
+        n, intervals = (0, {}) if pair is None else (len(pair[0].data), paired_intervals(*pair))
+        ours, theirs = (len(run.by_dataset().get(dataset, [])) for run in (first, second))
+        return PairedDifference(n, ours, theirs, intervals)
 
 
 def _category(dataset: str, stated: Collection[str]) -> str | None:

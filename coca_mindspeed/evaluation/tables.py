@@ -26,7 +26,7 @@ from coca_mindspeed.evaluation.paper import check_setting, paper, printed, publi
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
-from coca_mindspeed.utils.console import PlainConsole, markdown_table
+from coca_mindspeed.utils.console import PlainConsole, markdown_table, one_line
 
 _BINNED = ("ece", "mce")
 
@@ -134,6 +134,27 @@ def summary_table(board: Scoreboard) -> str:
         rows.append([run.label, column.heading, board.count(run.label, column), *shown])
     labels = [METRIC_SPECS[metric].heading for metric in HEADLINE_METRICS]
     return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", UNDER_CALIBRATION_LABEL], rows)
+
+
+_FEWEST_LABELS = 100
+
+
+def not_shown_usable(board: Scoreboard) -> str:
+    """A line for each run and data set whose confidence is not shown to separate right from wrong answers."""
+    text = ""
+    for run, column in product(board.runs, board.columns):
+        if column.is_average or not (count := board.count(run.label, column)):
+            continue
+        interval = board.interval(run.label, column, "auroc")
+        few = f"{count} labels are fewer than {_FEWEST_LABELS}"
+        reasons = [few] if count < _FEWEST_LABELS else []
+        if not interval.low > 0.5:
+            bounds = show_range("auroc", interval.low, interval.high)
+            reasons.append(f"the 95% interval of AUROC, {bounds}, is not above 0.5" if bounds else "AUROC is undefined")
+        if reasons:
+            where = one_line(f"{run.label}, {column.heading}")
+            text += f"\n{where}: the confidence is not shown to be usable: {' and '.join(reasons)}.\n"
+    return text
 
 
 def risk_tables(board: Scoreboard) -> list[Table]:

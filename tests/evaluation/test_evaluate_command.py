@@ -70,11 +70,11 @@ def test_ungradable_answers_are_left_out_and_counted(files, capsys):
     arguments = ("--output", out, "--replicates", 50, "--against", files / "two.jsonl")
     assert evaluate(files / "some.jsonl", *arguments) == 0
     result = json.loads((out / "metrics.json").read_text())
-    cells = result["results"]["all"]
+    cells = result["results"]["some"]
     counts = [(cells[name]["n"], cells[name]["ungradable"]) for name in ("gsm8k", "aime24", "math")]
     assert counts == [(3, 2), (5, 0), (8, 2)]
     assert cells["gsm8k"]["metrics"]["accuracy"]["estimate"] == pytest.approx(2 / 3)
-    assert result["differences"]["all/gsm8k"]["n"] == 3
+    assert result["differences"]["some/gsm8k"]["n"] == 3
     assert "2 of 5" in capsys.readouterr().err
     assert [p.correct for p in read_predictions(out / "predictions.jsonl")] == [p.correct for p in changed]
     write_predictions(files / "none.jsonl", [replace(p, correct=None) for p in rows])
@@ -95,7 +95,7 @@ def test_the_confidence_after_the_answer_is_reported_beside_the_first(files, cap
     graded = ("--format", "responses", "--gold", files / "gold.jsonl", "--grader", "exact", "--output", files / "out")
     assert evaluate(files / "r.jsonl", *graded, "--position", "both") == 0
     for again in (False, True):  # what it wrote holds the second confidence too
-        found = json.loads((files / "out" / "metrics.json").read_text())["results"]["all"]["sums"]
+        found = json.loads((files / "out" / "metrics.json").read_text())["results"]["r"]["sums"]
         assert found["metrics"]["brier"]["estimate"] == 0.25
         assert found["after_answer"] == {"auroc": 1.0, "ece": 0.0, "brier": 0.0, "success_rate": 0.75}
         assert "Confidence after the answer" in capsys.readouterr().out
@@ -117,10 +117,10 @@ def test_a_difference_says_on_how_many_questions_it_is(files, capsys):
     assert rows["gsm8k"][0] == "2 of 5 and 3"
     assert rows["aime24"] == ["0 of 5 and 0", *["--"] * 6]
     found = json.loads((out / "metrics.json").read_text())["differences"]
-    gsm8k = found["all/gsm8k"]
+    gsm8k = found["two/gsm8k"]
     assert [gsm8k[key] for key in ("n", "n_run", "n_against")] == [2, 5, 3]
     assert gsm8k["brier"]["estimate"] == pytest.approx((0.04 + 0.49) / 2 - (0.01 + 0.64) / 2)
-    assert found["all/aime24"] == {"n": 0, "n_run": 5, "n_against": 0}
+    assert found["two/aime24"] == {"n": 0, "n_run": 5, "n_against": 0}
 
 
 def test_responses_are_graded(files, capsys):
@@ -169,6 +169,38 @@ def test_a_grader_that_does_not_fit_is_noticed(files, capsys):
         assert ("3 of 3" in capsys.readouterr().err) == warned
 
 
+MAPPED = '{"confidence": "p", "correct": "right", "dataset": "kind"}'
+
+
+def write_theirs(path, count, right=lambda i: i % 2):
+    """A CSV with columns of its own; even answers are stated less surely than odd ones."""
+    lines = [f"{0.8 if i % 2 else 0.3},{80 if i % 2 else 30},{int(right(i))},quiz,m" for i in range(count)]
+    path.write_text("\n".join(["p,pct,right,kind,model", *lines]))
+
+
+@pytest.mark.parametrize(
+    ("count", "right", "reasons", "threshold"),
+    [
+        (120, lambda i: i % 2, [], "from 0.8 on"),
+        (60, lambda i: i % 2, ["60 labels"], "from 0.8 on"),
+        (120, lambda i: i % 4 > 1, ["AUROC"], "none"),
+        (20, lambda i: i % 4 > 2, ["20 labels", "AUROC"], "none"),
+        (20, lambda i: False, ["20 labels", "AUROC is undefined"], "none"),
+    ],
+)
+def test_somebody_elses_csv(tmp_path, capsys, count, right, reasons, threshold):
+    """Without an id, and with columns of other names; a line says whether the confidence is shown to be usable."""
+    write_theirs(tmp_path / "theirs.csv", count, right)
+    assert evaluate(tmp_path / "theirs.csv", "--columns", MAPPED, "--output", tmp_path / "out", "--replicates", 5) == 0
+    [(label, sets)] = json.loads((tmp_path / "out" / "metrics.json").read_text())["results"].items()
+    assert (label, {name: found["n"] for name, found in sets.items()}) == ("theirs", {"quiz": count})
+    lines = capsys.readouterr().out.splitlines()
+    usable = [line for line in lines if "not shown to be usable" in line]
+    assert len(usable) == bool(reasons)
+    assert all(reason in line for line in usable for reason in reasons)
+    assert next(line for line in lines if line.startswith("theirs: ")).startswith(f"theirs: {threshold}")
+
+
 def test_files_without_a_model_are_runs_of_their_own(files):
     rows = read_predictions(files / "one.jsonl")
     write_predictions(files / "sub" / "one.jsonl", rows)
@@ -199,6 +231,13 @@ def test_files_without_a_model_are_runs_of_their_own(files):
         (["one.jsonl", "--format", "opencompass", "--grader", "math"], "--grader: ", 2),
         (["one.jsonl", "--against", "two_methods.jsonl"], "(coca, rlvr)", 1),
         (["one.jsonl", "--against", "other.jsonl"], "other.jsonl: ", 1),
+        (["theirs.csv", "--columns", '{"confidence": "pct", "correct": "right"}'], "30 looks like percent", 1),
+        (["theirs.csv", "--columns", '{"confidence": "pc", "correct": "right"}'], "'pct'", 1),
+        (["theirs.csv", "--columns", '{"confidense": "p", "correct": "right"}'], "'confidence'", 2),
+        (["theirs.csv", "--columns", '{"confidence": "p"}'], "correct", 2),
+        (["theirs.csv", "one.jsonl", "--columns", MAPPED], "'id'", 1),
+        (["theirs.csv", "--against", "one.jsonl", "--columns", MAPPED], "'id'", 1),
+        (["one.jsonl", "--format", "opencompass", "--columns", MAPPED], "--columns: ", 2),
     ],
 )
 def test_errors(files, capsys, arguments, message, code, monkeypatch):
@@ -206,8 +245,13 @@ def test_errors(files, capsys, arguments, message, code, monkeypatch):
     one = read_predictions(files / "one.jsonl")
     both = [replace(p, method=method) for method in ("coca", "rlvr") for p in one]
     write_predictions(files / "two_methods.jsonl", both)
+    write_theirs(files / "theirs.csv", 3)
     monkeypatch.chdir(files)
-    assert evaluate(*arguments, "--output", "out") == code
+    try:
+        found = evaluate(*arguments, "--output", "out")
+    except SystemExit as stopped:
+        found = stopped.code
+    assert found == code
     assert message in capsys.readouterr().err
     assert not (files / "out").exists()
 

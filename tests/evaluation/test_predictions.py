@@ -118,6 +118,18 @@ def test_bad_values_of_a_csv_name_file_row_and_field(tmp_path, row, field):
         read_predictions(tmp_path / "p.csv")
 
 
+def test_rows_without_an_id_are_numbered_only_where_asked(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("confidence,correct\n0.5,1\n0.5,1\n")
+    assert [p.id for p in read_predictions(path, numbered=True)] == ["0", "1"]
+    with pytest.raises(DataError, match=r"p\.csv:1: field 'id' is missing"):
+        read_predictions(path)
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": 7, "confidence": 1, "correct": 1}\n{"confidence": 1, "correct": 1}\n')
+    with pytest.raises(DataError, match=r"p\.jsonl:2: field 'id' is missing"):  # some have one
+        read_predictions(path, numbered=True)
+
+
 def test_missing_repeated_and_empty(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text("\n" + json.dumps({k: v for k, v in ROW.items() if k != "correct"}))

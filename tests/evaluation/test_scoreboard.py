@@ -2,11 +2,12 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.evaluation.metrics import MetricOptions
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, MetricOptions
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_mindspeed.evaluation.runs import Run, read_runs
 from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
@@ -58,12 +59,23 @@ def test_average_leaves_undefined_data_sets_out(board):
 
 
 def test_best_follows_the_direction_and_is_none_of_equals(board):
-    gsm8k, aime25 = board.columns[0], board.columns[2]
-    assert board.best(gsm8k, "accuracy") == {"coca"}
-    assert board.best(gsm8k, "ece") == {"coca"}
-    assert board.best(aime25, "ece") == set()  # both are equal
-    assert board.best(gsm8k, "uncertainty") == set()
-    assert board.best(board.columns[-1], "accuracy") == set()  # one run alone is not the best
+    many = 50
+    runs = [
+        Run(name, [*rows("gsm8k", pairs * many), *rows("aime24", pairs * many), *rows("aime25", GOOD * many)])
+        for name, pairs in (("good", GOOD), ("bad", [(1 - s, y) for s, y in GOOD]))
+    ]
+    large = Scoreboard([*runs, Run("alone", rows("mine", GOOD))], replicates=5)
+    found = {(c.name, metric): large.best(c, metric) for c in large.columns for metric in METRIC_SPECS}
+    for name in ("gsm8k", "aime24", "math"):
+        assert [found[name, metric] for metric in ("auroc", "brier", "ece")] == [{"good"}] * 3
+        assert found[name, "accuracy"] == found[name, "uncertainty"] == set()  # equal; without a direction
+        assert found[name, "mce"] == set()  # without a paired interval
+    assert found["aime25", "brier"] == found["mine", "brier"] == set()  # equal; one run alone is not the best
+    # The same difference on four answers, and on no common questions, is not decided.
+    assert all(board.best(column, metric) == set() for column in board.columns for metric in METRIC_SPECS)
+    other = replace(runs[1], predictions=[replace(p, id=f"x{p.id}") for p in runs[1].predictions])
+    apart = Scoreboard([runs[0], other], replicates=5)
+    assert apart.best(apart.columns[0], "brier") == set()
 
 
 def test_the_options_reach_every_figure():
