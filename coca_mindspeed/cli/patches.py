@@ -48,6 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     root = _checkout(arguments.path, "its PATH")
     manifest, findings = _best_fit(root, arguments.release)
+    differing = [finding.hook.target for finding in findings if not finding.matches]
+    verdict = f"{len(differing)} of {len(findings)} differ: {', '.join(differing)}"
+    print_text(verdict if differing else f"all {len(findings)} hooked definitions equal release {manifest.release}")
     table = Table(title=f"{root} against release {manifest.release} ({manifest.commit})", title_justify="left")
     for heading in ("target", "kind", "process", "result"):
         table.add_column(heading)
@@ -56,12 +59,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         result = "ok" if finding.matches else f"differs: {finding.difference}"
         table.add_row(hook.target, hook.kind, hook.process, result)
     PlainConsole().print_table(table)
-    differing = [finding.hook.target for finding in findings if not finding.matches]
-    if differing:
-        print_text(f"{len(differing)} of {len(findings)} differ: {', '.join(differing)}")
-        return 1
-    print_text(f"all {len(findings)} hooked definitions equal release {manifest.release}")
-    return 0
+    return 1 if differing else 0
 
 
 def _fingerprint(arguments: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 Nothing here imports torch_npu, Ray or MindSpeed-RL, so broken installations of them are reported too.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -12,14 +13,16 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.request import proxy_bypass_environment
 
 from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, Problem, problems_of
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout
-from coca_mindspeed.mindspeed.plan import ClusterPlan, checkpoint_bytes, host_gib, make_plan
+from coca_mindspeed.mindspeed.plan import ClusterPlan, checkpoint_bytes, host_gib, make_plan, most_checkpoints
 from coca_mindspeed.mindspeed.stages.dataset import check_verifier
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from coca_mindspeed.upstream.manifest import ManifestError, SoftwareStack, load_manifests, matching_manifest, stack_of
@@ -30,6 +33,9 @@ _OPEN_FILES = 32768  # Ray opens a few hundred sockets per worker, and zmq one f
 _OBJECT_STORE = 10**10  # Ray's REQUIRE_SHM_SIZE_THRESHOLD: with less in /dev/shm, its object store is put into /tmp
 _CPUS = {"placement_group": 8, "local_task": 1}  # MindSpeed-RL's defaults of rl_config.num_cpus_for_*
 _DOCK_CPUS = 10  # reserved by GRPOTransferDock on one node
+_LONGEST_SOCKET = 107  # bytes of a path in sockaddr_un, to which Ray keeps
+_RAYS_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"  # below its temporary directory
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _GUIDE = "docs/ascend.md, 1. Software"  # vLLM and vLLM-Ascend are built from a commit there, not installed by a name
 
 
@@ -63,6 +69,13 @@ class Machine:
         """The hard limit of open files, up to which the launch scripts raise the soft one."""
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         return 2**63 - 1 if hard == resource.RLIM_INFINITY else hard
+
+    def address_towards(self, host: str) -> str | None:
+        """The address of this machine from which it reaches ``host``; None if it has none.  Nothing is sent."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            return str(probe.getsockname()[0])
+        return None
 
     def cann_version(self) -> str | None:
         """The version in CANN's folder, which its ``set_env.sh`` names."""
@@ -102,7 +115,7 @@ def examine_machine(
     """
     checkout, found_release = _mindspeed_rl(machine)
     stack = stack_of(release or found_release or _DEFAULT_RELEASE)
-    sources = [checkout, *_sources(machine, stack)]
+    sources = [checkout, *_sources(machine, stack), *_ray(machine, run)]
     of_run = [] if run is None else [*_run(machine, run, output or Path("runs"))]
     if run is not None and run.hardware.platform == "host":
         return [*sources, *of_run]
@@ -159,6 +172,35 @@ def _sources(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
             shown = commit[:7] if commit else "unknown: no git history"  # of a plain copy
             same, fix = commit is None or commit.startswith(wanted), f"git checkout {wanted[0]} in {value}"
             yield _item("commit", package, shown, same, " or ".join(wanted), fix)
+
+
+def _ray(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
+    """Variables that would keep the processes of Ray from each other."""
+    environment = machine.environment
+    variable = "RAY_TMPDIR" if "RAY_TMPDIR" in environment else "TMPDIR"
+    directory, longest = environment.get(variable, "/tmp"), _LONGEST_SOCKET - len(_RAYS_SOCKET)
+    wanted = f"at most {longest} bytes, for Ray's sockets below it have paths of at most {_LONGEST_SOCKET}"
+    yield _item("tmpdir", variable, directory, len(os.fsencode(directory)) <= longest, wanted, "export RAY_TMPDIR=/tmp")
+    proxy = next((name for each in _PROXIES for name in (each, each.upper()) if environment.get(name)), None)
+    head = environment.get("MASTER_ADDR") or "127.0.0.1"
+    several = run is not None and run.hardware.nodes > 1
+    nodes = dict.fromkeys(filter(None, (head, machine.address_towards(head) if several else None)))
+    past = environment.get("no_proxy") or environment.get("NO_PROXY")
+    ok = proxy is None or all(_bypasses(past or "", address) for address in nodes)
+    wanted = f"the addresses of all nodes ({', '.join(nodes)}) if a proxy is exported ({proxy or 'none'})"
+    fix = f"export no_proxy={','.join(filter(None, (past, *nodes)))} on every node, or unset {proxy}"
+    yield _item("proxy", "no_proxy", past, ok, wanted, fix)
+
+
+def _bypasses(no_proxy: str, host: str) -> bool:
+    """Whether ``no_proxy`` names a host, by name, suffix, address or network."""
+    if proxy_bypass_environment(host, {"no": no_proxy}):
+        return True
+    for each in no_proxy.split(","):
+        with contextlib.suppress(ValueError):
+            if "/" in each and ip_address(host) in ip_network(each.strip(), strict=False):
+                return True
+    return False
 
 
 def _hardware(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
@@ -226,7 +268,8 @@ def _weights(run: RunConfig, plan: ClusterPlan) -> Finding:
 def _disk(machine: Machine, run: RunConfig, plan: ClusterPlan, output: Path) -> Finding:
     """Space for the checkpoints that are kept, and for one that is being written."""
     present = sum(1 for _ in output.glob("stage*/checkpoints/iter_*"))
-    more = max(1, run.checkpoint.keep * len(run.method.training_method.stages) + 1 - present)
+    most = most_checkpoints(plan.resolved, plan.iterations, len(run.method.training_method.stages))
+    more = max(1, most - present)
     needed, free = more * checkpoint_bytes(plan.resolved), machine.free_bytes(output)
     wanted = f"{needed / 1e9:.0f} GB or more for {more} checkpoints"
     fix = f"free space at {output}, choose another --output, or lower checkpoint.keep ({run.checkpoint.keep})"

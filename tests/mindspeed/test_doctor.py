@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.config.checks import HF_KEYS
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, Problem
@@ -20,7 +19,7 @@ from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_itera
 from coca_mindspeed.mindspeed.doctor import Machine
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
 from coca_mindspeed.upstream.manifest import ManifestError, stack_of
-from tests.mindspeed.builders import checkpoint, write
+from tests.mindspeed.builders import checkpoint, model_config, write
 
 compose = functools.cache(lambda name, *overrides: compose_run(name, overrides).run)
 PLANS: dict[int, tuple[RunConfig, ClusterPlan]] = {}  # with the run, so that no other one has its id
@@ -83,8 +82,7 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeMachine, 
         **{"LD_PRELOAD": str(write(root / "libjemalloc.so.2")), "HCCL_SOCKET_IFNAME": socket.if_nameindex()[0][1]},
     }
     run = compose("qwen25_7b_910b", *OVERRIDES)
-    shapes = {key: getattr(run.model.architecture, name) for name, key in HF_KEYS.items()}
-    write("model/config.json", json.dumps(shapes))
+    write("model/config.json", model_config(run))
     write("train.jsonl", '{"question": "q", "answer": "a"}\n' * 200)
     checkpoint(Path("weights"), 4)
     return FakeMachine(environment, root), run
@@ -107,6 +105,35 @@ def on_host(*more: str) -> RunConfig:
 def bare(machine: Machine, **more: str) -> Machine:
     """The same machine with no variables but those of the checkouts."""
     return replace(machine, environment={name: machine.environment[name] for name in doctor.CHECKOUTS} | more)
+
+
+@pytest.mark.parametrize(
+    ("variables", "nodes", "found"),
+    [
+        ({"TMPDIR": f"/{'x' * 38}"}, 1, []),
+        ({"TMPDIR": f"/{'x' * 39}", "RAY_TMPDIR": "/tmp"}, 1, []),
+        ({"no_proxy": ""}, 2, []),
+        ({"http_proxy": "http://p", "no_proxy": "localhost,127.0.0.1"}, 1, []),
+        ({"http_proxy": "http://p", "NO_PROXY": "*"}, 2, []),
+        ({"http_proxy": "http://p", "no_proxy": "10.0.0.1", "MASTER_ADDR": "10.0.0.1"}, 1, []),
+        ({"http_proxy": "http://p", "no_proxy": "10.0.0.1", "MASTER_ADDR": "10.0.0.1"}, 2, ["no_proxy"]),
+        ({"http_proxy": "http://p", "no_proxy": "10.0.0.0/24", "MASTER_ADDR": "10.0.0.1"}, 2, []),
+        ({"http_proxy": "http://p", "no_proxy": "10.0.1.0/24", "MASTER_ADDR": "10.0.0.1"}, 2, ["no_proxy"]),
+        ({"http_proxy": "http://p", "no_proxy": ".cluster,10.0.0.2", "MASTER_ADDR": "n1.cluster"}, 2, []),
+    ],
+)
+def test_variables_that_ray_meets(good, monkeypatch, variables, nodes, found):
+    """The socket of a session below TMPDIR has at most 107 bytes; a proxy must not stand between the nodes."""
+    machine, run = good
+    monkeypatch.setattr(FakeMachine, "address_towards", lambda _self, _host: "10.0.0.2")
+    machine = replace(machine, environment={**machine.environment, **variables})
+    problems = examine(machine, with_changes(run, "hardware", nodes=nodes))
+    assert [key for key in problems if key in ("TMPDIR", "RAY_TMPDIR", "no_proxy")] == found
+
+
+def test_the_address_of_this_machine():
+    assert Machine().address_towards("127.0.0.1") == "127.0.0.1"
+    assert Machine().address_towards("no such host") is None
 
 
 def test_good_machine(good):
@@ -134,6 +161,10 @@ def test_good_machine(good):
         ("HCCL_SOCKET_IFNAME", "eth99", "network", "HCCL_SOCKET_IFNAME"),
         ("MINDSPEED_RL_HOME", "/edited", "checkout", "MindSpeed-RL"),
         ("MINDSPEED_HOME", "/nowhere", "checkout", "mindspeed"),
+        ("TMPDIR", f"/{'x' * 39}", "tmpdir", "TMPDIR"),
+        ("RAY_TMPDIR", f"/{'ä' * 20}", "tmpdir", "RAY_TMPDIR"),
+        ("http_proxy", "http://proxy:3128", "proxy", "no_proxy"),
+        ("HTTPS_PROXY", "http://proxy:3128", "proxy", "no_proxy"),
     ],
 )
 def test_environment(good, variable, value, code, key):
@@ -240,6 +271,13 @@ def test_host_memory(good, monkeypatch, total, limit, shm, found):
 def test_free_space(good, monkeypatch, tmp_path):
     machine, run = good
     monkeypatch.setattr(FakeMachine, "free_bytes", lambda _self, _path: 3 * 14 * 7_615_616_512 - 1)
+    assert examine(machine, run, tmp_path / "run") == {}  # too short for three checkpoints
+    run = run.model_copy(
+        update={
+            "data": run.data.model_copy(update={"epochs": None}),
+            "trainer": run.trainer.model_copy(update={"steps": 1000}),
+        }
+    )
     assert set(examine(machine, run, tmp_path / "run")) == {"free space"}
     (tmp_path / "run/stage0/checkpoints/iter_0000050").mkdir(parents=True)  # of a run that is resumed
     assert examine(machine, run, tmp_path / "run") == {}

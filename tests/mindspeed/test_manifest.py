@@ -1,6 +1,7 @@
 """Manifests on a small fake package: verified without importing, applied only as a whole."""
 
 import hashlib
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +240,8 @@ def test_the_command_says_what_differs(root, capsys):
     parser = argparse.ArgumentParser()
     patches.add_arguments(parser)
     assert patches.run(parser.parse_args(["verify", str(root)])) == 1
-    assert "cli.train_grpo:train" in capsys.readouterr().out
+    verdict, *rest = capsys.readouterr().out.splitlines()
+    assert re.match(r"\d+ of \d+ differ: .*cli\.train_grpo:train", verdict)
+    assert len(rest) > len(load_manifests()[0].hooks)
     assert patches.run(parser.parse_args(["fingerprint", str(root), "--release", "9", "--commit", "c"])) == 0
     assert yaml.safe_load(capsys.readouterr().out)["release"] == "9"
