@@ -19,6 +19,7 @@ from coca_mindspeed.data.prompts import encode_prompts, prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.registry import grader_class, grader_name
+from coca_mindspeed.utils.characters import compatible
 from coca_mindspeed.utils.tokenization import load_tokenizer
 
 #: Returns why a record is dropped, or None to keep it.  Reasons are counted, so they name no single record.
@@ -108,13 +109,13 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: odd, well mi
 
 
 def normalise(text: str) -> str:
-    """Unicode compatibility form, case folded, with single spaces."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    """Compatible characters, case folded, with single spaces."""
+    return " ".join(unicodedata.normalize("NFC", compatible(text)).casefold().split())
 
 
 def words(text: str) -> list[str]:
-    """Words of a normalised text, without symbols."""
-    return _WORDS.findall(text)
+    """Words of a normalised text, without symbols; here x² is x2, to find more copies."""
+    return _WORDS.findall(unicodedata.normalize("NFKC", text))
 
 
 def digest(text: str) -> int:

@@ -5,10 +5,12 @@ import gzip
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
+
+import numpy as np
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.packages import require
@@ -25,13 +27,15 @@ _ROWS_PER_BATCH = 256  # TACO's rows reach megabytes
 class Row:
     """A row of a data file, or the ``error`` why it cannot be read.
 
-    ``number`` is the line in JSON Lines, otherwise the row, from 1 (a CSV header is not a row).
+    ``number`` is the line in JSON Lines, otherwise the row, from 1 (a CSV header is not a row).  ``columns`` are those
+    of a columnar file, also the columns that were not read; other rows have the columns of their ``values``.
     """
 
     file: str
     number: int
     values: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
+    columns: Collection[str] = ()
 
     @property
     def where(self) -> str:
@@ -72,7 +76,7 @@ def file_format(path: Path) -> str | None:
 def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[Row]:
     """Stream the rows of a file of :func:`data_files`.
 
-    ``columns`` restricts columnar files.
+    ``columns`` restricts columnar files.  Their numbers become JSON's: see :func:`_as_json`.
 
     Raises:
         DataError: the file cannot be read, or not any further.
@@ -105,23 +109,62 @@ def _columnar_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]
 
     number = 0
     try:
-        for batch in _record_batches(path, columns):
+        for names, batch in _record_batches(path, columns):
+            convert = _as_json(batch.schema)
             for values in batch.to_pylist():
                 number += 1
-                yield Row(str(path), number, values)
+                yield Row(str(path), number, convert(values), columns=names)
     except pa.ArrowException as error:
         raise DataError(f"{path}: cannot be read beyond row {number}: {error}") from error
 
 
-def _record_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any]:
-    """Yield batches of at most ``_ROWS_PER_BATCH`` rows; columns that the file lacks are ignored."""
+_Converter = Callable[[Any], Any]
+
+
+def _as_json(fields: Any) -> _Converter:
+    """Return the conversion of a row's numbers into those of JSON, by the types of its columns.
+
+    A float16 or float32 becomes the number with its shortest decimal, 0.3 and not 0.30000001192092896; a decimal an
+    int or a float.  ``fields`` is a schema or the type of a struct.
+    """
+    known = {field.name: convert for field in fields if (convert := _number_as_json(field.type)) is not None}
+    return lambda row: {name: known[name](value) if name in known else value for name, value in row.items()}
+
+
+def _number_as_json(kind: Any) -> _Converter | None:
+    """The conversion of a column's values; None if it holds no such numbers."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _number_as_json(kind.value_type)
+    if pa.types.is_float16(kind) or pa.types.is_float32(kind):
+        narrow = np.float16 if pa.types.is_float16(kind) else np.float32
+        return _unless_null(lambda value: float(str(narrow(value))))
+    if pa.types.is_decimal(kind):
+        return _unless_null(lambda value: int(value) if value == value.to_integral_value() else float(value))
+    if pa.types.is_struct(kind):
+        return _unless_null(_as_json(kind))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        convert = _number_as_json(kind.value_type)
+        return None if convert is None else _unless_null(lambda values: [convert(value) for value in values])
+    return None
+
+
+def _unless_null(convert: _Converter) -> _Converter:
+    return lambda value: None if value is None else convert(value)
+
+
+def _record_batches(path: Path, columns: Collection[str] | None) -> Iterator[tuple[Sequence[str], Any]]:
+    """Yield all column names, and batches of at most ``_ROWS_PER_BATCH`` rows of the columns that the file has."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if file_format(path) == ".parquet":
         file = pq.ParquetFile(path)
-        chosen = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
-        yield from file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=chosen)
+        names = file.schema_arrow.names
+        chosen = None if columns is None else [name for name in names if name in columns]
+        for batch in file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=chosen):
+            yield names, batch
         return
     with pa.memory_map(str(path)) as source:
         try:
@@ -130,8 +173,10 @@ def _record_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any
             whole = pa.ipc.open_file(source)
             batches = (whole.get_batch(i) for i in range(whole.num_record_batches))
         for batch in batches:
-            chosen = batch if columns is None else batch.select([c for c in batch.schema.names if c in columns])
-            yield from (chosen.slice(start, _ROWS_PER_BATCH) for start in range(0, chosen.num_rows, _ROWS_PER_BATCH))
+            names = batch.schema.names
+            chosen = batch if columns is None else batch.select([name for name in names if name in columns])
+            for start in range(0, chosen.num_rows, _ROWS_PER_BATCH):
+                yield names, chosen.slice(start, _ROWS_PER_BATCH)
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
@@ -225,10 +270,12 @@ def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None, *, str
         stream = datasets.load_dataset(
             dataset.repository, dataset.configuration, split=dataset.split, streaming=streaming
         )
-        if columns is not None and stream.column_names is not None:
-            stream = stream.select_columns([column for column in stream.column_names if column in columns])
+        names, features = stream.column_names or (), getattr(stream, "features", None)
+        convert = _as_json(features.arrow_schema if features else ())
+        if columns is not None and names:
+            stream = stream.select_columns([column for column in names if column in columns])
         for number, values in enumerate(stream, start=1):
-            yield Row(name, number, values)
+            yield Row(name, number, convert(values), columns=names)
     # datasets, huggingface_hub, requests and fsspec each raise their own kinds when there is no network.
     except Exception as error:
         raise DataError(

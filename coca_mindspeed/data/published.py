@@ -7,7 +7,8 @@ row that is not in the published form, and :class:`Ungradable`.
 import ast
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from decimal import Decimal
 from typing import Any
 
 from coca_mindspeed.data.prompts import SHORT_ANSWER
@@ -20,17 +21,24 @@ class RowError(ValueError):
     """The row is not in the source's form."""
 
 
+class MissingColumnError(RowError):
+    """``row`` has none of the columns ``wanted``; ``names`` are the columns to list."""
+
+    def __init__(self, wanted: str, row: Mapping[str, Any], names: Collection[str], hint: str = "") -> None:
+        super().__init__(f"column {wanted} is missing; the row has {', '.join(map(repr, names)) or 'none'}{hint}")
+        self.wanted, self.row = wanted, row
+
+
 class Ungradable(ValueError):  # noqa: N818 - a fact about a well-formed row, not an error of the file
     """The row is well-formed, but there is nothing to grade an answer by."""
 
 
 def _column(row: Mapping[str, Any], *names: str) -> Any:
-    """Return the value of the first of ``names`` that the row has; raises RowError if it has none."""
+    """Return the value of the first of ``names`` that the row has; raises MissingColumnError if it has none."""
     for name in names:
         if name in row:
             return row[name]
-    wanted = " or ".join(repr(name) for name in names)
-    raise RowError(f"column {wanted} is missing; the row has {', '.join(map(repr, row)) or 'none'}")
+    raise MissingColumnError(" or ".join(map(repr, names)), row, row)
 
 
 def _text(row: Mapping[str, Any], *names: str) -> str:
@@ -51,7 +59,8 @@ def _scalar_text(row: Mapping[str, Any], *names: str) -> str:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise RowError(f"column {names[0]!r} should be finite, found {value}")
-        value = int(value) if value.is_integer() else value
+        # Its shortest decimal, without an exponent or a zero fraction.
+        value = format(Decimal(repr(value)), "f").removesuffix(".0") if value else 0
     stripped = str(value).strip()
     if not stripped:
         raise RowError(f"column {names[0]!r} is empty")

@@ -62,6 +62,8 @@ def default_category(answer: str) -> str:
 
 _FIELDS = tuple(f.name for f in fields(Record))
 _REQUIRED = ("question", "answer")
+#: How a user's file gets its columns read.
+NAMED_COLUMNS = "data.columns (of data prepare: --columns) names the columns to read; see docs/data.md"
 _OTHER_FORMATS = "coca-mindspeed data prepare records converts CSV, TSV, Parquet and JSON arrays"
 
 
@@ -80,10 +82,10 @@ def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: i
     """
     unknown = sorted(set(row) - set(_FIELDS))
     if missing := [name for name in _REQUIRED if name not in row]:
-        found = f"; found {unknown[0]!r}, which no record has; docs/data.md says how to name columns" if unknown else ""
-        raise DataError(f"{where}: field {missing[0]!r} is missing{found}; a record has {', '.join(_FIELDS)}")
+        found = ", ".join(map(repr, row)) or "none"
+        raise DataError(f"{where}: field {missing[0]!r} is missing; the row has {found}; {NAMED_COLUMNS}")
     if unknown:
-        known = f"a record has {', '.join(_FIELDS)}; put other values into 'metadata'"
+        known = f"a record has {', '.join(_FIELDS)}; put other values into 'metadata'; {NAMED_COLUMNS}"
         raise DataError(f"{where}: unknown field {unknown[0]!r}{did_you_mean(unknown[0], _FIELDS)}; {known}")
     category = default_category(row["answer"]) if isinstance(row["answer"], str) else "math"
     values = {"id": f"{dataset}-{number}", "dataset": dataset, "category": category, **row}

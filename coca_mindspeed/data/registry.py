@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from coca_mindspeed.data import published
 from coca_mindspeed.data.formats import HubDataset, Row, data_files, file_format, hub_rows, read_rows
-from coca_mindspeed.data.published import RowError, Ungradable
-from coca_mindspeed.data.records import Record, read_records, record_from_json
+from coca_mindspeed.data.published import MissingColumnError, RowError, Ungradable
+from coca_mindspeed.data.records import NAMED_COLUMNS, Record, read_records, record_from_json
 from coca_mindspeed.errors import DataError, did_you_mean
 from coca_mindspeed.utils.files import is_hub_id
 
@@ -45,7 +45,13 @@ class DataSource:
         """Convert a row; raises RowError, also for a row that cannot be read, or Ungradable."""
         if row.error:
             raise RowError(row.error)
-        return self.convert(row.values, number)
+        try:
+            return self.convert(row.values, number)
+        except MissingColumnError as error:
+            if error.row is not row.values:  # an object within the row
+                raise
+            hint = f"; {NAMED_COLUMNS}" if self.name == "records" else ""
+            raise MissingColumnError(error.wanted, row.values, row.columns or row.values, hint) from None
 
 
 def _own_record(columns: Mapping[str, str], dataset: str, row: Mapping[str, Any], number: int) -> Record:

@@ -1,8 +1,9 @@
 """Short facts with known aliases (TriviaQA), compared after normalisation.
 
 Normalisation follows TriviaQA's evaluation: lower case; underscores, punctuation and quotation marks become spaces; the
-articles a, an and the are removed. In addition, text is NFC, numbers keep sign, decimal point and bounds (``<5``),
-commas between thousands are removed, and short names keep a sign at the end: ``C#``, ``C++``, the blood group ``A-``.
+articles a, an and the are removed. In addition, characters are :func:`~coca_mindspeed.utils.characters.compatible`,
+accents and strokes of Latin letters do not count, numbers keep sign, decimal point and bounds (``<5``), commas between
+thousands are removed, and short names keep a sign at the end: ``C#``, ``C++``, the blood group ``A-``.
 """
 
 import re
@@ -15,6 +16,7 @@ from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.math.extract import is_cut_off, last_boxed, last_tagged
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
+from coca_mindspeed.utils.characters import compatible
 
 _OTHER_PUNCTUATION = "‘’´`“”„‚«»‹›…•·¡¿—―−" + "。、，！？：；「」『』（）【】《》"
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + _OTHER_PUNCTUATION, " "))
@@ -44,7 +46,7 @@ but cannot isn wasn aren weren doesn didn don won t wrong incorrect false maybe 
 actually hardly barely scarcely unlike excluding besides minus than"""
 _HEDGES = frozenset(_HEDGING.split())
 # Where one candidate of a list ends and the next begins.
-_LIST = re.compile(r"[,;:/|&()\[\]\n]|\s[-–—+]+\s|(?<=\w)\+(?=\w)|[.!?](?=\s|$)|\band\b", re.IGNORECASE)
+_LIST = re.compile(r"[,、;:/|&()\[\]\n]|\s[-–—+]+\s|(?<=\w)\+(?=\w)|[.!?](?=\s|$)|\band\b", re.IGNORECASE)
 _DISCOURSE = frozenset(("yes", "well", "ok", "okay", "so", "sure", "indeed", "certainly", "hence", "thus", "therefore"))
 # Function words of sentences and long names; names side by side without any are a list.
 _FUNCTIONAL = "it is was were are be by he she they we i in of on to for at from as this that his her"
@@ -61,13 +63,18 @@ _ENDINGS = ("", "s", "es", "d", "ed")
 MatchRule = Literal["sentence", "exact", "contains"]
 
 
-#: Accents of Latin letters: whoever writes Asuncion means Asunción.
-_ACCENTS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f]+")
+# Accents of Latin letters, and letters that do not decompose: whoever writes Asuncion or Lodz means Asunción or Łódź.
+_ACCENTS = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
+_STROKES = dict(zip("łøđħŧƀǥɨɍʉƶı", "lodhtbgiruzi", strict=True))
+_LETTERS = str.maketrans({**_STROKES, "æ": "ae", "œ": "oe", "ß": "ss"})
+# CO₂ is CO2, but 101₂ is not 1012.
+_INDEX = re.compile(r"(?:(?<=[^\W\d_])|(?<=\)))[₀-₉]+")
 
 
 def normalise(text: str) -> str:
-    lowered = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", text))).lower()
-    lowered = lowered.translate(_DASHES)
+    letters = unicodedata.normalize("NFD", compatible(text).lower()).translate(_LETTERS)
+    lowered = unicodedata.normalize("NFC", _ACCENTS.sub("", letters)).translate(_DASHES)
+    lowered = _INDEX.sub(lambda match: unicodedata.normalize("NFKC", match[0]), lowered)
     plain = _with_numbers_kept(lowered) if _MAY_HOLD_SIGNS.search(lowered) else lowered.translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 
@@ -92,6 +99,7 @@ def stated_fact(answer: str) -> str:
 
 def _stated(answer: str) -> tuple[str, list[str]]:
     """The line with the answer, and the non-blank lines after it; none after a box."""
+    answer = compatible(answer)
     if (tagged := last_tagged(answer)) is not None:
         answer = tagged
     if (boxed := last_boxed(answer)) is not None:

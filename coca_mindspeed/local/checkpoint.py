@@ -5,6 +5,7 @@ format), and ``optimizer.pt`` (read with ``weights_only``).  It is written under
 renamed, so a kill at any moment never leaves a partial checkpoint.
 """
 
+import copy
 import math
 import re
 import shutil
@@ -40,6 +41,10 @@ def save_model(policy: Policy, directory: Path) -> None:
     """Write the model, adapters merged, and its tokenizer as a Hugging Face directory."""
     merged = {} if policy.adapters is None else {"state_dict": merged_weights(policy)}
     policy.model.save_pretrained(directory, safe_serialization=True, **merged)
+    if merged:  # transformers names the dtype of the frozen base
+        config = copy.copy(policy.model.config)
+        config.dtype = torch.float32
+        config.save_pretrained(directory)
     policy.tokenizer.save_pretrained(directory)
 
 

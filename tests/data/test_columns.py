@@ -2,8 +2,10 @@
 
 import json
 import sys
+from decimal import Decimal
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -50,6 +52,32 @@ def test_columns_of_every_format(tmp_path, name):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "answer"),
+    [
+        (pa.float32(), 19.99, "19.99"), (pa.float32(), 1e-7, "0.0000001"), (pa.float32(), 16777216.0, "16777216"),
+        (pa.float32(), 1e30, "1" + "0" * 30), (pa.float32(), -0.0, "0"), (pa.float16(), 0.1, "0.1"),
+        (pa.float64(), 19.989999771118164, "19.989999771118164"), (pa.float64(), 1e23, "1" + "0" * 23),
+        (pa.float64(), -5.0, "-5"), (pa.int8(), 7, "7"), (pa.string(), "19.990", "19.990"),
+        (pa.decimal128(10, 2), Decimal("19.90"), "19.9"), (pa.decimal128(10, 2), Decimal("100.00"), "100"),
+        (pa.decimal256(40, 0), Decimal("1" * 30), "1" * 30),
+        (pa.dictionary(pa.int8(), pa.float32()), 0.3, "0.3"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_number_is_the_shortest_decimal_of_its_column(tmp_path, suffix, kind, value, answer):
+    category = pa.types.is_dictionary(kind)  # as pandas writes it
+    values = [np.float16(value) if kind == pa.float16() else value] * 2
+    array = pa.array(values, kind.value_type).dictionary_encode() if category else pa.array(values, kind)
+    table, path = pa.table({"problem": ["1", "2"], "solution": array}), tmp_path / f"own{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table)
+    assert [record.answer for record in read(str(path), COLUMNS)] == [answer, answer]
+
+
 @pytest.mark.parametrize("name", ["chat.jsonl", "chat.parquet"])
 def test_chats(tmp_path, name):
     rows = [{"messages": [user("2 + 2?"), says("assistant", "4")], "gold": "four"}] * 2
@@ -92,16 +120,18 @@ def test_a_data_set_of_the_hub(monkeypatch, tmp_path, capsys):
 
     class Rows(list):
         column_names = ("problem", "solution", "level")
+        features = SimpleNamespace(arrow_schema=pa.schema({"solution": pa.float32(), "level": pa.int64()}))
 
         def select_columns(self, names):
             return [{name: row[name] for name in names} for row in self]
 
     def load(*names, **settings):
         asked.append((*names, settings))
-        return Rows(ROWS)
+        return Rows([ROWS[0], {**ROWS[1], "solution": 4.099999904632568}])
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
-    assert [r.dataset for r in read("org/sums:easy:test", COLUMNS)] == ["org/sums"] * 2
+    records = read("org/sums:easy:test", COLUMNS)
+    assert [(r.dataset, r.answer) for r in records] == [("org/sums", "2"), ("org/sums", "4.1")]
     assert asked[0] == ("org/sums", "easy", {"split": "test", "streaming": False})
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(CocaError, match="pip install"):
@@ -114,3 +144,14 @@ def test_prepare_converts_columns_for_the_other_engines(tmp_path):
     assert main([*prepare[:2], "records", *prepare[2:]]) == 0
     assert sorted(record.question for record in read_records(output / "train.jsonl")) == ["1 + 1?", "2 + 2?"]
     assert main([*prepare[:2], "gsm8k", *prepare[2:], "--overwrite"]) == 2
+
+
+@pytest.mark.parametrize("columns", [{"question": "question", "answer": "solution"}, {}])
+@pytest.mark.parametrize("name", ["own.csv", "own.parquet", "own.jsonl"])
+def test_a_missing_column_lists_those_of_the_file_and_the_key(tmp_path, capsys, name, columns):
+    path = write(tmp_path / name, ROWS)
+    argv = ["data", "prepare", "records", "--input", path, "--output", str(tmp_path / "out")]
+    assert main([*argv, "--columns", json.dumps(columns)] if columns else argv) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{path}:1" in error
+    assert all(word in error for word in ("'question'", "'problem'", "'solution'", "'level'", "data.columns"))

@@ -8,6 +8,7 @@ from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.data.filters import (
     SHORTEST,
     EvaluationIndex,
+    ExactDuplicates,
     Overlap,
     by_difficulty,
     by_length,
@@ -144,6 +145,19 @@ def test_symbols_case_and_white_space_do_not_hide_a_passage():
     assert index.overlap(records([hidden])[0]) == Overlap(
         "gsm8k", "gsm8k-0", "a train leaves the station at noon and travels north at sixty miles"
     )
+
+
+@pytest.mark.parametrize(
+    ("question", "repeated"),
+    [
+        ("What is 2²?", True), ("what\u200b is  ２²?", True), ("What is 22?", False), ("What is 2₂?", False),
+        ("What is 2½?", False),
+    ],
+)  # fmt: skip
+def test_a_repeated_question_looks_the_same(question, repeated):
+    found = ExactDuplicates()
+    assert found.first(Record("a", "mine", "math", "What is 2²?", "4"), 0) is None
+    assert (found.first(Record("b", "mine", "math", question, "４"), 1) == (0, True)) is repeated
 
 
 def test_a_short_evaluation_question_counts_whole():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -106,6 +107,20 @@ def test_parquet_as_pandas_writes_it(tmp_path):
     }
     parquet.write_table(arrow.table(columns), tmp_path / "p.parquet")
     assert read_predictions(tmp_path / "p.parquet") == THREE
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "decimal128(3, 2)"])
+def test_parquet_confidences_lie_in_the_bins_of_their_decimals(tmp_path, kind):
+    """Widened to a double, the float32 nearest to .3 would lie above the edge .3, and ECE would be .475."""
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    column = arrow.array([Decimal("0.30"), Decimal("0.25")]).cast(arrow.decimal128(3, 2))
+    if kind.startswith("float"):
+        column = arrow.array(np.array([0.3, 0.25], kind))
+    table = arrow.table({"id": ["a", "b"], "confidence": column, "correct": [1, 0]})
+    parquet.write_table(table, tmp_path / "p.parquet")
+    predictions = read_predictions(tmp_path / "p.parquet")
+    assert [p.confidence for p in predictions] == [0.3, 0.25]
+    assert summary_metrics(predictions)["ece"] == pytest.approx(0.225)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,18 @@ def test_an_answer_names_the_gold_answer_whatever_surrounds_it(answer: str, name
     assert names_answer(Record("t1", "mine", "factual", "Who?", "Athens"), answer) is named
 
 
+def test_votes_are_counted_by_the_same_rule() -> None:
+    pairs = [("Łódź", "Lodz\u200b"), ("x²", "x2"), ("\u200b", "\u200e")]
+    assert FactualGrader().equivalent(pairs) == [True, False, False]
+
+
+def test_tags_tell_flags_apart() -> None:
+    tags = ("".join(chr(0xE0000 + ord(letter)) for letter in f"{name}\x7f") for name in ("gbeng", "gbsct"))
+    england, scotland = (f"\U0001f3f4{tag}" for tag in tags)
+    verdicts = FactualGrader().grade([record([england])] * 2, [england, scotland])
+    assert [verdict.correct for verdict in verdicts] == [True, False]
+
+
 @given(st.text())
 def test_normalising_twice_is_normalising_once(text: str) -> None:
     assert normalise(normalise(text)) == normalise(text)

@@ -41,6 +41,22 @@ def record(metadata: dict[str, object]) -> Record:
         ("```python\nx\n````", "x\n"),
         ("a ```x = 1``` b\n```y```\n```\nz\n```", "z\n"),
         ("```python\r\nx\r\n```\r\n", "x\r\n"),
+        # Blocks in list items and quotes, as CommonMark reads them.
+        ("1. So:\n   ```python\n   def f():\n       return 1\n   ```", "def f():\n    return 1\n"),
+        ("- ```python\n  x = 1\n\n  y = 2\n  ```\n", "x = 1\n\ny = 2\n"),
+        ("10.\t~~~python\n\tif x:\n\t\ty\n\t~~~", "if x:\n    y\n"),
+        ("\t```python\n\tif x:\n\t    y\n\t```", "if x:\n    y\n"),
+        ("> ```python\n> if x:\n>     y\n>\n>z\n> ```\n> so", "if x:\n    y\n\nz\n"),
+        ("> > 1. ```py\n> >    if x > 1:\n>>        y\n> >    ```", "if x > 1:\n    y\n"),
+        ("- > ```python\n  > x\n  > ```", "x\n"),
+        ("  ```python\n  s = '''\na\n  b'''\n  ```", "s = '''\na\nb'''\n"),
+        ("    ```python\n    x = 1", "x = 1"),
+        # The fence alone is indented, or the content is.
+        ("   ```python\ndef f():\n    return 1\n   ```", "def f():\n    return 1\n"),
+        ("    ```python\n  def f():\n      return 1\n    ```", "def f():\n    return 1\n"),
+        ("```python\n    return 1\n```", "    return 1\n"),
+        ("```python\n> x\n```", "> x\n"),
+        ("```python\nx\n> ```\n```", "x\n> ```\n"),
         # A closing fence that was never opened, and blocks without content.
         ("def f(): return 1\n```", "def f(): return 1"),
         ("    return x\n  ~~~~ \n\n", "    return x"),
@@ -71,8 +87,15 @@ def test_the_block_that_defines_what_the_tests_call_is_the_program() -> None:
         "```python\ndef f\n```\n" * 40_000,
         "`\n" * 400_000,
         "def f" + "\n" * 800_000 + "async ",
+        ">" * 900_000 + "```",
+        "- " * 400_000 + "```\n```",
+        "> ```python\n" + "> x\n" * 200_000,
+        "    ```python\n" + "     x\n" * 100_000 + "def f",
+        '"""' + '" ' * 400_000 + "\ndef f",
+        "from __future__ import a\n" * 40_000 + "def f",
+        "\n" * 800_000 + "def f",
     ],
-    ids=range(6),
+    ids=range(13),
 )
 def test_extraction_is_linear(hostile: str) -> None:
     started = time.process_time()
@@ -85,19 +108,33 @@ def test_extraction_is_linear(hostile: str) -> None:
 
 @given(st.text(alphabet="`~python \nx", max_size=200))
 def test_extraction_gives_a_part_of_the_answer(answer: str) -> None:
-    assert extract_program(answer) in answer
+    assert "".join(extract_program(answer).split()) in "".join(answer.split())
 
 
 def test_a_completion_continues_the_prompt_and_a_function_replaces_it() -> None:
     tests = {"kind": "asserts", "code": "assert answer(1) == 2", "entry_point": "answer"}
     r = record({"tests": tests, "prompt": PROMPT})
-    for answer in ("    return x + 1", "return x + 1", "```python\ndef answer(x):\n    return helper(x) + 1\n```"):
+    function = "def answer(x: Unknown):\n    return helper(x) + 1"
+    for answer in (
+        "    return x + 1", "return x + 1", "  ```python\n    return x + 1\n  ```", "```python\n\treturn x + 1\n```",
+        "```python\ndef answer(x):\n    return helper(x) + 1\n```", f"from __future__ import annotations\n{function}",
+        f"# Mine.\n\n'''Words.'''\nfrom __future__ import (  \n    annotations)  # late\n\nimport os\n{function}",
+    ):  # fmt: skip
         source = build_job(r, answer)["source"]
         names: dict[str, object] = {}
         exec(source, names)  # noqa: S102  # written here
         assert callable(names["answer"])
         assert names["answer"](1) == 2
         assert names["math"]
+
+
+@pytest.mark.parametrize("before", ["import os", "x = 1", "'''Words.'''; x = 1", "def answer(x): pass"])
+def test_an_import_from_the_future_behind_code_stays_an_error(before: str) -> None:
+    tests = {"kind": "asserts", "code": "assert answer(1) == 2", "entry_point": "answer"}
+    program = f"{before}\nfrom __future__ import annotations\ndef answer(x):\n    return x + 1"
+    source = build_job(record({"tests": tests, "prompt": PROMPT}), program)["source"]
+    with pytest.raises(SyntaxError, match="__future__"):
+        compile(source, "program", "exec")
 
 
 @pytest.mark.parametrize(

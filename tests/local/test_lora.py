@@ -1,10 +1,12 @@
 """LoRA: the base stays, checkpoints are small, the export is a plain model, and a stopped run ends like a whole one."""
 
+import json
 import shutil
 import sys
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError, MissingDependencyError, TrainingError
@@ -107,6 +109,11 @@ def test_merged_is_what_both_compute(tmp_path, architecture, base_dtype):
     exported = load_policy(tmp_path / "exported", ModelConfig(), torch.device("cpu"))
     # In float32 both: bfloat16's rounding of activations is no matter of the weights.
     torch.testing.assert_close(logits(exported.model), logits(policy.model.float()), atol=1e-3, rtol=1e-4)
+    # config.json names the dtype of the weights, so that transformers does not round the merged update.
+    automatic = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype="auto")
+    torch.testing.assert_close(logits(automatic), logits(exported.model), atol=0, rtol=0)
+    written, base = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("exported", "model"))
+    assert written == {**base, "dtype": "float32"}
 
 
 def test_new_adapters_change_nothing_and_the_seed_draws_them(tmp_path):

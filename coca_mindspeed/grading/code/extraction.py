@@ -11,7 +11,7 @@
 import functools
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from coca_mindspeed.data.records import Record, RecordError
@@ -24,6 +24,12 @@ _PYTHON = {"python", "python3", "py", "py3"}
 _LANGUAGE = re.compile(r"[\w+#.-]*")
 _DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 _WORD = re.compile(r"\w+")
+# Before a fence: indentation, and the marks of quotes and list items.
+_CONTAINER = re.compile(r"(?:[ \t]*(?:>|(?:[-+*]|[0-9]{1,9}[.)])[ \t])){0,9}[ \t]*")
+_BLANK = r"(?:[ \t\r]*(?:#[^\n]*)?\n)*"  # lines without code
+_DOCSTRING = r"""[rR]?(?:"{3}[^"]*(?:"(?!"")[^"]*)*"{3}|'{3}[^']*(?:'(?!'')[^']*)*'{3}|"[^"\n]*"|'[^'\n]*')"""
+_FUTURE = r"from[ \t]+__future__[ \t]+import\b(?:[ \t]*\([^()]*\)[ \t\r]*|[^\n#;()\\]*)(?:#[^\n]*)?\n"
+_FUTURE_IMPORTS = re.compile(rf"({_BLANK}(?:{_DOCSTRING}[ \t\r]*\n{_BLANK})?)((?:{_FUTURE}{_BLANK})+)")
 
 Job = dict[str, Any]
 
@@ -57,15 +63,23 @@ def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
 
 
 def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
-    """Language and content of each block; the last closing fence may be missing."""
-    fence = language = ""
+    """Language and content of each block; the last closing fence may be missing.
+
+    As in CommonMark, a block loses the marks of the quotes and the indentation of the list items that it stands in.
+    """
+    fence = language = prefix = ""
     lines: list[str] = []
     for line in answer.split("\n"):
-        text = line.strip(" \t\r")
+        if fence:
+            line = _without_quotes(line, prefix)
+            text = line.strip(" \t\r")
+        else:
+            text = _CONTAINER.sub("", line, count=1)
+            prefix, text = line.removesuffix(text), text.rstrip(" \t\r")
         run = text[: len(text) - len(text.lstrip(text[:1]))] if text[:1] in ("`", "~") else ""
         if fence:
             if run == text and run[:1] == fence[0] and len(run) >= len(fence):
-                yield language, "".join(lines)
+                yield language, _unindented(lines, prefix)
                 fence, lines = "", []
             else:
                 lines.append(line + "\n")
@@ -73,7 +87,21 @@ def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
             match = _LANGUAGE.match(text[len(run) :].lstrip(" \t"))
             fence, language = run, match[0].lower() if match else ""
     if fence:
-        yield language, "".join(lines).removesuffix("\n")
+        yield language, _unindented(lines, prefix).removesuffix("\n")
+
+
+def _without_quotes(line: str, prefix: str) -> str:
+    """A line without the quotes' marks, as many as ``prefix`` has."""
+    return re.sub(rf"(?:[ \t]*> ?){{0,{prefix.count('>')}}}", "", line, count=1)
+
+
+def _unindented(lines: Sequence[str], prefix: str) -> str:
+    """Lines without the indentation of their fence; where the first has less, each loses that of the first."""
+    _, quote, rest = prefix.rpartition(">")
+    margin = len(rest.removeprefix(" " if quote else "").expandtabs(4))
+    pairs = [(line[: len(line) - len(text)].expandtabs(4), text) for line in lines for text in [line.lstrip(" \t")]]
+    margin = min(margin, next((len(spaces) for spaces, text in pairs if text.strip()), 0))
+    return "".join(spaces[margin:] + text for spaces, text in pairs) if margin else "".join(lines)
 
 
 def build_job(record: Record, answer: str) -> Job:
@@ -146,9 +174,12 @@ def time_limit(record: Record, default: float) -> float:
 def _with_prompt(prompt: str, program: str, entry_point: str | None) -> str:
     name = re.escape(entry_point) if entry_point else r"\w+"
     if re.search(rf"^(?:async\s+)?def\s+{name}\b|^{name}\s*=|^class\s", program, re.MULTILINE):
-        # A whole function: it replaces the prompt's unfinished one.
-        return f"{prompt}\n    pass\n\n{program}"
-    body = program if program.startswith((" ", "\t")) else textwrap.indent(program, "    ")
+        # A whole function: it replaces the prompt's unfinished one. Imports from __future__ stand before all others.
+        future = _FUTURE_IMPORTS.match(program)
+        before, imports, rest = ("", "", program) if future is None else (*future.groups(), program[future.end() :])
+        return f"{imports}{prompt}\n    pass\n\n{before}{rest}"
+    body = textwrap.dedent(program)
+    body = program if body.startswith((" ", "\t")) else textwrap.indent(body, "    ")
     return prompt + ("" if prompt.endswith("\n") else "\n") + body
 
 
