@@ -58,7 +58,7 @@ def why_unevaluated(question: str, gold: str, response: str) -> str:
     tokens = _tokens(one_spelling(response if final is None else final))
     if sorted(tokens) == sorted(_tokens(one_spelling(gold))):  # 1+x is written as x+1 is
         return ""
-    value = _EQUALS.split(given.body)[-1].strip()  # in 2+3=5, only the right-hand side is judged
+    value = _EQUALS.split(given.body)[-1].partition(r"\approx")[0].strip()  # in 2+3=5\approx 5.0, only 5 is judged
     for name, sign in _UNDONE_SIGNS.items():
         if sign.search(value) and not sign.search(gold):
             return f"a {name} is left to evaluate"

@@ -183,3 +183,30 @@ def test_units_in_any_spelling(n: int, unit: tuple[str, ...], other: tuple[str, 
     assert outcome(str(n), f"{n}{first}") is outcome(f"{n}{first}", str(n)) is Outcome.RIGHT
     assert (outcome(f"{n}{first}", f"{n}{third}") is Outcome.RIGHT) == (unit is other)
     assert outcome(f"{n}{first}", f"{n + 1}{second}") is Outcome.WRONG
+
+
+# Digits of other alphabets, raised and lowered ones, numbers that are no digits, and LaTeX in any order.
+SIGNS = r"""² ³ ⁰ ⁻ ₂ ₙ ⁿ ½ ① Ⅳ ٣ ३ ፩ ༳ ↉ 五 𝟛 𝑥 ª √ µ x y e f g ( ) [ ] { } \{ \} | , ; : . + - * / ^ _ ' = < \ge
+\approx \in \pm \cup \setminus \frac \sqrt \binom \over \choose \log \sin \circ \pi \infty \emptyset \text{or}
+\text{cm} \mod \begin{pmatrix} \end{pmatrix} & \\ \overline \angle \langle \rangle ~ \, \% $ million (five) 1 2 5 .25
+12 1,000"""
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(SIGNS.split()), max_size=9),
+    st.sampled_from(["", " "]),
+    st.sampled_from(["5", "x<2", "(1,2)"]),
+)
+def test_no_order_of_signs_raises(pieces: list[str], blank: str, other: str) -> None:
+    text = blank.join(pieces)
+    if final_answer(rf"\boxed{{{text}}}"):
+        assert outcome(other, text) is not Outcome.UNGRADABLE
+
+
+DEEP = ["-" * 1_500 + "5", "x²+2x+1", "፩+x", r"[1,\infty-\infty)", r"\{\infty-\infty,1\}"]
+
+
+@pytest.mark.parametrize("text", DEEP, ids=lambda text: text[:12])
+def test_odd_answers_are_compared_and_wrong(text: str) -> None:
+    assert outcome("x<2", text) is Outcome.WRONG

@@ -12,6 +12,7 @@ from typing import Any
 
 import mpmath
 import sympy
+from mpmath.libmp import NoConvergence
 from sympy.core.function import AppliedUndef
 
 from coca_mindspeed.grading.math.parse import SET_OPERATIONS, Decimal, Group, NotMathematicsError, Relation, parse
@@ -44,7 +45,8 @@ def same(gold: Any, answer: Any) -> bool:
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return _same_relations(gold, answer)
     if isinstance(gold, Relation) or isinstance(answer, Relation):
-        gold, answer = (_value(side) if isinstance(side, Relation) else side for side in (gold, answer))
+        gold = _value(gold) if isinstance(gold, Relation) else gold
+        answer = _value(answer, of_sums=True) if isinstance(answer, Relation) else answer
         return gold is not None and answer is not None and same(gold, answer)
     if isinstance(gold, Group) and isinstance(answer, Group):
         return _same_groups(gold, answer)
@@ -59,7 +61,8 @@ def _same_groups(gold: Group, answer: Group) -> bool:
     if wanted in SET_OPERATIONS or given in SET_OPERATIONS:
         return _same_sets(gold, answer)
     names, others = ({item.name for item in side.items if isinstance(item, Relation)} for side in (gold, answer))
-    if wanted in ("", r"\{\}") and given in ("", r"\{\}") and (len(names) < 2 or others):
+    unordered = wanted in ("", r"\{\}") and given in ("", r"\{\}") and (len(names) < 2 or others)
+    if unordered or min(len(names), len(others)) > 1:
         left = list(answer.items)
         for item in gold.items:
             if (place := next((n for n, other in enumerate(left) if same(item, other)), None)) is None:
@@ -82,7 +85,7 @@ def _as_set(node: Any) -> sympy.Set | None:
     if isinstance(node, Relation):
         node = _interval(node)
     if isinstance(node, sympy.Expr):
-        return sympy.FiniteSet(node)
+        return None if node is sympy.nan else sympy.FiniteSet(node)
     if not isinstance(node, Group) or node.opened not in ("", "(", "[", r"\{", *SET_OPERATIONS):
         return None
     if node.opened in SET_OPERATIONS:
@@ -94,7 +97,7 @@ def _as_set(node: Any) -> sympy.Set | None:
             return sympy.Complement(parts[0], sympy.Union(*parts[1:]))
         return (sympy.Union if node.opened == r"\cup" else sympy.Intersection)(*parts)
     items = [item.value if isinstance(item, Decimal) else item for item in node.items]
-    if not all(isinstance(item, sympy.Expr) for item in items):
+    if not all(isinstance(item, sympy.Expr) and item is not sympy.nan for item in items):
         return None
     if node.opened in (r"\{", ""):
         return sympy.FiniteSet(*items)
@@ -103,19 +106,23 @@ def _as_set(node: Any) -> sympy.Set | None:
     return sympy.Interval(*items, node.opened == "(", node.closed == ")")
 
 
-def _value(relation: Relation) -> Any | None:
-    """Return the value that a relation states: 6 for ``x = 6``, ``f(2) = 6``, ``2 + 4 = 6``; None for ``2x = 6``."""
+def _value(relation: Relation, of_sums: bool = False) -> Any | None:
+    """Return the value that a relation states: 6 for ``x = 6``, ``f(2) = 6``, ``2 + 4 = 6``; None for ``2x = 6``.
+
+    With ``of_sums``, ``m + n = 6`` states a number too.
+    """
     if set(relation.signs) != {"="}:
         return _interval(relation)
     left, *values = relation.sides
     if not all(same(value, values[-1]) for value in values[:-1]):
         return None
-    return values[-1] if relation.name or len(values) > 1 or same(left, values[-1]) else None
+    named = relation.has_one_name or (of_sums and relation.name and not getattr(values[0], "free_symbols", ()))
+    return values[-1] if named or len(values) > 1 or (not relation.name and same(left, values[-1])) else None
 
 
 def _same_relations(gold: Relation, answer: Relation) -> bool:
     """Whether two equations have the same name and value, or two relations the same sides, perhaps moved or turned."""
-    if gold.name and gold.name == answer.name and set(gold.signs) == set(answer.signs) == {"="}:
+    if gold.has_one_name and gold.name == answer.name and set(gold.signs) == set(answer.signs) == {"="}:
         wanted, given = _value(gold), _value(answer)
         return wanted is not None and given is not None and same(wanted, given)
     (signs, sides), (other_signs, others) = _turned(gold), _turned(answer)
@@ -200,7 +207,7 @@ def _agree(sides: Sequence[Any], point: dict[Any, Any]) -> bool | None:
         try:
             first, second, *sizes = _numbers([*sides, *terms], point)
             size = max(map(abs, sizes))
-        except (ZeroDivisionError, ValueError, OverflowError, mpmath.NoConvergence):
+        except (ZeroDivisionError, ValueError, OverflowError, NoConvergence):
             return None
         if not mpmath.isfinite(size):
             return None

@@ -86,7 +86,7 @@ _FORMULA = re.compile(
 _MASK = "\ue000"  # replaces each character of a formula, so that rules for prose do not match inside
 _VALUE = re.compile(
     rf"{_MASK}+|(?<![A-Za-z_^\\.\d])(?<![-+*/^])(?<![-+*/^]\ )(?:(?<![\w)])(?<![\d)]\ )(?<!\b[a-z]\ )[-+])?"
-    r"(?:(?:\\?[$€£]|Rs\.?)\ ?[-+]?)?\.?\d[\d,./:]*"
+    r"(?:(?:\\?[$€£]|Rs\.?)\ ?[-+]?)?(?:[1-9]\d{0,2}(?:\ \d{3})+(?![\d/]|\ \d)|\.?\d[\d,./:]*)"
 )
 _PROSE = re.compile(
     r"(?<![\\A-Za-z])(?!(?:and|or|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|mod|inf|infinity|base)\b)[^\W\d_]{2,}"
@@ -108,6 +108,11 @@ _DOUBT = re.compile(
         |(?:twice|double|half(?:\s+of)?|(?:root|square|cube)\s+of)(?=\s+\W*\d))\b | n['’]t\b | \?""",
     re.VERBOSE | re.IGNORECASE,
 )
+_CONFIDENCE = re.compile(  # behind the answer
+    r"""(?<=[.!\n*])\s{0,9}(?:I(?:\ am|['’]m)\ (?:(?:about|around|roughly)\ )?\d[\d.]*\ ?\\?%\ (?:sure|confident|certain
+    )|(?:my\ )?confidence(?:\ level)?(?:\ is|:)\s*\d[\d.]*\ ?\\?%?)[.!\s*]*$""",
+    re.VERBOSE | re.IGNORECASE,
+)
 _RETRACTED = re.compile(r"\b(?:wait|actually|no|not|correction|or|wrong|incorrect|false)\b|n['’]t\b", re.IGNORECASE)
 _STATES = re.compile(r"(?:\b(?:is|are|was|equals)\b(?:\s+(?:about|exactly))?|[=:≈])\s*(?=\S)", re.IGNORECASE)
 _REMARK = re.compile(r",\s+(?=[a-z]{2})|\s+(?:exactly|because)\b")
@@ -121,6 +126,7 @@ def _masked(text: str) -> str:
 def _stated(text: str) -> str | None:
     """The value that the end of a response states outside of boxes."""
     text = re.sub(r"<<[^<>\n]{0,200}>>|(?<![\w)])\*\*|\*\*(?![\w(])", "", text)  # GSM8K's calculator, and bold
+    text = _CONFIDENCE.sub("", text)
     masked = _masked(text)
     options = _OPTION_B.search(masked)
     found = [match.end() for match in _OPENING.finditer(masked) if not (match["option"] and options)]

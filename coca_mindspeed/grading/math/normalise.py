@@ -15,6 +15,15 @@ _SIGNS = {sign: rf"\{name} " for sign, name in (entry.split() for entry in _COMM
 _SIGNS |= {"−": "-", "–": "-", "—": "-", "。": ".", "′": "'", "″": "''", "‴": "'''"}
 _SIGNS |= {"°": r"^\circ ", "℃": r"^\circ C", "℉": r"^\circ F"}
 _SIGN = re.compile("[" + "".join(_SIGNS) + "]")
+# Raised and lowered digits; ³√ is a cube root. µg is a unit, but μg may be a product.
+_SHIFTED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻₀₁₂₃₄₅₆₇₈₉", "0123456789+-0123456789")
+_SHIFTED_RUN = re.compile("[⁺⁻]?[⁰¹²³⁴-⁹]+(?![⁰¹²³⁴-⁹√])|[₀-₉]+")
+_MICRO = re.compile(r"(?<=\d)\s*(?:µ|μ(?!g))([msgLFCAVW])(?![a-zA-Z])")
+
+
+def _shifted(run: re.Match[str]) -> str:
+    digits = run[0].translate(_SHIFTED)
+    return ("_" if run[0][0] in "₀₁₂₃₄₅₆₇₈₉" else "^") + (digits if len(digits) == 1 else f"{{{digits}}}")
 
 
 def plain_characters(text: str) -> str:
@@ -22,6 +31,8 @@ def plain_characters(text: str) -> str:
     if text.isascii():
         return text
     text = "".join(each for each in text if unicodedata.category(each) != "Cf")
+    text = _SHIFTED_RUN.sub(_shifted, text)
+    text = _MICRO.sub(r" \\text{\\mu \1}", text)
     text = re.sub("[¼½¾⅐-⅞]", r" \g<0>", re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text))
     text = _SIGN.sub(lambda match: _SIGNS[match[0]], text)
     # Raised and lowered characters stay, because they are no digits and letters beside the base.
@@ -46,11 +57,17 @@ def _rules(*rules: tuple[str, str]) -> list[tuple[re.Pattern[str], str]]:
 _LOOKS = _rules(
     (r"(?<=\d)(?:(?<!\\)\\[,;:! ]|\{,\}|,\\!)\s*(?=\d{3}(?!\d))", ""),  # thousands as LaTeX writes them
     (r"(\\\\)|\\[,;:! ]|\\(?:q?quad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;", r"\1 "),
+    (r"(?<=\d )~(?=\\)|(?<!\S)~(?=\s?[-.\d])", " "),
     (r"\s+", " "),
     (r"\\(?:left|middle|right|[bB]igg?[lmr]?)(?![a-zA-Z])\s*\.?", ""),
     (r"^\s*\\[(\[]((?:\\[^()\[\]]|[^\\])*)\\[)\]]\s*$", r"\1"),
     (r"\\[dtc]frac|\\[ns](?:ice)?frac", r"\\frac"),
     (r"\\(?:[lr]vert|vert|mid)(?![a-zA-Z])", "|"),
+    (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+    (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+    (r"\\langle(?![a-zA-Z])", "("),
+    (r"\\rangle(?![a-zA-Z])", ")"),
+    (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
     (r"\\(?:leq|leqslant|leqq)(?![a-zA-Z])|<=", r"\\le "),
     (r"\\(?:geq|geqslant|geqq)(?![a-zA-Z])|>=", r"\\ge "),
     (r"\\neq(?![a-zA-Z])|!=", r"\\ne "),
@@ -66,20 +83,31 @@ _PLAIN = _rules(
     (rf"{_NOT_IN_A_NAME}(pi|infty|cdot)(?![a-zA-Z])", r"\\\1 "),
     (rf"{TEXT}\s*\{{\s*(e|i|\\pi|[\d.,]+)\s*\}}", r"\1"),
     (r"(\d(?:\.\d+)?|\.\d+)[eE]([-+]?\d{1,3})(?![\w.])", r"\1\\times 10^{\2}"),
+    (r"(?:\{ ?|^)([^{}=,;\\]+?) ?\\over(?![a-z]) ?([^{}=,;\\]+?)(?: ?\}|$)", r"\\frac{\1}{\2}"),
     (r"\\[bp]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r"\\mod \1"),
     (r"_\s*\{\s*(\w+)\s*\}", r"_{\1}"),
 )
 _MONEY = re.compile(r"^[-+]?\s*(\\?\$|[€£]|Rs\.?)\s*(?=[-+.\d])")
 _TEXT_COMMAND = re.compile(rf"{TEXT}\s*(?:\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*)\}}|([a-zA-Z\d]))")
+_UP_TO_TWELVE = "zero one two three four five six seven eight nine ten eleven twelve"
+_TEENS = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_NUMBERS = [*_UP_TO_TWELVE.split(), *_TEENS.split(), "twenty"]
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE_WORD = rf"({'|'.join(_SCALES)})(?![a-zA-Z]|\s*\}}?\s*\d)"
+_SCALE = re.compile(rf"(?<=\d)\s*(?:\\text\{{\s*{_SCALE_WORD}\s*\}}|(\\text\{{)?\s*{_SCALE_WORD})")
+_STATEMENT = r"(?:(?:So|Thus|Hence|Therefore),? )?(?i:(?:the )?(?:final )?answer) ?(?:is ?:?|:)"
 # Text around the value: leading words, the name of a set's element, brackets of intervals.
 _AROUND = _rules(
+    (rf"^\\text\{{ ?{_STATEMENT} ?\}}|^(\\text\{{)? ?{_STATEMENT}", r"\1"),
     (r"^\\text\{([^{}]*)\}$", r"\1"),
     (r"^(?:=|\\(?:approx|therefore|implies|Rightarrow)(?![a-zA-Z])|(?i:\\text\{\s*about\s*\}))\s*", ""),
     (r"^\\\{\s*([a-zA-Z])\s*(?:\\in\s*\\Reals\s*)?(?:[|:]|such that)(.*(?:<|>|\\[lgn]e(?![a-z])).*)\\\}$", r"\2"),
     (r"(^|\\cup)\s*\](?=[^\[\]()]*[\[\])])", r"\1("),
     (r"\[\s*(?=$|\\cup)", ")"),
 )
-_GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
+_GROUPED = re.compile(
+    r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])|(?<![\w.^])(?<!\d )[1-9]\d{0,2}(?: \d{3})+(?! ?[\d/]|,)"
+)
 _LIST = re.compile(r"[(\[]|\\\{|,(?!\d{3}(?!\d))")  # where a comma separates elements
 
 
@@ -94,8 +122,9 @@ def one_spelling(text: str) -> str:
     text = re.sub(r"(?<!\.)\.$", "", text.strip())
     text = _TEXT_COMMAND.sub(lambda m: rf"\text{{{re.sub('[{}]', '', m[1] or m[2] or '')}}}", text)
     text = text.replace(r"\text{}", "")
+    text = _SCALE.sub(lambda m: rf"\times 10^{{{_SCALES[m[1] or m[3]]}}}{m[2] or ''}", text)
     text = _applied(_AROUND, _applied(_PLAIN, text))
-    return text if _LIST.search(text) else _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
+    return text if _LIST.search(text) else _GROUPED.sub(lambda match: re.sub("[, ]", "", match[0]), text)
 
 
 def _applied(rules: list[tuple[re.Pattern[str], str]], text: str) -> str:
@@ -115,9 +144,12 @@ _FRACTION = re.compile(
     rf"|\( ?([-+]?{_DECIMAL}) ?/ ?({_DECIMAL}) ?\)"
 )
 _PERCENT = re.compile(r"\s*(?:\\text\s*\{\s*)?(?:\\?%|(?<![a-z])(?:percent|per cent))\s*\}?$", re.IGNORECASE)
-_ASSIGNED = re.compile(r"(\\?[a-zA-Z]+(?:_\{?\w+\}?)?)\s*=\s*(?!.*[=<>])(.+)")
-_IN_BASE = re.compile(r"([1-9]\d*) ?_ ?\{?(\d{1,2})\}?")
-_IN_BRACKETS = re.compile(r" \(([a-z][a-z /-]{0,40})\)$")  # 14 (books)
+#: What may be assigned to, besides letters and text: an angle, a segment, its length.
+FIGURE = r"m? ?\\angle ?\{?[A-Z\d]+\}?|\\overline ?\{[A-Z]+\}|\|[A-Z]{2}\|"
+_NAME = rf"(?:{FIGURE}|\\?[a-zA-Z]+(?:_\{{?\w+\}}?)?)"
+_ASSIGNED = re.compile(rf"({_NAME}(?:\s*\+\s*{_NAME})*)\s*=\s*(?!.*[=<>])(.+)")
+_IN_BASE = re.compile(r"(\()?([1-9]\d*)(?(1)\)) ?_ ?(?:\{?(\d{1,2})\}?|\{?\\text\{ ?([a-z]+) ?\}\}?)")
+_IN_BRACKETS = re.compile(r"(?: |\\text\{ ?)\(([a-z][a-z /-]{0,40})\)(?: ?\})?$")  # 14 (books)
 _OPERATOR_AT_END = re.compile(r"[,=<>+\-*^_(]\s*$")
 
 
@@ -131,15 +163,17 @@ class Answer:
     percent: bool = False
     value: Fraction | None = None  # the number in body, exactly
     decimals: int = 0  # significant digits of a decimal, which may be rounded
-    name: str = ""  # the letter that the value is assigned to
+    name: str = ""  # the name, or sum of names, that the value is assigned to
 
 
 @functools.lru_cache(maxsize=4_096)  # samples of a group share the gold answer, and often their own
 def read_answer(text: str) -> Answer:
     whole = body = one_spelling(text)
     percent, unit, found = False, None, None
-    if (based := _IN_BASE.fullmatch(body)) and max(map(int, based[1])) < int(based[2]):
-        unit, body = f"base {based[2]}", based[1]
+    based = _IN_BASE.fullmatch(body)
+    base = int(based[3] or (_NUMBERS.index(based[4]) if based[4] in _NUMBERS else 0)) if based else 0
+    if based and max(map(int, based[2])) < base:
+        unit, body = f"base {base}", based[2]
     elif money := _MONEY.match(body):
         unit = units.UNITS[money[1].strip("\\.")]
         body = re.sub(r"[^+-]", "", money[0]) + body[money.end() :]
@@ -155,7 +189,7 @@ def read_answer(text: str) -> Answer:
         unit = f"{unit} {found}"
     name = ""
     if (assigned := _ASSIGNED.fullmatch(body)) and exact_number(assigned[2].strip()) is not None:
-        name, body = assigned[1], assigned[2].strip()
+        name, body = re.sub(r"^m(?= ?\\angle)|(?<![a-zA-Z]) | (?![a-zA-Z])", "", assigned[1]), assigned[2].strip()
     simple = _SIMPLE.fullmatch(body.lstrip("-+ "))
     rounded = simple and ("." in simple[1].rstrip(".") or "-" in (simple[2] or ""))
     decimals = len(simple[1].replace(".", "").lstrip("0")) or 1 if simple and rounded else 0
@@ -164,7 +198,11 @@ def read_answer(text: str) -> Answer:
 
 def _split_unit(body: str) -> tuple[str, str | None]:
     """The value and its unit, if it has one."""
-    body = _IN_BRACKETS.sub(r" \1", body) if body[:1].isdigit() else body
+    if body[:1].isdecimal() and (note := _IN_BRACKETS.search(body)):
+        value = body[: note.start()].strip()
+        if note[1] in _NUMBERS:  # 5 (five)
+            return value if exact_number(value) == _NUMBERS.index(note[1]) else body, None
+        body = f"{value} {note[1]}"
     for start in units.unit_starts(body):
         value, words = body[:start].strip(), body[start:]
         if not value or _OPERATOR_AT_END.search(value) or value.count("{") != value.count("}"):

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import sympy
 
+from coca_mindspeed.grading.math.normalise import FIGURE
+
 
 class NotMathematicsError(ValueError):
     """The text is no answer that this parser knows."""
@@ -25,11 +27,15 @@ class Group(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """A chain: ``sides[0] signs[0] sides[1] ...``; its left side is not parsed if that is a name: ``x`` or ``f(x)``."""
+    """A chain: ``sides[0] signs[0] sides[1] ...``; a left side of names, ``x``, ``f(x)`` or ``m+n``, is not parsed."""
 
     signs: tuple[str, ...]
     sides: tuple[Any, ...]
     name: str
+
+    @property
+    def has_one_name(self) -> bool:
+        return re.fullmatch(_ONE_NAME, self.name) is not None
 
 
 class Decimal(NamedTuple):
@@ -47,14 +53,20 @@ _OPENING, _CLOSING = {*_BRACKETS, r"\{"}, {*_BRACKETS.values(), r"\}"}
 _WORD = re.compile(r"\\text\{\s*,?\s*(and|or)\s*\}|(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])")
 SET_OPERATIONS = (r"\cup", r"\cap", r"\setminus")
 _RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv")
-_NAME = re.compile(
-    r"(?!\\(?:sin|cos|tan|ln|log)\()(?:\\?[a-zA-Z]+|\\text\{[^{}]*\})'*(?:_(?:\w|\{\w+\}))?'*(?:\([^()]*\))?"
+_ONE_NAME = (
+    rf"(?:{FIGURE}|(?!\\(?:sin|cos|tan|ln|log)\()(?:\\?[a-zA-Z]+|\\text\{{[^{{}}]*\}})'*(?:_(?:\w|\{{\w+\}}))?'*"
+    r"(?:\([^()]*\))?)"
 )
+_NAME = re.compile(rf"{_ONE_NAME}(?:\+{_ONE_NAME})*")
+_FACTORS = re.compile(r"\\begin\{(?:[pbB]|small)?matrix|\\begin\{array")  # may stand behind a number
 
 
 def parse(text: str) -> Any:
     """A sympy expression, a :class:`Decimal`, :class:`Group` or :class:`Relation`; ``NotMathematicsError``."""
-    return _structure(_TOKEN.findall(_WORD.sub(r"\\text{\1\2}", text)))
+    try:
+        return _structure(_TOKEN.findall(_WORD.sub(r"\\text{\1\2}", text)))
+    except RecursionError:
+        raise NotMathematicsError("it is too deep") from None
 
 
 def _split(tokens: Sequence[str], signs: Sequence[str]) -> tuple[list[list[str]], list[str]]:
@@ -89,6 +101,10 @@ def _structure(tokens: list[str]) -> Any:
     if found:
         name = "".join(parts[0])
         name = name if _NAME.fullmatch(name) else ""
+        if found[-1] == r"\approx" and (len(found) > 1 or not name) and _is_rounded(*map(_structure, parts[-2:])):
+            return _structure(tokens[: -1 - len(parts[-1])])
+        if found == ["="] and (point := _named_point(*parts)):
+            return point
         sides = sympy.S.Zero if name else _structure(parts[0]), *map(_structure, parts[1:])
         return Relation(tuple({r"\approx": "=", r"\equiv": "="}.get(sign, sign) for sign in found), sides, name)
     for signs in ((":",), (r"\mod",), SET_OPERATIONS):
@@ -98,6 +114,33 @@ def _structure(tokens: list[str]) -> Any:
         if found:
             return Group(found[0], tuple(map(_structure, parts)))
     return _element(tokens)
+
+
+def _exact(node: Any) -> Any:
+    return node.value if isinstance(node, Decimal) else node
+
+
+def _is_rounded(exact: Any, rounded: Any) -> bool:
+    """Whether a decimal or integer differs from a number by less than a unit of its last place."""
+    exact, rounded = _exact(exact), _exact(rounded)
+    if not isinstance(exact, sympy.Expr) or not exact.is_comparable or not isinstance(rounded, sympy.Rational):
+        return False
+    places = next((n for n in range(40) if 10**n % rounded.q == 0), None)
+    return places is not None and bool(abs(sympy.N(exact - rounded, 50)) < sympy.Rational(1, 10**places))
+
+
+def _named_point(left: list[str], right: list[str]) -> Group | None:
+    """``(a=1, b=2)`` of ``(a,b)=(1,2)``."""
+    names = ["".join(part) for part in _split(left[1:-1], (",",))[0]] if left[:1] == ["("] else []
+    if len(names) < 2 or not all(map(_NAME.fullmatch, names)) or len(set(names)) < len(names):
+        return None
+    if set(names) <= {*"xyz"} and names != sorted(names):  # (y,x)=(1,2) is not the point (1,2)
+        return None
+    point = _structure(right)
+    if not isinstance(point, Group) or (point.opened, len(point.items)) != ("(", len(names)):
+        return None
+    pairs = zip(names, point.items, strict=True)
+    return point._replace(items=tuple(Relation(("=",), (sympy.S.Zero, value), name) for name, value in pairs))
 
 
 def _list(items: Iterable[Any], opened: str = "", closed: str = "") -> Group:
@@ -118,6 +161,8 @@ def _element(tokens: list[str]) -> Any:
         parts, found = _split(inner, (",", ";"))
         if found or first == r"\{" or last != {"(": ")", "[": "]"}[first]:
             return _list(map(_structure, parts), first, last)
+    if start := next((n for n, token in enumerate(tokens) if _FACTORS.match(token)), 0):
+        return _multiplied(tokens[:start], tokens[start:])
     if len(tokens) == 1 and first in _SETS:
         return _SETS[first]
     if r"\pm" in tokens or r"\mp" in tokens:
@@ -126,12 +171,27 @@ def _element(tokens: list[str]) -> Any:
     return _scalar(tokens)
 
 
+def _multiplied(factor: list[str], matrix: list[str]) -> Group:
+    """A number, or a sign, times a matrix."""
+    if factor[-1] in ("(", "[") and matrix[-1] in (")", "]"):
+        factor, matrix = factor[:-1], matrix[:-1]
+    factor = factor[:-1] if factor[-1:] and factor[-1] in (r"\cdot", r"\times", "*") else factor
+    group = _element(matrix)
+    if not factor or _split(factor[1:], ("+", "-"))[1] or not isinstance(group, Group) or group.opened != "matrix":
+        raise NotMathematicsError("a matrix in an expression")
+    number = sympy.Integer(-1) if factor == ["-"] else _exact(_scalar(factor))
+    rows = [[_exact(item) for item in row.items] for row in group.items]
+    if not all(isinstance(item, sympy.Expr) for row in rows for item in row):
+        raise NotMathematicsError("a matrix of collections")
+    return Group("matrix", tuple(Group("row", tuple(number * item for item in row)) for row in rows))
+
+
 def _scalar(tokens: list[str]) -> Any:
     unsigned = tokens[1:] if tokens[0] in "+-" else tokens
     if len(unsigned) == 1 and re.fullmatch(r"\d*\.\d+", unsigned[0]):
         return Decimal(sympy.Rational("".join(tokens)), len(unsigned[0].replace(".", "").lstrip("0")) or 1)
     parser = _Parser(tokens)
-    value = parser.sum()
+    value = parser.fraction()
     if parser.place < len(tokens):
         raise NotMathematicsError(f"unexpected {tokens[parser.place]}")
     return value
@@ -151,7 +211,7 @@ _UNARY |= {r"\arcsin": sympy.asin, r"\arccos": sympy.acos, r"\arctan": sympy.ata
 _UNARY |= {r"\log": lambda x: sympy.log(x, 10)}
 _CONSTANTS = {r"\pi": sympy.pi, r"\infty": sympy.oo}
 _TIMES = ("*", "/", r"\cdot", r"\times", r"\div")
-_ENDS = _CLOSING | {"+", "-", ",", "^", "_", "!", *_TIMES}
+_ENDS = _CLOSING | {"+", "-", ",", "^", "_", "!", r"\over", r"\choose", *_TIMES}
 _MAX_BITS = 4_000_000  # of a power that sympy writes out
 
 
@@ -174,6 +234,13 @@ class _Parser:
     def _expect(self, token: str) -> None:
         if not self._take(token):
             raise NotMathematicsError(f"{token} is missing")
+
+    def fraction(self) -> Any:
+        r"""``a \over b``, ``n \choose k``, or a sum."""
+        value = self.sum()
+        if self._take(r"\over"):
+            return value / self.sum()
+        return sympy.binomial(value, self.sum()) if self._take(r"\choose") else value
 
     def sum(self) -> Any:
         terms = [self._signed()]
@@ -199,7 +266,7 @@ class _Parser:
         while (token := self._next()) and token not in _ENDS and not (token == "|" and self._bars):
             if in_function and token in _UNARY:
                 break
-            if token[0].isdigit() and self._next(-1)[0].isdigit() and self._next(-2) not in ("^", "_"):
+            if token[0].isdecimal() and self._next(-1)[0].isdecimal() and self._next(-2) not in ("^", "_"):
                 raise NotMathematicsError("two numbers side by side")
             factors.append(self._power())
         return sympy.Mul(*factors)
@@ -223,9 +290,9 @@ class _Parser:
     def _argument(self, digits: bool = False) -> Any:
         r"""A group in braces or one token with its own arguments, as in TeX; ``digits``: of ``\frac12`` one digit."""
         token = self._next()
-        if digits and token.isdigit() and len(token) > 1:
+        if digits and token.isdecimal() and len(token) > 1:
             self._tokens = [*self._tokens[: self.place], *token, *self._tokens[self.place + 1 :]]
-        if token[:1].isdigit():
+        if token[:1].isdecimal():
             self.place += 1
             return sympy.Rational(self._next(-1))
         return -self._atom() if self._take("-") else self._atom()
@@ -233,7 +300,7 @@ class _Parser:
     def _group(self, opened: str) -> Any:
         self._expect(opened)
         self._bars += opened == "|"
-        value = self.sum()
+        value = self.fraction() if opened == "{" else self.sum()
         self._bars -= opened == "|"
         self._expect(_BRACKETS.get(opened, opened))
         return value
@@ -243,10 +310,10 @@ class _Parser:
         if token in ("(", "[", "{", "|"):
             return sympy.Abs(self._group(token)) if token == "|" else self._group(token)
         self.place += 1
-        if token[:1].isdigit() or (token[:1] == "." and len(token) > 1):
+        if token[:1].isdecimal() or (token[:1] == "." and len(token) > 1):
             if self._next() == "_":
                 return self._symbol(token)  # digits in a base
-            if self._next() != r"\frac" or not token.isdigit():
+            if self._next() != r"\frac" or not token.isdecimal():
                 return sympy.Rational(token)
             fraction = self._atom()
             return int(token) + fraction if fraction.is_Rational and 0 <= fraction < 1 else int(token) * fraction

@@ -22,6 +22,7 @@ _MATH_WORDS = re.compile(rf"\b(?:{FUNCTION_NAMES}|sqrt|pi|infinity|gcd|lcm|max|m
 # Other letters in a row may name points, genes or factors, where the case counts.
 _SHORT = "no yes on odd red day not one two six ten all any top low am pm mon tue wed thu fri sat sun"
 _SHORT_WORDS = frozenset(_SHORT.split())
+_NO_WORD = re.compile("[^aeiouAEIOU]+")
 CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
 _CHOICE_WITH_TEXT = re.compile(r"(?:\(\s*([A-H])\s*\)|([A-H])[).:])\s*(.+)")
 # The option's text must not name another choice.
@@ -38,7 +39,7 @@ def verdict_without_algebra(gold: Answer, answer: Answer) -> Verdict | None:
         return Verdict(Outcome.UNGRADABLE, "the gold answer is empty")
     if not {gold.unit, answer.unit} & {None, UNNAMED} and gold.unit != answer.unit:
         return Verdict(Outcome.WRONG, f"the unit is {answer.unit}, not {gold.unit}")
-    if gold.value is not None and answer.value is not None:
+    if gold.value is not None and answer.value is not None and "+" not in gold.name:  # x+y=5 is an equation
         found: bool | None = same_number(gold, answer) and (gold.name == answer.name or "" in (gold.name, answer.name))
     elif _same_spelling(gold, answer):
         found = True
@@ -103,16 +104,26 @@ def _chosen(given: str, wanted: str) -> bool | None:
     if alone := CHOICE.fullmatch(given):
         return alone[1] == wanted
     match = _CHOICE_WITH_TEXT.fullmatch(given)
-    return None if match is None else not _OTHER_CHOICE.search(match[3].strip()) and wanted in (match[1], match[2])
+    if match is None:
+        return None
+    letter, text = match[1] or match[2], match[3].strip()
+    return letter == wanted and (text == letter or not _OTHER_CHOICE.search(text))
 
 
 def _same_words(wanted: str, given: str, is_number: bool) -> bool | None:
     if not is_words(wanted):
         return False if is_number and is_words(given) else None
+    if _is_product(wanted) and (not is_words(given) or (_is_product(given) and _NO_WORD.fullmatch(wanted + given))):
+        return None
     tokens, others = (re.findall(r"[^\W_]+|[^\w\s,.'’-]", text) for text in (wanted, given))
     if not all(map(_may_be_symbols, tokens)):
         tokens, others = ([token.casefold() for token in each] for each in (tokens, others))
     return is_words(given) and tokens == others
+
+
+def _is_product(text: str) -> bool:
+    """Whether letters in a row may be a product: ``xy``, not ``AB`` or ``odd``."""
+    return re.fullmatch("[a-zA-Z]{2,}", text) is not None and not text.isupper() and _may_be_symbols(text)
 
 
 def _may_be_symbols(token: str) -> bool:

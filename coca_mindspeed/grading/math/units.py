@@ -19,6 +19,8 @@ mL ml milliliter; gallon; quart; pint; cup; tablespoon; teaspoon; ton tonne; acr
 h hr hrs hour; day; week; month; year yr; degree °; celsius °C; fahrenheit °F; radian rad; K kelvin; N newton; J joule
 W watt; V volt; A amp ampere; Pa pascal; Hz hertz; mol mole; kPa; kN; kJ; kW; kHz; MHz; calorie; dollar buck USD usd $
 cent ¢; euro EUR €; GBP £; rupee Rs; am a.m AM A.M; pm p.m PM P.M; unit
+Ω ohm; kΩ kiloohm kilohm; MΩ megaohm megohm; μm micrometer micrometre micron; μs microsecond; μg microgram
+μL μl microliter; μF microfarad; μC microcoulomb; μA microampere; μV microvolt; μW microwatt
 """
 _ENTRIES = [entry.split() for entry in _NAMES.strip().replace("\n", ";").split(";")]
 UNITS = {name: entry[0] for entry in _ENTRIES for name in entry}
@@ -38,13 +40,16 @@ _SPELLINGS = [
         (r"\^\s*\{\s*([-+]?\d)\s*\}", r"^\1"),
         (r"(?:\{\s*\})?\s*\^\\circ\s*", "°"),
         (r"(?<![a-zA-Z])per(?![a-zA-Z])", "/"),
+        (r"\\mu\s*(?=[a-zA-Z])", "μ"),
+        (r"(?:(?<![a-zA-Z])([kM])\s*)?\\Omega(?![a-zA-Z])\s*", r"\1Ω"),
         (r"(?i)\b(?:square|sq\.?) ([a-z]+)", r"\1^2"),
+        (r"(?i)\b(?:cubic|cu\.?) ([a-z]+)", r"\1^3"),
         (r"(?i)\bmph\b", "mi/h"),
         (r"(?i)\bkmph\b", "km/h"),
     )
 ]
 _FACTOR = re.compile(
-    r"\s*(?P<per>/)?\s*(?P<name>°[CF]?|\\?\$|[€£¢]|[a-zA-Z]+(?:\.[a-zA-Z]+)*)\.?(?:\s*\^(?P<power>[-+]?\d))?"
+    r"\s*(?P<per>/)?\s*(?P<name>°[CF]?|\\?\$|[€£¢]|[a-zA-ZμΩ]+(?:\.[a-zA-Z]+)*)\.?(?:\s*\^(?P<power>[-+]?\d))?"
 )
 
 # Words behind a number that change its value, withdraw it, or belong to a date: no counted things.
@@ -73,13 +78,13 @@ _CHANGING_END = re.compile(
 # Behind a unit or a counted thing these begin a remark.
 _REMARK_WORDS = """
 per a an each every apiece of in for from at on with away apart long tall wide high deep thick old later ago earlier
-left remaining total altogether overall together only
+left remaining total altogether overall together only here there then
 """
 _REMARKS = frozenset(_REMARK_WORDS.split())
 _IRREGULAR = "people men women children mice geese teeth dice sheep fish police vertices toys"
 _IRREGULAR_PLURALS = frozenset(_IRREGULAR.split())
 _BEGIN = re.compile(
-    r"(?:\{\s*\}\s*)?\^\\circ|\\(?:text|\$|frac(?=\s*\{\s*\\text))(?![a-zA-Z])|(?<![a-zA-Z\\{])[a-zA-Z€£¢]"
+    r"(?:\{\s*\}\s*)?\^\\circ|\\(?:text|\$|Omega|mu|frac(?=\s*\{\s*\\text))(?![a-zA-Z])|(?<![a-zA-Z\\{])[a-zA-Z€£¢]"
 )
 
 
@@ -130,7 +135,7 @@ def _unit(name: str, rest: str) -> str | None:
 def _is_plain_unit(unit: str, names: list[str], spaced: bool, behind_number: bool) -> bool:
     r"""Whether names outside of ``\text{}`` are a unit and not variables."""
     if not all(name.isascii() and name.isalpha() for name in names):
-        return True  # °, €, p.m.
+        return "μ" not in names[0] and (spaced or "Ω" not in names[0])  # °, €, p.m.; without \\text{}, \mu is a letter
     if not behind_number:
         return spaced and all(len(name) > 1 and name != "in" for name in names)
     if not spaced:
