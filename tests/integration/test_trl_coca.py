@@ -16,7 +16,7 @@ import torch
 trl = pytest.importorskip("trl", reason="TRL has an environment of its own: run `make test-trl`")
 
 import datasets  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
+from transformers import AutoTokenizer, TrainerCallback  # noqa: E402
 from trl import GRPOConfig  # noqa: E402
 from trl.generation import vllm_generation  # noqa: E402
 
@@ -109,21 +109,31 @@ def test_the_loss_of_trl_is_the_papers(model, tmp_path):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize(("more", "trained"), [({}, [0, 0, 1, 1]), ({"stage_shares": [1, 3]}, [0, 1, 1, 1])])
-def test_the_stages_of_a_method_follow_the_steps(model, tmp_path, more, trained):
+@pytest.mark.parametrize(("more", "stages"), [({}, [0, 0, 1, 1]), ({"stage_shares": [1, 3]}, [0, 1, 1, 1])])
+def test_the_stages_of_a_method_follow_the_steps(model, tmp_path, more, stages):
     """``caliber`` trains its answer in the second stage only."""
-    method = METHOD | {"name": "caliber"}
-    trainer = trainer_of(model, tmp_path, {"name": "caliber"}, coca={"method": method, **more})
-    rows, trainer.state.max_steps = questions(trainer, 8), 4
-    found = []
-    for trainer.state.global_step in range(4):
-        trainer._generate_and_score_completions(rows)
-        extra = trainer._logs["extra"]
-        assert any(extra["confidence_advantage"])
-        found.append(any(extra["answer_advantage"]))
-    assert found == trained
+    record = Record("1", "sums", "arithmetic", "1+0", "1", metadata={"grader": "exact"})
+    row = trl_row(record, training_method("caliber").system_prompt, 0)
+    options = {"num_generations": 4, "per_device_train_batch_size": 4, "steps_per_generation": 1, "max_steps": 4}
+    trainer = trainer_of(
+        *(model, tmp_path, {"name": "caliber"}),
+        coca={"method": METHOD | {"name": "caliber"}, **more},
+        train_dataset=datasets.Dataset.from_list([row] * 8),
+        options=options,
+    )
+    tokenizer, found = trainer.processing_class, []
+    texts = [f"<confidence>0.{i}0</confidence>{i % 2}<confidence>0.{i}5</confidence>" for i in range(4)]
+    sampled = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
+    trainer._generate_single_turn = lambda *_, **__: (sampled, None)
+
+    class Seen(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            extra = trainer._logs["extra"]
+            found.append([any(extra[f"{name}_advantage"]) for name in ("confidence", "answer", "confidence_after")])
+
+    trainer.add_callback(Seen())
     trainer.train()
-    assert any(trainer._logs["extra"]["answer_advantage"])
+    assert found == [[True, bool(stage), bool(stage)] for stage in stages]
 
 
 QWEN3 = (
