@@ -54,7 +54,7 @@ def coca_advantages(
     group_size: int,
     *,
     method: str | TrainingMethod = "coca",
-    stage: int = 0,
+    stage: int | None = None,
     decimals: int | None = None,
     max_confidence_tokens: int = 16,
     invalid_reward: float = -1.0,
@@ -79,7 +79,7 @@ def coca_advantages(
         tokenizer: the model's fast Hugging Face tokenizer, or its :func:`token_text`.
         group_size: G, responses to each prompt, at least 2.
         method: a name of docs/method.md, such as ``coca``, or an object with the methods of :class:`TrainingMethod`.
-        stage: index into the method's stages; ``sequential`` and ``caliber`` have two.
+        stage: index into the method's stages, which are run one after the other; None: it has only one.
         decimals: digits that a confidence must have after the point; None: any plain decimal.
         max_confidence_tokens: tokens that stand in for each confidence of an invalid response.
         invalid_reward: confidence reward of an invalid response.
@@ -107,8 +107,13 @@ def coca_advantages(
             f"group_size {group_size}"
         )
     chosen = training_method(method) if isinstance(method, str) else method
-    if not 0 <= stage < len(chosen.stages):
-        raise ValueError(f"stage should be in [0, {len(chosen.stages)}) for {chosen.name}, found {stage}")
+    if stage is None and len(chosen.stages) == 1:
+        stage = 0
+    if stage is None or not 0 <= stage < len(chosen.stages):
+        raise ValueError(
+            f"stage should be in [0, {len(chosen.stages)}) for {chosen.name}, whose stages are "
+            f"{', '.join(chosen.stages)}; found {stage}"
+        )
     ids, ends = token_ids.detach().cpu(), lengths.detach().cpu()
     if ends.shape != (batch,):
         raise ValueError(f"lengths should be int [{batch}], found shape {list(ends.shape)}")

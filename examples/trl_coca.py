@@ -22,9 +22,9 @@ from coca_mindspeed.data.export import trl_row
 from coca_mindspeed.integrations.trl import CocaTrainer
 
 
-def sums(size: int, split: Any) -> datasets.Dataset:
+def sums(size: int, split: Any, method: str = "coca") -> datasets.Dataset:
     """The demo's questions, as ``coca-mindspeed data export trl`` writes them."""
-    prompt = training_method("coca").system_prompt
+    prompt = training_method(method).system_prompt
     return datasets.Dataset.from_list([trl_row(r, prompt, i) for i, r in enumerate(arithmetic_records(size, split, 0))])
 
 
@@ -58,11 +58,14 @@ def demo_trainer(model: Path, output: Path, rollouts: int, seed: int = 0, **give
         "model_init_kwargs": {"dtype": "float32"},
     }
     method = {"confidence_decimals": 2, "max_confidence_tokens": 6, "advantage_eps": 0.05}
-    defaults = {"coca": {"method": method}, "train_dataset": sums(50_000, "train")}
+    defaults = {
+        "coca": {"method": method},
+        "train_dataset": sums(50_000, "train"),
+        "eval_dataset": sums(500, "evaluate"),
+        "processing_class": AutoTokenizer.from_pretrained(model, padding_side="left"),
+    }
     return CocaTrainer(
         model=str(model),
-        processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
-        eval_dataset=sums(500, "evaluate"),
         args=GRPOConfig(**options | given.pop("options", {})),
         **defaults | given,
     )

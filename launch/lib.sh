@@ -400,7 +400,7 @@ join_cluster() {
   echo "launch: the head has ended the cluster; it has the training's exit code"
 }
 
-# The stages that are still to do (sequential has two, the others one), each through MindSpeed-RL.
+# The stages of the method that are still to do, each through MindSpeed-RL.
 train_stages() {
   local run=$1 output=$2 stages=$3 stage how file
   shift 3

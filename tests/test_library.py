@@ -123,7 +123,8 @@ def test_every_method_gives_a_loss_with_a_gradient(method):
         "".join(str(i) if s == "answer" else f"<confidence>0.{i}</confidence>" for s in segments) for i in (1, 5, 9)
     ]
     ids, lengths = batch(texts)
-    found = coca_advantages(ids, lengths, CORRECT[:3], qwen_like(), 3, method=method)
+    stage = len(training_method(method).stages) - 1
+    found = coca_advantages(ids, lengths, CORRECT[:3], qwen_like(), 3, method=method, stage=stage or None)
     assert torch.equal(sum(found.masks.values()).sum(dim=1), lengths)
     log_probs = torch.zeros(ids.shape, requires_grad=True)
     segment_objective(log_probs, torch.zeros(ids.shape), found.advantages, found.masks).loss.backward()
@@ -146,6 +147,8 @@ def test_lists_of_token_ids_are_refused():
         ({"correct": torch.tensor([1.0, 0.5, 1.0, 0.0])}, "correct"),
         ({"method": "cocoa"}, "cocoa"),
         ({"stage": 1}, "stage"),
+        ({"method": "sequential"}, "stage"),
+        ({"method": "caliber"}, "stage"),
         ({"lengths": torch.tensor([3, 3])}, "lengths"),
         ({"lengths": torch.tensor([3, 3, 3, 900])}, "lengths"),
         ({"token_ids": torch.tensor([3, 3, 3, 9])}, "token_ids"),

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--write", type=Path, metavar="FILE", help="write MindSpeed-RL's configuration to FILE")
     parser.add_argument("--output", type=place, metavar="DIR", help="output directory of the run (default: runs/RUN)")
-    stage = "stage of the method (sequential and caliber have 0 and 1)"
+    stage = "index of the method's stage, from 0"
     parser.add_argument("--stage", type=at_least(0), default=0, metavar="N", help=stage)
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in DIR")
     script = "write the facts that the launch scripts read: platform, nodes, NPUs, each stage as fresh or resume"

@@ -306,7 +306,7 @@ class OptimizerConfig(Section):
 class TrainerConfig(Section):
     """Length of a stage, and how a step updates the policy."""
 
-    steps: Annotated[int, _LENGTH] = Field(300, ge=1, description="steps of each stage (sequential, caliber: two)")
+    steps: Annotated[int, _LENGTH] = Field(300, ge=1, description="steps of each stage of the method (docs/method.md)")
     minibatches: int = Field(1, ge=1, description="updates per pass; groups stay whole")
     ppo_epochs: int = Field(1, ge=1, description="passes over a step's responses")
     microbatch_prompts: Annotated[int | None, _PACKING] = Field(

@@ -8,8 +8,8 @@ from typing import Any
 
 import jinja2
 
-from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION, OPEN_TAG
+from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.utils.files import LONE_SURROGATE
 
@@ -31,11 +31,30 @@ def instruction_suffix(record: Record) -> str:
 def prompt_messages(record: Record, system_prompt: str | None) -> list[dict[str, str]]:
     """Return the chat messages of a record.
 
-    The record's ``system`` takes precedence over ``system_prompt``, which may be None for no system message.
+    ``system_prompt``, which asks for the confidence, stands before the record's own ``system``, as the router puts it
+    before a client's; a ``system`` that already contains it is taken as it is.  Both None: no system message.
+
+    Raises:
+        RecordError: ``system`` describes another response format.
     """
-    system = record.system if record.system is not None else system_prompt
+    system, own = system_prompt, record.system
+    if own and system_prompt and not asks_for_confidence(own, system_prompt):
+        if OPEN_TAG in own:
+            raise RecordError(
+                record,
+                f"its system prompt asks for {OPEN_TAG} in other words than the method's: {own!r:.80}; remove that "
+                f"part, since the method's prompt is put before it, or use the method's words: {system_prompt!r}",
+            )
+        system = f"{system_prompt}\n\n{own}"
+    elif own:
+        system = own
     messages = [] if system is None else [{"role": "system", "content": system}]
     return [*messages, {"role": "user", "content": record.question + instruction_suffix(record)}]
+
+
+def asks_for_confidence(text: str, system_prompt: str) -> bool:
+    """Whether ``text`` contains the method's ``system_prompt``, up to white space."""
+    return _one_spaced(system_prompt) in _one_spaced(text)
 
 
 def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **variables: Any) -> str:
@@ -212,32 +231,55 @@ def check_template(
     Raises:
         ConfigError: a message is missing in the prompt, or the prompt ends inside an open thought or depends on the
             clock.
+        RecordError: as :func:`prompt_messages`.
     """
-    where = f"{model}: its chat template"
     by_system: dict[str | None, Record] = {}
     for record in records:
         if len(by_system) < _MAX_PROMPTS:
             by_system.setdefault(record.system, record)
     for record in by_system.values():
-        messages = prompt_messages(record, system_prompt)
-        text = _one_spaced(render_chat(tokenizer, messages))
-        for message in messages:
-            _check_message(tokenizer, message, text, record, where)
-        opened = _open_thought(text, _one_spaced(messages[-1]["content"]))
-        if opened is not None and not allow_open_thinking:
-            raise ConfigError(
-                f"{where} ends the prompt inside an open {opened}, but a response must begin with its confidence; "
-                f"disable thinking ({keys.variables}={{enable_thinking: false}}), or remove {opened} from the template "
-                f"(docs/training.md), or set {keys.allow_open_thinking}=true"
-            )
-        if reads_clock(tokenizer, messages):
-            raise ConfigError(
-                f"{where} puts today's date into the prompt (strftime_now), which changes when a run is resumed on "
-                f"another day; {keys.day}"
-            )
+        messages, of = prompt_messages(record, system_prompt), f"record {record.id!r} of {record.dataset}"
+        check_chat(tokenizer, messages, of, model, keys, allow_open_thinking=allow_open_thinking)
 
 
-def _check_message(tokenizer: Any, message: Mapping[str, str], text: str, record: Record, where: str) -> None:
+def check_chat(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    of: str,
+    model: str,
+    keys: TemplateKeys,
+    *,
+    allow_open_thinking: bool = False,
+) -> None:
+    """Check the rendered prompt of one chat; ``of`` says whose it is, the rest is as in :func:`check_template`."""
+    where = f"{model}: its chat template"
+    text = _one_spaced(render_chat(tokenizer, messages))
+    for message in messages:
+        _check_message(tokenizer, message, text, of, where)
+    if not allow_open_thinking:
+        last = _one_spaced(messages[-1]["content"])
+        check_no_open_thought(text.rpartition(last)[2] if last else text, where, keys)
+    if reads_clock(tokenizer, messages):
+        raise ConfigError(
+            f"{where} puts today's date into the prompt (strftime_now), which changes when a run is resumed on "
+            f"another day; {keys.day}"
+        )
+
+
+def check_no_open_thought(end: str, where: str, keys: TemplateKeys) -> None:
+    """Raise ConfigError if the ``end`` of a prompt, behind its last message, opens a thought and does not close it.
+
+    ``where`` says what has written it.
+    """
+    if opened := _open_thought(end):
+        raise ConfigError(
+            f"{where} ends the prompt inside an open {opened}, but a response must begin with its confidence; "
+            f"disable thinking ({keys.variables}={{enable_thinking: false}}), or remove {opened} from the template "
+            f"(docs/training.md), or set {keys.allow_open_thinking}=true"
+        )
+
+
+def _check_message(tokenizer: Any, message: Mapping[str, str], text: str, of: str, where: str) -> None:
     if _one_spaced(message["content"]) in text:
         return
     remedy = "choose a model whose chat template renders user messages"
@@ -249,15 +291,14 @@ def _check_message(tokenizer: Any, message: Mapping[str, str], text: str, record
             f"omits it on purpose by the comment {NO_SYSTEM_PROMPT}"
         )
     raise ConfigError(
-        f"{where} omits the {message['role']} message of record {record.id!r} of {record.dataset}: expected "
+        f"{where} omits the {message['role']} message of {of}: expected "
         f"{message['content'][:60]!r}... in the prompt, found {text[:120]!r}...; {remedy}"
     )
 
 
-def _open_thought(text: str, last_message: str) -> str | None:
-    """The tag of the thought in which a prompt ends; tags within the messages are ignored."""
-    tail = text[text.rfind(last_message) + len(last_message) :] if last_message in text else text
-    tags = list(_THOUGHT_TAG.finditer(tail))
+def _open_thought(end: str) -> str | None:
+    """The tag of the thought in which a text ends."""
+    tags = list(_THOUGHT_TAG.finditer(end))
     if not tags:
         return None
     name = tags[-1]["name"].lower()

@@ -102,29 +102,28 @@ BIG_MATH_COLUMNS = frozenset({"problem", "answer", "source", "domain", "llama8b_
 
 
 def mapped(columns: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a record from the columns of a user's row; ``messages`` gives question and answer."""
+    """The fields of a record from the columns of a user's row; ``messages`` gives system, question and answer."""
     readers: dict[str, Any] = {"question": _text, "answer": _scalar_text, "id": _scalar_text}
-    chat = _question_and_answer(row, columns["messages"]) if "messages" in columns else {}
+    chat = _of_chat(row, columns["messages"]) if "messages" in columns else {}
     own = {name: readers.get(name, _column)(row, column) for name, column in columns.items() if name != "messages"}
     return {**chat, **own}
 
 
-def _question_and_answer(row: Mapping[str, Any], column: str) -> dict[str, str]:
-    """The user's message and the assistant's, if there is one; raises RowError for any other chat."""
+def _of_chat(row: Mapping[str, Any], column: str) -> dict[str, str]:
+    """The user's message, and the system's and the assistant's if there is one; raises RowError for any other chat."""
     messages = _column(row, column)
     try:
         turns = [(message["role"], message["content"]) for message in messages]
     except (TypeError, KeyError):
         raise RowError(f"column {column!r} should be a list of role and content, found {_describe(messages)}") from None
     roles = [role for role, _ in turns]
-    if "system" in roles:
-        reason = "would replace the method's prompt, which asks for the confidence; remove it"
-        raise RowError(f"column {column!r} has a system message, which {reason}")
-    if roles not in (["user"], ["user", "assistant"]):
-        raise RowError(f"column {column!r} should be one user's and one assistant's message, found {', '.join(roles)}")
+    if roles[roles[:1] == ["system"] :] not in (["user"], ["user", "assistant"]):
+        expected = "one user's and one assistant's message, after a system message if there is one"
+        raise RowError(f"column {column!r} should be {expected}, found {', '.join(map(str, roles))}")
     if not all(isinstance(content, str) for _, content in turns):
         raise RowError(f"column {column!r} should have text in each content, found another type")
-    return dict(zip(("question", "answer"), (content for _, content in turns), strict=False))
+    names = {"system": "system", "user": "question", "assistant": "answer"}
+    return {names[role]: content for role, content in turns}
 
 
 def big_math(row: Mapping[str, Any], number: int) -> Record:

@@ -19,7 +19,7 @@ class Record:
         category: ``math``, ``code`` or ``factual`` in the paper's tables.
         question: the bare question, without system prompt or answer instruction.
         answer: the gold answer; empty where tests in ``metadata`` decide (code).
-        system: replaces the method's system prompt, or None.
+        system: a system prompt of its own, which follows the method's (see :mod:`.prompts`); or None.
         metadata: further JSON values: ``difficulty``, ``tests``, ``aliases``, and ``instruction``, which replaces the
             category's instruction after the question (see :mod:`.prompts`).
     """

@@ -1,47 +1,77 @@
 """Settings, version check and grading that the integrations share."""
 
-from collections.abc import Mapping, Sequence
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
-from typing import Any
+from itertools import accumulate
+from typing import Annotated, Any
 
 from packaging.specifiers import SpecifierSet
 from pydantic import Field
 
+from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.export import record_of
-from coca_mindspeed.errors import CocaError, Problem, raise_problems
+from coca_mindspeed.data.prompts import asks_for_confidence
+from coca_mindspeed.errors import CocaError, Condition, DataError, Problem, as_check, find_problems, raise_problems
 from coca_mindspeed.grading.own import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section
 
+Share = Annotated[float, Field(gt=0)]
+
 
 class IntegrationSettings(ScoringSettings):
-    """The section ``coca`` of the cluster engines, with the stage of the method."""
+    """The section ``coca`` of the cluster engines, with the stages of the method."""
 
-    stage: int = Field(0, ge=0, description="index into the method's stages; only sequential has two")
+    stage: int | None = Field(None, ge=0, description="index of the only stage to train; null: all, one after another")
+    stage_shares: tuple[Share, ...] | None = Field(
+        None, description="share of the trainer's steps for each stage of the method; null: equal shares"
+    )
+
+    def stage_at(self, step: int, total: int) -> int:
+        """The index of the stage in which ``step`` (from 0) of ``total`` steps is taken; ``total`` 0: the first."""
+        if self.stage is not None or not total:
+            return self.stage or 0
+        ends = list(accumulate(self.stage_shares or (1.0,) * len(self.method.training_method.stages)))
+        return bisect_right([math.ceil(total * end / ends[-1] - 1e-9) for end in ends[:-1]], step)
 
 
-def integration_settings(section: Mapping[str, Any], *, clip: str, aggregation: str) -> IntegrationSettings:
+def integration_settings(
+    section: Mapping[str, Any], *, clip: str, aggregation: str, follows_steps: bool
+) -> IntegrationSettings:
     """Validate a section ``coca`` (docs/verl.md); raises ``ConfigError`` with all problems.
 
-    ``clip`` and ``aggregation`` name the framework's own options, which take the place of the method's.
+    ``clip`` and ``aggregation`` name the framework's own options, which take the place of the method's;
+    ``follows_steps`` says whether the trainer's step is known, by which the stages change.
     """
     settings = checked_section(IntegrationSettings, section)
     elsewhere = {
         "method.clip": f"the clip is {clip}",
         "method.loss_aggregation": f"the aggregation is {aggregation}",
         "method.entropy_bonus": "the local engine alone has it",
-        "allow_open_thinking": "chat templates are not checked",
     }
+    if not follows_steps:
+        elsewhere["stage_shares"] = "this framework does not tell its step; train each stage in a run of its own"
     given = {*settings.model_fields_set, *(f"method.{key}" for key in settings.method.model_fields_set)}
     unread = {key: f"not set; {why}" for key, why in elsewhere.items() if key in given}
     problems = [Problem("elsewhere", f"coca.{key}", {}, expected) for key, expected in unread.items()]
-    stages = settings.method.training_method.stages
-    if settings.stage >= len(stages):
-        expected = f"less than {len(stages)}, the number of stages of {settings.method.name}"
-        problems.append(Problem("stage", "coca.stage", settings.stage, expected))
+    stages = as_check(partial(_stages, follows_steps=follows_steps), lambda _, key: getattr(settings, key[5:]))
+    problems += find_problems(settings, [stages])
     raise_problems(problems)
     return settings
+
+
+def _stages(settings: IntegrationSettings, follows_steps: bool) -> Iterator[Condition]:
+    stages, stage, shares = settings.method.training_method.stages, settings.stage, settings.stage_shares
+    names = f"{len(stages)} stages of {settings.method.name} ({', '.join(stages)})"
+    one = stage is not None or follows_steps or len(stages) == 1
+    yield "stage", "coca.stage", one, f"an index of the {names}", "train each stage in a run of its own"
+    yield "stage", "coca.stage", stage is None or stage < len(stages), f"less than {len(stages)}: there are {names}"
+    yield "stage", "coca.stage_shares", shares is None or len(shares) == len(stages), f"a share for each of the {names}"
+    yield "stage", "coca.stage_shares", shares is None or stage is None, "not set together with coca.stage"
 
 
 def check_version(package: str, tested: str) -> None:
@@ -52,6 +82,16 @@ def check_version(package: str, tested: str) -> None:
     found = version(package)
     if not SpecifierSet(tested).contains(found):
         raise CocaError(f"{package} {found} is installed, {tested} was tested: pip install '{package}{tested}'")
+
+
+def check_prompt(messages: Sequence[Mapping[str, Any]], method: MethodConfig, where: str) -> None:
+    """Raise ``DataError`` unless a prompt contains the method's prompt, which asks for the confidence."""
+    wanted = method.training_method.system_prompt
+    if not asks_for_confidence("\n".join(str(message["content"]) for message in messages), wanted):
+        raise DataError(
+            f"{where}: the prompt should contain {wanted!r}, found {messages[0]['content']!r:.120}; export the file "
+            "for this method (coca-mindspeed data export --prompt), or put training_method(NAME).system_prompt into it"
+        )
 
 
 class RowGrader:

@@ -8,6 +8,7 @@ Sampling, loss, logging and checkpoints are TRL's.  :class:`CocaTrainer` reads t
 ids, whatever engine sampled them, and replaces the advantages.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,8 +19,9 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOConfig, GRPOTrainer
 
+from coca_mindspeed.data.prompts import TemplateKeys, check_chat, check_no_open_thought, write_into_template
 from coca_mindspeed.errors import Condition, ConfigError, DataError, as_check, find_problems, raise_problems
-from coca_mindspeed.integrations.settings import RowGrader, check_version, integration_settings
+from coca_mindspeed.integrations.settings import RowGrader, check_prompt, check_version, integration_settings
 from coca_mindspeed.scoring.metrics import HealthWarnings, rollout_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout
@@ -28,11 +30,30 @@ from coca_mindspeed.utils.tokenization import token_text
 TESTED = ">=1.16,<1.17"
 logger = logging.getLogger(__name__)
 Reward = Callable[..., Any]
+_PLAIN = "rendered"
+_MAX_CHATS = 1000  # rendered for the checks
+_END = 40  # characters that may open a thought at the end of a rendered prompt
+
+_KEYS = TemplateKeys(
+    variables="chat_template_kwargs",
+    allow_open_thinking="coca.allow_open_thinking",
+    day="give the template's own variable a date by chat_template_kwargs (Llama 3.1: date_string), or write the date "
+    "into the template",
+)
 
 
 def _conditions(args: GRPOConfig) -> Iterator[Condition]:
     one_ratio = "one ratio for a whole response gives each of its tokens the gradient of both segments"
     yield "segments", "importance_sampling_level", args.importance_sampling_level == "token", "token", one_ratio
+    corrected = args.use_vllm and args.vllm_importance_sampling_correction
+    by_token = not corrected or args.vllm_importance_sampling_mode in ("token_truncate", "token_mask")
+    one_weight = "one weight for a whole response scales the confidence's tokens by the answer's"
+    yield "segments", "vllm_importance_sampling_mode", by_token, "token_truncate or token_mask", one_weight
+    yield "segments", "loss_type", args.loss_type != "vespo", "a loss with a ratio for each token", one_weight
+    one_mask = "it decides by the log-probs of the whole response which tokens of a segment are trained"
+    yield "segments", "off_policy_mask_threshold", args.off_policy_mask_threshold is None, "None", one_mask
+    by_entropy = "it decides by the entropies of all tokens of the batch whether a confidence is trained"
+    yield "segments", "top_entropy_quantile", args.top_entropy_quantile == 1, "1.0, the default", by_entropy
     own_scale = "the scale of CoCA's advantages is coca={'method': {'advantage_scale': ...}}"
     yield "scale", "scale_rewards", args.scale_rewards == "group", "'group', the default", own_scale
     yield "rewards", "reward_weights", args.reward_weights is None, "None: there is one reward function"
@@ -41,6 +62,24 @@ def _conditions(args: GRPOConfig) -> Iterator[Condition]:
         "'sum_then_normalize', the default: there is one reward function",
     )
     yield "groups", "num_generations_eval", args.num_generations_eval != 1, "at least 2, since GESR needs a group"
+
+
+def _parts(datasets: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The data sets by name; an evaluation may have several."""
+    for name, given in datasets.items():
+        if given is not None:
+            yield from given.items() if isinstance(given, dict) else [(name, given)]
+
+
+def _as_chat(prompt: Any) -> list[dict[str, str]]:
+    """The texts of a prompt's messages; a prompt that is rendered already is one message of the role ``_PLAIN``."""
+    if isinstance(prompt, str):
+        return [{"role": _PLAIN, "content": prompt}]
+    return [{"role": each["role"], "content": _text(each["content"])} for each in prompt]
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
 class CocaTrainer(GRPOTrainer):
@@ -81,22 +120,24 @@ class CocaTrainer(GRPOTrainer):
         check_version("trl", TESTED)
         section = dict(coca or {})
         options = {"clip": "epsilon of GRPOConfig", "aggregation": "loss_type of GRPOConfig"}
-        self._settings = integration_settings(section, **options)
+        self._settings = integration_settings(section, **options, follows_steps=True)
         if args is not None:
             raise_problems(find_problems(args, [as_check(_conditions)]), "options of GRPOConfig:")
         for name in ("tools", "environment_factory"):
             if kwargs.get(name):
                 raise ConfigError(f"{name}: not supported; its output would be taken for the model's own response")
+        datasets = dict(_parts({"train_dataset": train_dataset, "eval_dataset": eval_dataset}))
         if reward_funcs is None:
-            reward_funcs = self._own_reward({"train_dataset": train_dataset, "eval_dataset": eval_dataset}, args)
+            reward_funcs = self._own_reward(datasets, args)
         elif ignored := {"grader", "grading", "require_evaluated"} & section.keys():
             raise ConfigError(f"coca.{sorted(ignored)[0]}: has no effect with reward_funcs; remove one of them")
         elif not callable(reward_funcs):
             raise ConfigError(f"reward_funcs: expected one function of correctness, found {reward_funcs!r:.80}")
+        chats = self._chats(datasets) if args is None or args.process_index == 0 else {}
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+        self._check_template(tokenizer, chats)
         self._text = token_text(tokenizer, self.model.config.get_text_config().vocab_size)
-        self._rule = credit_rule(self._settings.method, self._settings.stage)
         self._health = HealthWarnings()
         self._rollout: Rollout | None = None
 
@@ -104,21 +145,49 @@ class CocaTrainer(GRPOTrainer):
         """The grader as a reward function; the first process checks the rows of data sets that are not streamed."""
         grader = RowGrader(self._settings)
         if args is None or args.process_index == 0:
-            for name, given in datasets.items():
-                for part, dataset in given.items() if isinstance(given, dict) else [(name, given)]:
-                    if hasattr(dataset, "__len__"):
-                        if "record" not in dataset.column_names:
-                            raise DataError(
-                                f"{part}: no column 'record'; make the file with coca-mindspeed data export trl, or "
-                                "pass reward_funcs"
-                            )
-                        grader.check(part, dataset["record"])
+            for part, dataset in datasets.items():
+                if hasattr(dataset, "__len__"):
+                    if "record" not in dataset.column_names:
+                        raise DataError(
+                            f"{part}: no column 'record'; make the file with coca-mindspeed data export trl, or "
+                            "pass reward_funcs"
+                        )
+                    grader.check(part, dataset["record"])
 
         def correct(completions: Sequence[Any], record: Sequence[Any] = (), **_: Any) -> list[bool | None]:
             answers = [each if isinstance(each, str) else each[-1]["content"] for each in completions]
             return grader.grade(record or [None] * len(answers), answers)
 
         return correct
+
+    def _chats(self, datasets: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
+        """Check that each prompt asks for the confidence; return a chat for each system message, by its row.
+
+        Of a data set that is streamed, the first row is checked.
+        """
+        chats: dict[str, tuple[str, list[dict[str, str]]]] = {}
+        for part, dataset in datasets.items():
+            prompts = dataset["prompt"] if hasattr(dataset, "__len__") else [row["prompt"] for row in dataset.take(1)]
+            for number, prompt in enumerate(prompts, start=1):
+                chat, where = _as_chat(prompt), f"{part}: row {number}"
+                check_prompt(chat, self._settings.method, where)
+                system = chat[0]["content"] if chat[0]["role"] == "system" else chat[0]["role"]
+                if len(chats) < _MAX_CHATS:
+                    chats.setdefault(system, (where, chat))
+        return dict(chats.values())
+
+    def _check_template(self, tokenizer: Any, chats: Mapping[str, list[dict[str, str]]]) -> None:
+        """Refuse a chat template as the other engines do; see ``check_chat``."""
+        allow, model = self._settings.allow_open_thinking, f"model={tokenizer.name_or_path}"
+        if any(chat[0]["role"] != _PLAIN for chat in chats.values()):
+            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer.chat_template = self.processing_class.chat_template
+            write_into_template(tokenizer, self.chat_template_kwargs)
+        for where, chat in chats.items():
+            if chat[0]["role"] != _PLAIN:
+                check_chat(tokenizer, chat, where, model, _KEYS, allow_open_thinking=allow)
+            elif not allow:
+                check_no_open_thought(chat[0]["content"][-_END:], where, _KEYS)
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Sequence[Any], completion_ids_list: Sequence[Sequence[int]]
@@ -157,7 +226,8 @@ class CocaTrainer(GRPOTrainer):
         lengths = columns["segment_ends"][:, -1]
         group = self.num_generations if self.model.training else self.num_generations_eval
         rollout = Rollout(group_size=group, lengths=lengths, width=int(lengths.max()))
-        return rollout.take_scores(columns).give_credit(self._rule)
+        stage = self._settings.stage_at(self.state.global_step, self.state.max_steps)
+        return rollout.take_scores(columns).give_credit(credit_rule(self._settings.method, stage))
 
     def _own_rows(self, number: int) -> slice:
         """Return this process's rows among the rows of all processes; each process has ``number`` rows."""

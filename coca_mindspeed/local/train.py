@@ -6,7 +6,7 @@ How a run differs from the paper (arXiv 2603.05881), apart from the options of d
 2. Ungradable answers take no part in GESR and advantages; a group with fewer than two gradable answers trains nothing.
 3. In training, an answer that only restates the question earns nothing (``data.require_evaluated``; false: the paper's
    form).
-4. Each stage of ``sequential`` and ``caliber`` takes ``trainer.steps`` and starts with a new optimizer.
+4. Each stage of a method takes ``trainer.steps`` and starts with a new optimizer.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ The loop is verl's own.  How a run differs from the paper (arXiv 2603.05881), ap
 4. The ratio is taken to log-probabilities that the trainer computes before the update.  Token weights that correct for
    the rollout engine may be added (``algorithm.rollout_correction.rollout_is=token``; null: the paper's form).
 5. A group that lacks a response because a rollout failed trains nothing (``coca.broken_groups`` allows some).
-6. The stages of ``sequential`` and ``caliber`` share the steps and the optimizer of one run.
+6. The stages of a method share the steps and the optimizer of one run.
 """
 
 import copy

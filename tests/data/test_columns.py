@@ -84,6 +84,9 @@ def test_chats(tmp_path, name):
     path = write(tmp_path / name, rows)
     assert [(r.question, r.answer) for r in read(path, CHAT)] == [("2 + 2?", "4")] * 2
     assert [r.answer for r in read(path, {**CHAT, "answer": "gold"})] == ["four"] * 2
+    chat = [says("system", "Be brief."), *rows[0]["messages"]]
+    path = write(tmp_path / name, [{"messages": chat}] * 2)
+    assert [(r.system, r.question) for r in read(path, CHAT)] == [("Be brief.", "2 + 2?")] * 2
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,8 @@ def test_chats(tmp_path, name):
         ({"problem": "?", "solution": [1]}, COLUMNS, "solution"),
         ({"problem": "?", "solution": None}, COLUMNS, "solution"),
         ({"messages": "hello"}, CHAT, "messages"), ({"messages": [{"from": "human"}]}, CHAT, "messages"),
-        ({"messages": [says("system", "Be brief."), user("?"), says("assistant", "1")]}, CHAT, "messages"),
+        ({"messages": [user("?"), says("system", "Be brief."), says("assistant", "1")]}, CHAT, "messages"),
+        ({"messages": [says("system", "a"), says("system", "b"), user("?")]}, CHAT, "messages"),
         ({"messages": [user("a"), says("assistant", "b"), user("c"), says("assistant", "d")]}, CHAT, "messages"),
         ({"messages": [says("assistant", "b")]}, CHAT, "messages"), ({"messages": [user("?")]}, CHAT, "answer"),
         ({"messages": [user("?"), says("assistant", 4)]}, CHAT, "messages"),

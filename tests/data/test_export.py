@@ -5,6 +5,8 @@ import json
 import pytest
 
 from coca_mindspeed import cli
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT as PROMPT
 from coca_mindspeed.data.export import FRAMEWORKS, export_records, record_of
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import write_records
@@ -29,10 +31,36 @@ def test_rows_carry_their_records_back(tmp_path, framework):
     assert cli.main(["data", "export", framework, *arguments, "--prompt", "answer-first"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").open(encoding="utf-8")]
     assert [record_of(row.get("extra_info", row), "here") for row in rows] == RECORDS
-    prompt = cli.data.SYSTEM_PROMPTS["answer-first"]
-    assert [row[CHAT[framework]] for row in rows] == [prompt_messages(each, prompt) for each in RECORDS]
+    assert [row[CHAT[framework]] for row in rows] == [prompt_messages(each, ANSWER_FIRST_PROMPT) for each in RECORDS]
     gold = [row[GOLD[framework]] for row in rows]
     assert [g["ground_truth"] if isinstance(g, dict) else g for g in gold] == [each.answer for each in RECORDS]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        (None, PROMPT),
+        ("", PROMPT),
+        ("You are a pirate.", f"{PROMPT}\n\nYou are a pirate."),
+        (f"You are a pirate.\n{PROMPT}", f"You are a pirate.\n{PROMPT}"),
+        (f"{PROMPT.replace(' ', '  ')} Be brief.", f"{PROMPT.replace(' ', '  ')} Be brief."),
+        ("First write <confidence> n </confidence>.", None),
+        (ANSWER_FIRST_PROMPT, None),
+    ],
+)
+def test_the_methods_prompt_is_part_of_each_system_message(tmp_path, capsys, framework, system, expected):
+    write_records(tmp_path / "records.jsonl", [record(1), record(2, system=system)])
+    arguments = ["--input", str(tmp_path / "records.jsonl"), "--output", str(tmp_path / "rows.jsonl")]
+    assert cli.main(["data", "export", framework, *arguments]) == (expected is None)
+    if expected is None:
+        assert "'q2'" in capsys.readouterr().err
+        assert not (tmp_path / "rows.jsonl").exists()
+        return
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").open(encoding="utf-8")]
+    assert [row[CHAT[framework]][0] for row in rows] == [
+        {"role": "system", "content": content} for content in (PROMPT, expected)
+    ]
 
 
 @pytest.mark.parametrize("row", [None, {"index": 1}, {"record": "{"}, {"record": "[]"}, {"record": "{}"}])

@@ -29,7 +29,7 @@ from coca_mindspeed import coca_advantages, training_method  # noqa: E402
 from coca_mindspeed.data.arithmetic import arithmetic_records  # noqa: E402
 from coca_mindspeed.data.export import export_records, swift_row  # noqa: E402
 from coca_mindspeed.data.records import Record, write_records  # noqa: E402
-from coca_mindspeed.errors import CocaError, ConfigError  # noqa: E402
+from coca_mindspeed.errors import CocaError, ConfigError, DataError  # noqa: E402
 from coca_mindspeed.integrations.ms_swift import PLUGIN  # noqa: E402
 
 plugin = import_external_file(str(PLUGIN))
@@ -79,6 +79,31 @@ def test_token_advantages_are_those_of_the_library():
         assert not spread[:, :shift].any()
 
 
+@pytest.mark.parametrize(
+    ("prefix", "system", "error"),
+    [
+        ("", None, None),
+        ("<think>\n\n</think>\n\n", training_method("coca").system_prompt, None),
+        ("<think>\n", None, ConfigError),
+        ("", "You are a pirate.", DataError),
+    ],
+)
+def test_responses_are_read_without_what_the_template_puts_before_them(prefix, system, error):
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    texts = ["<confidence>0.10</confidence>2", "<confidence>0.70</confidence>3"]
+    columns = {
+        "record": [swift_row(Record("1", "sums", "math", "1+1", "2"), None, 0)["record"]] * 2,
+        "response_token_ids": [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts],
+    }
+    if system is not None:
+        chat = [{"role": "system", "content": system}, {"role": "user", "content": "1+1"}]
+        columns["messages"] = [[*chat, {"role": "assistant", "content": text}] for text in texts]
+    completions = [prefix + text for text in texts]
+    with contextlib.nullcontext() if error is None else pytest.raises(error):
+        found = [plugin.orms[name]()(completions, **columns) for name in plugin.FUNCTIONS]
+        assert found == [[1.0, 0.0], [0.1, 0.7], [6.0, 6.0]]
+
+
 @pytest.mark.parametrize("functions", [1, 4])
 def test_other_reward_functions_are_refused(functions):
     with pytest.raises(ConfigError, match="coca_segment"):
@@ -89,6 +114,14 @@ def test_other_reward_functions_are_refused(functions):
     ("option", "value"),
     [
         ("importance_sampling_level", "sequence"),
+        ("rollout_importance_sampling_mode", "sequence_mask"),
+        ("loss_type", "fipo"),
+        ("loss_type", "real"),
+        ("off_policy_sequence_mask_delta", 0.5),
+        ("top_entropy_quantile", 0.2),
+        ("use_liger_kernel", True),
+        ("dynamic_sample", True),
+        ("advantage_reweight", "rlsd"),
         ("scale_rewards", "batch"),
         ("advantage_estimator", "rloo"),
         ("kl_in_reward", True),

@@ -1,5 +1,6 @@
 """``CocaTrainer`` and its example in TRL's own environment (``make test-trl``)."""
 
+import contextlib
 import importlib.util
 import math
 import os
@@ -15,10 +16,11 @@ import torch
 trl = pytest.importorskip("trl", reason="TRL has an environment of its own: run `make test-trl`")
 
 import datasets  # noqa: E402
+from transformers import AutoTokenizer, TrainerCallback  # noqa: E402
 from trl import GRPOConfig  # noqa: E402
 from trl.generation import vllm_generation  # noqa: E402
 
-from coca_mindspeed import coca_advantages, parse_response, segment_objective  # noqa: E402
+from coca_mindspeed import coca_advantages, parse_response, segment_objective, training_method  # noqa: E402
 from coca_mindspeed.config.compose import compose_run  # noqa: E402
 from coca_mindspeed.data.export import export_records, record_of, trl_row  # noqa: E402
 from coca_mindspeed.data.records import Record, write_records  # noqa: E402
@@ -48,7 +50,9 @@ def model(tmp_path_factory):
 
 
 def trainer_of(model, tmp_path, method=None, **given):
-    given.setdefault("train_dataset", example.sums(64, "train"))
+    name = (method or {}).get("name", "coca")
+    given.setdefault("train_dataset", example.sums(64, "train", name))
+    given.setdefault("eval_dataset", example.sums(500, "evaluate", name))
     given.setdefault("coca", {"method": METHOD | (method or {})})
     trainer = example.demo_trainer(model, tmp_path / "trl", 2, **given)
     trainer.model.train()
@@ -103,6 +107,110 @@ def test_the_loss_of_trl_is_the_papers(model, tmp_path):
     parameters = list(trainer.model.parameters())
     for a, b in zip(torch.autograd.grad(ours, parameters), torch.autograd.grad(loss, parameters), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("more", "stages"), [({}, [0, 0, 1, 1]), ({"stage_shares": [1, 3]}, [0, 1, 1, 1])])
+def test_the_stages_of_a_method_follow_the_steps(model, tmp_path, more, stages):
+    """``caliber`` trains its answer in the second stage only."""
+    record = Record("1", "sums", "arithmetic", "1+0", "1", metadata={"grader": "exact"})
+    row = trl_row(record, training_method("caliber").system_prompt, 0)
+    options = {"num_generations": 4, "per_device_train_batch_size": 4, "steps_per_generation": 1, "max_steps": 4}
+    trainer = trainer_of(
+        *(model, tmp_path, {"name": "caliber"}),
+        coca={"method": METHOD | {"name": "caliber"}, **more},
+        train_dataset=datasets.Dataset.from_list([row] * 8),
+        options=options,
+    )
+    tokenizer, found = trainer.processing_class, []
+    texts = [f"<confidence>0.{i}0</confidence>{i % 2}<confidence>0.{i}5</confidence>" for i in range(4)]
+    sampled = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
+    trainer._generate_single_turn = lambda *_, **__: (sampled, None)
+
+    class Seen(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            extra = trainer._logs["extra"]
+            found.append([any(extra[f"{name}_advantage"]) for name in ("confidence", "answer", "confidence_after")])
+
+    trainer.add_callback(Seen())
+    trainer.train()
+    assert found == [[True, bool(stage), bool(stage)] for stage in stages]
+
+
+QWEN3 = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}=<think>"
+    "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "coca", "accepted"),
+    [
+        (QWEN3, {}, {}, False),
+        (QWEN3, {"chat_template_kwargs": {"enable_thinking": False}}, {}, True),
+        (QWEN3, {}, {"allow_open_thinking": True}, True),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}=", {}, {}, False),
+    ],
+)
+def test_the_chat_template_is_checked(model, tmp_path, template, options, coca, accepted):
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    tokenizer.chat_template = template
+    given = {"processing_class": tokenizer, "options": options, "coca": coca | {"grader": "exact"}}
+    with contextlib.nullcontext() if accepted else pytest.raises(ConfigError) as refusal:
+        trainer_of(model, tmp_path, **given)
+    assert accepted or str(model) in str(refusal.value)
+
+
+@pytest.mark.parametrize(("end", "accepted"), [("=", True), ("<think>\n", False), ("<think></think>", True)])
+def test_a_rendered_prompt_opens_no_thought(model, tmp_path, end, accepted):
+    prompt = training_method("coca").system_prompt + "1+1" + end
+    data = datasets.Dataset.from_list([{"prompt": prompt}] * 8)
+    with contextlib.nullcontext() if accepted else pytest.raises(ConfigError, match="<think>"):
+        trainer_of(model, tmp_path, train_dataset=data, reward_funcs=lambda completions, **_: [1.0] * len(completions))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_prompt_that_does_not_ask_for_the_confidence_is_refused(model, tmp_path, streamed):
+    asking, other = example.sums(2, "train"), example.sums(2, "train", "rlcr")
+    data = other.to_iterable_dataset() if streamed else datasets.concatenate_datasets([asking, other])
+    with pytest.raises(DataError, match=f"train_dataset: row {1 if streamed else 3}"):
+        trainer_of(model, tmp_path, train_dataset=data)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "accepted"),
+    [
+        *(("loss_type", name, True) for name in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo")),
+        ("loss_type", "vespo", False),
+        ("importance_sampling_level", "sequence", False),
+        ("off_policy_mask_threshold", 0.05, False),
+        ("top_entropy_quantile", 0.5, False),
+    ],
+)
+def test_the_answers_log_probs_do_not_weigh_the_confidences_tokens(model, tmp_path, option, value, accepted):
+    """Advantages of shape [B, T] reach each token alone; it fails if TRL drops them, or one of the options changes."""
+    trainer = trainer_of(model, tmp_path)
+    trainer.model.eval()
+    setattr(trainer, option, value)
+    tokens = torch.arange(10)[None].expand(4, -1)
+    generator = torch.Generator().manual_seed(0)
+    advantages = torch.randn(4, 10, generator=generator)
+    first, random = tokens < 4, torch.rand(4, 10, generator=generator)
+    mask = torch.ones_like(tokens)
+    batch = {"prompt_ids": tokens[:, :2], "prompt_mask": mask[:, :2], "completion_ids": tokens, "completion_mask": mask}
+
+    def weights(change):
+        """The gradient of the loss with respect to the log-prob of each token."""
+        log_probs = (random + change * ~first).requires_grad_()
+        entropies = random + change * ~first
+        trainer._get_per_token_logps_and_entropies = lambda *_, **__: (log_probs, entropies, None)
+        old = {"old_per_token_logps": random - 0.1, "num_items_in_batch": mask.sum()}
+        loss = trainer._compute_loss(trainer.model, {**batch, **old, "advantages": advantages})
+        return torch.autograd.grad(loss, log_probs)[0]
+
+    before, after = weights(0.0), weights(-0.3)
+    if accepted:
+        assert (before.sign() == -advantages.sign()).all()
+    assert torch.allclose(before[first.expand_as(before)], after[first.expand_as(before)]) == accepted
 
 
 def test_a_reward_function_of_ones_own(model, tmp_path):
@@ -162,7 +270,8 @@ def test_the_boundary_is_found_on_the_ids_that_vllm_sampled(model, tmp_path, mon
         monkeypatch.setattr(vllm_generation, name, value, raising=False)
     monkeypatch.setattr(os, "environ", os.environ.copy())  # TRL adds RANK and others
     monkeypatch.setattr(vllm_generation, "SamplingParams", lambda **given: given, raising=False)
-    trainer = trainer_of(model, tmp_path, options={"use_vllm": True, "vllm_mode": "server"})
+    options = {"use_vllm": True, "vllm_mode": "server", "vllm_importance_sampling_mode": "token_truncate"}
+    trainer = trainer_of(model, tmp_path, options=options)
     tokenizer = trainer.processing_class
     texts = [f"<confidence>0.{i}5</confidence>{i}" for i in range(8)]
     encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -180,12 +289,18 @@ def test_the_boundary_is_found_on_the_ids_that_vllm_sampled(model, tmp_path, mon
     assert expected.masks["confidence"].sum(dim=1).tolist() == [boundary] * 16
     torch.testing.assert_close(advantages, expected.advantages)
     assert advantages[:, boundary - 1].any()
+    assert output["importance_sampling_ratio"].shape == ids.shape
 
 
 @pytest.mark.parametrize(
     ("options", "given", "key"),
     [
         ({"importance_sampling_level": "sequence"}, {}, "importance_sampling_level"),
+        ({"use_vllm": True}, {}, "vllm_importance_sampling_mode"),
+        ({"use_vllm": True, "vllm_importance_sampling_mode": "sequence_truncate"}, {}, "vllm_importance_sampling_mode"),
+        ({"loss_type": "vespo"}, {}, "loss_type"),
+        ({"off_policy_mask_threshold": 0.5}, {}, "off_policy_mask_threshold"),
+        ({"top_entropy_quantile": 0.2}, {}, "top_entropy_quantile"),
         ({"scale_rewards": "batch"}, {}, "scale_rewards"),
         ({"scale_rewards": False}, {}, "scale_rewards"),
         ({"reward_weights": [1.0]}, {}, "reward_weights"),
@@ -195,6 +310,7 @@ def test_the_boundary_is_found_on_the_ids_that_vllm_sampled(model, tmp_path, mon
         ({}, {"coca": {"method": {"loss_aggregation": "sum"}}}, "coca.method.loss_aggregation"),
         ({}, {"coca": {"method": {"name": "coco"}}}, "coca.method.name"),
         ({}, {"coca": {"stage": 1}}, "coca.stage"),
+        ({}, {"coca": {"stage_shares": [1, 1]}}, "coca.stage_shares"),
         ({}, {"coca": {"grader": "exact"}, "reward_funcs": len}, "coca.grader"),
         ({}, {"tools": [len]}, "tools"),
         ({}, {"reward_funcs": [len, sum]}, "reward_funcs"),

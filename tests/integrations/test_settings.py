@@ -1,10 +1,12 @@
 """Settings, releases and grading that the integrations share; the frameworks themselves: tests/integration."""
 
+import contextlib
 import re
 from pathlib import Path
 
 import pytest
 
+from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.data.export import trl_row
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, DataError
@@ -12,7 +14,8 @@ from coca_mindspeed.integrations import ms_swift, settings
 from coca_mindspeed.integrations.settings import RowGrader, check_version, integration_settings
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = {"clip": "--epsilon", "aggregation": "--loss_type"}
+OPTIONS = {"clip": "--epsilon", "aggregation": "--loss_type", "follows_steps": True}
+STAGED = [name for name, method in METHODS.items() if len(method.stages) > 1]
 
 
 @pytest.mark.parametrize(
@@ -20,8 +23,12 @@ OPTIONS = {"clip": "--epsilon", "aggregation": "--loss_type"}
     [
         ({"method": {"advantage_scale": "batch"}, "grader": "exact"}, []),
         ({"method": {"name": "sequential"}, "stage": 1}, []),
+        ({"method": {"name": "caliber"}, "stage_shares": [1, 3]}, []),
         ({"stage": 1}, ["coca.stage"]),
-        ({"method": {"clip": 0.2}, "allow_open_thinking": True}, ["coca.method.clip", "coca.allow_open_thinking"]),
+        ({"method": {"name": "caliber"}, "stage": 0, "stage_shares": [1, 3]}, ["coca.stage_shares"]),
+        ({"method": {"name": "caliber"}, "stage_shares": [1, 2, 3]}, ["coca.stage_shares"]),
+        ({"method": {"name": "caliber"}, "stage_shares": [0, 1]}, ["coca.stage_shares.0"]),
+        ({"method": {"clip": 0.2, "loss_aggregation": "sum"}}, ["coca.method.clip", "coca.method.loss_aggregation"]),
         ({"method": {"name": "coco"}}, ["coca.method.name"]),
         ({"bad": 1}, ["coca.bad"]),
     ],
@@ -33,6 +40,36 @@ def test_keys_that_cannot_have_an_effect_are_refused(section, keys):
     with pytest.raises(ConfigError) as refusal:
         integration_settings(section, **OPTIONS)
     assert [problem.key for problem in refusal.value.problems] == keys
+
+
+@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize(
+    ("more", "keys"),
+    [({}, {"coca.stage"}), ({"stage": 1}, set()), ({"stage_shares": [1, 1]}, {"coca.stage", "coca.stage_shares"})],
+)
+def test_a_framework_without_steps_needs_a_stage(name, more, keys):
+    with pytest.raises(ConfigError) if keys else contextlib.nullcontext() as refusal:
+        integration_settings({"method": {"name": name}, **more}, **{**OPTIONS, "follows_steps": False})
+    assert not keys or {problem.key for problem in refusal.value.problems} == keys
+
+
+@pytest.mark.parametrize(
+    ("section", "total", "stages"),
+    [
+        ({"name": "coca"}, 4, [0, 0, 0, 0]),
+        ({"name": "caliber"}, 4, [0, 0, 1, 1]),
+        ({"name": "sequential"}, 5, [0, 0, 0, 1, 1]),
+        ({"name": "caliber", "stage_shares": [0.1, 0.2]}, 3, [0, 1, 1]),
+        ({"name": "caliber", "stage_shares": [1, 3]}, 8, [0, 0, 1, 1, 1, 1, 1, 1]),
+        ({"name": "caliber", "stage": 1}, 4, [1, 1, 1, 1]),
+        ({"name": "caliber"}, 0, [0]),
+    ],
+)
+def test_stages_share_the_steps(section, total, stages):
+    more = {key: section[key] for key in section.keys() - {"name"}}
+    settings = integration_settings({"method": {"name": section["name"]}, **more}, **OPTIONS)
+    assert [settings.stage_at(step, total) for step in range(max(total, 1))] == stages
+    assert settings.stage_at(total + 1, total) == stages[-1]
 
 
 @pytest.mark.parametrize(("found", "accepted"), [("1.15.0", False), ("1.16.3", True), ("1.17.0.dev0", False)])

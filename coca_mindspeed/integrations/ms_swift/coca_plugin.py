@@ -29,8 +29,9 @@ from transformers import AutoTokenizer
 
 from coca_mindspeed.algorithm.boundary import TokenText, segment_ends
 from coca_mindspeed.algorithm.parsing import ParsedResponse
+from coca_mindspeed.data.prompts import TemplateKeys, check_no_open_thought
 from coca_mindspeed.errors import CocaError, Condition, ConfigError, as_check, find_problems, raise_problems
-from coca_mindspeed.integrations.settings import RowGrader, check_version, integration_settings
+from coca_mindspeed.integrations.settings import RowGrader, check_prompt, check_version, integration_settings
 from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.utils.tokenization import token_text
 
@@ -45,19 +46,46 @@ try:
     TOKENIZER = SECTION.pop("tokenizer")
 except (ValueError, AttributeError, KeyError) as error:
     raise ConfigError('set the environment variable COCA=\'{"tokenizer": "DIR"}\' to the model\'s directory') from error
-SETTINGS = integration_settings(SECTION, clip="--epsilon", aggregation="--loss_type")
-RULE = credit_rule(SETTINGS.method, SETTINGS.stage)
+# ms-swift 4.6.0 tells reward functions the step in its HF and Megatron trainers, but not in its Ray trainer.
+SETTINGS = integration_settings(SECTION, clip="--epsilon", aggregation="--loss_type", follows_steps=False)
+RULE = credit_rule(SETTINGS.method, SETTINGS.stage or 0)
 if len(RULE.segments) != 2:
     raise ConfigError(f"coca.method.name={SETTINGS.method.name}: ms-swift trains methods of two segments")
 
 
+_KEYS = TemplateKeys(
+    variables="--enable_thinking false, or a row's chat_template_kwargs",
+    allow_open_thinking="coca.allow_open_thinking",
+    day="",
+)
+
+
 def _conditions(args: Any) -> Iterator[Condition]:
+    def value(name: str) -> Any:
+        return getattr(args, name, None)
+
     one_ratio = "one ratio for a whole response gives each of its tokens the gradient of both segments"
-    yield "segments", "importance_sampling_level", args.importance_sampling_level == "token", "token", one_ratio
+    yield "segments", "importance_sampling_level", value("importance_sampling_level") == "token", "token", one_ratio
+    one_weight = "one weight for a whole response scales the confidence's tokens by the answer's"
+    by_token, mode = (None, "token_truncate", "token_mask"), "rollout_importance_sampling_mode"
+    yield "segments", mode, value(mode) in by_token, "token_truncate, token_mask or not set", one_weight
+    mixing = value("loss_type") in ("real", "fipo")
+    yield "segments", "loss_type", not mixing, "a loss with a ratio for each token", one_weight
+    one_mask = "it decides by the log-probs of the whole response which tokens of a segment are trained"
+    mask = "off_policy_sequence_mask_delta"
+    yield "segments", mask, value(mask) is None, "not set", one_mask
+    by_entropy = "it decides by the entropies of all tokens of the batch whether a confidence is trained"
+    yield "segments", "top_entropy_quantile", value("top_entropy_quantile") in (None, 1), "1.0, the default", by_entropy
+    one_mean = "Liger's loss takes the mean of a response's advantages"
+    yield "segments", "use_liger_kernel", not value("use_liger_kernel"), "false", one_mean
+    all_equal = "groups whose answers are all right, or all wrong, train the confidence too"
+    yield "groups", "dynamic_sample", not value("dynamic_sample"), "false", all_equal
     own_scale = 'the scale of CoCA\'s advantages is COCA=\'{"method": {"advantage_scale": ...}}\''
-    yield "scale", "scale_rewards", args.scale_rewards in (None, "group"), "not set", own_scale
-    yield "estimator", "advantage_estimator", args.advantage_estimator == "grpo", "grpo, the default"
-    yield "estimator", "kl_in_reward", not args.kl_in_reward, "false: advantages are CoCA's alone"
+    yield "scale", "scale_rewards", value("scale_rewards") in (None, "group"), "not set", own_scale
+    own = "advantages are CoCA's alone"
+    yield "estimator", "advantage_estimator", value("advantage_estimator") == "grpo", "grpo, the default", own
+    yield "estimator", "advantage_reweight", value("advantage_reweight") is None, "not set", own
+    yield "estimator", "kl_in_reward", not value("kl_in_reward"), "false", own
 
 
 @cache
@@ -74,7 +102,9 @@ class Correct(ORM):
             raise_problems(find_problems(args, [as_check(_conditions)]), "options of ms-swift:")
 
     def __call__(self, completions: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
-        answers = [_parsed(text).answer for text in completions]
+        for number, messages in enumerate(columns.get("messages", ()), start=1):
+            check_prompt(messages[:-1], SETTINGS.method, f"response {number}")
+        answers = [parsed.answer for parsed in _read(completions, columns["response_token_ids"])]
         verdicts = row_grader().grade(columns.get("record") or [None] * len(answers), answers)
         return [None if verdict is None else float(verdict) for verdict in verdicts]
 
@@ -83,27 +113,37 @@ class Confidence(ORM):
     """The stated confidence; None where there is no valid one."""
 
     def __call__(self, completions: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
-        return [_parsed(text).confidence for text in completions]
+        return [parsed.confidence for parsed in _read(completions, columns["response_token_ids"])]
 
 
 class Segment(ORM):
     """The number of sampled tokens in the first segment."""
 
     def __call__(self, completions: Sequence[str], **columns: Sequence[Any]) -> list[float]:
-        ids = [torch.tensor(sampled) for sampled in columns["response_token_ids"]]
+        parsed = _read(completions, columns["response_token_ids"])
         ends = segment_ends(
-            pad_sequence(ids, batch_first=True),
-            torch.tensor([len(sampled) for sampled in ids]),
+            *_padded(columns["response_token_ids"]),
             _token_text(),
-            [torch.tensor([_parsed(text).confidence is not None for text in completions])],
+            [torch.tensor([each.confidence is not None for each in parsed])],
             max_confidence_tokens=SETTINGS.method.max_confidence_tokens,
             position=SETTINGS.method.training_method.confidence_position,
         )
         return ends[:, 0].float().tolist()
 
 
-def _parsed(text: str) -> ParsedResponse:
-    return SETTINGS.method.parser()(text)
+def _read(completions: Sequence[str], sampled: Sequence[Sequence[int]]) -> list[ParsedResponse]:
+    """Parse the responses from their sampled ids: ms-swift's texts begin with what its template has put before them."""
+    texts = _token_text().decode(*_padded(sampled))
+    if not SETTINGS.allow_open_thinking:
+        for completion, text in zip(completions, texts, strict=True):
+            check_no_open_thought(completion.rstrip().removesuffix(text.strip()), "the template of ms-swift", _KEYS)
+    return [SETTINGS.method.parser()(text) for text in texts]
+
+
+def _padded(sampled: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Token ids ``[B, T]`` and lengths ``[B]``."""
+    ids = [torch.tensor(each, dtype=torch.int64) for each in sampled]
+    return pad_sequence(ids, batch_first=True), torch.tensor([len(each) for each in ids])
 
 
 @cache

@@ -42,7 +42,7 @@ class CocaSettings(ScoringSettings):
 
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict, description="see model.chat_template_kwargs")
     prompt_date: Day = Field(None, description="see model.prompt_date")
-    stage: int = Field(0, ge=0, description="stage of the method (sequential, caliber: 0, 1)")
+    stage: int = Field(0, ge=0, description="index of the method's stage; required if it has several")
 
     eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation; null: none")
     eval_interval: int = Field(0, ge=0, description="iterations between validations; 0: none")
@@ -80,8 +80,9 @@ class CocaSettings(ScoringSettings):
     @model_validator(mode="after")
     def _consistent(self) -> "CocaSettings":
         stages = self.method.training_method.stages
-        if self.stage >= len(stages):
-            raise ValueError(f"stage: method {self.method.name} has stages 0 to {len(stages) - 1}, found {self.stage}")
+        if self.stage >= len(stages) or (len(stages) > 1 and "stage" not in self.model_fields_set):
+            found = self.stage if "stage" in self.model_fields_set else "none"
+            raise ValueError(f"stage: method {self.method.name} has stages 0 to {len(stages) - 1}, found {found}")
         if (self.validation_interval or self.samples_interval) and self.output_dir is None:
             raise ValueError("output_dir: validation and samples need somewhere to be written to, found null")
         if self.platform == "npu" and self.rollout_engine != "vllm":
