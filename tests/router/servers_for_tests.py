@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import openai
+import uvicorn.server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -282,6 +283,19 @@ def proxy_process(directory, engine, **sections):
         finally:
             process.terminate()
             process.wait(30)
+
+
+class _ShortSleeps:
+    """``asyncio`` for uvicorn's server, which sleeps a tenth of a second, or several, whenever it stops."""
+
+    def __getattr__(self, name):
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds):
+        await asyncio.sleep(seconds / 50)
+
+
+uvicorn.server.asyncio = _ShortSleeps()
 
 
 class _Stoppable(Server):
