@@ -109,6 +109,22 @@ def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(bab
         assert server.accepted == 0
 
 
+@pytest.mark.parametrize("through_the_proxy", [False, True])
+def test_a_template_that_refuses_the_messages_is_the_clients_error(policy, monkeypatch, through_the_proxy):
+    template = "{{ raise_exception('roles must alternate') if messages | length > 1 }}{{ messages[0]['content'] }}"
+    monkeypatch.setattr(policy.tokenizer, "chat_template", template)
+    tier = {"name": "t", "backend": "a", "states_confidence": False}
+    with ExitStack() as stack:
+        url = stack.enter_context(served_in_background(ModelServer(policy, "coca", max_tokens=3).app()))
+        if through_the_proxy:
+            values = {"backends": {"a": {"url": url, "model": "coca"}}, "tiers": [tier]}
+            url = stack.enter_context(served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()))
+        for messages, status in ((QUESTION, 200), (QUESTION * 2, 400)):
+            answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": messages}, timeout=30)
+            assert answer.status_code == status
+        assert "roles must alternate" in answer.json()["error"]["message"]
+
+
 def script(policy, monkeypatch, text):
     """Make the policy's model say the text, token by token, whatever it is asked; return its ids."""
     ids = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.eos_ids[0]]
