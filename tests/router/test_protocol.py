@@ -55,6 +55,17 @@ STREAMS = {
     "CRLF": WHOLE.replace(b"\n", b"\r\n"),
     "no blank": WHOLE.replace(b"data: ", b"data:"),
     "several data lines": WHOLE.replace(b', "finish', b',\ndata: "finish'),
+    "usage without choices": WHOLE.replace(END, data({"usage": USAGE})) + END,
+    "a ping before the usage": WHOLE.replace(END, data({"type": "ping"}) + data({"choices": [], "usage": USAGE})) + END,
+    "usage in floats": WHOLE.replace(END, data({"choices": [], "usage": {n: float(c) for n, c in USAGE.items()}}))
+    + END,
+    "usage in text": WHOLE.replace(END, data({"choices": [], "usage": {"prompt_tokens": "7"}})) + END,
+    "usage that is no object": b"".join(data(delta(text, usage=[7])) for text in SURE) + event("", "stop") + END,
+    "an error after the answer": WHOLE.replace(END, data({"error": {"message": "late"}})) + END,
+    "an abort after the answer": WHOLE.replace(END, event("", "abort")) + END,
+    "half JSON after the answer": WHOLE.replace(END, b"data: {\n\n") + END,
+    "a long line after the answer": WHOLE.replace(END, b"data: " + b"x" * 3_000_000) + END,
+    "more text after the answer": WHOLE.replace(END, event("more", "length")) + END,
     "fields and comments": b": hi\n" + WHOLE.replace(b"data: {", b"event: message\nid: 7\nretry: 5\ndata: {"),
 }
 
@@ -71,11 +82,26 @@ def raw():
 @pytest.mark.parametrize("name", STREAMS)
 def test_the_streams_of_engines(name, cut, raw):
     (engine, url), sent = raw, STREAMS[name]
-    engine.answer = stream(*([sent[i : i + 7] for i in range(0, len(sent), 7)] if cut else [sent]))
+    step = (7 if len(sent) < 10_000 else 100_003) if cut else len(sent)
+    engine.answer = stream(*(sent[i : i + step] for i in range(0, len(sent), step)))
     answer = ask(url)
-    assert answer.choices[0].message.content == "\nForty-two."
+    assert answer.choices[0].message.content == "Forty-two."
     assert answer.choices[0].finish_reason == "stop"
     assert answer.coca["confidence"] == 0.9
+    if "usage" in name:
+        counted = name in ("usage without choices", "a ping before the usage", "usage in floats")
+        assert answer.usage.prompt_tokens == (7 if counted else 0)
+
+
+@pytest.mark.parametrize("after", ["nothing", "pings"])
+def test_a_whole_answer_does_not_wait_for_its_usage(after):
+    """Neither a short ``between_tokens_s`` nor endless events after the finish reason lose it."""
+    events = [part for _ in range(40) for part in (data({"type": "ping"}), 0.1)] if after == "pings" else [4.0]
+    engine = RawEngine(stream(WHOLE.removesuffix(END), *events), close=False)
+    with before(engine, backend={"between_tokens_s": 0.3}) as url:
+        started = time.monotonic()
+        assert ask(url).choices[0].message.content == "Forty-two."
+        assert time.monotonic() - started < 3.5
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
@@ -112,7 +138,6 @@ NOT_WHOLE = {
             *("{", "{}", "7", '{"choices": 7}', '{"choices": [{"delta": {"content": "\xff"}}]}'),
             *('{"choices": [{"delta": {"content": 7}}]}', '{"choices": [{"delta": {}, "finish_reason": 7}]}'),
             *('{"choices": [{"delta": {"content": "a"}, "token_ids": ["b"]}]}', "[" * 100_000),
-            '{"choices": [], "usage": {"prompt_tokens": "7"}}',
         )
     },
     "error": (PART + data({"error": {"message": "out of memory"}}), "failed"),
