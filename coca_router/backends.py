@@ -219,7 +219,10 @@ class Backend:
 
     def __init__(self, name: str, config: BackendConfig, key: str | None) -> None:
         self.name, self.config = name, config
-        self._url = URL(f"{config.url.rstrip('/')}/chat/completions")
+        base = URL(config.url)
+        path = base.raw_path.rstrip("/")
+        self._url = base.with_path(f"{path}/chat/completions", encoded=True).with_query(base.query)
+        self.address = str(base.with_query(None).with_user(None))  # for logs, which hold no key
         self._headers = {
             "accept": "text/event-stream",
             "accept-encoding": "identity",
@@ -239,7 +242,7 @@ class Backend:
         asked: dict[str, Any] = {"model": self.config.model, "stream": True, **sampling}
         asked |= {"stream_options": {"include_usage": True}, "messages": list(messages)}
         if max_tokens is not None:
-            asked["max_tokens"] = max_tokens
+            asked[self.config.token_limit] = max_tokens
         if self.config.dialect == "vllm":
             asked["return_token_ids"] = True
         body = to_json(asked)

@@ -21,6 +21,8 @@ def _beside_file(path: str, info: ValidationInfo) -> str:
     return path if info.context is None else str(info.context / path)
 
 
+# As browsers send it: without a path, and without a slash at the end.
+Origin = Annotated[str, Field(pattern=r"^[a-z][a-z0-9+.-]*://[^/*\s]+$")]
 RelativePath = Annotated[str, AfterValidator(_beside_file)]  # relative to the configuration file
 
 
@@ -32,7 +34,7 @@ class ListenConfig(Section):
     api_key_env: str | None = Field(None, description="environment variable with the key that clients show")
     admin_key_env: str | None = Field(None, description="with the key for labels; null: api_key_env")
     hosts: list[str] = Field([], description="names in Host besides IP addresses and localhost, where no key is set")
-    origins: list[str] = Field([], description="web pages (scheme://host:port) that may ask, where no key is set")
+    origins: list[Origin] = Field([], description="web pages (scheme://host:port) whose scripts may ask")
 
 
 class BackendConfig(Section):
@@ -41,6 +43,7 @@ class BackendConfig(Section):
     url: str = Field(pattern=r"^https?://", description="up to and including /v1")
     model: str = Field(min_length=1, description="its name there")
     api_key_env: str | None = Field(None, description="environment variable that holds its key")
+    token_limit: Literal["max_tokens", "max_completion_tokens"] = Field("max_tokens", description="its name there")
     dialect: Literal["openai", "vllm"] = Field("openai", description="vllm (also serve --model): names token ids")
     first_token_s: float = Field(60.0, gt=0, description="longest wait for the first token, the connection included")
     between_tokens_s: float = Field(30.0, gt=0, description="longest wait between two tokens")

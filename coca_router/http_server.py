@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import ipaddress
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from typing import Any
 import anyio
 import uvicorn
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coca_router.openai_api import ApiError, ChatRequest, event, read_threshold
@@ -126,7 +128,7 @@ class Access:
     def check(self, request: Request, *, admin: bool = False) -> None:
         """Raise ApiError 401 or 403, or 415 for a body that is not declared as JSON."""
         key = self.key if not admin or self.admin_key is None else self.admin_key
-        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        shown = re.sub("(?i)^bearer +", "", request.headers.get("authorization", ""))
         if key is not None and not hmac.compare_digest(shown.encode(), key.encode()):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
@@ -138,6 +140,14 @@ class Access:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != "application/json":
             raise ApiError(415, f"content-type: expected application/json, found {kind!r}", param="content-type")
+
+
+def for_browsers(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """``app`` for scripts of web pages: preflights are answered, and every answer, also of status 500, may be read."""
+    shown = ("x-request-id", "x-coca-confidence", "x-coca-action", "x-coca-tier", "x-coca-tokens", "retry-after")
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=shown
+    )
 
 
 def _is_address(host: str) -> bool:

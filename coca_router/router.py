@@ -114,7 +114,7 @@ class Router:
             except BackendError as error:
                 # A backend's own message may quote the prompt.
                 message = "it rejected the request" if error.kind == "rejected" else str(error)
-                where = f"{tier.backend.name} at {tier.backend.config.url}"
+                where = f"{tier.backend.name} at {tier.backend.address}"
                 _LOG.warning("backend %s failed, %s: %s; request %s", where, error.kind, message, trace.id)
                 trace.steps.append({"tier": tier.name, "failed": error.kind})
                 last = last or budget.escalations < 1 or self.tokens_left() == 0
@@ -206,6 +206,7 @@ class Router:
                         continue
                     if reader.state == "valid":  # the tokens of the chunk that closes the tag count as the confidence's
                         own, tokens = seen, 0
+                        output.begin_after_confidence()
                     further = await asyncio.gather(*others)
                     confidence, reader = mean_confidence([reader.confidence, *(stated for stated, _ in further)]), None
                     theirs = sum(count for _, count in further)

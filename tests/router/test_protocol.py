@@ -196,7 +196,7 @@ def test_keep_alive_events_do_not_prolong_timeouts(name, where):
 def test_tokens_that_come_in_time_may_take_long_together():
     sent = [part for text in SURE for part in (event(text), 0.25)] + [event("", "stop") + END]
     with before(RawEngine(stream(*sent), close=False), backend={"first_token_s": 5, "between_tokens_s": 1.0}) as url:
-        assert ask(url).choices[0].message.content == "\nForty-two."
+        assert ask(url).choices[0].message.content == "Forty-two."
 
 
 def test_a_connection_that_breaks_before_the_first_token_is_tried_once_more():
@@ -211,7 +211,7 @@ def test_a_connection_that_breaks_before_the_first_token_is_tried_once_more():
 
     engine = Fickle(stream(WHOLE), close=False)
     with before(engine) as url:
-        assert ask(url).choices[0].message.content == "\nForty-two."
+        assert ask(url).choices[0].message.content == "Forty-two."
     assert engine.requests == 2
     broken = RawEngine([HEAD, chunk(PART)], close=True)
     with before(broken) as url, pytest.raises(openai.APIStatusError):
@@ -242,7 +242,7 @@ def test_answers_have_the_fields_of_openais():
     with routed(FakeEngine(*SURE)) as (url, _):
         body = {"model": "coca", "messages": QUESTION}
         [choice] = httpx.post(f"{url}/chat/completions", json=body).json()["choices"]
-        assert choice["message"] == {"role": "assistant", "content": "\nForty-two.", "refusal": None}
+        assert choice["message"] == {"role": "assistant", "content": "Forty-two.", "refusal": None}
         assert choice["logprobs"] is None
         counted = {"stream": True, "stream_options": {"include_usage": True}}
         text = httpx.post(f"{url}/chat/completions", json={**body, **counted}).text
@@ -279,7 +279,7 @@ def texts(answer):
 
 def test_text_that_arrives_together_with_garbage_is_sent():
     with before(RawEngine(HEAD + chunk(PART + b"data: {\n\n") + chunk(b""), close=False)) as url:
-        assert "".join(texts(post(url, True))) == "\nForty-two."
+        assert "".join(texts(post(url, True))) == "Forty-two."
         assert post(url, False).json()["error"]["code"] == "garbage"
 
 
@@ -288,7 +288,7 @@ def test_an_answer_is_whole_without_the_end_of_its_connection():
     with before(engine) as url:
         for _ in range(3):
             answer = post(url, True)
-            assert "".join(texts(answer)) == "\nForty-two."
+            assert "".join(texts(answer)) == "Forty-two."
             assert answer.text.rstrip().endswith("[DONE]")
         # On no connection does anything else follow, so none is used again, and none is kept.
         assert engine.requests == 3

@@ -25,7 +25,7 @@ def test_a_sure_answer_is_the_small_models_without_its_tag():
     small, large = FakeEngine(*SURE), FakeEngine("LARGE")
     with routed(small, large) as (url, _):
         answer = ask(url)
-        assert answer.choices[0].message.content == "\nForty-two."
+        assert answer.choices[0].message.content == "Forty-two."
         assert answer.choices[0].finish_reason == "stop"
         assert (answer.coca["confidence"], answer.coca["action"], answer.coca["tier"]) == (0.9, "answer", "small")
         assert answer.coca["tokens_to_confidence"] == 5
@@ -106,7 +106,7 @@ DECISIONS = [
     (INVALID, {"invalid": "answer"}, {}, "".join(INVALID), "answer", "small"),
     (INVALID, {"invalid": "refuse"}, {"refusal": "No."}, "No.", "refuse", "small"),
     (UNSURE, REFUSE, {"refusal": "I do not know."}, "I do not know.", "refuse", "small"),
-    (HALF_SURE, {}, {"caps": {"escalations": 0}}, " 42.", "answer", "small"),
+    (HALF_SURE, {}, {"caps": {"escalations": 0}}, "42.", "answer", "small"),
     (HALF_SURE, {}, {"caps": {"escalations": 0, "exhausted": "refuse"}, "refusal": "No."}, "No.", "refuse", "small"),
     (UNSURE, {}, {"caps": {"tokens": 3}, "refusal": "No."}, "No.", "refuse", "large"),
 ]
@@ -126,8 +126,45 @@ def test_the_clients_stop_ends_the_answer_and_not_the_confidence():
     small = FakeEngine(*SURE)
     with routed(small) as (url, _):
         answer = ask(url, stop=["-t", "0.9"])
-    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("\nForty", "stop")
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Forty", "stop")
     assert "stop" not in small.requests[0]
+
+
+# Chunks of an answer after its confidence; the answer that the client sees.
+BLANKS = [
+    ((">\n", "\n", "  Forty", "-two\n"), "  Forty-two\n"),
+    ((">", " ", " Forty", " two "), "Forty two "),
+    (("> \n ", "\n\tForty",), "\tForty"),
+    ((">\n", "\n"), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pieces", "text"), BLANKS)
+def test_white_space_between_confidence_and_answer_is_dropped(pieces, text):
+    with routed(FakeEngine("<confidence>0.9</confidence", *pieces)) as (url, _):
+        assert ask(url, stop="\n\n").choices[0].message.content == text
+        assert "".join(p.choices[0].delta.content or "" for p in ask(url, stream=True)) == text
+
+
+def test_a_backend_gets_its_own_query_and_name_of_the_token_limit(caplog):
+    class Strict(FakeEngine):
+        async def chat(self, request):
+            self.query = dict(request.query_params)
+            return await super().chat(request)
+
+    small = Strict(*SURE)
+    with small.served() as engine:
+        backend = {"url": f"{engine}/?api-version=1&key=a%2Bb", "token_limit": "max_completion_tokens"}
+        with routed(small, small_backend=backend) as (url, _):
+            for given in ("max_tokens", "max_completion_tokens"):
+                ask(url, **{given: 50})
+            small.fault = "json"
+            with pytest.raises(openai.APIStatusError):
+                ask(url)
+    assert small.query == {"api-version": "1", "key": "a+b"}
+    sent = [{name: body[name] for name in body if name.startswith("max_")} for body in small.requests]
+    assert sent == [{"max_completion_tokens": 82}, {"max_completion_tokens": 82}, {}]
+    assert not any("a+b" in r.getMessage() or "a%2Bb" in r.getMessage() for r in caplog.records)
 
 
 @pytest.mark.parametrize(("limit", "tier"), [(20, "large"), (28, "small")])
@@ -160,7 +197,7 @@ def test_the_log_holds_no_text_and_labels_make_predictions_of_it(tmp_path):
         ask(url)
     assert len(labelled(tmp_path)) == 2
     last = logged(tmp_path)[-1]
-    assert (last["question"], last["response"]) == (QUESTION[0]["content"], "\nForty-two.")
+    assert (last["question"], last["response"]) == (QUESTION[0]["content"], "Forty-two.")
 
 
 GROUNDS = {
@@ -204,6 +241,8 @@ def test_keys(tmp_path):
             assert httpx.get(f"{url}/models", headers={"authorization": f"Bearer {wrong}"}).status_code == 401
         assert not small.requests
         assert [m.id for m in client(url, "s3cret").models.list()] == ["coca"]
+        for shown in ("bearer s3cret", "BEARER  s3cret"):
+            assert httpx.get(f"{url}/models", headers={"authorization": shown}).status_code == 200
         client(url, "s3cret").chat.completions.create(model="coca", messages=QUESTION)
         assert httpx.get(url.replace("/v1", "/health")).json()["status"] == "ok"
     assert small.authorizations == ["Bearer upstream-key"]

@@ -56,6 +56,9 @@ MISTAKES = [
     ),
     ((", states_confidence: false", ", certificate: m, invalid: escalate"), "tiers.1.invalid", "value_error"),
     (("temperature: 1", "temperature: '1'"), "tiers.1.temperature", "float_type"),
+    (("tiers:", "listen: {origins: ['http://page.lan/']}\ntiers:"), "listen.origins.0", "string_pattern_mismatch"),
+    (("tiers:", "listen: {origins: ['*']}\ntiers:"), "listen.origins.0", "string_pattern_mismatch"),
+    (("model: small", "model: small, token_limit: max_new"), "backends.a.token_limit", "literal_error"),
 ]
 
 
