@@ -61,12 +61,14 @@ class Chunk(NamedTuple):
         tokens: number of tokens; where the engine names no ids, 1 for a chunk with text.
         usage: (prompt, completion) tokens, in one chunk, where the engine counts them.
         finish_reason: in the last chunk with text; None before.
+        log_probs: of its tokens (nats), where the engine names them.
     """
 
     text: str
     tokens: int
     usage: tuple[int, int] | None
     finish_reason: str | None
+    log_probs: Sequence[float] = ()
 
     @property
     def progresses(self) -> bool:
@@ -98,7 +100,16 @@ def parse_chunk(data: bytes) -> Chunk | None:
         usage=usage,
         # Engines also write "" or "null" before the end of the answer.
         finish_reason=None if reason in (None, "", "null") else reason,
+        log_probs=_log_probs(choice.get("logprobs")),
     )
+
+
+def _log_probs(value: Any) -> Sequence[float]:
+    """Of OpenAI's field; empty where it is absent or has another form."""
+    try:
+        return [float(token["logprob"]) for token in value["content"]]
+    except (TypeError, KeyError, ValueError):
+        return ()
 
 
 def _usage(value: Mapping[str, Any] | None) -> tuple[int, int] | None:

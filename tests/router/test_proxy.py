@@ -1,6 +1,7 @@
 """The proxy between an unmodified openai client and engines that behave."""
 
 import json
+import math
 
 import httpx
 import openai
@@ -81,6 +82,62 @@ def test_the_samples_of_a_mean_share_the_tokens_of_the_caps():
     with routed(engine, small_tier={"confidence": {"source": "mean", "samples": 3}}, caps={"tokens": 20}) as (url, _):
         ask(url)
     assert sorted(request["max_tokens"] for request in engine.requests) == [6, 6, 8]
+
+
+BY_LOG_PROB = {"confidence": {"source": "answer_logprob"}}
+PLAIN = {**BY_LOG_PROB, "states_confidence": False}
+# Keys of a tier, pieces of its answer and their log-probs, options of the client; the answer's probability, the stated
+# confidence and the text (None: the next tier answers).
+LOG_PROBS = [
+    (PLAIN, ("Forty", "-two"), (-0.1, -0.3), {}, math.exp(-0.2), None, "Forty-two"),
+    (PLAIN, ("Forty", "-two"), (-0.1, -0.9), {}, math.exp(-0.5), None, None),
+    (PLAIN, ("Forty", "-two"), (0.0, 1e-6), {}, 1.0, None, "Forty-two"),
+    (PLAIN, ("Forty", "-two"), (-0.1, -9999.0), {}, 0.0, None, None),
+    (PLAIN, ("Forty", "-two"), (-0.1, math.nan), {}, None, None, None),
+    (PLAIN, (), (), {}, None, None, None),
+    (PLAIN, ("Forty", "-two"), (-0.1, -0.9), {"stop": "y"}, math.exp(-0.1), None, "Fort"),
+    (BY_LOG_PROB, SURE, (-5, -5, -5, -5, -5, -0.1, -0.2), {}, math.exp(-0.15), 0.9, "Forty-two."),
+    (BY_LOG_PROB, UNSURE[:5], (-5, -5, -5, -0.1, -0.2), {}, math.exp(-0.15), 0.2, "no no "),
+    (BY_LOG_PROB, ("For", "ty"), (-0.1, -0.3), {}, math.exp(-0.2), None, "Forty"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("tier", "pieces", "log_probs", "options", "probability", "stated", "text"), LOG_PROBS)
+def test_the_log_prob_of_the_answer_decides(
+    tier, pieces, log_probs, options, probability, stated, text, stream, tmp_path
+):
+    small, large = FakeEngine(*pieces, log_probs=log_probs), FakeEngine("LARGE")
+    with routed(small, large, small_tier=tier, log={"directory": str(tmp_path)}) as (url, _):
+        answer = ask(url, stream=stream, **options)
+        pieces = list(answer) if stream else None
+        given = (
+            "".join(p.choices[0].delta.content or "" for p in pieces) if stream else answer.choices[0].message.content
+        )
+        fields = pieces[-1].coca if stream else answer.coca
+        if text is not None:
+            label = {"id": pieces[0].id if stream else answer.id, "correct": True}
+            assert httpx.post(f"{url}/coca/labels", json=label).status_code == 200
+    assert given == (text or "LARGE")
+    assert small.requests[0]["logprobs"] is True
+    assert (small.requests[0]["messages"] == QUESTION) == (tier is PLAIN)
+    assert logged(tmp_path)[0]["steps"][0]["confidence"] == (probability and pytest.approx(probability))
+    if text is None:
+        assert (fields["tier"], fields["confidence"], fields["answer_probability"]) == ("large", None, None)
+        return
+    assert fields["answer_probability"] == fields["confidence"] == pytest.approx(probability)
+    assert fields["stated_confidence"] == stated
+    [prediction] = labelled(tmp_path)
+    known = not options  # a cut answer says nothing about its confidence
+    assert prediction.answer_probability == (pytest.approx(probability) if known else None)
+    assert prediction.confidence == (stated if known else None)
+
+
+def test_a_backend_without_log_probs_is_an_error():
+    with routed(FakeEngine("Forty-two"), small_tier=PLAIN) as (url, _):
+        with pytest.raises(openai.APIStatusError) as error:
+            ask(url)
+        assert (error.value.status_code, error.value.code) == (502, "failed")
 
 
 @pytest.mark.parametrize("stream", [False, True])
