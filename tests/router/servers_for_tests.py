@@ -29,6 +29,8 @@ from coca_router.http_server import Server, Shutdown
 from coca_router.proxy import Proxy
 from coca_router.request_log import export_log
 
+#: Seconds: timeouts and waits of tests are multiples of it, so that one number trades their time for their patience.
+TICK = 0.1
 SURE = ("<conf", "idence>", "0.9", "</confidence", ">\nForty", "-two", ".")
 UNSURE = ("<confidence>", "0.2", "</confidence>", *["no "] * 200)
 QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
@@ -296,7 +298,7 @@ class _ShortSleeps:
         return getattr(asyncio, name)
 
     async def sleep(self, seconds):
-        await asyncio.sleep(seconds / 50)
+        await asyncio.sleep(seconds * TICK / 5)
 
 
 uvicorn.server.asyncio = _ShortSleeps()

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from tests.router.servers_for_tests import (
     QUESTION,
     SURE,
+    TICK,
     WHOLE,
     FakeEngine,
     RawEngine,
@@ -52,8 +53,8 @@ HEADS = {
 
 @pytest.fixture(scope="module")
 def impatient():
-    """The address of a proxy that waits half a second for headers."""
-    with routed(FakeEngine(*SURE)) as (_, proxy), served_in_background(proxy.app(), header_s=0.5) as url:
+    """The address of a proxy that waits briefly for headers."""
+    with routed(FakeEngine(*SURE)) as (_, proxy), served_in_background(proxy.app(), header_s=5 * TICK) as url:
         yield url
 
 
@@ -203,9 +204,9 @@ def test_bad_labels(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drain", [20, 0.5])
+@pytest.mark.parametrize("drain", [20, 5 * TICK])
 def test_at_sigterm_requests_end_or_get_an_error(drain, tmp_path):
-    answers, backend = {}, RawEngine(stream(WHOLE[:-60], 2.0, WHOLE[-60:]), close=False)
+    answers, backend = {}, RawEngine(stream(WHOLE[:-60], 20 * TICK, WHOLE[-60:]), close=False)
     with (
         backend.served() as engine,
         proxy_process(tmp_path, engine, limits={"drain_s": drain}) as (url, process),
@@ -220,7 +221,7 @@ def test_at_sigterm_requests_end_or_get_an_error(drain, tmp_path):
             thread.start()
         while backend.requests < 2:
             time.sleep(0.01)
-        time.sleep(0.2)
+        time.sleep(2 * TICK)
         process.send_signal(signal.SIGTERM)
         for thread in asking:
             thread.join(30)

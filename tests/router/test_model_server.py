@@ -18,7 +18,7 @@ from coca_router.config import ServingConfig
 from coca_router.model_server import ModelServer
 from coca_router.proxy import Proxy
 from tests.local.models_for_tests import write_random_model
-from tests.router.servers_for_tests import ANSWER, QUESTION, ask, raw_post, served_in_background, until
+from tests.router.servers_for_tests import ANSWER, QUESTION, TICK, ask, raw_post, served_in_background, until
 
 pytestmark = pytest.mark.timing
 
@@ -104,7 +104,7 @@ def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(bab
             connection.close()
         until(lambda: server.running == 0)
         stopped_at = server.generated
-        time.sleep(0.2)
+        time.sleep(2 * TICK)
         assert server.generated == stopped_at < 400
         assert server.accepted == 0
 
