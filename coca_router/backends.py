@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import math
 import time
 from collections import deque
@@ -18,11 +19,12 @@ from yarl import URL
 from coca_router.config import BackendConfig
 from coca_router.openai_api import to_json
 
+_LOG = logging.getLogger(__name__)
 _MAX_EVENT = 1 << 20  # bytes
 _MAX_MESSAGE = 500
 _MAX_RETRY_AFTER_S = 3600.0
 _KEEP_ALIVE_S = 4.0  # below the 5 s after which servers on uvicorn (vLLM) close an idle connection
-_LAST_EVENT_S = 1.0  # longest wait for the usage and the end of the message behind a whole answer
+_LAST_EVENT_S = 1.0  # longest wait for the usage and the end of the message after a whole answer
 
 
 class BackendError(Exception):
@@ -59,12 +61,16 @@ class Chunk(NamedTuple):
         tokens: number of tokens; where the engine names no ids, 1 for a chunk with text.
         usage: (prompt, completion) tokens, in one chunk, where the engine counts them.
         finish_reason: in the last chunk with text; None before.
+        tool_calls: parts of tool calls, as OpenAI's ``delta`` has them.
+        log_probs: of its tokens (nats), where the engine names them.
     """
 
     text: str
     tokens: int
     usage: tuple[int, int] | None
     finish_reason: str | None
+    log_probs: Sequence[float] = ()
+    tool_calls: Sequence[Mapping[str, Any]] = ()
 
     @property
     def progresses(self) -> bool:
@@ -80,30 +86,44 @@ def parse_chunk(data: bytes) -> Chunk | None:
     value = from_json(data)
     if value.get("error"):
         return None
-    choice = value["choices"][0] if value["choices"] else {}
+    usage = _usage(value.get("usage"))
+    choices = value["choices"] if usage is None else value.get("choices")
+    choice = choices[0] if choices else {}
     delta = choice.get("delta") or {}
     text = delta.get("content") or ""
     thought = delta.get("reasoning_content") or delta.get("reasoning")
+    calls = [{**call, "index": int(call["index"])} for call in delta.get("tool_calls") or ()]
     reason = choice.get("finish_reason")
     if not isinstance(text, str) or not isinstance(reason, str | None):
         raise TypeError("text and finish reason should be text")
     ids = choice.get("token_ids")
     return Chunk(
         text=text,
-        tokens=len(list(map(int, ids))) if ids is not None else int(bool(text or thought)),
-        usage=_usage(value.get("usage")),
+        tokens=len(list(map(int, ids))) if ids is not None else int(bool(text or thought or calls)),
+        usage=usage,
         # Engines also write "" or "null" before the end of the answer.
         finish_reason=None if reason in (None, "", "null") else reason,
+        log_probs=_log_probs(choice.get("logprobs")),
+        tool_calls=calls,
     )
 
 
+def _log_probs(value: Any) -> Sequence[float]:
+    """Of OpenAI's field; empty where it is absent or has another form."""
+    try:
+        return [float(token["logprob"]) for token in value["content"]]
+    except (TypeError, KeyError, ValueError):
+        return ()
+
+
 def _usage(value: Mapping[str, Any] | None) -> tuple[int, int] | None:
-    if not value:
+    """(prompt, completion) tokens; None where they are not whole numbers, since no answer is worth less for that."""
+    if not isinstance(value, dict) or not value:
         return None
     counts = value.get("prompt_tokens") or 0, value.get("completion_tokens") or 0
-    if not all(type(count) is int and count >= 0 for count in counts):
-        raise TypeError("counts of tokens should be whole numbers")
-    return counts
+    if not all(type(count) in (int, float) and count >= 0 and count % 1 == 0 for count in counts):
+        return None
+    return int(counts[0]), int(counts[1])
 
 
 class ChunkStream:
@@ -117,6 +137,7 @@ class ChunkStream:
         self._name, self._config, self._response, self._scope = backend.name, backend.config, response, scope
         self._read: deque[Chunk] = deque()
         self._ended = False
+        self._last = math.inf  # time until which events after the answer are awaited
         self.finished = False
 
     async def prefetch(self) -> None:
@@ -130,7 +151,7 @@ class ChunkStream:
 
     async def __anext__(self) -> Chunk:
         while not self._read and not self._ended:
-            if self._scope.deadline == math.inf:
+            if self._scope.deadline == math.inf and not self.finished:
                 self._scope.deadline = anyio.current_time() + self._config.between_tokens_s
             await self._read_event()
         if not self._read:
@@ -161,30 +182,41 @@ class ChunkStream:
 
     def _add(self, data: bytes) -> None:
         try:
+            chunk = self._parse(data)
+        except BackendError:
+            if not self.finished:
+                raise
+            _LOG.info("backend %s: ignored an unknown event after the answer", self._name)
+            return
+        if chunk.finish_reason is not None and not self.finished:
+            self.finished, self._last = True, anyio.current_time() + _LAST_EVENT_S
+        self._ended = self.finished and chunk.usage is not None
+        self._read.append(chunk)
+
+    def _parse(self, data: bytes) -> Chunk:
+        try:
             chunk = parse_chunk(data)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             message = f"backend {self._name} sent an event that is no chunk of an answer"
             raise BackendError("garbage", message) from error
         if chunk is None or chunk.finish_reason in ("abort", "aborted", "error", "cancelled"):
             raise BackendError("failed", f"backend {self._name} failed in the middle of an answer")
-        self.finished = self.finished or chunk.finish_reason is not None
-        self._ended = self.finished and chunk.usage is not None
-        self._read.append(chunk)
+        return chunk
 
     async def _line(self) -> bytes:
         """The next line; empty at the end of the message."""
         try:
-            if not self.finished:
-                return await self._response.content.readline()
-            with anyio.move_on_after(_LAST_EVENT_S):
+            with anyio.CancelScope(deadline=self._last):
                 return await self._response.content.readline()
             return b""
         except (ValueError, HttpProcessingError) as error:  # by the release of aiohttp
-            raise BackendError("garbage", f"backend {self._name} sent an event of too many bytes") from error
+            problem = BackendError("garbage", f"backend {self._name} sent an event of too many bytes")
+            cause: Exception = error
         except (aiohttp.ClientError, OSError, RuntimeError) as error:  # RuntimeError: the connection is being closed
-            if self.finished:
-                return b""
-            raise BackendError("cut", f"backend {self._name} broke the connection") from error
+            problem, cause = BackendError("cut", f"backend {self._name} broke the connection"), error
+        if not self.finished:
+            raise problem from cause
+        return b""
 
     def leave(self) -> None:
         """Return the connection to the pool, or close it, which aborts the generation."""
@@ -202,7 +234,10 @@ class Backend:
 
     def __init__(self, name: str, config: BackendConfig, key: str | None) -> None:
         self.name, self.config = name, config
-        self._url = URL(f"{config.url.rstrip('/')}/chat/completions")
+        base = URL(config.url)
+        path = base.raw_path.rstrip("/")
+        self._url = base.with_path(f"{path}/chat/completions", encoded=True).with_query(base.query)
+        self.address = str(base.with_query(None).with_user(None))  # for logs, which hold no key
         self._headers = {
             "accept": "text/event-stream",
             "accept-encoding": "identity",
@@ -222,7 +257,7 @@ class Backend:
         asked: dict[str, Any] = {"model": self.config.model, "stream": True, **sampling}
         asked |= {"stream_options": {"include_usage": True}, "messages": list(messages)}
         if max_tokens is not None:
-            asked["max_tokens"] = max_tokens
+            asked[self.config.token_limit] = max_tokens
         if self.config.dialect == "vllm":
             asked["return_token_ids"] = True
         body = to_json(asked)

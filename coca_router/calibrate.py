@@ -26,8 +26,9 @@ from coca_mindspeed.utils.console import markdown_table, print_markdown
 from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.utils.packages import require
 from coca_router.calibration import Calibration, CalibrationMap, Identity, MapKind, logit, prompt_hash
-from coca_router.config import bands_from, tiers_yaml
+from coca_router.config import bands_from, source_keys, tiers_yaml
 from coca_router.guarantee import Certificate, certify
+from coca_router.replay import by_answer
 
 _SAMPLING = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens")
 _SHOWN = ("ece", "brier", "log_score", "auroc")
@@ -41,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="labelled predictions of one model")
     option("--output", type=place, required=True, help="the calibration (JSON)")
     option("--model", help="name of the model at the backend (default: by the predictions)")
-    option("--system-prompt", type=Path, metavar="FILE", help="file of the system prompt (default: the paper's)")
+    source = "confidence: stated (default), or answer_logprob, the predictions' answer_probability"
+    option("--source", choices=("stated", "answer_logprob"), default="stated", help=source)
+    prompt = "file of the system prompt (default: the paper's, none where no prediction states a confidence)"
+    option("--system-prompt", type=Path, metavar="FILE", help=prompt)
     option("--temperature", type=within(0, 2), default=1.0, help="sampling temperature (default: 1.0)")
     sampling = 'further sampling parameters of the predictions, {"top_p": 0.9, "max_tokens": 4096} for example'
     option("--sampling", type=json_object, default={}, metavar="JSON", help=sampling)
@@ -55,17 +59,24 @@ def _share(highest: float) -> Callable[[str], float]:
 
 def run(arguments: argparse.Namespace) -> int:
     predictions = [p for path in arguments.predictions for p in read_predictions(path)]
-    identity = _identity(arguments, predictions)
+    by_log_prob = arguments.source == "answer_logprob"
+    plain = by_log_prob and all(p.confidence is None for p in predictions)
+    identity = _identity(arguments, predictions, "" if plain else CONFIDENCE_FIRST_PROMPT)
+    # A proxy cannot route by a confidence that is stated after the answer.
+    routable, keys = not answers_first(predictions), {}
+    if by_log_prob:
+        predictions, routable, keys = list(map(by_answer, predictions)), True, source_keys(plain)
     valid = [p for p in gradable(predictions) if p.confidence is not None]
     if not valid:
-        raise DataError(f"{arguments.predictions[0]}: holds no valid confidence")
+        missing = "'answer_probability'" if by_log_prob else "valid confidence"
+        raise DataError(f"{arguments.predictions[0]}: holds no {missing}")
     data, questions = outcomes(valid), [f"{p.dataset}\0{p.id}" for p in valid]
     stated, correct = data.confidence, data.correct
     path = str(arguments.output.resolve())  # `serve` may run elsewhere
 
-    def tier(**keys: object) -> str:
+    def tier(**more: object) -> str:
         """A tier of a serving configuration; empty where a proxy cannot route."""
-        return "" if answers_first(predictions) else f"\n```yaml\n{tiers_yaml({identity.model: keys})}```\n\n"
+        return f"\n```yaml\n{tiers_yaml({identity.model: {**keys, **more}})}```\n\n" if routable else ""
 
     certificate = None if arguments.risk is None else _certify(arguments, predictions)
     end = "" if certificate is None else f"{certificate.sentence()}\n"
@@ -111,7 +122,8 @@ def _certify(arguments: argparse.Namespace, predictions: list[Prediction]) -> Ce
     return certify(data.confidence, data.correct, risk=arguments.risk, confidence=arguments.confidence)
 
 
-def _identity(arguments: argparse.Namespace, predictions: list[Prediction]) -> Identity:
+def _identity(arguments: argparse.Namespace, predictions: list[Prediction], prompt: str) -> Identity:
+    """``prompt`` is the default of ``--system-prompt``."""
     models = {p.model for p in predictions}
     if len(models - {None}) > 1:
         named = ", ".join(sorted(str(each) for each in models - {None}))
@@ -122,24 +134,25 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction]) -> I
     for name, value in arguments.sampling.items():
         if name not in _SAMPLING or isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(f"--sampling: expected numbers for {', '.join(_SAMPLING)}, found {name}: {value!r}")
-    prompt, path = CONFIDENCE_FIRST_PROMPT, arguments.system_prompt
+    path = arguments.system_prompt
     try:
         prompt = prompt if path is None else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--system-prompt {path}: cannot be read: {error}") from error
     return Identity(
-        model=model, prompt_sha256=prompt_hash(prompt), temperature=arguments.temperature, sampling=arguments.sampling
-    )
+        model=model, source=arguments.source, prompt_sha256=prompt_hash(prompt),
+        temperature=arguments.temperature, sampling=arguments.sampling,
+    )  # fmt: skip
 
 
 def _before_and_after(stated: Floats, after: Floats, correct: Labels, questions: list[str]) -> str:
     unknown, of_row = np.full(len(stated), np.nan), np.array(questions)
     both = {
         name: Estimates(Outcomes(confidence, correct, unknown), questions=of_row, replicates=500)
-        for name, confidence in (("as stated", stated), ("recalibrated", after))
+        for name, confidence in (("before", stated), ("recalibrated", after))
     }
     rows = [[name, *(show(metric, each.values[metric]) for metric in _SHOWN)] for name, each in both.items()]
-    change = paired_intervals(both["as stated"], both["recalibrated"])
+    change = paired_intervals(both["before"], both["recalibrated"])
     cells = [
         f"{show(m, change[m].estimate, signed=True)} "
         f"({show(m, change[m].low, signed=True)} to {show(m, change[m].high, signed=True)})"

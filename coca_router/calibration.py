@@ -50,18 +50,21 @@ class Identity(Section):
     """Model, prompt and sampling that a calibration or certificate holds for."""
 
     model: str = Field(description="its name at the backend")
+    source: Literal["stated", "answer_logprob"] = Field("stated", description="of the confidences")
     prompt_sha256: str = Field(description="of the system prompt")
     temperature: float = Field(ge=0, description="of sampling")
     sampling: dict[str, int | float] = Field(
         default_factory=dict, description="sampling parameters besides temperature that are not neutral (top_p, ...)"
     )
 
-    def require(self, model: str, prompt: str, temperature: float | None, *, where: str) -> None:
-        """Raise ConfigError for another model, system prompt or temperature (None: not checked).
+    def require(
+        self, model: str, prompt: str, temperature: float | None, *, where: str, source: str = "stated"
+    ) -> None:
+        """Raise ConfigError for another model, source, system prompt or temperature (None: not checked).
 
         ``where`` begins the message.
         """
-        asked = {"model": model, "prompt_sha256": prompt_hash(prompt), "temperature": temperature}
+        asked = {"model": model, "source": source, "prompt_sha256": prompt_hash(prompt), "temperature": temperature}
         for name, value in asked.items():
             own = getattr(self, name)
             if value is not None and own != value:

@@ -21,6 +21,8 @@ def _beside_file(path: str, info: ValidationInfo) -> str:
     return path if info.context is None else str(info.context / path)
 
 
+# As browsers send it: without a path, and without a slash at the end.
+Origin = Annotated[str, Field(pattern=r"^[a-z][a-z0-9+.-]*://[^/*\s]+$")]
 RelativePath = Annotated[str, AfterValidator(_beside_file)]  # relative to the configuration file
 
 
@@ -32,7 +34,7 @@ class ListenConfig(Section):
     api_key_env: str | None = Field(None, description="environment variable with the key that clients show")
     admin_key_env: str | None = Field(None, description="with the key for labels; null: api_key_env")
     hosts: list[str] = Field([], description="names in Host besides IP addresses and localhost, where no key is set")
-    origins: list[str] = Field([], description="web pages (scheme://host:port) that may ask, where no key is set")
+    origins: list[Origin] = Field([], description="web pages (scheme://host:port) whose scripts may ask")
 
 
 class BackendConfig(Section):
@@ -41,6 +43,7 @@ class BackendConfig(Section):
     url: str = Field(pattern=r"^https?://", description="up to and including /v1")
     model: str = Field(min_length=1, description="its name there")
     api_key_env: str | None = Field(None, description="environment variable that holds its key")
+    token_limit: Literal["max_tokens", "max_completion_tokens"] = Field("max_tokens", description="its name there")
     dialect: Literal["openai", "vllm"] = Field("openai", description="vllm (also serve --model): names token ids")
     first_token_s: float = Field(60.0, gt=0, description="longest wait for the first token, the connection included")
     between_tokens_s: float = Field(30.0, gt=0, description="longest wait between two tokens")
@@ -56,7 +59,8 @@ class BandConfig(Section):
 class ConfidenceConfig(Section):
     """The number that decides."""
 
-    source: Literal["stated", "mean"] = Field("stated", description="of one sample, or the mean of several")
+    #: Of one sample, the mean of several, or exp(mean log-prob of the answer's tokens).
+    source: Literal["stated", "mean", "answer_logprob"] = "stated"
     samples: int = Field(1, ge=1, le=64, description="of the mean, of about ten tokens each")
 
     @model_validator(mode="after")
@@ -72,7 +76,8 @@ class TierConfig(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="in headers and logs")
     backend: str = Field(description="a name of the section backends")
     states_confidence: bool = Field(True, description="false: a plain model, whose answers are given as they are")
-    system_prompt: str | None = Field(None, description="null: the paper's; it stands before the client's own")
+    #: Before the client's own; null: the paper's, or none for a plain model.
+    system_prompt: str | None = None
     bands: list[BandConfig] | None = Field(None, description="thresholds; null: the certificate's")
     #: Without a valid confidence, and below a certified threshold; null: escalate, or refuse if last.
     invalid: Action | None = None
@@ -80,15 +85,19 @@ class TierConfig(Section):
     temperature: float | None = Field(None, ge=0, le=2, description="null: the client's, or the calibration's")
     calibration: RelativePath | None = Field(None, description="file of `coca-router calibrate`; pins the sampling")
     certificate: RelativePath | None = Field(None, description="of `calibrate --risk`; pins threshold and sampling")
+    passthrough: bool = Field(False, description="the first such tier gets requests with tools or a response format")
     max_confidence_tokens: int = Field(32, ge=4, description="allowance for the confidence beyond max_tokens")
 
     @model_validator(mode="after")
     def _consistent(self) -> "TierConfig":
         if self.calibration is not None and self.certificate is not None:
-            raise ValueError("certificate: its threshold is one of stated confidences; use it without calibration")
-        if (self.calibration or self.certificate) and self.confidence.source != "stated":
-            raise ValueError("confidence.source: a calibration or certificate holds for 'stated'")
-        if self.states_confidence and (self.bands is None) == (self.certificate is None):
+            raise ValueError("certificate: its threshold is of uncalibrated confidences; use it without calibration")
+        source = self.confidence.source
+        if (self.calibration or self.certificate) and source == "mean":
+            raise ValueError("confidence.source: a calibration or certificate holds for 'stated' or 'answer_logprob'")
+        if not self.decides and (self.bands or self.certificate or self.calibration or source == "mean"):
+            raise ValueError("states_confidence: false: expected no bands, certificate, calibration or mean")
+        if self.decides and (self.bands is None) == (self.certificate is None):
             raise ValueError("expected either bands or a certificate")
         if self.certificate is not None and self.invalid == "answer":
             raise ValueError("invalid: below a certified threshold expected refuse or escalate, found 'answer'")
@@ -99,9 +108,20 @@ class TierConfig(Section):
     def rule(self, invalid: Action) -> ThresholdRule:
         return ThresholdRule([Band(band.at_least, band.action) for band in self.bands or ()], invalid)
 
+    def passing(self) -> "TierConfig":
+        """The same tier as a plain model."""
+        return TierConfig(name=self.name, backend=self.backend, temperature=self.temperature, states_confidence=False)
+
+    @property
+    def decides(self) -> bool:
+        """Whether a confidence decides on its answers."""
+        return self.states_confidence or self.confidence.source == "answer_logprob"
+
     @property
     def prompt(self) -> str:
-        return CONFIDENCE_FIRST_PROMPT if self.system_prompt is None else self.system_prompt
+        """The system prompt; empty: none."""
+        default = CONFIDENCE_FIRST_PROMPT if self.states_confidence else ""
+        return default if self.system_prompt is None else self.system_prompt
 
 
 class CapsConfig(Section):
@@ -162,7 +182,7 @@ class ServingConfig(Section):
 
 @dataclass(frozen=True)
 class TierPolicy:
-    """A tier's threshold rule (None: it states no confidence), with the content of the file that it names."""
+    """A tier's threshold rule (None: no confidence decides), with the content of the file that it names."""
 
     rule: ThresholdRule | None
     recalibrate: Callable[[float], float] = float
@@ -180,12 +200,13 @@ def tier_policies(config: ServingConfig) -> list[TierPolicy]:
 
 def _policy(tier: TierConfig, model: str, last: bool) -> TierPolicy:
     invalid = tier.invalid or ("refuse" if last else "escalate")
-    if not tier.states_confidence:
+    if not tier.decides:
         return TierPolicy(None)
     if (file := tier.certificate or tier.calibration) is None:
         return TierPolicy(tier.rule(invalid))
     content = read_calibration(Path(file))
-    content.identity.require(model, tier.prompt, tier.temperature, where=f"{file}: tiers: {tier.name}")
+    where = f"{file}: tiers: {tier.name}"
+    content.identity.require(model, tier.prompt, tier.temperature, where=where, source=tier.confidence.source)
     if tier.certificate is None:
         if content.curve is None:
             raise ConfigError(f"{file}: holds a certificate alone; use it as certificate")
@@ -228,6 +249,11 @@ def bands_from(threshold: float, below: Action = "refuse") -> dict[str, Any]:
     """Keys of a tier that answers from ``threshold`` on; ``below`` applies below it and without a confidence."""
     answer = [{"at_least": threshold, "action": "answer"}] if threshold > 0 else []
     return {"bands": [*answer, {"at_least": 0.0, "action": below if answer else "answer"}], "invalid": below}
+
+
+def source_keys(plain: bool) -> dict[str, Any]:
+    """Keys of a tier that decides by the answer's log-prob; ``plain``: of a model that states no confidence."""
+    return {"confidence": {"source": "answer_logprob"}, **({"states_confidence": False} if plain else {})}
 
 
 def tiers_yaml(tiers: Mapping[str, Mapping[str, Any]], **sections: Any) -> str:

@@ -29,7 +29,7 @@ class Certificate(Section):
 
     risk: float = Field(gt=0, lt=1, description="largest error that is allowed")
     confidence: float = Field(gt=0, lt=1, description="of the guarantee, over draws of the labels")
-    threshold: float | None = Field(description="lowest accepted stated confidence; null: nothing is certified")
+    threshold: float | None = Field(description="lowest accepted confidence; null: nothing is certified")
     labels: int = Field(ge=0, description="labelled answers, invalid confidences included")
     accepted: int = Field(ge=0, description="of them at or above the threshold")
     wrong: int = Field(ge=0, description="of the accepted")
@@ -38,7 +38,7 @@ class Certificate(Section):
     def sentence(self) -> str:
         if self.threshold is not None:
             return (
-                f"certified: answers of stated confidence {self.threshold:g} or more are wrong at most "
+                f"certified: answers of confidence {self.threshold:g} or more are wrong at most "
                 f"{self.risk:.3g} of the time, with confidence {self.confidence:g} ({self.wrong} of {self.accepted} "
                 f"accepted labels wrong; {self.accepted / self.labels:.1%} of all are accepted)"
             )

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import ipaddress
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from typing import Any
 import anyio
 import uvicorn
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coca_router.openai_api import ApiError, ChatRequest, event, read_threshold
@@ -126,7 +128,7 @@ class Access:
     def check(self, request: Request, *, admin: bool = False) -> None:
         """Raise ApiError 401 or 403, or 415 for a body that is not declared as JSON."""
         key = self.key if not admin or self.admin_key is None else self.admin_key
-        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        shown = re.sub("(?i)^bearer +", "", request.headers.get("authorization", ""))
         if key is not None and not hmac.compare_digest(shown.encode(), key.encode()):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
@@ -138,6 +140,14 @@ class Access:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != "application/json":
             raise ApiError(415, f"content-type: expected application/json, found {kind!r}", param="content-type")
+
+
+def for_browsers(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """``app`` for scripts of web pages: preflights are answered, and every answer, also of status 500, may be read."""
+    shown = ("x-request-id", "x-coca-confidence", "x-coca-action", "x-coca-tier", "x-coca-tokens", "retry-after")
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=shown
+    )
 
 
 def _is_address(host: str) -> bool:
@@ -291,6 +301,7 @@ class AnswerWriter:
         kind = f"chat.completion{'.chunk' if self._stream else ''}"
         self._head = {"id": id_, "object": kind, "created": int(time.time()), "model": request.model}
         self._ids: list[int] = []
+        self._calls: dict[int, dict[str, Any]] = {}
         self.text = ""
 
     async def write(self, text: str, token_ids: Sequence[int] = ()) -> None:
@@ -309,6 +320,16 @@ class AnswerWriter:
         if data:
             await self._reply.send(data)
 
+    async def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """Send parts of tool calls, which are joined where the answer is no stream."""
+        if self._stream:
+            await self.write("")
+            await self._reply.send(event(self._object({"delta": {"tool_calls": calls}})))
+        for call in calls:
+            whole = self._calls.setdefault(call["index"], {"id": call.get("id"), "type": "function", "function": {}})
+            for key, part in (call.get("function") or {}).items():
+                whole["function"][key] = whole["function"].get(key, "") + str(part or "")
+
     def discard(self) -> bool:
         """Drop the text so far; False if some of it was sent."""
         if not self._reply.begun:
@@ -319,8 +340,9 @@ class AnswerWriter:
         total = prompt_tokens + tokens
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
         if not self._stream:
-            message = {"message": {"role": "assistant", "content": self.text, "refusal": None}}
-            whole = self._object(message, finish_reason, self._ids)
+            message = {"role": "assistant", "content": self.text or (None if self._calls else ""), "refusal": None}
+            calls = {"tool_calls": list(self._calls.values())} if self._calls else {}
+            whole = self._object({"message": message | calls}, finish_reason, self._ids)
             await self._reply.json({**whole, "usage": usage, **self._fields()}, self._headers())
             return
         data = event({**self._object({"delta": {}}, finish_reason), **self._fields()})

@@ -10,6 +10,7 @@ from functools import partial
 
 import anyio
 import anyio.to_thread
+import jinja2
 import torch
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -92,9 +93,12 @@ class ModelServer:
             self.accepted -= 1
 
     def _prompt(self, request: ChatRequest) -> list[int]:
-        """Token ids of the prompt; ApiError if it leaves no room for an answer."""
+        """Token ids of the prompt; ApiError if the template refuses it, or it leaves no room for an answer."""
         tokenizer, messages = self._policy.tokenizer, [message.as_dict() for message in request.messages]
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        try:
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except (jinja2.TemplateError, TypeError) as error:
+            raise ApiError(400, f"the chat template refuses the messages: {error}", param="messages") from error
         prompt = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         if not prompt or (self._context is not None and len(prompt) >= self._context):
             limit = "" if self._context is None else f" of {self._context}"

@@ -11,6 +11,7 @@ import regex
 from coca_mindspeed.algorithm.parsing import ResponseParser
 
 _GRAMMAR = regex.compile(ResponseParser().grammar)
+_BLANK = regex.compile(r"\A(?:\s*\n|\s+)")
 MAX_CHARACTERS = 512  # longest confidence segment, white space included
 
 
@@ -102,12 +103,21 @@ class OutputStream:
         self._write, self._stops, self._max_tokens = write, StopStrings(stops), max_tokens
         self.tokens, self.cut = 0, False
         self.finish_reason: str | None = None
+        self._blank: str | None = None
+
+    def begin_after_confidence(self) -> None:
+        """Drop the white space between the confidence and the answer, but not the indentation of its first line."""
+        self._blank = ""
 
     async def feed(self, text: str, tokens: int, finish_reason: str | None) -> None:
         """Send the text that is certain."""
         if self.finish_reason is not None:
             return
         self.tokens += tokens
+        if self._blank is not None:
+            self._blank += text
+            text = _BLANK.sub("", self._blank) if self._blank.strip() else ""
+            self._blank = None if text else self._blank
         certain = self._stops.feed(text)
         if self._stops.stopped:
             self.finish_reason, self.cut = "stop", True

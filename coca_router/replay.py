@@ -5,7 +5,7 @@ tiers before: up to the confidence where that comes first, the whole response wh
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +78,12 @@ def _tokens(p: Prediction, tier: str, count: Callable[[str], int] | None) -> tup
     if p.tokens_to_confidence is None:
         raise DataError(f"{tier}: {p.dataset} {p.id} has a confidence, but no 'tokens_to_confidence'")
     return whole, p.tokens_to_confidence
+
+
+def by_answer(p: Prediction, count: Callable[[str], int] | None = None) -> Prediction:
+    """The prediction with its ``answer_probability`` as confidence, which is known at the end of the answer."""
+    length = count(p.response) if count and p.tokens is None else p.tokens
+    return replace(p, confidence=p.answer_probability, tokens_to_confidence=length)
 
 
 class CostCurve(NamedTuple):

@@ -134,6 +134,7 @@ def labelled_prediction(row: Mapping[str, Any], correct: bool) -> Prediction:
         method=row["action"],
         model=row["tier"],
         tokens=row["answer_tokens"],
+        answer_probability=row.get("answer_probability") if stated else None,  # rows of older releases lack it
     )
 
 

@@ -1,20 +1,20 @@
 """``coca-router route``: replay routing from the tiers' predictions."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from coca_mindspeed.cli.options import place, within
 from coca_mindspeed.errors import UsageError
+from coca_mindspeed.evaluation.metrics import calibration_metrics, show
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown
 from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.utils.tokenization import TokenCounter
-from coca_router.config import bands_from, tiers_yaml
-from coca_router.replay import Setting, Tiers, join_tiers, setting_of_share
+from coca_router.config import bands_from, source_keys, tiers_yaml
+from coca_router.replay import Setting, Tiers, by_answer, join_tiers, setting_of_share
 
 _SHARES = [tenth / 10 for tenth in range(11)]  # of the rows of the table
 
@@ -39,39 +39,59 @@ def run(arguments: argparse.Namespace) -> int:
     counter = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     count = None if counter is None else lambda text: counter.before(text, len(text))
     needs = ("dataset",) if counter is None else ("dataset", "response")
-    tiers = join_tiers(
-        {name: read_predictions(path, needs) for name, path in zip(names, files, strict=True)}, prices, count
-    )
+    read = {name: read_predictions(path, needs) for name, path in zip(names, files, strict=True)}
+    deciding = [p for name in names[:-1] for p in read[name]]
+    sources = {"stated": read}
+    if any(p.answer_probability is not None for p in deciding):
+        sources["answer_logprob"] = {name: [by_answer(p, count) for p in rows] for name, rows in read.items()}
+        if all(p.confidence is None for p in deciding):
+            del sources["stated"]
+    text, found = "", {}
+    for source, rows in sources.items():
+        tiers = join_tiers(rows, prices, count)
+        plain = [all(p.confidence is None for p in stated) for stated in read.values()]
+        added, found[source] = _compare(tiers, source, plain, arguments.share)
+        text += added
+    if arguments.output is not None:
+        right = {name: float(tiers.correct[i].mean()) for i, name in enumerate(names)}
+        content = {"tiers": right, "prices": prices, "questions": int(tiers.question.max()) + 1, **found}
+        write_json(arguments.output, content)
+    print_markdown(text)
+    return 0
+
+
+def _compare(tiers: Tiers, source: str, plain: Sequence[bool], share: float | None) -> tuple[str, dict[str, Any]]:
+    """Tables of tiers and thresholds by one source of confidences, with the policy of ``share``, and its figures."""
     settings = list(dict.fromkeys(setting_of_share(tiers, share) for share in _SHARES))
-    setting = None if arguments.share is None else setting_of_share(tiers, arguments.share)
-    header = ["tier", "right", "cost of an answer", "cost of a confidence"]
-    means = zip(tiers.names, *(each.mean(axis=1) for each in (tiers.correct, tiers.whole, tiers.opening)), strict=True)
-    text = markdown_table(header, [[n, f"{r:.3f}", f"{whole:.4g}", f"{opening:.4g}"] for n, r, whole, opening in means])
+    setting = None if share is None else setting_of_share(tiers, share)
+    header = [f"tier ({source})", "right", "AUROC", "cost of an answer", "cost of a confidence"]
+    table = zip(tiers.names, tiers.correct, tiers.confidence, tiers.whole, tiers.opening, strict=True)
+    rows = [
+        [
+            n,
+            f"{r.mean():.3f}",
+            show("auroc", calibration_metrics(c, r).values["auroc"]),
+            f"{w.mean():.4g}",
+            f"{o.mean():.4g}",
+        ]
+        for n, r, c, w, o in table
+    ]
+    text = markdown_table(header, rows)
     header = ["answer from", "to the last tier", "right", "cost of a question", "if decided after the answer"]
     rows = [
         [f"{s.threshold:.6g}", f"{s.share:.1%}", f"{s.quality:.3f}", f"{s.cost:.4g}", f"{s.answer_first_cost:.4g}"]
         for s in settings
     ]
-    text += f"\n{markdown_table(header, rows)}"
+    text += f"\n{markdown_table(header, rows)}\n"
     if setting is not None:
         at = f"{setting.threshold:.6g}"
         text += (
-            f"\nAnswer from confidence {at} on: {setting.share:.1%} of the questions (95% interval {setting.low:.1%} "
+            f"Answer from confidence {at} on: {setting.share:.1%} of the questions (95% interval {setting.low:.1%} "
             f"to {setting.high:.1%}) reach the last tier; {setting.quality:.1%} of all right at a mean cost of "
             f"{setting.cost:.4g}. Clients may choose this threshold by the model name coca@{at}.\n\n"
-            f"```yaml\n{_policy_yaml(tiers, setting)}```\n"
+            f"```yaml\n{_policy_yaml(tiers, setting, source, plain)}```\n\n"
         )
-    if arguments.output is not None:
-        content = {
-            "tiers": {name: float(tiers.correct[i].mean()) for i, name in enumerate(names)},
-            "prices": prices,
-            "questions": int(tiers.question.max()) + 1,
-            "settings": [asdict(each) for each in settings],
-            "share": None if setting is None else asdict(setting),
-        }
-        write_json(arguments.output, content)
-    print_markdown(text)
-    return 0
+    return text, {"settings": [asdict(s) for s in settings], "share": setting and asdict(setting)}
 
 
 def _prices(text: str | None, tiers: int) -> list[float]:
@@ -86,14 +106,14 @@ def _prices(text: str | None, tiers: int) -> list[float]:
     return prices
 
 
-def _policy_yaml(tiers: Tiers, setting: Setting) -> str:
+def _policy_yaml(tiers: Tiers, setting: Setting, source: str, plain: Sequence[bool]) -> str:
     """A configuration of `serve` with the setting; addresses and names of models are placeholders."""
     names = ["small", "large"] if len(tiers.names) == 2 else [f"tier{i + 1}" for i in range(len(tiers.names))]
     notes = "".join(f"# {name}: {one_line(file)}\n" for name, file in zip(names, tiers.names, strict=True))
     notes += "# set url and model of each server; dialect: vllm for vLLM and serve --model\n"
     urls = {name: {"url": f"http://127.0.0.1:{8001 + i}/v1", "model": name} for i, name in enumerate(names)}
     keys: dict[str, dict[str, Any]] = {name: bands_from(setting.threshold, "escalate") for name in names}
-    keys[names[-1]] = {**bands_from(0), "invalid": "answer"}
-    if np.isnan(tiers.confidence[-1]).all():
-        keys[names[-1]] = {"states_confidence": False}
+    if source == "answer_logprob":
+        keys = {name: source_keys(each) | keys[name] for name, each in zip(names, plain, strict=True)}
+    keys[names[-1]] = {"states_confidence": False} if plain[-1] else {**bands_from(0), "invalid": "answer"}
     return notes + tiers_yaml(keys, backends=urls)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,7 +76,7 @@ class Tier:
     def messages(self, request: ChatRequest) -> list[Mapping[str, Any]]:
         """The client's messages with the tier's prompt in front of their system message."""
         messages: list[Mapping[str, Any]] = [message.as_dict() for message in request.messages]
-        if not self.config.states_confidence:
+        if not self.config.prompt:
             return messages
         if messages[0]["role"] == "system":
             joined = {**messages[0], "content": f"{self.config.prompt}\n\n{messages[0]['content']}"}
@@ -114,7 +115,7 @@ class Router:
             except BackendError as error:
                 # A backend's own message may quote the prompt.
                 message = "it rejected the request" if error.kind == "rejected" else str(error)
-                where = f"{tier.backend.name} at {tier.backend.config.url}"
+                where = f"{tier.backend.name} at {tier.backend.address}"
                 _LOG.warning("backend %s failed, %s: %s; request %s", where, error.kind, message, trace.id)
                 trace.steps.append({"tier": tier.name, "failed": error.kind})
                 last = last or budget.escalations < 1 or self.tokens_left() == 0
@@ -135,7 +136,8 @@ class Router:
     async def _ask(self, tier: Tier, rule: ThresholdRule | None, budget: Budget) -> Decision:
         """Ask one tier; after the decision ``answer`` the answer has been given."""
         trace = self.trace
-        trace.stated_confidence = trace.confidence = trace.tokens_to_confidence = trace.basis = None
+        trace.stated_confidence = trace.answer_probability = trace.confidence = None
+        trace.tokens_to_confidence = trace.basis = None
         if budget.tokens == 0:
             decision = Decision("refuse", "the request's tokens are spent")
             trace.add_decision(tier.name, decision)
@@ -185,10 +187,18 @@ class Router:
         limit = least(request.limit, tier.pinned_sampling().get("max_tokens"))
         if limit is not None and tier.config.states_confidence:
             limit += allowance
-        asked = tier.messages(request), least(budget.tokens, limit), tier.sampling(request)
-        reader = None if rule is None else ConfidenceReader()
+        # The log-probs are known after the answer, which is held back until then.
+        by_log_prob, log_probs = tier.config.confidence.source == "answer_logprob", list[float]()
+        held: list[str] = []
+
+        async def hold(text: str) -> None:
+            held.append(text)
+
+        sampling = tier.sampling(request) | ({"logprobs": True} if by_log_prob else {}) | (request.passed() or {})
+        asked = tier.messages(request), least(budget.tokens, limit), sampling
+        reader = ConfidenceReader() if tier.config.states_confidence else None
         client_limit = request.limit if tier.backend.config.dialect == "vllm" else None
-        output = OutputStream(self.writer.write, request.stops, client_limit)
+        output = OutputStream(hold if by_log_prob else self.writer.write, request.stops, client_limit)
         seen = counted = 0  # counted by us to the confidence, and by the engine in all
         own = theirs = 0  # tokens of this confidence and of the others
         async with tier.backend.stream(*asked) as chunks:
@@ -197,6 +207,8 @@ class Router:
                 if chunk.usage is not None:
                     trace.prompt_tokens, counted = chunk.usage
                 text, tokens = chunk.text, chunk.tokens
+                if output.finish_reason is None:
+                    log_probs += chunk.log_probs
                 if reader is not None:
                     seen += tokens
                     text = reader.feed(text)
@@ -205,20 +217,18 @@ class Router:
                     if reader.state == "reading":
                         continue
                     if reader.state == "valid":  # the tokens of the chunk that closes the tag count as the confidence's
-                        own, tokens = seen, 0
+                        own, tokens, log_probs = seen, 0, []
+                        output.begin_after_confidence()
                     further = await asyncio.gather(*others)
                     confidence, reader = mean_confidence([reader.confidence, *(stated for stated, _ in further)]), None
                     theirs = sum(count for _, count in further)
                     trace.tokens_to_confidence = None if confidence is None else own + theirs
-                    assert rule is not None
                     trace.stated_confidence = confidence
-                    trace.confidence = None if confidence is None else tier.policy.recalibrate(confidence)
-                    decision = decide(trace.confidence, rule, budget)
-                    if confidence is not None:
-                        trace.basis = "exhausted" if decision.exhausted else "confidence"
-                    trace.add_decision(tier.name, decision)
-                    if decision.action != "answer":
+                    decision = None if by_log_prob else self._decide(tier, rule, budget, confidence)
+                    if decision is not None and decision.action != "answer":
                         return decision
+                if chunk.tool_calls:
+                    await self.writer.write_calls(chunk.tool_calls)
                 await output.feed(text, tokens, chunk.finish_reason)
                 if output.finish_reason and not chunks.finished:  # a limit of the client ended it before the engine did
                     break
@@ -229,10 +239,31 @@ class Router:
             trace.tokens[tier.name] = theirs + counted
             output.tokens = max(0, counted - own)
         await output.close()
+        if by_log_prob:
+            if (text := "".join(held)) and not log_probs:
+                raise BackendError("failed", f"backend {tier.backend.name} names no log-probs; check its model and url")
+            # Rounding may put a mean log-prob above 0.
+            mean = math.exp(min(statistics.fmean(log_probs), 0.0)) if log_probs else math.nan
+            trace.answer_probability = None if math.isnan(mean) else mean
+            decision = self._decide(tier, rule, budget, trace.answer_probability)
+            if decision.action != "answer":
+                return decision
+            await self.writer.write(text)
         trace.answer_tokens, trace.finish_reason = output.tokens, output.finish_reason
         if output.cut or (output.finish_reason == "length" and request.limit is not None):
             trace.basis = None
         return Decision("answer", "answered")
+
+    def _decide(self, tier: Tier, rule: ThresholdRule | None, budget: Budget, found: float | None) -> Decision:
+        """Decide by a confidence, recalibrated where the tier has a map, and note it in the trace."""
+        assert rule is not None
+        trace = self.trace
+        trace.confidence = None if found is None else tier.policy.recalibrate(found)
+        decision = decide(trace.confidence, rule, budget)
+        if found is not None:
+            trace.basis = "exhausted" if decision.exhausted else "confidence"
+        trace.add_decision(tier.name, decision)
+        return decision
 
 
 def mean_confidence(stated: Sequence[float | None]) -> float | None:

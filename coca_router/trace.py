@@ -7,7 +7,10 @@ from typing import Any, Literal
 
 from coca_router.decision import Decision
 
-_FIELDS = ("confidence", "stated_confidence", "action", "tier", "reason", "tokens_to_confidence", "tokens")
+_FIELDS = (
+    *("confidence", "stated_confidence", "answer_probability", "action", "tier", "reason", "tokens_to_confidence"),
+    "tokens",
+)
 _LOGGED = ("id", "domain", *_FIELDS, "basis", "prompt_tokens", "answer_tokens", "finish_reason", "steps")
 
 
@@ -20,8 +23,9 @@ class Trace:
         basis: why an answer with a confidence was given: ``confidence``, or ``exhausted`` where a cap allowed no
             escalation. None for other answers, and where a limit of the client cut it.
         stated_confidence: None where it is invalid or absent.
+        answer_probability: exp of the mean log-prob of the answer's tokens, of a tier that decides by it.
         confidence: the confidence used for the decision, recalibrated where the tier has a map.
-        tokens_to_confidence: tokens generated at ``tier`` until the decision.
+        tokens_to_confidence: tokens generated at ``tier`` until the stated confidence was known.
         tokens: tier -> tokens generated.
         prompt_tokens: at ``tier``; 0 where the engine does not count.
         started, decided: seconds of a monotonic clock.
@@ -34,6 +38,7 @@ class Trace:
     reason: str = ""
     basis: Literal["confidence", "exhausted"] | None = None
     stated_confidence: float | None = None
+    answer_probability: float | None = None
     confidence: float | None = None
     tokens_to_confidence: int | None = None
     tokens: Counter[str] = field(default_factory=Counter)

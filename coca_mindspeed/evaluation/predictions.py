@@ -52,6 +52,7 @@ class Prediction:
         expected_confidence: expectation over the policy's probabilities of all confidences; None: not computed.
         confidence_mass: sum of these probabilities before they are normalised.
         confidence_after: the confidence after the answer, of a method that states two; None: none, or not valid.
+        answer_probability: geometric mean of the probabilities of the answer's tokens; None: not computed.
     """
 
     id: str
@@ -72,6 +73,7 @@ class Prediction:
     expected_confidence: float | None = None
     confidence_mass: float | None = None
     confidence_after: float | None = None
+    answer_probability: float | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -103,7 +105,10 @@ def is_confidence(value: Any) -> bool:
 
 
 _TEXT_FIELDS = ("id", "dataset", "question", "response")
-_FRACTIONS = ("confidence", "greedy_confidence", "expected_confidence", "confidence_mass", "confidence_after")
+_FRACTIONS = (
+    *("confidence", "greedy_confidence", "expected_confidence", "confidence_mass", "confidence_after"),
+    "answer_probability",
+)
 # Field -> expected value and test; a text with "null" also allows null.
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(_TEXT_FIELDS, ("text", lambda v: isinstance(v, str))),

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import openai
+import uvicorn.server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -28,6 +29,8 @@ from coca_router.http_server import Server, Shutdown
 from coca_router.proxy import Proxy
 from coca_router.request_log import export_log
 
+#: Seconds: timeouts and waits of tests are multiples of it, so that one number trades their time for their patience.
+TICK = 0.1
 SURE = ("<conf", "idence>", "0.9", "</confidence", ">\nForty", "-two", ".")
 UNSURE = ("<confidence>", "0.2", "</confidence>", *["no "] * 200)
 QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
@@ -44,14 +47,16 @@ def ask(url, **more):
 class FakeEngine:
     """An engine that answers every question by ``pieces``, and goes wrong as ``fault`` says.
 
+    ``log_probs`` has a number for each piece.
+
     Attributes:
         requests: the bodies it was asked.
         running: responses that it is generating at the moment.
         left: responses whose client left before they ended.
     """
 
-    def __init__(self, *pieces, fault=None, delay=0.0, status=429, headers=None):
-        self.pieces = list(pieces)
+    def __init__(self, *pieces, fault=None, delay=0.0, status=429, headers=None, log_probs=None):
+        self.pieces, self.log_probs = list(pieces), log_probs
         self.fault, self.delay, self.status, self.headers = fault, delay, status, headers or {}
         self.requests, self.authorizations = [], []
         self.running = self.left = self.generated = 0
@@ -81,7 +86,7 @@ class FakeEngine:
                 if self.fault == "garbage" and index == len(self.pieces) - 1:
                     yield b'data: {"choices": [{"delta": \n\n'
                 self.generated += 1
-                yield event(piece)
+                yield event(piece, log_prob=self.log_probs and self.log_probs[index])
             if self.fault == "early":
                 return
             if self.fault == "error":
@@ -153,8 +158,10 @@ def until(condition, seconds=10.0):
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def event(text, finish_reason=None):
+def event(text, finish_reason=None, log_prob=None):
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}
+    if log_prob is not None:
+        choice["logprobs"] = {"content": [{"token": text, "logprob": log_prob, "bytes": None, "top_logprobs": []}]}
     return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
 
@@ -282,6 +289,19 @@ def proxy_process(directory, engine, **sections):
         finally:
             process.terminate()
             process.wait(30)
+
+
+class _ShortSleeps:
+    """``asyncio`` for uvicorn's server, which sleeps a tenth of a second, or several, whenever it stops."""
+
+    def __getattr__(self, name):
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds):
+        await asyncio.sleep(seconds * TICK / 5)
+
+
+uvicorn.server.asyncio = _ShortSleeps()
 
 
 class _Stoppable(Server):

@@ -84,6 +84,25 @@ def test_no_tier_is_suggested_where_the_answer_comes_first(risk, calibrate, tmp_
         assert (str(tmp_path / "map.json") in printed) == suggested  # `serve` may run elsewhere
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_answers_probability_is_calibrated_and_certified_alike(plain, calibrate, tmp_path, capsys):
+    rows = [
+        replace(p, answer_probability=p.confidence, confidence=None if plain else 0.5, tokens_to_confidence=None)
+        for p in predictions(600)
+    ]
+    assert calibrate(rows, "--source", "answer_logprob", "--risk", "0.3") == 0
+    found = read_calibration(tmp_path / "map.json")
+    stated = [replace(p, confidence=p.answer_probability) for p in rows]
+    assert calibrate(stated, "--risk", "0.3") == 0
+    same = read_calibration(tmp_path / "map.json")
+    assert (found.curve, found.certificate) == (same.curve, same.certificate)
+    assert (found.identity.source, same.identity.source) == ("answer_logprob", "stated")
+    assert (found.identity.prompt_sha256 == prompt_hash("")) == plain
+    assert calibrate(rows, "--source", "answer_logprob") == 0
+    [policy] = tier_policies(serving_config(capsys.readouterr().out.rpartition("cross-fitted")[2], tmp_path))
+    assert policy.pinned.source == "answer_logprob"
+
+
 @pytest.mark.parametrize("wrong", [[], [7]])
 def test_labels_that_are_nearly_all_right_are_certified(wrong, calibrate, tmp_path, capsys):
     """The easiest set to certify is the hardest to fit or to cross-fit a map to."""
@@ -107,6 +126,7 @@ REFUSED = {
     "two samples": ([*predictions(30), replace(predictions(1)[0], sample=1)], ["--risk", "0.3"], 1, "'0-0'"),
     "all right": (ALL_RIGHT, [], 1, "map"),
     "no confidence": ([replace(p, confidence=None) for p in ALL_RIGHT], [], 1, "a.jsonl"),
+    "no log-prob": (predictions(30), ["--source", "answer_logprob"], 1, "answer_probability"),
     "prompt": (predictions(30), ["--system-prompt", "absent.txt"], 1, "absent.txt"),
     "risk": (predictions(30), ["--risk", "1.5"], 2, "--risk"),
     "confidence": (predictions(30), ["--confidence", "1"], 2, "--confidence"),

@@ -9,7 +9,7 @@ import openai
 import pytest
 from starlette.responses import Response
 
-from tests.router.servers_for_tests import QUESTION, SURE, FakeEngine, ask, logged, raw_post, routed, until
+from tests.router.servers_for_tests import QUESTION, SURE, TICK, FakeEngine, ask, logged, raw_post, routed, until
 
 pytestmark = pytest.mark.timing
 
@@ -33,7 +33,7 @@ JSON = {"content-type": "application/json"}
 
 def timeouts(name):
     """A short wait where the engine is silent; nothing else may fail because this machine is busy."""
-    return {"first_token_s": 0.5, "between_tokens_s": 0.5} if name == "silent" else None
+    return {"first_token_s": 2 * TICK, "between_tokens_s": 2 * TICK} if name == "silent" else None
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -70,8 +70,8 @@ def test_half_an_answer_in_a_stream_ends_in_an_error_and_is_not_finished(name, t
 
 
 def test_an_endless_answer_ends_at_the_deadline():
-    small = FakeEngine(*SURE, *["."] * 1000, delay=0.05)
-    with routed(small, limits={"deadline_s": 1.0}) as (url, _):
+    small = FakeEngine(*SURE, *["."] * 1000, delay=TICK / 2)
+    with routed(small, limits={"deadline_s": 4 * TICK}) as (url, _):
         with pytest.raises(openai.APIStatusError) as error:
             ask(url)
         assert error.value.status_code == 504
@@ -104,7 +104,7 @@ def test_the_engine_stops_when_the_client_leaves(stream, tmp_path):
             until(lambda: small.generated > 8)
         until(lambda: small.running == 0)
         stopped_at = small.generated
-        time.sleep(0.2)
+        time.sleep(2 * TICK)
         assert small.generated == stopped_at < 200
         until(lambda: proxy._running == 0)
     [row] = logged(tmp_path)
@@ -168,7 +168,7 @@ def test_an_engines_error_with_half_a_character_is_passed_on():
 
 def test_a_body_that_never_ends_frees_its_place():
     small = FakeEngine(*SURE)
-    with routed(small, limits={"concurrent": 1, "body_s": 1.5}) as (url, proxy):
+    with routed(small, limits={"concurrent": 1, "body_s": 20 * TICK}) as (url, proxy):
         with raw_post(url, b"{", length=100) as connection:
             until(lambda: proxy._running == 1)
             assert httpx.post(f"{url}/chat/completions", json={}).status_code == 429

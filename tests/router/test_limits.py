@@ -2,17 +2,23 @@
 
 import contextlib
 import json
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
 
 from tests.router.servers_for_tests import (
     QUESTION,
     SURE,
+    TICK,
     WHOLE,
     FakeEngine,
     RawEngine,
@@ -47,8 +53,8 @@ HEADS = {
 
 @pytest.fixture(scope="module")
 def impatient():
-    """The address of a proxy that waits half a second for headers."""
-    with routed(FakeEngine(*SURE)) as (_, proxy), served_in_background(proxy.app(), header_s=0.5) as url:
+    """The address of a proxy that waits briefly for headers."""
+    with routed(FakeEngine(*SURE)) as (_, proxy), served_in_background(proxy.app(), header_s=5 * TICK) as url:
         yield url
 
 
@@ -117,6 +123,62 @@ def test_a_web_page_cannot_use_a_proxy_without_a_key(key):
     assert len(small.requests) == sum(status == 200 or (key is not None and status == 403) for _, status in PAGES)
 
 
+PAGE, ASKED = "http://page.lan", "authorization,content-type,x-coca-domain,x-stainless-os"
+
+
+@pytest.mark.parametrize("key", [None, "secret"])
+@pytest.mark.parametrize(
+    ("origin", "method", "status"), [(PAGE, "POST", 200), (PAGE, "PUT", 400), ("http://e", "POST", 400)]
+)
+def test_a_preflight_is_answered_before_the_key_is_checked(key, origin, method, status):
+    asked = {"origin": origin, "access-control-request-method": method, "access-control-request-headers": ASKED}
+    listen = {"origins": [PAGE], "api_key_env": key and "KEY"}
+    with routed(FakeEngine(*SURE), listen=listen, environment={"KEY": "secret"}) as (url, _):
+        answer = httpx.options(f"{url}/chat/completions", headers=asked)
+    assert answer.status_code == status
+    assert answer.headers.get("access-control-allow-origin") == (PAGE if origin == PAGE else None)
+    if status == 200:
+        assert set(ASKED.split(",")) <= {
+            name.strip() for name in answer.headers["access-control-allow-headers"].split(",")
+        }
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_page_may_read_answers_and_errors(streamed, monkeypatch):
+    sent = {"origin": PAGE}
+    with routed(FakeEngine(*SURE), listen={"origins": [PAGE]}) as (url, _), httpx.Client(headers=sent) as http:
+        body = {**BODY, "stream": streamed}
+        answers = [http.post(f"{url}/chat/completions", json=b) for b in (body, {**body, "model": "gpt"})]
+        monkeypatch.setattr("coca_router.router.decide", None)
+        answers.append(http.post(f"{url}/chat/completions", json=body))
+    assert [answer.status_code for answer in answers] == [200, 404, 500]
+    assert {answer.headers.get("access-control-allow-origin") for answer in answers} == {PAGE}
+    assert "x-coca-confidence" in answers[0].headers["access-control-expose-headers"]
+
+
+_BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+_SCRIPT = """<script>
+fetch("URL/chat/completions", {method: "POST", headers: {"content-type": "application/json"}, body: BODY})
+  .then(async (a) => a.headers.get("x-coca-confidence") + " " + (await a.json()).choices[0].message.content)
+  .catch((error) => "refused").then((text) => { document.title = text; document.body.textContent = text; });
+</script>"""
+
+
+@pytest.mark.skipif(_BROWSER is None, reason="needs chromium")
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_script_of_a_page_in_a_real_browser(allowed, tmp_path):
+    page = {}
+    site = Starlette(routes=[Route("/v1", lambda _: HTMLResponse(page["html"]))])
+    with served_in_background(site) as address_:
+        origin = address_.removesuffix("/v1")
+        with routed(FakeEngine(*SURE), listen={"origins": [origin] if allowed else []}) as (url, _):
+            page["html"] = f"<body>{_SCRIPT}</body>".replace("URL", url).replace("BODY", repr(json.dumps(BODY)))
+            command = [_BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+                       "--virtual-time-budget=10000", "--dump-dom", address_]  # fmt: skip
+            shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert ("0.9 Forty-two." if allowed else "refused") in shown.partition("<body>")[2]
+
+
 def test_labels_have_a_key_of_their_own(tmp_path):
     listen = {"api_key_env": "CHAT", "admin_key_env": "ADMIN"}
     keys = {"CHAT": "chat", "ADMIN": "admin"}
@@ -142,9 +204,9 @@ def test_bad_labels(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drain", [20, 0.5])
+@pytest.mark.parametrize("drain", [20, 5 * TICK])
 def test_at_sigterm_requests_end_or_get_an_error(drain, tmp_path):
-    answers, backend = {}, RawEngine(stream(WHOLE[:-60], 2.0, WHOLE[-60:]), close=False)
+    answers, backend = {}, RawEngine(stream(WHOLE[:-60], 20 * TICK, WHOLE[-60:]), close=False)
     with (
         backend.served() as engine,
         proxy_process(tmp_path, engine, limits={"drain_s": drain}) as (url, process),
@@ -159,14 +221,14 @@ def test_at_sigterm_requests_end_or_get_an_error(drain, tmp_path):
             thread.start()
         while backend.requests < 2:
             time.sleep(0.01)
-        time.sleep(0.2)
+        time.sleep(2 * TICK)
         process.send_signal(signal.SIGTERM)
         for thread in asking:
             thread.join(30)
         assert process.wait(30) in (0, -signal.SIGTERM)
     whole, streamed = answers[False], answers[True].text
     if drain == 20:
-        assert whole.json()["choices"][0]["message"]["content"] == "\nForty-two."
+        assert whole.json()["choices"][0]["message"]["content"] == "Forty-two."
         assert streamed.rstrip().endswith("[DONE]")
         return
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "shutting_down")

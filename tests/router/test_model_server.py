@@ -18,7 +18,7 @@ from coca_router.config import ServingConfig
 from coca_router.model_server import ModelServer
 from coca_router.proxy import Proxy
 from tests.local.models_for_tests import write_random_model
-from tests.router.servers_for_tests import ANSWER, QUESTION, ask, raw_post, served_in_background, until
+from tests.router.servers_for_tests import ANSWER, QUESTION, TICK, ask, raw_post, served_in_background, until
 
 pytestmark = pytest.mark.timing
 
@@ -104,9 +104,25 @@ def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(bab
             connection.close()
         until(lambda: server.running == 0)
         stopped_at = server.generated
-        time.sleep(0.2)
+        time.sleep(2 * TICK)
         assert server.generated == stopped_at < 400
         assert server.accepted == 0
+
+
+@pytest.mark.parametrize("through_the_proxy", [False, True])
+def test_a_template_that_refuses_the_messages_is_the_clients_error(policy, monkeypatch, through_the_proxy):
+    template = "{{ raise_exception('roles must alternate') if messages | length > 1 }}{{ messages[0]['content'] }}"
+    monkeypatch.setattr(policy.tokenizer, "chat_template", template)
+    tier = {"name": "t", "backend": "a", "states_confidence": False}
+    with ExitStack() as stack:
+        url = stack.enter_context(served_in_background(ModelServer(policy, "coca", max_tokens=3).app()))
+        if through_the_proxy:
+            values = {"backends": {"a": {"url": url, "model": "coca"}}, "tiers": [tier]}
+            url = stack.enter_context(served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()))
+        for messages, status in ((QUESTION, 200), (QUESTION * 2, 400)):
+            answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": messages}, timeout=30)
+            assert answer.status_code == status
+        assert "roles must alternate" in answer.json()["error"]["message"]
 
 
 def script(policy, monkeypatch, text):
@@ -150,7 +166,7 @@ def test_an_answer_through_the_proxy(policy, monkeypatch, stream, limit):
     assert (fields["confidence"], fields["action"]) == (0.85, "answer")
     confidence = next(i for i, _ in enumerate(merged) if CLOSE_TAG.encode() in b"".join(merged[: i + 1])) + 1
     assert fields["tokens_to_confidence"] == confidence
-    whole = ResponseParser()(text).answer
+    whole = ResponseParser()(text).answer.lstrip()
     if limit is None:
         assert (given, reason, fields["tokens"]) == (whole, "stop", {"t": len(ids)})
     else:  # of the answer alone

@@ -18,14 +18,16 @@ from tests.router.servers_for_tests import QUESTION, SURE, UNSURE, FakeEngine, a
 
 
 def calibrated(
-    path, *, model="small", prompt=CONFIDENCE_FIRST_PROMPT, temperature=1.0, sampling=None, risk=0.25, power=1
-):
+    path, *, model="small", prompt=CONFIDENCE_FIRST_PROMPT, temperature=1.0, sampling=None, risk=0.25, power=1,
+    source="stated",
+):  # fmt: skip
     """Write a map of a chance s^power of being right, with a certificate from between 0.2 and 0.9 on."""
     rng = np.random.default_rng(0)
     stated = rng.random(800).round(2)
     correct = rng.random(800) < stated**power
+    hashed = prompt_hash(prompt)
     identity = Identity(
-        model=model, prompt_sha256=prompt_hash(prompt), temperature=temperature, sampling=sampling or {}
+        model=model, source=source, prompt_sha256=hashed, temperature=temperature, sampling=sampling or {}
     )
     certificate = certify(stated, correct, risk=risk, confidence=0.95)
     curve = fit_map("platt", stated, correct)
@@ -118,11 +120,28 @@ def test_it_is_decided_by_the_recalibrated_confidence(tmp_path):
         assert ask(url).coca["tier"] == "large"  # 0.9 was worth less than 0.85
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_map_or_certificate_of_the_log_prob_decides(kind, tmp_path):
+    calibrated(tmp_path / "m.json", source="answer_logprob", prompt="")
+    tier = {"confidence": {"source": "answer_logprob"}, "states_confidence": False, **KINDS[kind]}
+    for log_prob, action in ((-0.01, "answer"), (-3.0, "refuse")):
+        engine = FakeEngine("Forty", "-two", log_probs=[log_prob] * 2)
+        with routed(engine, small_tier={**tier, kind: str(tmp_path / "m.json")}) as (url, _):
+            assert ask(url).coca["action"] == action
+
+
 @pytest.mark.parametrize(
     ("file", "tier", "message"),
     [
         ({"model": "other"}, {}, "fitted for model"),
         ({"prompt": "another"}, {}, "another system prompt"),
+        ({"source": "answer_logprob"}, {}, "fitted for source"),
+        ({}, {"confidence": {"source": "answer_logprob"}}, "fitted for source"),
+        (
+            {"source": "answer_logprob"},
+            {"confidence": {"source": "answer_logprob"}, "states_confidence": False},
+            "another system prompt",
+        ),
         ({}, {"system_prompt": "another"}, "another system prompt"),
         ({}, {"temperature": 0.5}, "fitted for temperature"),
         ({"risk": 0.001}, {}, "nothing is certified"),

@@ -13,6 +13,7 @@ from tests.router.servers_for_tests import (
     PART,
     QUESTION,
     SURE,
+    TICK,
     WHOLE,
     FakeEngine,
     RawEngine,
@@ -55,6 +56,17 @@ STREAMS = {
     "CRLF": WHOLE.replace(b"\n", b"\r\n"),
     "no blank": WHOLE.replace(b"data: ", b"data:"),
     "several data lines": WHOLE.replace(b', "finish', b',\ndata: "finish'),
+    "usage without choices": WHOLE.replace(END, data({"usage": USAGE})) + END,
+    "a ping before the usage": WHOLE.replace(END, data({"type": "ping"}) + data({"choices": [], "usage": USAGE})) + END,
+    "usage in floats": WHOLE.replace(END, data({"choices": [], "usage": {n: float(c) for n, c in USAGE.items()}}))
+    + END,
+    "usage in text": WHOLE.replace(END, data({"choices": [], "usage": {"prompt_tokens": "7"}})) + END,
+    "usage that is no object": b"".join(data(delta(text, usage=[7])) for text in SURE) + event("", "stop") + END,
+    "an error after the answer": WHOLE.replace(END, data({"error": {"message": "late"}})) + END,
+    "an abort after the answer": WHOLE.replace(END, event("", "abort")) + END,
+    "half JSON after the answer": WHOLE.replace(END, b"data: {\n\n") + END,
+    "a long line after the answer": WHOLE.replace(END, b"data: " + b"x" * 3_000_000) + END,
+    "more text after the answer": WHOLE.replace(END, event("more", "length")) + END,
     "fields and comments": b": hi\n" + WHOLE.replace(b"data: {", b"event: message\nid: 7\nretry: 5\ndata: {"),
 }
 
@@ -71,11 +83,26 @@ def raw():
 @pytest.mark.parametrize("name", STREAMS)
 def test_the_streams_of_engines(name, cut, raw):
     (engine, url), sent = raw, STREAMS[name]
-    engine.answer = stream(*([sent[i : i + 7] for i in range(0, len(sent), 7)] if cut else [sent]))
+    step = (7 if len(sent) < 10_000 else 100_003) if cut else len(sent)
+    engine.answer = stream(*(sent[i : i + step] for i in range(0, len(sent), step)))
     answer = ask(url)
-    assert answer.choices[0].message.content == "\nForty-two."
+    assert answer.choices[0].message.content == "Forty-two."
     assert answer.choices[0].finish_reason == "stop"
     assert answer.coca["confidence"] == 0.9
+    if "usage" in name:
+        counted = name in ("usage without choices", "a ping before the usage", "usage in floats")
+        assert answer.usage.prompt_tokens == (7 if counted else 0)
+
+
+@pytest.mark.parametrize("after", ["nothing", "pings"])
+def test_a_whole_answer_does_not_wait_for_its_usage(after):
+    """Neither a short ``between_tokens_s`` nor endless events after the finish reason lose it."""
+    events = [part for _ in range(100) for part in (data({"type": "ping"}), TICK)] if after == "pings" else [100 * TICK]
+    engine = RawEngine(stream(WHOLE.removesuffix(END), *events), close=False)
+    with before(engine, backend={"between_tokens_s": 3 * TICK}) as url:
+        started = time.monotonic()
+        assert ask(url).choices[0].message.content == "Forty-two."
+        assert time.monotonic() - started < 90 * TICK
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
@@ -112,7 +139,6 @@ NOT_WHOLE = {
             *("{", "{}", "7", '{"choices": 7}', '{"choices": [{"delta": {"content": "\xff"}}]}'),
             *('{"choices": [{"delta": {"content": 7}}]}', '{"choices": [{"delta": {}, "finish_reason": 7}]}'),
             *('{"choices": [{"delta": {"content": "a"}, "token_ids": ["b"]}]}', "[" * 100_000),
-            '{"choices": [], "usage": {"prompt_tokens": "7"}}',
         )
     },
     "error": (PART + data({"error": {"message": "out of memory"}}), "failed"),
@@ -157,21 +183,23 @@ KEEP_ALIVE = {"comments": b": ping\n\n", "roles": data({"choices": [{"delta": {"
 @pytest.mark.parametrize("where", ["before the first token", "between two tokens"])
 @pytest.mark.parametrize("name", KEEP_ALIVE)
 def test_keep_alive_events_do_not_prolong_timeouts(name, where):
-    pings = [part for _ in range(60) for part in (KEEP_ALIVE[name], 0.05)]
+    pings = [part for _ in range(60) for part in (KEEP_ALIVE[name], TICK / 2)]
     sent = [*pings, WHOLE] if where == "before the first token" else [PART, *pings, event("", "stop")]
-    limits = {"first_token_s": 0.4, "between_tokens_s": 0.4}
+    limits = {"first_token_s": 2 * TICK, "between_tokens_s": 2 * TICK}
     with before(RawEngine(stream(*sent), close=False), backend=limits) as url:
         started = time.monotonic()
         with pytest.raises(openai.APIStatusError) as error:
             ask(url)
         assert (error.value.status_code, error.value.code) == (504, "timeout")
-        assert time.monotonic() - started < 2.5
+        assert time.monotonic() - started < 25 * TICK
 
 
 def test_tokens_that_come_in_time_may_take_long_together():
-    sent = [part for text in SURE for part in (event(text), 0.25)] + [event("", "stop") + END]
-    with before(RawEngine(stream(*sent), close=False), backend={"first_token_s": 5, "between_tokens_s": 1.0}) as url:
-        assert ask(url).choices[0].message.content == "\nForty-two."
+    sent = [part for text in SURE for part in (event(text), 2 * TICK)] + [event("", "stop") + END]
+    with before(
+        RawEngine(stream(*sent), close=False), backend={"first_token_s": 5, "between_tokens_s": 10 * TICK}
+    ) as url:
+        assert ask(url).choices[0].message.content == "Forty-two."
 
 
 def test_a_connection_that_breaks_before_the_first_token_is_tried_once_more():
@@ -186,7 +214,7 @@ def test_a_connection_that_breaks_before_the_first_token_is_tried_once_more():
 
     engine = Fickle(stream(WHOLE), close=False)
     with before(engine) as url:
-        assert ask(url).choices[0].message.content == "\nForty-two."
+        assert ask(url).choices[0].message.content == "Forty-two."
     assert engine.requests == 2
     broken = RawEngine([HEAD, chunk(PART)], close=True)
     with before(broken) as url, pytest.raises(openai.APIStatusError):
@@ -217,7 +245,7 @@ def test_answers_have_the_fields_of_openais():
     with routed(FakeEngine(*SURE)) as (url, _):
         body = {"model": "coca", "messages": QUESTION}
         [choice] = httpx.post(f"{url}/chat/completions", json=body).json()["choices"]
-        assert choice["message"] == {"role": "assistant", "content": "\nForty-two.", "refusal": None}
+        assert choice["message"] == {"role": "assistant", "content": "Forty-two.", "refusal": None}
         assert choice["logprobs"] is None
         counted = {"stream": True, "stream_options": {"include_usage": True}}
         text = httpx.post(f"{url}/chat/completions", json={**body, **counted}).text
@@ -254,7 +282,7 @@ def texts(answer):
 
 def test_text_that_arrives_together_with_garbage_is_sent():
     with before(RawEngine(HEAD + chunk(PART + b"data: {\n\n") + chunk(b""), close=False)) as url:
-        assert "".join(texts(post(url, True))) == "\nForty-two."
+        assert "".join(texts(post(url, True))) == "Forty-two."
         assert post(url, False).json()["error"]["code"] == "garbage"
 
 
@@ -263,7 +291,7 @@ def test_an_answer_is_whole_without_the_end_of_its_connection():
     with before(engine) as url:
         for _ in range(3):
             answer = post(url, True)
-            assert "".join(texts(answer)) == "\nForty-two."
+            assert "".join(texts(answer)) == "Forty-two."
             assert answer.text.rstrip().endswith("[DONE]")
         # On no connection does anything else follow, so none is used again, and none is kept.
         assert engine.requests == 3

@@ -1,6 +1,7 @@
 """The proxy between an unmodified openai client and engines that behave."""
 
 import json
+import math
 
 import httpx
 import openai
@@ -25,7 +26,7 @@ def test_a_sure_answer_is_the_small_models_without_its_tag():
     small, large = FakeEngine(*SURE), FakeEngine("LARGE")
     with routed(small, large) as (url, _):
         answer = ask(url)
-        assert answer.choices[0].message.content == "\nForty-two."
+        assert answer.choices[0].message.content == "Forty-two."
         assert answer.choices[0].finish_reason == "stop"
         assert (answer.coca["confidence"], answer.coca["action"], answer.coca["tier"]) == (0.9, "answer", "small")
         assert answer.coca["tokens_to_confidence"] == 5
@@ -83,6 +84,62 @@ def test_the_samples_of_a_mean_share_the_tokens_of_the_caps():
     assert sorted(request["max_tokens"] for request in engine.requests) == [6, 6, 8]
 
 
+BY_LOG_PROB = {"confidence": {"source": "answer_logprob"}}
+PLAIN = {**BY_LOG_PROB, "states_confidence": False}
+# Keys of a tier, pieces of its answer and their log-probs, options of the client; the answer's probability, the stated
+# confidence and the text (None: the next tier answers).
+LOG_PROBS = [
+    (PLAIN, ("Forty", "-two"), (-0.1, -0.3), {}, math.exp(-0.2), None, "Forty-two"),
+    (PLAIN, ("Forty", "-two"), (-0.1, -0.9), {}, math.exp(-0.5), None, None),
+    (PLAIN, ("Forty", "-two"), (0.0, 1e-6), {}, 1.0, None, "Forty-two"),
+    (PLAIN, ("Forty", "-two"), (-0.1, -9999.0), {}, 0.0, None, None),
+    (PLAIN, ("Forty", "-two"), (-0.1, math.nan), {}, None, None, None),
+    (PLAIN, (), (), {}, None, None, None),
+    (PLAIN, ("Forty", "-two"), (-0.1, -0.9), {"stop": "y"}, math.exp(-0.1), None, "Fort"),
+    (BY_LOG_PROB, SURE, (-5, -5, -5, -5, -5, -0.1, -0.2), {}, math.exp(-0.15), 0.9, "Forty-two."),
+    (BY_LOG_PROB, UNSURE[:5], (-5, -5, -5, -0.1, -0.2), {}, math.exp(-0.15), 0.2, "no no "),
+    (BY_LOG_PROB, ("For", "ty"), (-0.1, -0.3), {}, math.exp(-0.2), None, "Forty"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("tier", "pieces", "log_probs", "options", "probability", "stated", "text"), LOG_PROBS)
+def test_the_log_prob_of_the_answer_decides(
+    tier, pieces, log_probs, options, probability, stated, text, stream, tmp_path
+):
+    small, large = FakeEngine(*pieces, log_probs=log_probs), FakeEngine("LARGE")
+    with routed(small, large, small_tier=tier, log={"directory": str(tmp_path)}) as (url, _):
+        answer = ask(url, stream=stream, **options)
+        pieces = list(answer) if stream else None
+        given = (
+            "".join(p.choices[0].delta.content or "" for p in pieces) if stream else answer.choices[0].message.content
+        )
+        fields = pieces[-1].coca if stream else answer.coca
+        if text is not None:
+            label = {"id": pieces[0].id if stream else answer.id, "correct": True}
+            assert httpx.post(f"{url}/coca/labels", json=label).status_code == 200
+    assert given == (text or "LARGE")
+    assert small.requests[0]["logprobs"] is True
+    assert (small.requests[0]["messages"] == QUESTION) == (tier is PLAIN)
+    assert logged(tmp_path)[0]["steps"][0]["confidence"] == (probability and pytest.approx(probability))
+    if text is None:
+        assert (fields["tier"], fields["confidence"], fields["answer_probability"]) == ("large", None, None)
+        return
+    assert fields["answer_probability"] == fields["confidence"] == pytest.approx(probability)
+    assert fields["stated_confidence"] == stated
+    [prediction] = labelled(tmp_path)
+    known = not options  # a cut answer says nothing about its confidence
+    assert prediction.answer_probability == (pytest.approx(probability) if known else None)
+    assert prediction.confidence == (stated if known else None)
+
+
+def test_a_backend_without_log_probs_is_an_error():
+    with routed(FakeEngine("Forty-two"), small_tier=PLAIN) as (url, _):
+        with pytest.raises(openai.APIStatusError) as error:
+            ask(url)
+        assert (error.value.status_code, error.value.code) == (502, "failed")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unsure_answer_is_aborted_and_the_large_model_asked(stream):
     small, large = FakeEngine(*UNSURE, delay=0.005), FakeEngine("LARGE", " one")
@@ -106,7 +163,7 @@ DECISIONS = [
     (INVALID, {"invalid": "answer"}, {}, "".join(INVALID), "answer", "small"),
     (INVALID, {"invalid": "refuse"}, {"refusal": "No."}, "No.", "refuse", "small"),
     (UNSURE, REFUSE, {"refusal": "I do not know."}, "I do not know.", "refuse", "small"),
-    (HALF_SURE, {}, {"caps": {"escalations": 0}}, " 42.", "answer", "small"),
+    (HALF_SURE, {}, {"caps": {"escalations": 0}}, "42.", "answer", "small"),
     (HALF_SURE, {}, {"caps": {"escalations": 0, "exhausted": "refuse"}, "refusal": "No."}, "No.", "refuse", "small"),
     (UNSURE, {}, {"caps": {"tokens": 3}, "refusal": "No."}, "No.", "refuse", "large"),
 ]
@@ -126,8 +183,45 @@ def test_the_clients_stop_ends_the_answer_and_not_the_confidence():
     small = FakeEngine(*SURE)
     with routed(small) as (url, _):
         answer = ask(url, stop=["-t", "0.9"])
-    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("\nForty", "stop")
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Forty", "stop")
     assert "stop" not in small.requests[0]
+
+
+# Chunks of an answer after its confidence; the answer that the client sees.
+BLANKS = [
+    ((">\n", "\n", "  Forty", "-two\n"), "  Forty-two\n"),
+    ((">", " ", " Forty", " two "), "Forty two "),
+    (("> \n ", "\n\tForty",), "\tForty"),
+    ((">\n", "\n"), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pieces", "text"), BLANKS)
+def test_white_space_between_confidence_and_answer_is_dropped(pieces, text):
+    with routed(FakeEngine("<confidence>0.9</confidence", *pieces)) as (url, _):
+        assert ask(url, stop="\n\n").choices[0].message.content == text
+        assert "".join(p.choices[0].delta.content or "" for p in ask(url, stream=True)) == text
+
+
+def test_a_backend_gets_its_own_query_and_name_of_the_token_limit(caplog):
+    class Strict(FakeEngine):
+        async def chat(self, request):
+            self.query = dict(request.query_params)
+            return await super().chat(request)
+
+    small = Strict(*SURE)
+    with small.served() as engine:
+        backend = {"url": f"{engine}/?api-version=1&key=a%2Bb", "token_limit": "max_completion_tokens"}
+        with routed(small, small_backend=backend) as (url, _):
+            for given in ("max_tokens", "max_completion_tokens"):
+                ask(url, **{given: 50})
+            small.fault = "json"
+            with pytest.raises(openai.APIStatusError):
+                ask(url)
+    assert small.query == {"api-version": "1", "key": "a+b"}
+    sent = [{name: body[name] for name in body if name.startswith("max_")} for body in small.requests]
+    assert sent == [{"max_completion_tokens": 82}, {"max_completion_tokens": 82}, {}]
+    assert not any("a+b" in r.getMessage() or "a%2Bb" in r.getMessage() for r in caplog.records)
 
 
 @pytest.mark.parametrize(("limit", "tier"), [(20, "large"), (28, "small")])
@@ -160,7 +254,7 @@ def test_the_log_holds_no_text_and_labels_make_predictions_of_it(tmp_path):
         ask(url)
     assert len(labelled(tmp_path)) == 2
     last = logged(tmp_path)[-1]
-    assert (last["question"], last["response"]) == (QUESTION[0]["content"], "\nForty-two.")
+    assert (last["question"], last["response"]) == (QUESTION[0]["content"], "Forty-two.")
 
 
 GROUNDS = {
@@ -204,6 +298,8 @@ def test_keys(tmp_path):
             assert httpx.get(f"{url}/models", headers={"authorization": f"Bearer {wrong}"}).status_code == 401
         assert not small.requests
         assert [m.id for m in client(url, "s3cret").models.list()] == ["coca"]
+        for shown in ("bearer s3cret", "BEARER  s3cret"):
+            assert httpx.get(f"{url}/models", headers={"authorization": shown}).status_code == 200
         client(url, "s3cret").chat.completions.create(model="coca", messages=QUESTION)
         assert httpx.get(url.replace("/v1", "/health")).json()["status"] == "ok"
     assert small.authorizations == ["Bearer upstream-key"]

@@ -59,9 +59,9 @@ def test_the_command_and_its_refusals(tmp_path, capsys):
     command = ["route", str(small), str(large), "--output", str(tmp_path / "route.json")]
     assert main(command) == 0
     found = json.loads((tmp_path / "route.json").read_text())
-    shares = [row["share"] for row in found["settings"]]
+    shares = [row["share"] for row in found["stated"]["settings"]]
     assert shares == sorted(shares)
-    assert all(row["cost"] <= row["answer_first_cost"] for row in found["settings"])
+    assert all(row["cost"] <= row["answer_first_cost"] for row in found["stated"]["settings"])
     write_predictions(large, drawn(119, 2))
     for arguments, message, code in (
         (command, "every tier should answer the same questions", 1),
@@ -82,7 +82,7 @@ def test_the_printed_policy_sends_the_share(share, tmp_path, capsys):
     write_predictions(large, [replace(p, confidence=None, tokens_to_confidence=None) for p in drawn(400, 2, skill=0.9)])
     command = ["route", str(small), str(large), "--output", str(tmp_path / "route.json")]
     assert main([*command, "--share", str(share)]) == 0
-    found = json.loads((tmp_path / "route.json").read_text())["share"]
+    found = json.loads((tmp_path / "route.json").read_text())["stated"]["share"]
     assert found["low"] <= found["share"] <= found["high"]
     assert abs(found["share"] - share) < 0.06  # 5% are invalid, and so escalated; 101 confidences
     config = tmp_path / "serving.yaml"
@@ -92,6 +92,36 @@ def test_the_printed_policy_sends_the_share(share, tmp_path, capsys):
     [rule, _] = [policy.rule for policy in tier_policies(serving)]
     escalated = [decide(p.confidence, rule, Budget(1)).action == "escalate" for p in read_predictions(small)]
     assert np.mean(escalated) == pytest.approx(found["share"])  # as the proxy decides
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_both_sources_are_compared_on_the_same_answers(plain, tmp_path, capsys):
+    """The probability of an answer costs the whole answer of each tier that is asked."""
+    small, large = tmp_path / "small.jsonl", tmp_path / "large.jsonl"
+    rng = np.random.default_rng(5)
+    rows = [
+        replace(p, answer_probability=float(np.clip(0.5 * p.correct + 0.5 * rng.random(), 0, 1)),
+                **({"confidence": None, "tokens_to_confidence": None} if plain else {}))
+        for p in drawn(300, 1)
+    ]  # fmt: skip
+    write_predictions(small, rows)
+    write_predictions(large, [replace(p, confidence=None, tokens_to_confidence=None) for p in drawn(300, 2, skill=0.9)])
+    command = ["route", str(small), str(large), "--output", str(tmp_path / "route.json"), "--share", "0.3"]
+    assert main([*command, "--prices", "1,10"]) == 0
+    found = json.loads((tmp_path / "route.json").read_text())
+    assert set(found) >= {"answer_logprob"} | (set() if plain else {"stated"})
+    assert ("stated" in found) != plain
+    share = found["answer_logprob"]["share"]
+    escalated = [p.answer_probability < share["threshold"] for p in rows]
+    assert share["share"] == pytest.approx(np.mean(escalated))
+    last = [10 * p.tokens * e for p, e in zip(read_predictions(large), escalated, strict=True)]
+    assert (
+        share["cost"] == share["answer_first_cost"] == pytest.approx(np.mean([p.tokens for p in rows]) + np.mean(last))
+    )
+    config = tmp_path / "serving.yaml"
+    config.write_text(capsys.readouterr().out.rpartition("```yaml\n")[2].partition("```")[0])
+    tier = read_serving_config(config).tiers[0]
+    assert (tier.confidence.source, tier.states_confidence) == ("answer_logprob", not plain)
 
 
 def test_the_interval_of_a_share_covers():

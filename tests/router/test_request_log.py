@@ -111,7 +111,7 @@ def test_a_full_disk_spoils_no_answer_and_is_told(tmp_path):
         with FullDisk(0):
             answers = [ask(url) for _ in range(3)]
             streamed = [c for c in ask(url, stream=True) if c.choices]
-            assert {a.choices[0].message.content for a in answers} == {"\nForty-two."}
+            assert {a.choices[0].message.content for a in answers} == {"Forty-two."}
             assert streamed[-1].choices[0].finish_reason == "stop"
             found = http.get(health).json()
             assert (found["status"], found["log"]["waiting"]) == ("degraded", 4)

@@ -56,6 +56,15 @@ MISTAKES = [
     ),
     ((", states_confidence: false", ", certificate: m, invalid: escalate"), "tiers.1.invalid", "value_error"),
     (("temperature: 1", "temperature: '1'"), "tiers.1.temperature", "float_type"),
+    (("tiers:", "listen: {origins: ['http://page.lan/']}\ntiers:"), "listen.origins.0", "string_pattern_mismatch"),
+    (("tiers:", "listen: {origins: ['*']}\ntiers:"), "listen.origins.0", "string_pattern_mismatch"),
+    ((", states_confidence: false", ", confidence: {source: answer_logprob}"), "tiers.1", "value_error"),
+    (
+        (", states_confidence: false", ", states_confidence: false, bands: [{at_least: 0, action: answer}]"),
+        "tiers.1.states_confidence",
+        "value_error",
+    ),
+    (("model: small", "model: small, token_limit: max_new"), "backends.a.token_limit", "literal_error"),
 ]
 
 
