@@ -235,8 +235,8 @@ class SegmentTrainer(PPOTrainer):
         metrics = super()._val_metrics_update(data_sources, sample_uids, own, sample_turns, **others)
         found = validation_metrics(predictions)
         callback = getattr(self, "checkpoint_callback", None)  # since 0.9.1
-        if hasattr(callback, "on_validate"):
-            callback.on_validate(self.global_steps, found)
+        if (on_validate := getattr(callback, "on_validate", None)) is not None:  # of our BestCheckpoint
+            on_validate(self.global_steps, found)
         return {**metrics, **found, "eval/missing": float(missing)}
 
     def _log_rollout_data(self, batch: Any, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
