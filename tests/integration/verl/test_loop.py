@@ -117,14 +117,15 @@ def test_a_failing_grader_and_a_failing_session_with_token_means(warm: Path, tmp
     changes: dict[str, Any] = {STEPS: 1, MINIBATCH: 8}
     changes |= {"coca__method": {"loss_aggregation": "token_mean"}, "coca__broken_groups": 1}
     run = tmp_path / "run"
-    failing = {"COCA_TEST_GRADER_FAILS": "3", "COCA_TEST_SESSION_FAILS": "37"}
+    # Five of the 16 answers end with 1, so some are graded whichever group loses a response.
+    failing = {"COCA_TEST_GRADER_FAILS": "1", "COCA_TEST_SESSION_FAILS": "37"}
     finished(tiny.configuration(warm, run, **changes), **keeping(run), **failing)
     first = loop.metrics(run)[1]
     assert first["group/broken"] == 1
     dump = loop.rollouts(run, 1)
     assert len(dump) == 15 * 8
     failed = [row for row in dump if row["verdict"] == "ungradable"]
-    assert {row["gold"][-1] for row in failed} == {"3"}
+    assert {row["gold"][-1] for row in failed} == {"1"}
     assert all(row["reason"] == "the grader failed: ValueError: a grader of the test's" for row in failed)
     assert first["grading/ungradable_share"] == pytest.approx(len(failed) / len(dump))
     assert sum(row["key"].startswith("pad") for row in kept(run)) == 1
