@@ -9,7 +9,7 @@ from rich.table import Table
 
 from coca_mindspeed.cli.options import place, subcommand
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.upstream.manifest import PROGRAMS, HookCheck, Manifest, examine, load_manifests, skeleton
+from coca_mindspeed.upstream.manifest import PROGRAMS, HookCheck, Manifest, closest_manifest, load_manifests, skeleton
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.files import write_atomically
 
@@ -17,7 +17,8 @@ from coca_mindspeed.utils.files import write_atomically
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     about = (
-        "compare the hooked definitions of a checkout, one by one, with those of a supported release; exit code 0 or 1"
+        "compare the hooked definitions of a checkout, one by one, with those of a supported release; exit code 1 if a "
+        "contract differs"
     )
     verify = actions.add_parser("verify", help=about, description=about)
     where = "the checkout, or where verl is (default: MINDSPEED_RL_HOME)"
@@ -48,18 +49,20 @@ def run(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     root = _checkout(arguments.path, "its PATH")
     manifest, findings = _best_fit(root, arguments.release)
-    differing = [finding.hook.target for finding in findings if not finding.matches]
-    verdict = f"{len(differing)} of {len(findings)} differ: {', '.join(differing)}"
+    differing = [finding for finding in findings if not finding.matches]
+    refused = [finding.hook.target for finding in differing if finding.refused]
+    contracts = f"refused: {', '.join(refused)}" if refused else "no contract among them"
+    verdict = f"{len(differing)} of {len(findings)} differ, {contracts}"
     print_text(verdict if differing else f"all {len(findings)} hooked definitions equal release {manifest.release}")
     table = Table(title=f"{root} against release {manifest.release} ({manifest.commit})", title_justify="left")
-    for heading in ("target", "kind", "process", "result"):
+    for heading in ("target", "kind", "severity", "result"):
         table.add_column(heading)
     for finding in findings:
         hook = finding.hook
         result = "ok" if finding.matches else f"differs: {finding.difference}"
-        table.add_row(hook.target, hook.kind, hook.process, result)
+        table.add_row(hook.target, hook.kind, hook.severity, result)
     PlainConsole().print_table(table)
-    return 1 if differing else 0
+    return int(bool(refused))
 
 
 def _fingerprint(arguments: argparse.Namespace) -> int:
@@ -107,5 +110,4 @@ def _best_fit(root: Path, release: str | None) -> tuple[Manifest, list[HookCheck
     if not chosen:
         known = ", ".join(manifest.release for manifest in manifests)
         raise UsageError(f"no manifest for release {release!r}; known: {known}")
-    examined = [(manifest, examine(manifest, root)) for manifest in chosen]
-    return min(examined, key=lambda pair: sum(not finding.matches for finding in pair[1]))
+    return closest_manifest(chosen, root)

@@ -17,12 +17,12 @@ _applied: dict[str, Manifest] = {}  # by process
 
 
 def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platform: str, rollout: str) -> None:
-    """Verify every fingerprint below ``root``, then put the hooks of these processes in place.
+    """Verify every contract below ``root``, then put the hooks of these processes in place.
 
     Hooks of another platform or rollout engine are skipped, and those that the checkout contains as a patch.  Applying
     the same manifest again adds the hooks of further processes only.
 
-    Raises ManifestError if a definition differs, a patch is incomplete, another manifest is in place, or Python imports
+    Raises ManifestError if a contract differs, a patch is incomplete, another manifest is in place, or Python imports
     another MindSpeed-RL than the one below ``root``.
     """
     if (other := next(iter(_applied.values()), manifest)) != manifest:
@@ -30,7 +30,7 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
     processes = tuple(process for process in processes if process not in _applied)
     if not processes:
         return
-    if differing := [finding for finding in examine(manifest, root) if not finding.matches]:
+    if differing := [finding for finding in examine(manifest, root) if finding.refused]:
         raise ManifestError(
             f"the MindSpeed-RL at {root} differs from release {manifest.release}: "
             + "; ".join(f"{finding.hook.target} ({finding.difference})" for finding in differing)

@@ -1,12 +1,13 @@
 """Manifests: the definitions of an upstream release that an engine changes or relies on, with their fingerprints.
 
 A YAML file of ``patches/`` describes one release of MindSpeed-RL, verl, vLLM or vLLM-Ascend.  Nothing is applied to
-sources that differ from a manifest.
+sources that differ from a manifest in a contract; a changed text of another hook is a warning.
 """
 
 import ast
 import hashlib
 import io
+import sys
 import textwrap
 import tokenize
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ import pydantic.dataclasses
 from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from coca_mindspeed.errors import CocaError, validation_problems
+from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 #: The package whose definitions a manifest lists, and what people call it.
@@ -46,6 +48,9 @@ class Hook:
         key: the registry's key, for ``register``.
         platform: only on this platform; None: on both.
         rollout: only with this rollout engine; None: with both.
+        engine: only with this training engine of verl; None: with both.
+        severity: of a difference.  ``contract``: our code repeats the definition or depends on its data, so another
+            text is refused.  ``text``: our code only calls or extends it, so another text is a warning.
     """
 
     target: str
@@ -57,6 +62,8 @@ class Hook:
     key: str | None = None
     platform: Literal["npu", "host"] | None = None
     rollout: Literal["vllm", "transformers"] | None = None
+    engine: Literal["fsdp", "megatron"] | None = None
+    severity: Literal["contract", "text"] = "contract"
 
     @model_validator(mode="after")
     def _consistent(self) -> "Hook":
@@ -123,6 +130,11 @@ class HookCheck:
         return self.found == self.hook.sha256
 
     @property
+    def refused(self) -> bool:
+        """Whether a contract differs, or a definition is missing."""
+        return not self.matches and (self.hook.severity == "contract" or len(self.found) != 64)
+
+    @property
     def difference(self) -> str:
         """Both fingerprints, or why there is none."""
         if len(self.found) != 64:
@@ -185,25 +197,42 @@ def examine(manifest: Manifest, root: Path) -> list[HookCheck]:
     return findings
 
 
-def matching_manifest(
-    root: Path, manifests: Iterable[Manifest] | None = None, package: str = "mindspeed_rl"
-) -> Manifest:
-    """Return the manifest that the ``package`` below ``root`` matches in every hook.
+def closest_manifest(manifests: Iterable[Manifest], root: Path) -> tuple[Manifest, list[HookCheck]]:
+    """The manifest with the fewest refused and then the fewest differing hooks below ``root``, and its examination."""
+    examined = [(manifest, examine(manifest, root)) for manifest in manifests]
+    return min(examined, key=lambda pair: (sum(f.refused for f in pair[1]), sum(not f.matches for f in pair[1])))
 
-    Raises ManifestError if there is none; the message names the closest release and each target that differs.
+
+def matching_manifest(
+    root: Path,
+    manifests: Iterable[Manifest] | None = None,
+    package: str = "mindspeed_rl",
+    engine: Literal["fsdp", "megatron"] | None = None,
+) -> Manifest:
+    """Return the manifest that the ``package`` below ``root`` matches in every contract; warn of other differences.
+
+    Hooks of another training engine than ``engine`` are left out; None: none are.  Raises ManifestError if there is no
+    such manifest; the message names the closest release and each target that differs.
     """
     known = load_manifests(package=package) if manifests is None else list(manifests)
     if not known:
         raise ManifestError(f"no manifest found in {manifest_directory()}")
-    examined = [(manifest, [f for f in examine(manifest, root) if not f.matches]) for manifest in known]
-    manifest, differing = min(examined, key=lambda pair: len(pair[1]))
-    if differing:
+    manifest, examined = closest_manifest(known, root)
+    findings = [finding for finding in examined if engine is None or finding.hook.engine in (None, engine)]
+    differing = [finding for finding in findings if not finding.matches]
+    if any(finding.refused for finding in differing):
         raise ManifestError(
-            f"the {PROGRAMS[package]} at {root} is not a supported one: {len(differing)} of {len(manifest.hooks)} "
+            f"the {PROGRAMS[package]} at {root} is not a supported one: {len(differing)} of {len(findings)} "
             f"hooked definitions differ from release {manifest.release}, the closest: "
-            + "; ".join(f"{finding.hook.target} ({finding.difference})" for finding in differing)
+            + "; ".join(f"{f.hook.target} ({f.difference}{'' if f.refused else '; a warning only'})" for f in differing)
             + f". Supported releases: {', '.join(f'{m.release} ({m.commit[:7]})' for m in known)}. Take one of "
             "them unedited, or write a manifest for yours (coca-mindspeed patches fingerprint; docs/port.md)"
+        )
+    if differing:
+        print_text(
+            f"warning: the {PROGRAMS[package]} at {root} is not release {manifest.release}: {len(differing)} of "
+            f"{len(findings)} hooked definitions have another text: {', '.join(f.hook.target for f in differing)}",
+            sys.stderr,
         )
     return manifest
 
@@ -214,7 +243,11 @@ def skeleton(manifest: Manifest, root: Path, release: str, commit: str) -> dict[
     A missing target keeps its hook, with the reason in place of the fingerprint.
     """
     hooks = [
-        {name: value for name, value in {**asdict(finding.hook), "sha256": finding.found}.items() if value is not None}
+        {
+            name: value
+            for name, value in {**asdict(finding.hook), "sha256": finding.found}.items()
+            if value not in (None, "contract")
+        }
         for finding in examine(manifest, root)
     ]
     facts: dict[str, Any] = {} if manifest.package == "mindspeed_rl" else {"package": manifest.package}

@@ -13,13 +13,14 @@ from coca_mindspeed.data.prompts import TemplateKeys, bounded_prompt_tokens, che
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Condition, DataError, Problem, as_check, find_problems, show_value
 from coca_mindspeed.utils.text_formats import value_of
-from coca_mindspeed.verl.settings import NAME, VerlSettings
+from coca_mindspeed.verl.settings import NAME, TRAINERS, VerlSettings
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MEGATRON = f"{ACTOR}.megatron"
 CORRECTION = "algorithm.rollout_correction"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
 MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
+SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"
 
 
 class Requirement(NamedTuple):
@@ -67,7 +68,7 @@ _NO_CP = "the plugin is untested with context parallelism"
 _MIXES = "scales the confidence's tokens by the answer's"
 _REQUIRED = (
     ("plugin", "trainer.use_v1", True, True, "the plugin is one of verl's V1 trainer"),
-    ("plugin", "trainer.v1.trainer_mode", "sync", NAME, "verl's own trainers have no confidence"),
+    ("plugin", "trainer.v1.trainer_mode", "sync", tuple(TRAINERS), "verl's own trainers have no confidence"),
     ("plugin", "algorithm.adv_estimator", "gae", NAME, "another estimator gives every token the same advantage"),
     ("plugin", "reward.reward_manager.name", "naive", NAME, "another one does not parse the confidence"),
     ("plugin", "reward.reward_manager.source", "register", "register", "ours is registered"),
@@ -78,6 +79,7 @@ _REQUIRED = (
     ("groups", "trainer.v1.sampler.custom_sampler.path", None, None, _WHOLE),
     ("groups", "trainer.v1.sampler.sync_refill_failed_groups", False, False, "coca.broken_groups handles them"),
     ("groups", "trainer.v1.sync.parameter_sync_step", 1, 1, _WHOLE),
+    ("groups", "trainer.v1.colocate_async.parameter_sync_step", 1, 1, "the rollout sleeps until the update is done"),
     ("groups", "data.gen_batch_size", None, None, _WHOLE),
     ("groups", "skip.rollout_tq.enable", False, False, "stored rollouts come from another policy"),
     ("data", "data.filter_overlong_prompts", False, False, "it drops questions silently"),
@@ -126,7 +128,7 @@ def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Pro
         for each in REQUIREMENTS
         if not each.accepts(value := value_of(config, each.key, each.default))
     ]
-    conditions = [as_check(each, VerlRun.value) for each in (_method, _batches)]
+    conditions = [as_check(each, VerlRun.value) for each in (_method, _batches, _best)]
     return [*found, *find_problems(VerlRun(config, settings), (_counts,), (*conditions, _stages))]
 
 
@@ -139,6 +141,22 @@ class VerlRun(NamedTuple):
     def value(self, key: str) -> Any:
         """The value of a dotted key, or verl's default."""
         return value_of(self.config, key, _DEFAULTS.get(key))
+
+    @property
+    def trainer(self) -> str:
+        """Verl's name of the trainer; an unknown one counts as ``sync``."""
+        return TRAINERS.get(str(self.value("trainer.v1.trainer_mode")), "sync")
+
+    @property
+    def separate(self) -> bool:
+        """Whether devices of their own sample."""
+        return self.trainer == "separate_async"
+
+    @property
+    def rollout_devices(self) -> int:
+        """Devices that sample and do not train; of the other trainers, those that do both."""
+        each = self.value(f"{ROLLOUT}.n_gpus_per_node") or self.value("trainer.n_gpus_per_node")
+        return int(self.value(f"{ROLLOUT}.nnodes") * each) if self.separate else self.devices
 
     @property
     def dynamic(self) -> bool:
@@ -186,6 +204,7 @@ _COUNTS = {
     f"{MEGATRON}.pipeline_model_parallel_size": 1,
     f"{ROLLOUT}.n": 1,
     f"{ROLLOUT}.tensor_model_parallel_size": 2,
+    SYNC_STEP: 4,
     "trainer.n_gpus_per_node": 8,
     "trainer.nnodes": 1,
     "trainer.total_epochs": 30,
@@ -196,6 +215,11 @@ _DEFAULTS = {
     f"{ACTOR}.strategy": "fsdp",
     f"{ACTOR}.ppo_epochs": 1,
     f"{ROLLOUT}.calculate_log_probs": True,
+    f"{ROLLOUT}.checkpoint_engine.backend": "naive",
+    f"{ROLLOUT}.nnodes": 0,
+    "trainer.v1.trainer_mode": "sync",
+    "trainer.save_freq": -1,
+    "trainer.test_freq": -1,
 }
 
 
@@ -218,7 +242,16 @@ def _batches(run: VerlRun) -> Iterator[Condition]:
     product = f"TP x PP = {size} " if run.megatron else ""
     yield "devices", key, devices % size == 0, f"{product}must divide the {devices} devices"
     tensor = f"{ROLLOUT}.tensor_model_parallel_size"
-    yield "devices", tensor, devices % value(tensor) == 0, f"must divide the {devices} devices"
+    for number in {devices, run.rollout_devices}:
+        yield "devices", tensor, number % value(tensor) == 0, f"must divide the {number} devices"
+    if run.separate:
+        nodes, backend = f"{ROLLOUT}.nnodes", f"{ROLLOUT}.checkpoint_engine.backend"
+        yield "devices", nodes, run.rollout_devices > 0, "must be 1 or more: devices of their own sample"
+        yield "devices", backend, value(backend) != "naive", "must carry weights to other devices: nccl, hccl, nixl"
+        updates = value(SYNC_STEP)
+        whole = f"must be {SYNC_STEP} = {updates} times {MINI_BATCH} = {mini}"
+        yield "mini-batch", "data.train_batch_size", prompts == updates * mini, whole
+        prompts = mini
     if devices % size:
         return
     ranks = run.ranks
@@ -242,9 +275,22 @@ def _batches(run: VerlRun) -> Iterator[Condition]:
 def _method(run: VerlRun) -> Iterator[Condition]:
     bonus = run.settings.method.entropy_bonus
     yield "entropy-bonus", "coca.method.entropy_bonus", not bonus, "must be 0: only the local engine has it"
+    key, weights = f"{CORRECTION}.rollout_is", run.value(f"{CORRECTION}.rollout_is")
+    earlier = f"must be token with {run.trainer}: earlier weights sampled the responses"
+    yield "objective", key, weights is not None or run.trainer == "sync", earlier
     # Without them verl leaves the weights out and says nothing.
-    key, weights = f"{ROLLOUT}.calculate_log_probs", run.value(f"{CORRECTION}.rollout_is")
+    key = f"{ROLLOUT}.calculate_log_probs"
     yield "objective", key, weights is None or run.value(key), f"must be true for {CORRECTION}.rollout_is={weights}"
+
+
+def _best(run: VerlRun) -> Iterator[Condition]:
+    key, mine = "trainer.checkpoint_callback_class", "coca_mindspeed.verl.best.BestCheckpoint"
+    if run.value(key) != mine:
+        return
+    save, test, kept = run.value("trainer.save_freq"), run.value("trainer.test_freq"), f"{ACTOR}.checkpoint.async_save"
+    compared = f"must divide trainer.save_freq={save}: {mine} compares validated checkpoints"
+    yield "best-checkpoint", "trainer.test_freq", save > 0 and test > 0 and save % test == 0, compared
+    yield "best-checkpoint", kept, not run.value(kept), f"must be false: {mine} keeps finished checkpoints"
 
 
 def _stages(run: VerlRun) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """The section ``coca`` of a verl configuration."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from coca_mindspeed.scoring.settings import ScoringSettings, checked_section
 
 #: The name of our trainer, reward manager and advantage estimator in verl's registries.
 NAME = "coca"
+#: Our names of ``trainer.v1.trainer_mode``, and verl's of the same trainer.
+TRAINERS = {NAME: "sync", f"{NAME}_colocate_async": "colocate_async", f"{NAME}_separate_async": "separate_async"}
 
 
 class VerlSettings(ScoringSettings):
@@ -20,6 +22,9 @@ class VerlSettings(ScoringSettings):
     )
     samples_interval: int = Field(10, ge=0, description="steps between sample dumps; 0: none")
     samples_prompts: int = Field(4, ge=1, description="questions per dump, with all responses")
+    best_metric: Literal["eval/accuracy", "eval/auroc", "eval/ece", "eval/brier"] = Field(
+        "eval/brier", description="held-out metric by which BestCheckpoint chooses; docs/verl.md"
+    )
 
     def stage(self, step: int, total_steps: int) -> int:
         """The method's stage in a step (from 1); stages share the steps of a run equally."""

@@ -1,6 +1,8 @@
-"""verl's synchronous trainer with segment advantages, validation and dumps: ``trainer.v1.trainer_mode=coca``.
+"""verl's three V1 trainers with segment advantages, validation and dumps: ``trainer.v1.trainer_mode``.
 
-The loop is verl's own.  How a run differs from the paper (arXiv 2603.05881), apart from the options of docs/method.md:
+``coca`` is verl's ``sync``, ``coca_colocate_async`` its ``colocate_async``, ``coca_separate_async`` its
+``separate_async``.  The loops are verl's own.  How a run differs from the paper (arXiv 2603.05881), apart from the
+options of docs/method.md:
 
 1. Invalid responses have a format advantage of their own (``coca.method.separate_format``; false: the paper's form).
 2. Ungradable answers take no part in GESR and advantages; a group with fewer than two gradable answers trains nothing.
@@ -10,6 +12,8 @@ The loop is verl's own.  How a run differs from the paper (arXiv 2603.05881), ap
    the rollout engine may be added (``algorithm.rollout_correction.rollout_is=token``; null: the paper's form).
 5. A group that lacks a response because a rollout failed trains nothing (``coca.broken_groups`` allows some).
 6. The stages of a method share the steps and the optimizer of one run.
+7. In an asynchronous trainer, earlier weights sampled the responses, in part or wholly, and the success rate is theirs.
+   Groups that are too old are discarded (``group/discarded``).
 """
 
 import copy
@@ -26,7 +30,9 @@ from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import register_adv_est
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.utils.padding import response_to_nested
 
@@ -44,10 +50,12 @@ from coca_mindspeed.verl.batch import ScoredStep, check_broken, score_step, vali
 from coca_mindspeed.verl.checks import check_prompts, check_rows, verl_problems
 from coca_mindspeed.verl.resume import MetricsBeforeResume, check_length, check_same_run, file_of_verls_log
 from coca_mindspeed.verl.segment_loss import ROLLOUT_WEIGHTS, SEGMENT_ENDS, SegmentLoss, divide_segment_sums
-from coca_mindspeed.verl.settings import NAME, verl_settings
+from coca_mindspeed.verl.settings import NAME, TRAINERS, verl_settings
 
 # Passing a column on takes time row by row: the reports of the reward manager, and the targets of a critic.
 _UNREAD_BY_THE_ACTOR = frozenset(("extra_fields", "returns"))
+# verl's counts of groups that an asynchronous trainer removes before a step: too old, or with a failed rollout.
+_STALE, _FAILED = (f"training/{why}/evicted_samples" for why in ("off_policy", "rollout_failure"))
 
 
 def refuse_other_trainers(**_arguments: Any) -> Any:
@@ -55,15 +63,14 @@ def refuse_other_trainers(**_arguments: Any) -> Any:
 
     An estimator of verl's is given neither the responses nor the reward manager's reports.
     """
-    raise TrainingError(f"algorithm.adv_estimator={NAME} needs trainer.v1.trainer_mode={NAME}")
+    raise TrainingError(f"algorithm.adv_estimator={NAME} needs trainer.v1.trainer_mode={' or '.join(TRAINERS)}")
 
 
 register_adv_est(NAME)(refuse_other_trainers)
 
 
-@register_trainer(NAME)
-class SegmentTrainer(PPOTrainerSync):
-    """The trainer; its methods override verl's."""
+class SegmentTrainer(PPOTrainer):
+    """The part that the trainers share; its methods override those of verl's trainer, the next base class."""
 
     def __init__(self, config: Any) -> None:
         """Check the configuration and verl's release before anything is loaded."""
@@ -71,14 +78,15 @@ class SegmentTrainer(PPOTrainerSync):
         self._settings = verl_settings(plain)
         raise_problems(verl_problems(plain, self._settings), "verl would not train by the method:")
         check_own_method(self._settings.method)
-        matching_manifest(Path(str(verl.__file__)).parents[1], package="verl")
+        engine: Any = "megatron" if plain["actor_rollout_ref"]["actor"]["strategy"] == "megatron" else "fsdp"
+        matching_manifest(Path(str(verl.__file__)).parents[1], package="verl", engine=engine)
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # verl compares with this word
+            config.trainer.v1.trainer_mode = TRAINERS[config.trainer.v1.trainer_mode]  # verl compares with its words
             # With the paths of the user's own code: workers may have another working directory.
             OmegaConf.update(config, f"{NAME}.method.name", self._settings.method.name)
             OmegaConf.update(config, f"{NAME}.grader", self._settings.grader)
         super().__init__(config)
-        self._last_step: ScoredStep | None = None
+        self._scored: list[ScoredStep] = []  # the mini-batches of this step
         self._earlier: MetricsBeforeResume | None = None
         self._health = HealthWarnings()
 
@@ -138,6 +146,19 @@ class SegmentTrainer(PPOTrainerSync):
         if self._earlier is not None:
             self._earlier.replay(lambda data, step: self.logger.log(data=data, step=step, backend=["file"]))
 
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> Any:
+        """Run verl's step, of one or more mini-batches, and count the groups that train nothing."""
+        self._scored = []
+        batch = super().step(metrics, timing_raw)
+        failed = int(metrics.get(_FAILED, 0))
+        check_broken(failed, self._settings.broken_groups, self.config.data.train_batch_size, "groups")
+        metrics["group/broken"] = float(failed + sum(step.broken for step in self._scored))
+        if self.trainer_mode != "sync":
+            metrics["group/discarded"] = float(metrics.get(_STALE, 0))
+        if warning := self._health.after_step(self.global_steps, metrics):
+            print_text(warning, sys.stderr)
+        return batch
+
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write the advantages of whole groups to the queue, and verl's rollout correction if it has what it needs."""
         start = time.perf_counter()
@@ -153,7 +174,7 @@ class SegmentTrainer(PPOTrainerSync):
             tags=batch.tags,
             rows=list(map(_reward_extra_info, data["extra_fields"])),
             response_lengths=mask.offsets().diff().cpu(),
-            prompts=self.config.data.train_batch_size,
+            prompts=self.config.data.train_batch_size // self.parameter_sync_step,
             group=self.config.actor_rollout_ref.rollout.n,
             settings=settings,
             stage=settings.stage(self.global_steps, self.total_training_steps),
@@ -176,12 +197,9 @@ class SegmentTrainer(PPOTrainerSync):
         batch = transfer_queue.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch.keys))
         )
-        found = step.metrics()
-        metrics.update(found)
-        if warning := self._health.after_step(self.global_steps, found):
-            print_text(warning, sys.stderr)
+        metrics.update(step.metrics())
         metrics["seconds/advantage"] = time.perf_counter() - start
-        self._last_step = step
+        self._scored.append(step)
         return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -201,11 +219,11 @@ class SegmentTrainer(PPOTrainerSync):
         sample_uids: Any,
         reward_extra_infos_dict: Any,
         sample_turns: Any,
-        expected_acc_counts: Any = None,
+        **others: Any,
     ) -> dict[str, float]:
         """Add Acc, AUROC, ECE, Brier, SR and TTC, and write predictions where verl dumps generations."""
         predictions = validation_predictions(reward_extra_infos_dict)
-        asked = sum((expected_acc_counts or {}).values()) or len(predictions)
+        asked = sum((others.get("expected_acc_counts") or {}).values()) or len(predictions)  # since 0.9.1
         missing = asked - len(predictions)
         check_broken(missing, self._settings.broken_groups, asked, "held-out questions")
         folder = self.config.trainer.get("validation_data_dir", None)
@@ -214,17 +232,37 @@ class SegmentTrainer(PPOTrainerSync):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_predictions(path, predictions)
         own = {name: reward_extra_infos_dict[name] for name in ("reward", "acc")}
-        metrics = super()._val_metrics_update(data_sources, sample_uids, own, sample_turns, expected_acc_counts)
-        return {**metrics, **validation_metrics(predictions), "eval/missing": float(missing)}
+        metrics = super()._val_metrics_update(data_sources, sample_uids, own, sample_turns, **others)
+        found = validation_metrics(predictions)
+        callback = getattr(self, "checkpoint_callback", None)  # since 0.9.1
+        if (on_validate := getattr(callback, "on_validate", None)) is not None:  # of our BestCheckpoint
+            on_validate(self.global_steps, found)
+        return {**metrics, **found, "eval/missing": float(missing)}
 
     def _log_rollout_data(self, batch: Any, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
         """Dump responses with confidence, rewards and advantages in place of verl's own dump."""
         if not self._settings.dumps(self.global_steps):
             return
-        assert self._last_step is not None
+        count = self._settings.samples_prompts
         path = Path(rollout_data_dir) / f"step_{self.global_steps:06d}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json_lines(path, self._last_step.dump(self.global_steps, self._settings.samples_prompts))
+        rows = [row for step in self._scored for row in step.dump(self.global_steps, count)]
+        write_json_lines(path, rows[: count * self.config.actor_rollout_ref.rollout.n])
+
+
+@register_trainer(NAME)
+class SyncSegmentTrainer(SegmentTrainer, PPOTrainerSync):
+    """Sampling and training take turns."""
+
+
+@register_trainer(f"{NAME}_colocate_async")
+class ColocateAsyncSegmentTrainer(SegmentTrainer, PPOTrainerColocateAsync):
+    """Training interrupts sampling, which goes on with the new weights."""
+
+
+@register_trainer(f"{NAME}_separate_async")
+class SeparateAsyncSegmentTrainer(SegmentTrainer, PPOTrainerSeparateAsync):
+    """Devices of their own sample while the others train; each step samples and trains several mini-batches."""
 
 
 def _reward_extra_info(extra_fields: Any) -> Any:

@@ -184,6 +184,30 @@ def test_the_closest_release_is_named_where_none_matches(root):
         matching_manifest(root, [other, manifest])
 
 
+@pytest.mark.parametrize(
+    ("severity", "engine", "new", "refused"),
+    [
+        ("contract", None, "return 1", True),
+        ("text", None, "return 1", False),
+        ("text", None, None, True),  # it is gone
+        ("contract", "fsdp", "return 1", True),
+        ("contract", "megatron", "return 1", False),  # of an engine that the run does not use
+    ],
+)
+def test_a_changed_text_warns_and_a_changed_contract_is_refused(root, capsys, severity, engine, new, refused):
+    manifest = _manifest(root)
+    *others, relied = manifest.hooks
+    manifest = replace(manifest, hooks=(*others, replace(relied, severity=severity, engine=engine)))
+    edited = FAKE.replace("return 0", new) if new else FAKE.replace("relied_upon", "renamed")
+    (root / "fake_rl" / "core.py").write_text(edited)
+    if refused:
+        with pytest.raises(ManifestError, match=r"fake_rl\.core:relied_upon"):
+            matching_manifest(root, [manifest], engine="fsdp")
+    else:
+        assert matching_manifest(root, [manifest], engine="fsdp") is manifest
+    assert ("fake_rl.core:relied_upon" in capsys.readouterr().err) == (not refused and engine is None)
+
+
 def test_a_skeleton_has_the_fingerprints_found(root):
     """Verifying never imports."""
     manifest = _manifest(root)

@@ -89,6 +89,59 @@ def test_combinations(changes, expected):
     assert problems(changes) == expected
 
 
+COLOCATE = {"trainer.v1.trainer_mode": "coca_colocate_async", "algorithm.rollout_correction.rollout_is": "token"}
+SEPARATE = {
+    **COLOCATE,
+    "trainer.v1.trainer_mode": "coca_separate_async",
+    "trainer.v1.separate_async.parameter_sync_step": 2,
+    f"{ROLLOUT}.nnodes": 1,
+    f"{ROLLOUT}.n_gpus_per_node": 2,
+    f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
+}
+IS, BACKEND = "algorithm.rollout_correction.rollout_is", f"{ROLLOUT}.checkpoint_engine.backend"
+BEST = {
+    "trainer.checkpoint_callback_class": "coca_mindspeed.verl.best.BestCheckpoint",
+    "trainer.save_freq": 50,
+    "trainer.test_freq": 25,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (COLOCATE, []),
+        ({**COLOCATE, IS: None}, [("objective", IS, None)]),
+        (
+            {**COLOCATE, "trainer.v1.colocate_async.parameter_sync_step": 2},
+            [("groups", "trainer.v1.colocate_async.parameter_sync_step", 2)],
+        ),
+        (SEPARATE, []),
+        ({**SEPARATE, f"{ROLLOUT}.n_gpus_per_node": None}, []),  # those of trainer.n_gpus_per_node, as in verl
+        ({**SEPARATE, f"{ROLLOUT}.nnodes": 0}, [("devices", f"{ROLLOUT}.nnodes", 0)]),
+        ({**SEPARATE, BACKEND: "naive"}, [("devices", BACKEND, "naive")]),
+        ({**SEPARATE, "data.train_batch_size": 24}, [("mini-batch", "data.train_batch_size", 24)]),
+        (
+            {**SEPARATE, f"{ROLLOUT}.n_gpus_per_node": 3, f"{ROLLOUT}.tensor_model_parallel_size": 2},
+            [("devices", f"{ROLLOUT}.tensor_model_parallel_size", 2)],
+        ),
+        # A step computes log-probs of one mini-batch of 8 questions at a time: 16 rows a rank.
+        (
+            {**SEPARATE, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 32},
+            [("micro-batch", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 32)],
+        ),
+        (BEST, []),
+        ({**BEST, "trainer.test_freq": 40}, [("best-checkpoint", "trainer.test_freq", 40)]),
+        ({**BEST, "trainer.test_freq": -1}, [("best-checkpoint", "trainer.test_freq", -1)]),
+        (
+            {**BEST, f"{ACTOR}.checkpoint.async_save": True},
+            [("best-checkpoint", f"{ACTOR}.checkpoint.async_save", True)],
+        ),
+    ],
+)
+def test_trainers_and_their_checkpoints(changes, expected):
+    assert problems(changes) == expected
+
+
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "micro", "expected"),
     [

@@ -43,6 +43,9 @@ def gradient_norms(
     old = pad_sequence([row["old_log_probs"] for row in rows], batch_first=True)
     width = token_ids.shape[1]
     advantages, ends = _credit(rows, method, lengths, width, group)
+    weighted = advantages
+    if "rollout_is_weights" in rows[0]:
+        weighted = advantages * pad_sequence([row["rollout_is_weights"] for row in rows], batch_first=True)
     norms = []
     for minibatch in range(minibatches):
         chosen = torch.cat([part.chunk(minibatches)[minibatch] for part in torch.arange(len(rows)).chunk(ranks)])
@@ -57,7 +60,7 @@ def gradient_norms(
         objective = segment_objective(
             log_probs,
             old[chosen],
-            advantages[chosen],
+            weighted[chosen],
             segment_masks(ends[chosen], segments, width),
             clip=method.clip,
             aggregation=method.loss_aggregation,

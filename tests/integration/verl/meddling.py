@@ -22,12 +22,15 @@ def _keep_batches(module: Any) -> None:
         import transfer_queue
 
         fields = ["prompts", "responses", "old_log_probs", "advantages", "extra_fields"]
+        fields += ["rollout_is_weights"] if self.config.algorithm.rollout_correction.rollout_is else []
         columns = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        extra = [getattr(value, "data", value) for value in columns.pop("extra_fields")]
         rows = [
             {
                 "key": key,
-                **{name: columns[name][row].clone() for name in fields[:-1]},
-                **getattr(columns["extra_fields"][row], "data", columns["extra_fields"][row])["reward_extra_info"],
+                **{name: column[row].clone() for name, column in columns.items()},
+                **extra[row].get("reward_extra_info", {}),
+                "versions": [extra[row].get(f"{end}_global_steps") for end in ("min", "max")],
             }
             for row, key in enumerate(batch.keys)
         ]

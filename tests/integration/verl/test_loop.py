@@ -117,18 +117,55 @@ def test_a_failing_grader_and_a_failing_session_with_token_means(warm: Path, tmp
     changes: dict[str, Any] = {STEPS: 1, MINIBATCH: 8}
     changes |= {"coca__method": {"loss_aggregation": "token_mean"}, "coca__broken_groups": 1}
     run = tmp_path / "run"
-    failing = {"COCA_TEST_GRADER_FAILS": "3", "COCA_TEST_SESSION_FAILS": "37"}
+    # Five of the 16 answers end with 1, so some are graded whichever group loses a response.
+    failing = {"COCA_TEST_GRADER_FAILS": "1", "COCA_TEST_SESSION_FAILS": "37"}
     finished(tiny.configuration(warm, run, **changes), **keeping(run), **failing)
     first = loop.metrics(run)[1]
     assert first["group/broken"] == 1
     dump = loop.rollouts(run, 1)
     assert len(dump) == 15 * 8
     failed = [row for row in dump if row["verdict"] == "ungradable"]
-    assert {row["gold"][-1] for row in failed} == {"3"}
+    assert {row["gold"][-1] for row in failed} == {"1"}
     assert all(row["reason"] == "the grader failed: ValueError: a grader of the test's" for row in failed)
     assert first["grading/ungradable_share"] == pytest.approx(len(failed) / len(dump))
     assert sum(row["key"].startswith("pad") for row in kept(run)) == 1
     assert_same_gradient(warm, run, MethodConfig(loss_aggregation="token_mean"), ranks=1, minibatches=2)
+
+
+def test_an_asynchronous_loop_trains_on_earlier_weights_and_counts_what_it_discards(warm: Path, tmp_path: Path):
+    """Of the 48 questions of step 1, 16 train in each of two steps; those left in the third are too old."""
+    run = tmp_path / "run"
+    changes: dict[str, Any] = {
+        STEPS: 3,
+        MINIBATCH: 8,
+        "coca__broken_groups": 1,
+        "trainer__v1": {
+            "trainer_mode": "coca_colocate_async",
+            "colocate_async": {"num_warmup_batches": 2},
+            "sampler": {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop"},
+        },
+        "algorithm__rollout_correction": {"rollout_is": "token"},
+        "trainer__save_freq": 3,
+        "trainer__test_freq": 3,
+        "trainer__checkpoint_callback_class": "coca_mindspeed.verl.best.BestCheckpoint",
+    }
+    finished(tiny.configuration(warm, run, **changes), **keeping(run), COCA_TEST_SESSION_FAILS="37")
+    assert_same_gradient(warm, run, MethodConfig(), ranks=1, minibatches=2)
+    metrics = loop.metrics(run)
+    assert [metrics[step]["group/discarded"] for step in (1, 2)] == [0, 0]
+    assert 1 <= metrics[3]["group/discarded"] <= 16
+    assert sum(metrics[step]["group/broken"] for step in (1, 2, 3)) == 1
+    versions = {step: [row["versions"] for row in kept(run, step)] for step in (1, 2, 3)}
+    assert {version for pair in versions[1] for version in pair} == {0}
+    assert min(oldest for oldest, _ in versions[2]) == 0, "a step trains on what the weights before its own sampled"
+    assert any(oldest < newest for step in (2, 3) for oldest, newest in versions[step]), "interrupted and resumed"
+    for step in (1, 2, 3):
+        dump = loop.rollouts(run, step)
+        assert len(dump) == 128
+        assert all(len({row["id"] for row in dump[start : start + 8]}) == 1 for start in range(0, 128, 8))
+    best = json.loads((run / "checkpoints" / "best" / "best.json").read_text())
+    assert best == {"metric": "eval/brier", "step": 3, "value": metrics[3]["eval/brier"]}
+    assert (run / "checkpoints" / "best" / "global_step_3" / "actor").is_dir()
 
 
 def test_a_failing_session_ends_a_run_that_allows_none(warm: Path, tmp_path: Path):

@@ -18,20 +18,21 @@ from tensordict import TensorDict
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 from verl.utils.tracking import Tracking
 
 from coca_mindspeed.data.export import verl_row
 from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.checks import REQUIREMENTS, verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
 from coca_mindspeed.verl.resume import MetricsBeforeResume, file_of_verls_log
-from coca_mindspeed.verl.settings import verl_settings
-from coca_mindspeed.verl.trainer import SegmentTrainer
+from coca_mindspeed.verl.settings import TRAINERS, VerlSettings, verl_settings
+from coca_mindspeed.verl.trainer import SegmentTrainer, SyncSegmentTrainer
 from tests.integration.verl import tiny
-from tests.verl.configurations import record
+from tests.verl.configurations import columns, record
 
 VERL = Path(str(verl.__file__)).parent
 
@@ -44,8 +45,13 @@ def composed(directory: Path, name: str) -> DictConfig:
         return compose(name, overrides=[f"hydra.searchpath=[file://{VERL / 'trainer' / 'config'}]"])
 
 
-def test_verl_finds_trainer_estimator_and_reward_manager():
-    assert get_trainer_cls("coca") is SegmentTrainer
+@pytest.mark.parametrize(("ours", "verls"), TRAINERS.items())
+def test_verl_finds_the_trainers_which_extend_its_own(ours: str, verls: str):
+    trainer, original = get_trainer_cls(ours), get_trainer_cls(verls)
+    assert trainer.mro()[:3] == [trainer, SegmentTrainer, original]
+
+
+def test_verl_finds_estimator_and_reward_manager():
     assert callable(get_adv_estimator_fn("coca"))
     assert get_reward_manager_cls("coca").__name__ == "SegmentRewardManager"
 
@@ -62,7 +68,7 @@ def test_verls_own_file_logger_keeps_the_steps_before_a_checkpoint(tmp_path: Pat
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(log))
 
     def start(step: int, until: int) -> None:
-        trainer = SegmentTrainer.__new__(SegmentTrainer)
+        trainer = SyncSegmentTrainer.__new__(SyncSegmentTrainer)
         trainer._earlier = MetricsBeforeResume(file_of_verls_log("coca", "run"), step)
         trainer.logger = Tracking("coca", "run", ["console", "file"])
         trainer.on_validate_begin()
@@ -99,7 +105,7 @@ def test_what_a_configuration_leaves_out_has_verls_own_default():
 def test_the_trainer_refuses_before_anything_is_loaded(warm: Path, tmp_path: Path):
     tiny.configuration(warm, tmp_path, actor_rollout_ref__actor__entropy_coeff=0.1, algorithm__adv_estimator="grpo")
     with pytest.raises(ConfigError) as caught:
-        SegmentTrainer(composed(tmp_path, "run"))
+        SyncSegmentTrainer(composed(tmp_path, "run"))
     found = {(problem.key, problem.value) for problem in caught.value.problems}
     assert found == {("actor_rollout_ref.actor.entropy_coeff", 0.1), ("algorithm.adv_estimator", "grpo")}
 
@@ -118,20 +124,54 @@ def test_the_ready_made_configurations_compose_on_verls_defaults_and_are_not_ref
     assert verl_problems(verl_configuration(file, ["data.train_batch_size=100"]), verl_settings(config))
 
 
-def test_a_verl_with_one_edited_line_in_a_method_that_is_overridden_is_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("line", "target", "refused"),
+    [
+        ("        metrics.update(actor_metrics)\n", "PPOTrainer._update_actor", True),
+        ("        # perform validation before training\n", "PPOTrainer.fit", False),
+    ],
+)
+def test_an_edited_contract_is_refused_and_another_text_is_a_warning(
+    tmp_path: Path, capsys: Any, line: str, target: str, refused: bool
+):
     shutil.copytree(VERL, tmp_path / "verl", ignore=shutil.ignore_patterns("__pycache__"))
     assert matching_manifest(tmp_path, package="verl").release == "0.9.1"
+    assert capsys.readouterr().err == ""
     edited = tmp_path / "verl" / "trainer" / "ppo" / "v1" / "trainer_base.py"
     source = edited.read_text()
-    line = "        metrics.update(actor_metrics)\n"
     assert source.count(line) == 1
-    edited.write_text(source.replace(line, line + "        metrics.pop('lr', None)\n"))
+    edited.write_text(source.replace(line, line + "        print('edited')\n"))
+    if not refused:
+        assert matching_manifest(tmp_path, package="verl").release == "0.9.1"
+        assert target in capsys.readouterr().err
+        return
     with pytest.raises(ManifestError) as caught:
         matching_manifest(tmp_path, package="verl")
     assert "the verl at" in str(caught.value)
-    assert "PPOTrainer._update_actor (expected" in str(caught.value)
+    assert f"{target} (expected" in str(caught.value)
     (manifest,) = load_manifests(package="verl")
     assert f"1 of {len(manifest.hooks)} hooked definitions differ from release 0.9.1" in str(caught.value)
+
+
+@pytest.mark.parametrize("others", [{}, {"expected_acc_counts": {("sums", "acc"): 2}}])
+def test_a_validation_passes_on_what_this_verl_gives(monkeypatch: Any, tmp_path: Path, others: dict[str, Any]):
+    """``expected_acc_counts`` is new in 0.9.1: ours works with a verl that has it and with one that has not."""
+    given = []
+    monkeypatch.setattr(
+        PPOTrainer,
+        "_val_metrics_update",
+        lambda _self, *arguments, **named: given.append((len(arguments), named)) or {},
+    )
+    trainer = SyncSegmentTrainer.__new__(SyncSegmentTrainer)
+    trainer.config = OmegaConf.create({"trainer": {}})
+    trainer._settings = VerlSettings(broken_groups=1)
+    report = columns(0.5, Outcome.RIGHT)
+    found = trainer._val_metrics_update(
+        [], [], {name: [value] for name, value in report.items()} | {"reward": [1.0]}, [], **others
+    )
+    assert given == [(4, others)]
+    assert found["eval/missing"] == (1 if others else 0)
+    assert found["eval/accuracy"] == 1
 
 
 def test_the_reward_manager_judges_sampled_tokens(warm: Path, tmp_path: Path):

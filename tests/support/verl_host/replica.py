@@ -24,6 +24,7 @@ def actor_name(rank: int) -> str:
 class _Request:
     prompt: list[int]
     temperature: float
+    limit: int  # tokens of the response, or of the rest of an aborted one
     answer: "asyncio.Future[TokenOutput]"
 
 
@@ -42,6 +43,8 @@ class HostServer:
         self._max_new_tokens = max_new_tokens
         self._step: int | None = None
         self._waiting: list[_Request] = []
+        self._open = asyncio.Event()  # closed by an abort, until generation goes on
+        self._open.set()
         self._sampling: asyncio.Task[None] | None = None
 
     async def load(self, weights: Mapping[str, torch.Tensor], step: int | None) -> None:
@@ -56,25 +59,52 @@ class HostServer:
     ) -> TokenOutput:
         """Sample one response."""
         answer: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(list(prompt_ids), float(sampling_params.get("temperature", 1.0)), answer))
+        limit = int(sampling_params.get("max_tokens", self._max_new_tokens))
+        self._waiting.append(_Request(list(prompt_ids), float(sampling_params.get("temperature", 1.0)), limit, answer))
         if self._sampling is None or self._sampling.done():
             self._sampling = asyncio.create_task(self._sample_waiting())
         return await answer
 
     async def _sample_waiting(self) -> None:
         while self._waiting:
+            await self._open.wait()
             await asyncio.sleep(_GATHER_SECONDS)
-            temperature = self._waiting[0].temperature
-            batch = [request for request in self._waiting if request.temperature == temperature][:_AT_ONCE]
-            self._waiting = [request for request in self._waiting if request not in batch]
-            try:
-                outputs = self._sample([request.prompt for request in batch], temperature)
-            except Exception as failure:  # noqa: BLE001  whoever asked is told
-                for request in batch:
-                    request.answer.set_exception(failure)
-                continue
-            for request, output in zip(batch, outputs, strict=True):
-                request.answer.set_result(output)
+            self._answer_waiting()
+
+    def _answer_waiting(self, *, aborted: bool = False) -> None:
+        """Sample a batch; of an aborted one return the first half of each response."""
+        if not self._waiting:
+            return
+        temperature = self._waiting[0].temperature
+        batch = [request for request in self._waiting if request.temperature == temperature][:_AT_ONCE]
+        self._waiting = [request for request in self._waiting if request not in batch]
+        try:
+            outputs = self._sample([request.prompt for request in batch], temperature)
+        except Exception as failure:  # noqa: BLE001  whoever asked is told
+            for request in batch:
+                request.answer.set_exception(failure)
+            return
+        for request, output in zip(batch, outputs, strict=True):
+            length = min(request.limit, len(output.token_ids) // 2 if aborted else len(output.token_ids))
+            output.token_ids, output.log_probs = output.token_ids[:length], output.log_probs[:length]
+            output.stop_reason = "aborted" if aborted else output.stop_reason
+            request.answer.set_result(output)
+
+    async def abort_all_requests(self, **_options: Any) -> None:
+        """Interrupt responses, and hold requests.
+
+        Those of the next step are dispatched by now, so a moment of waiting has some to interrupt in every run.
+        """
+        self._open.clear()
+        for _ in range(100):
+            if self._waiting:
+                break
+            await asyncio.sleep(0.1)
+        self._answer_waiting(aborted=True)
+
+    async def resume_generation(self) -> None:
+        """Serve requests again."""
+        self._open.set()
 
     @torch.no_grad()
     def _sample(self, prompts: list[list[int]], temperature: float) -> list[TokenOutput]:
@@ -110,7 +140,7 @@ class HostServer:
         """What an engine with device memory, caches or a profiler would do here."""
 
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = nothing
-    resume_generation = abort_all_requests = start_profile = stop_profile = nothing
+    start_profile = stop_profile = nothing
 
 
 class HostReplica(RolloutReplica):
