@@ -2,8 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.scoring.metrics import FirstSight
 
 if TYPE_CHECKING:
     import torch
@@ -47,33 +47,9 @@ def _order(records: Sequence[Record], epoch: int, seed: int) -> NDArray[np.int64
     return np.random.default_rng(derived_seed(seed, "order", epoch)).permutation(len(records))
 
 
-@dataclass(frozen=True)
-class FirstSight:
-    """The step (from 0) in which a run first asks each question; records with the same text are one question.
-
-    Attributes:
-        steps: question -> step.
-        count: questions of a step.
-    """
-
-    steps: Mapping[str, int]
-    count: int
-
-    @classmethod
-    def of(cls, records: Sequence[Record], count: int, seed: int) -> "FirstSight":
-        """From the order of :func:`records_of_step`, whose first epoch asks everything."""
-        steps: dict[str, int] = {}
-        for position, index in enumerate(_order(records, 0, seed)):
-            steps.setdefault(records[index].question, position // count)
-        return cls(steps, count)
-
-    def seen(self, asked: Sequence[Record], step: int) -> list[bool]:
-        """Whether an earlier step than ``step`` asked each question."""
-        return [self.steps[record.question] < step for record in asked]
-
-    def times_asked(self, step: int) -> float:
-        """How often a question was asked on average, of those asked up to and including ``step``."""
-        return (step + 1) * self.count / sum(first <= step for first in self.steps.values())
+def first_sight(records: Sequence[Record], count: int, seed: int) -> FirstSight:
+    """When the run first asks each question: :func:`records_of_step` asks all of them in its first epoch."""
+    return FirstSight.of((records[index].question for index in _order(records, 0, seed)), count)
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

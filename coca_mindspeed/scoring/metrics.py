@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coca_mindspeed.evaluation.metrics import calibration_metrics
@@ -57,6 +58,35 @@ def rollout_metrics(rollout: Rollout) -> dict[str, Mean]:
         means["advantage/deviation"] = (credit.deviation, 1)
     # Undefined, e.g. AUROC where all answers are right: no weight.
     return {name: Mean(value, 0 if math.isnan(value) else weight) for name, (value, weight) in means.items()}
+
+
+@dataclass(frozen=True)
+class FirstSight:
+    """The step (from 0) in which a run first asks each question, which is known by its text.
+
+    Attributes:
+        steps: question -> step.
+        count: questions of a step.
+    """
+
+    steps: Mapping[str, int]
+    count: int
+
+    @classmethod
+    def of(cls, asked: Iterable[str], count: int) -> FirstSight:
+        """``asked``: the questions in the order in which the run asks them, at least up to the end of an epoch."""
+        steps: dict[str, int] = {}
+        for position, question in enumerate(asked):
+            steps.setdefault(question, position // count)
+        return cls(steps, count)
+
+    def seen(self, questions: Iterable[str], step: int) -> list[bool]:
+        """Whether an earlier step than ``step`` asked each question."""
+        return [self.steps[question] < step for question in questions]
+
+    def times_asked(self, step: int) -> float:
+        """How often a question was asked on average, of those asked up to and including ``step``."""
+        return (step + 1) * self.count / sum(first <= step for first in self.steps.values())
 
 
 FIRST_SIGHT, REPEATED, HELD_OUT = "first_sight", "repeated", "held_out"

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.local.schedule import FirstSight, records_of_step
+from coca_mindspeed.local.schedule import first_sight, records_of_step
 
 
 def records(questions):
@@ -16,10 +16,11 @@ def records(questions):
 @pytest.mark.parametrize("different", [3, 15, 20])
 def test_first_sight_is_what_a_log_of_the_run_says(count, different):
     asked_of = records([f"question {random.Random(i).randrange(different)}" for i in range(20)])
-    first_sight = FirstSight.of(asked_of, count, seed=5)
+    sights = first_sight(asked_of, count, seed=5)
     log = []
     for step in range(10):
         asked = records_of_step(asked_of, step, count, seed=5)
-        assert first_sight.seen(asked, step) == [record.question in log for record in asked]
-        log += [record.question for record in asked]
-        assert first_sight.times_asked(step) == pytest.approx(len(log) / len(set(log)))
+        questions = [record.question for record in asked]
+        assert sights.seen(questions, step) == [question in log for question in questions]
+        log += questions
+        assert sights.times_asked(step) == pytest.approx(len(log) / len(set(log)))
