@@ -81,7 +81,7 @@ def test_the_warm_start_of_the_long_setting_answers_new_questions_as_well_as_tho
             answers = HeldOut(config, policy, grader, records, tmp_path, False).evaluate(records, split)
             accuracy[split] = sum(bool(answer.correct) for answer in answers) / len(answers)
     assert abs(accuracy["train"] - accuracy["evaluate"]) < 0.03
-    assert 0.2 < accuracy["train"] < 0.8  # neither all right nor nothing to learn from
+    assert 0.3 < accuracy["train"] < 0.6
 
 
 # SHA-256 of warm-up, training and evaluation: the published figures were measured on these questions.
