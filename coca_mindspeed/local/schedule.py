@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.scoring.metrics import FirstSight
 
 if TYPE_CHECKING:
     import torch
@@ -36,9 +38,18 @@ def records_of_step(records: Sequence[Record], step: int, count: int, seed: int)
     for position in range(step * count, (step + 1) * count):
         epoch, index = divmod(position, len(records))
         if not chosen or index == 0:
-            order = np.random.default_rng(derived_seed(seed, "order", epoch)).permutation(len(records))
+            order = _order(records, epoch, seed)
         chosen.append(records[order[index]])
     return chosen
+
+
+def _order(records: Sequence[Record], epoch: int, seed: int) -> NDArray[np.int64]:
+    return np.random.default_rng(derived_seed(seed, "order", epoch)).permutation(len(records))
+
+
+def first_sight(records: Sequence[Record], count: int, seed: int) -> FirstSight:
+    """When the run first asks each question: :func:`records_of_step` asks all of them in its first epoch."""
+    return FirstSight.of((records[index].question for index in _order(records, 0, seed)), count)
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

@@ -29,9 +29,9 @@ from coca_mindspeed.local.progress import TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.sampler import NoDistributionError
-from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
+from coca_mindspeed.local.schedule import first_sight, generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
-from coca_mindspeed.scoring.metrics import HealthWarnings
+from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings, sight_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 
@@ -75,6 +75,7 @@ class Trainer:
         metric = config.checkpoint.best
         best = None if metric is None else BestModel(self.output / BEST_MODEL, metric)
         health, unevaluated = HealthWarnings(), RejectUnevaluated(self.grader)
+        sights = first_sight(self.records, config.rollout.prompts, config.seed)
         score = response_scorer(
             config.method, policy.text, unevaluated if config.data.require_evaluated else self.grader
         )
@@ -102,6 +103,8 @@ class Trainer:
                     clock.lap("update")
 
                     metrics = {"stage": float(stage), "lr": lr, **step_metrics(rollout), **updated}
+                    metrics |= values(sight_metrics(rollout, sights.seen((r.question for r in asked), step)))
+                    metrics[TIMES_ASKED] = sights.times_asked(step)
                     metrics["epoch"] = (step + 1) * config.rollout.prompts / len(self.records)
                     if (every := config.logging.samples_interval) and (step == 0 or _due(every, step)):
                         log.write_samples(step + 1, sample_rows(rollout, config.logging.samples_prompts))

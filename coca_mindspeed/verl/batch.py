@@ -15,8 +15,8 @@ from torch import Tensor
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.scoring.metrics import rollout_metrics, values
-from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
+from coca_mindspeed.scoring.metrics import rollout_metrics, sight_metrics, values
+from coca_mindspeed.scoring.responses import credit_rule, held_out_gap, held_out_metrics
 from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout, confidences
 from coca_mindspeed.verl.settings import VerlSettings
 
@@ -90,9 +90,11 @@ class ScoredStep:
             for name, column in self.rollout.training_columns().items()
         }
 
-    def metrics(self) -> dict[str, float]:
-        """Defined metrics, by the names that every engine uses."""
-        metrics = {name: value for name, value in values(rollout_metrics(self.rollout)).items() if math.isfinite(value)}
+    def metrics(self, repeated: bool = False) -> dict[str, float]:
+        """Defined metrics, by the names that every engine uses; ``repeated``: not in the first epoch."""
+        seen = [repeated] * len(self.rollout.correct)
+        found = values({**rollout_metrics(self.rollout), **sight_metrics(self.rollout, seen)})
+        metrics = {name: value for name, value in found.items() if math.isfinite(value)}
         metrics["group/broken"] = float(self.broken)
         return metrics if self.stage is None else {**metrics, "stage": float(self.stage)}
 
@@ -179,7 +181,10 @@ def validation_predictions(reports: Mapping[str, Sequence[Any]]) -> list[Predict
 
 
 def validation_metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
-    """The paper's six columns under ``eval/``; for several data sets also under ``eval/DATASET/``."""
+    """The paper's six columns under ``eval/``; for several data sets also under ``eval/DATASET/``.
+
+    ``held_out/`` has accuracy and stated confidence by :func:`.held_out_gap`.
+    """
     datasets = list(dict.fromkeys(prediction.dataset for prediction in predictions))
     named = {"eval": list(predictions)} if predictions else {}
     if len(datasets) > 1:
@@ -192,4 +197,5 @@ def validation_metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
             torch.tensor([row.tokens_to_confidence or 0 for row in rows]),
         )
         found |= {f"{prefix}/{name}": value for name, value in metrics.items()}
-    return found
+    gap = values(held_out_gap(predictions)) if predictions else {}
+    return found | {name: value for name, value in gap.items() if math.isfinite(value)}

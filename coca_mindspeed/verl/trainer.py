@@ -37,11 +37,11 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.utils.padding import response_to_nested
 
 from coca_mindspeed.data.prompts import write_into_template
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import Record, repetition
 from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.grading.registry import build_grader, check_records
-from coca_mindspeed.scoring.metrics import HealthWarnings
+from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_text
@@ -89,6 +89,7 @@ class SegmentTrainer(PPOTrainer):
         self._scored: list[ScoredStep] = []  # the mini-batches of this step
         self._earlier: MetricsBeforeResume | None = None
         self._health = HealthWarnings()
+        self._held_out: dict[str, float] = {}  # of a validation after the last step
 
     def _init_dataloader(self) -> None:
         """Load the questions and check all of them before the model is loaded."""
@@ -107,6 +108,7 @@ class SegmentTrainer(PPOTrainer):
                 records[what] = check_rows(rows.dataframe, what, system_prompt, tokenizer, data.max_prompt_length)
                 check_prompts(records[what], system_prompt, tokenizer, path, self._settings)
             check_records(grader, records)
+            self._questions = repetition(records["data.train_files"]).questions
         finally:
             grader.close()
         if self.steps_per_epoch == 0:
@@ -155,8 +157,9 @@ class SegmentTrainer(PPOTrainer):
         metrics["group/broken"] = float(failed + sum(step.broken for step in self._scored))
         if self.trainer_mode != "sync":
             metrics["group/discarded"] = float(metrics.get(_STALE, 0))
-        if warning := self._health.after_step(self.global_steps, metrics):
+        if warning := self._health.after_step(self.global_steps, {**metrics, **self._held_out}):
             print_text(warning, sys.stderr)
+        self._held_out = {}
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -197,7 +200,8 @@ class SegmentTrainer(PPOTrainer):
         batch = transfer_queue.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch.keys))
         )
-        metrics.update(step.metrics())
+        metrics.update(step.metrics(repeated=self.global_steps > self.steps_per_epoch))
+        metrics[TIMES_ASKED] = max(1.0, self.global_steps * self.config.data.train_batch_size / self._questions)
         metrics["seconds/advantage"] = time.perf_counter() - start
         self._scored.append(step)
         return batch
@@ -233,11 +237,11 @@ class SegmentTrainer(PPOTrainer):
             write_predictions(path, predictions)
         own = {name: reward_extra_infos_dict[name] for name in ("reward", "acc")}
         metrics = super()._val_metrics_update(data_sources, sample_uids, own, sample_turns, **others)
-        found = validation_metrics(predictions)
+        self._held_out = validation_metrics(predictions)
         callback = getattr(self, "checkpoint_callback", None)  # since 0.9.1
         if (on_validate := getattr(callback, "on_validate", None)) is not None:  # of our BestCheckpoint
-            on_validate(self.global_steps, found)
-        return {**metrics, **found, "eval/missing": float(missing)}
+            on_validate(self.global_steps, self._held_out)
+        return {**metrics, **self._held_out, "eval/missing": float(missing)}
 
     def _log_rollout_data(self, batch: Any, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
         """Dump responses with confidence, rewards and advantages in place of verl's own dump."""

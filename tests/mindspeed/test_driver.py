@@ -251,6 +251,7 @@ def _record(index: int) -> Record:
 def test_every_epoch_shows_every_record_once():
     prompts = [np.array([i], dtype=np.int32) for i in range(5)]
     shown = RecordPrompts([_record(i) for i in range(5)], prompts, samples=12, seed=3, shuffle=True)
+    assert shown.questions() == [_record(int(shown[i][RECORD][0])).question for i in range(12)]
     order = [int(shown[i][RECORD][0]) for i in range(len(shown))]
     assert len(order) == 12
     assert sorted(order[:5]) == sorted(order[5:10]) == [0, 1, 2, 3, 4]

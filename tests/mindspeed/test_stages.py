@@ -14,7 +14,7 @@ from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.mindspeed.stages import dock, reward_worker, trainer
+from coca_mindspeed.mindspeed.stages import dataset, dock, reward_worker, trainer
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.dock import SCORES
 from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, divide_ratios, ratio
@@ -124,6 +124,23 @@ def test_the_advantage_stage_does_not_depend_on_the_dispatch(guarantee_order, co
     means = {name: sum(values) / len(values) for name, values in filled.metrics.items()}
     # Brier against GESR .5 and 1: (.2^2, .5^2) and (.1^2, invalid)
     assert divide_ratios(means)["reward/confidence"] == pytest.approx(-(0.04 + 0.25 + 0.01 + 1) / 4)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_questions_that_the_run_asked_before_are_measured_apart(shuffle, monkeypatch):
+    monkeypatch.setattr(dataset, "asked", ["a", "b", "c", "b"])
+    assert dataset.seen_before(1, 2) == ([False, False], 1.0)
+    seen = dataset.seen_before(2, 2)
+    assert seen == ([False, True], 4 / 3)
+    filled, settings = _scored_dock(shuffle), CocaSettings(method=MethodConfig(advantage_eps=0.0))
+    options = {"count": 2, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
+    compute_advantages(filled, settings, **options, seen=seen)
+    found = divide_ratios({name: sum(values) / len(values) for name, values in filled.metrics.items()})
+    assert found["first_sight/accuracy"] == 0.5
+    assert found["first_sight/confidence"] == pytest.approx(0.15)
+    assert found["repeated/accuracy"] == 1.0
+    assert found["repeated/confidence"] == pytest.approx(0.9)  # the other states no valid one
+    assert found["rollout/times_asked"] == pytest.approx(4 / 3)
 
 
 @pytest.mark.parametrize("method", ["coca", "joint"])

@@ -210,3 +210,11 @@ def test_the_metrics_of_a_validation():
     said.append(columns(0.9, UNGRADABLE, reason="no sandbox"))
     assert validation_metrics(found()) == {**metrics, "eval/ungradable_share": 0.25}
     assert validation_metrics([]) == {}
+
+
+def test_the_first_epoch_and_later_ones_are_measured_apart():
+    found = step()
+    first, later = found.metrics(), found.metrics(repeated=True)
+    assert first["first_sight/accuracy"] == later["repeated/accuracy"]
+    assert first["first_sight/confidence"] == later["repeated/confidence"]
+    assert not any(name.startswith("repeated/") for name in first)

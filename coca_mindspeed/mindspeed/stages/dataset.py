@@ -20,9 +20,25 @@ from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.mindspeed.start.process import CocaSettings, process_settings
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
+from coca_mindspeed.scoring.metrics import FirstSight
 from coca_mindspeed.utils.files import file_sha256
 
 RECORD = "coca_record"  # column of the dock, int32 [1]: index of the question's record; comes with the prompts
+
+
+#: The questions of this process's run in the order in which it asks them; empty: not a set of records.
+asked: list[str] = []
+
+
+def seen_before(step: int, count: int) -> tuple[list[bool], float] | None:
+    """Whether the run asked each of the ``count`` questions of iteration ``step`` (from 1) before; None: unknown.
+
+    The second value is :meth:`.FirstSight.times_asked`.
+    """
+    if not asked:
+        return None
+    sights, questions = FirstSight.of(asked, count), asked[(step - 1) * count : step * count]
+    return sights.seen(questions, step - 1), sights.times_asked(step - 1)
 
 
 def record_files(data_path: str | None, eval_data: str | Path | None) -> list[Path]:
@@ -143,7 +159,7 @@ class RecordPrompts:
     def __init__(
         self, records: Sequence[Record], prompts: Sequence[NDArray[np.int32]], samples: int, seed: int, shuffle: bool
     ) -> None:
-        self._prompts = prompts
+        self._records, self._prompts = records, prompts
         self._order = np.concatenate(
             [
                 np.random.default_rng((seed, epoch)).permutation(len(records)) if shuffle else np.arange(len(records))
@@ -153,6 +169,10 @@ class RecordPrompts:
 
     def __len__(self) -> int:
         return len(self._order)
+
+    def questions(self) -> list[str]:
+        """The question at each position."""
+        return [self._records[index].question for index in self._order]
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         index = int(self._order[position])
@@ -171,6 +191,7 @@ def record_datasets(_original: Any) -> Any:
         records, prompts = load_prompts(Path(data_path), tokenizer, process_settings().coca, config.max_prompt_length)
         samples = arguments["train_valid_test_num_samples"][0]
         train = RecordPrompts(records, prompts, samples, arguments["seed"], not config.no_shuffle)
+        asked[:] = train.questions()
         return train, None, None
 
     return build_train_valid_test_datasets

@@ -17,13 +17,13 @@ transfer dock.  How a run differs from the paper (arXiv 2603.05881), apart from 
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.mindspeed.stages import metrics
+from coca_mindspeed.mindspeed.stages import dataset, metrics
 from coca_mindspeed.mindspeed.stages.dataset import RECORD, load_prompts
 from coca_mindspeed.mindspeed.stages.dock import (
     ROLLOUT_LOG_PROBS,
@@ -38,7 +38,16 @@ from coca_mindspeed.mindspeed.stages.dock import (
 )
 from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, as_ratios, cut_logs
 from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings, process_settings
-from coca_mindspeed.scoring.metrics import HealthWarnings, rollout_metrics
+from coca_mindspeed.scoring.metrics import (
+    HELD_OUT,
+    TIMES_ASKED,
+    HealthWarnings,
+    Mean,
+    gap_metrics,
+    rollout_metrics,
+    sight_metrics,
+    values,
+)
 from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.console import print_text
@@ -106,6 +115,7 @@ def grpo_trainer(original: Any) -> Any:
                     rows=self.global_batch_size * self.n_samples_per_prompt,
                     guarantee_order=guarantee_order,
                     sample_prompts=self._samples.prompts_wanted(self._iteration),
+                    seen=dataset.seen_before(self._iteration, self.global_batch_size),
                 )
             )
             self._samples.write(self._iteration, rows, self.transfer_dock)
@@ -157,8 +167,9 @@ def iteration_metrics(original: Any) -> Any:
                 process = process_settings()
                 if not process.reference:
                     self.metric.pop("timing/non_overlap_reference_model", None)
-                if warning := self._health.after_step(metrics.iteration, self.metric):
+                if warning := self._health.after_step(metrics.iteration, {**self.metric, **metrics.held_out}):
                     print_text(warning, sys.stderr)
+                metrics.held_out = {}
                 coca = process.coca
                 if coca.output_dir is not None and coca.metrics_file:
                     append_line(coca.output_dir / METRICS, {"step": metrics.iteration, **self.metric})
@@ -188,8 +199,11 @@ class Validation:
         questions, size = list(range(len(self._prompts))), trainer.global_batch_size
         scored = [self._roll_out(questions[first : first + size]) for first in range(0, len(questions), size)]
         names = ("correct", "stated", "confidence_lengths")
-        metrics = held_out_metrics(*(torch.cat([chunk[name] for chunk in scored]) for name in names))
-        named = {f"eval/{name}": value for name, value in metrics.items()}
+        correct, stated, lengths = (torch.cat([chunk[name] for chunk in scored]) for name in names)
+        groups = (each.double().view(len(questions), -1) for each in (correct, stated))
+        metrics.held_out = values(gap_metrics(HELD_OUT, *groups))
+        named = {f"eval/{name}": value for name, value in held_out_metrics(correct, stated, lengths).items()}
+        named |= metrics.held_out
         append_line(self._log, {"step": iteration, **named})
         if trainer.tensorboard is not None:
             for name, value in named.items():
@@ -242,10 +256,12 @@ def compute_advantages(
     rows: int,
     guarantee_order: bool,
     sample_prompts: int,
+    seen: tuple[Sequence[bool], float] | None = None,
 ) -> list[dict[str, Any]]:
     """Take all scored rows of the iteration out of the dock and write ``advantages`` and ``returns``.
 
     ``count`` rows are taken and written at a time, of ``rows`` in the iteration, in order with ``guarantee_order``.
+    ``seen`` is :func:`.dataset.seen_before` of the iteration.
 
     Returns:
         ``index`` and :meth:`Rollout.rows` of the responses to the first ``sample_prompts`` prompts.
@@ -270,7 +286,12 @@ def compute_advantages(
     for first in range(0, rows, count):
         part = slice(first, first + count)
         put(dock, {"advantages": tokens[part], "returns": tokens[part]}, batch.indexes[part])
-    metrics = {**as_ratios(rollout_metrics(rollout)), "seconds/advantage": time.perf_counter() - start}
+    means = rollout_metrics(rollout)
+    if seen is not None:
+        before, times = seen
+        means |= sight_metrics(rollout, [before[index // group_size] for index in batch.indexes[::group_size]])
+        means[TIMES_ASKED] = Mean(times, 1)
+    metrics = {**as_ratios(means), "seconds/advantage": time.perf_counter() - start}
     report(dock, {name: [value] for name, value in metrics.items()})
     shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]
     return [{"index": batch.indexes[i], **row} for i, row in zip(shown, rollout.rows(shown), strict=True)]
