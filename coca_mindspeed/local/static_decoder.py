@@ -125,7 +125,8 @@ class StaticDecoder:
         policy = self._policy
         self.mask.index_fill_(1, self.column, True)
         cache = PreallocatedCache(policy.model.config)
-        cache.layers = [_StaticLayer(*(b[:rows, :, :width] for b in both), self.column) for both in self._buffers]
+        used = slice(rows), slice(None), slice(width)
+        cache.layers = [_StaticLayer(keys[used], values[used], self.column) for keys, values in self._buffers]
         # Without autocast's own copies of weights, which end before the graph does.
         autocast = torch.autocast(policy.device.type, torch.bfloat16, enabled=self._bfloat16, cache_enabled=False)
         with self._cast_weights(), autocast:

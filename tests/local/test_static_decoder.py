@@ -4,10 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.local import static_decoder
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters
+from coca_mindspeed.local.memory import Batch, run_rollout
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import NoDistributionError, numbers_per_draw, sample_responses, tokens_at
 from coca_mindspeed.local.static_decoder import STATIC, CaptureError, StaticDecoder, decodes_statically
@@ -165,6 +167,17 @@ def test_without_a_graph_rows_are_shared_as_if_nothing_had_happened(tmp_path, mo
     assert policy.decoding == "shared"
     assert policy.static is None
     assert torch.equal(found[0].token_ids, sample(policy).token_ids)
+
+
+def test_the_memory_of_a_rollout_is_measured_with_its_buffers(tmp_path):
+    policy = loaded(tmp_path / "model")
+    run_rollout(
+        policy,
+        compose_run("local", ["model.path=m", "data.train=t"]).run,
+        Batch(prompts=2, rows=8, prompt=20, response=30),
+    )
+    decoder = policy.static.decoder
+    assert (decoder.rows, decoder.columns) == (10, 56)  # 8 and 50 in buckets of 5 and 7
 
 
 def test_by_default_a_cpu_shares_rows():
