@@ -49,7 +49,7 @@ class Policy:
     adapters: Any = None
     sharing: Sharing = "prefix"
     decoding: Literal["auto", "shared", "static"] = "auto"
-    static: Any = field(default=None, repr=False)
+    static: Any = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def vocabulary(self) -> int:

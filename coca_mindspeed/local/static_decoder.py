@@ -6,6 +6,7 @@ tensors that stay where they are, sizes that do not depend on data, and no wait 
 
 import itertools
 import math
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -158,10 +159,17 @@ class StaticDecoder:
         if key in self._graphs:
             self._graphs[key].replay()
             return
+        current = torch.cuda.current_stream(self.column.device)
         try:
             self._graphs[key] = self._captured(lambda: step(rows, width))
         except Exception as error:
-            raise CaptureError(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}") from error
+            torch.cuda.set_stream(current)
+            first: BaseException = error  # before the capture's own end failed, too
+            while first.__context__ is not None:
+                first = first.__context__
+            at = traceback.extract_tb(first.__traceback__)[-1]
+            reason = next(iter(str(first).splitlines()), "")
+            raise CaptureError(f"{type(first).__name__}: {reason} ({at.filename}:{at.lineno})") from error
 
     def _captured(self, step: Callable[[], None]) -> Any:
         """Run a step on a stream of its own, which loads its kernels, and capture another one without running it."""
