@@ -26,7 +26,8 @@ from coca_mindspeed.local.model_files import Shapes, read_model_config, trained_
 from coca_mindspeed.local.policy import Policy, choose_device, is_out_of_memory
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.respond import largest_evaluation_batch
-from coca_mindspeed.local.sampler import Decoder, draw
+from coca_mindspeed.local.sampler import Decoder, StaticSampler, draw, sample_responses
+from coca_mindspeed.local.static_decoder import StaticDecoder, decodes_statically, prefilled
 from coca_mindspeed.local.update import ResponseBatch, build_optimizer, largest_group_sizes
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.process import GIB, memory_limit
@@ -279,9 +280,23 @@ def run_update(policy: Policy, config: RunConfig, batch: Batch, whole: Batch) ->
 def run_rollout(policy: Policy, config: RunConfig, batch: Batch) -> None:
     """Sample one batch; run only the decoding steps that grow the cache."""
     temperature, last = config.rollout.temperature, batch.prompt + batch.response - 1
+    prompts, group_size = _prompts(batch), batch.rows // batch.prompts
+    if decodes_statically(policy):
+        with torch.inference_mode(), policy.autocast():
+            cache, _ = prefilled(policy, prompts)
+            policy.static = StaticSampler(policy, StaticDecoder(policy, cache, batch.rows, last + 1))
+        sample_responses(  # a few tokens, in the buffers of all
+            policy,
+            prompts,
+            group_size=group_size,
+            max_new_tokens=min(3, batch.response),
+            temperature=temperature,
+            generator=torch.Generator(policy.device),
+        )
+        return
     with torch.inference_mode(), policy.autocast():
-        decoder = Decoder(policy, _prompts(batch), batch.response)
-        row_of = torch.arange(batch.prompts, device=policy.device).repeat_interleave(batch.rows // batch.prompts)
+        decoder = Decoder(policy, prompts, batch.response)
+        row_of = torch.arange(batch.prompts, device=policy.device).repeat_interleave(group_size)
         draw(policy, decoder.logits, temperature, row_of=row_of)
         decoder.keep(row_of)  # no response shares a row
         token = torch.ones(len(row_of), 1, dtype=torch.long, device=policy.device)
