@@ -9,6 +9,7 @@ from coca_mindspeed import cli
 COMMANDS = {
     "reproduce": "run every method of the paper over several seeds and make its tables",
     "real_world": "write questions about places, languages and sums, without a download",
+    "confidence_share": "reserve questions for the confidence, with the controls of the study",
     "expected_confidence": "compare a stated confidence, the mean of several, and the expectation",
     "smollm2": "make a Hugging Face directory of SmolLM2-135M-Instruct",
 }

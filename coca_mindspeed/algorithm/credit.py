@@ -90,6 +90,7 @@ class CreditRule:
         log_probs: Tensor | None = None,
         reduce: Reduce | None = None,
         stated_after: Tensor | None = None,
+        reserved: Tensor | None = None,
     ) -> Credit:
         """Give credit.
 
@@ -106,9 +107,12 @@ class CreditRule:
             reduce: adds the sum of squares and the number of centred rewards over the processes that share a step, so
                 that ``batch`` has one deviation in all of them; None: this process has the whole step.
             stated_after: like ``stated``, for a method that asks for a second confidence after the answer.
+            reserved: bool ``[P]``, the prompts whose confidences learn and whose answers do not; of the other prompts
+                the answers learn and the confidences do not (``data.confidence_share``).  None: both learn on all.
 
         Raises:
-            ValueError: a wrong shape or dtype, a value out of its range, or an entropy bonus without log-probs.
+            ValueError: a wrong shape or dtype, a value out of its range, an entropy bonus without log-probs, or
+                reserved prompts with a method whose segments share a reward.
         """
         check_tensor("correct", correct, "float", "prompts", "group")
         if correct.shape[1] < 2:
@@ -119,6 +123,10 @@ class CreditRule:
             raise ValueError(f"entropy_bonus={self.entropy_bonus} needs log_probs, float {list(correct.shape)}")
         if "confidence_after" in self.segments and stated_after is None:
             raise ValueError(f"{self.method.name} needs stated_after, float {list(correct.shape)}")
+        if reserved is not None:
+            check_tensor("reserved", reserved, "bool", correct.shape[0])
+            if not self.method.separate_rewards:
+                raise ValueError(f"reserved prompts need a reward of each segment; {self.method.name} has one for both")
         few = (~correct.isnan()).sum(dim=1, keepdim=True) < 2
         members = correct.double().masked_fill(few, torch.nan)
         outcomes = Outcomes(
@@ -129,8 +137,11 @@ class CreditRule:
             invalid_reward=self.invalid_reward,
             stated_after=None if stated_after is None else _stated("stated_after", stated_after, members),
         )
-        normalise = Normalisation(self, reduce)
+        normalise = Normalisation(self, reduce, reserved)
         advantages = self.method.advantages(outcomes, normalise, self.method.stages[self.stage])
+        if reserved is not None and "answer" in advantages:
+            values, varies = advantages["answer"]
+            advantages["answer"] = Advantage(values.masked_fill(reserved[:, None], 0.0), varies & ~reserved)
         if unknown := advantages.keys() - set(self.segments):
             raise ValueError(
                 f"{self.method.name} gives credit to {min(unknown)!r}, expected one of {', '.join(self.segments)}"
@@ -155,8 +166,8 @@ def stated_decimals(stated: Tensor) -> Tensor:
 class Normalisation:
     """Turns one step's rewards, float64 ``[P, G]`` with NaN for no part, into advantages."""
 
-    def __init__(self, rule: CreditRule, reduce: Reduce | None) -> None:
-        self._rule, self._reduce = rule, reduce
+    def __init__(self, rule: CreditRule, reduce: Reduce | None, reserved: Tensor | None = None) -> None:
+        self._rule, self._reduce, self._reserved = rule, reduce, reserved
         self.deviation = 0.0
         self.separate_format, self.entropy_bonus = rule.separate_format, rule.entropy_bonus
 
@@ -165,7 +176,12 @@ class Normalisation:
         return group_advantages(rewards, ddof=self._rule.ddof, eps=self._rule.eps)
 
     def stated(self, scores: Tensor, stated: Tensor) -> Advantage:
-        """Normalise the scores of ``stated`` confidences by :attr:`CreditRule.scale` and ``separate_format``."""
+        """Normalise the scores of ``stated`` confidences by :attr:`CreditRule.scale` and ``separate_format``.
+
+        Where prompts are reserved for the confidence, the others take no part.
+        """
+        if self._reserved is not None:
+            scores = scores.masked_fill(~self._reserved[:, None], torch.nan)
         if not self.separate_format:
             return self.scaled(scores)
         valid = ~stated.isnan()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.config.schema import ArchitectureConfig, DataConfig, RunConfig
 from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_problems
 from coca_mindspeed.utils.files import is_hub_id
@@ -30,8 +31,22 @@ def _own_method(run: RunConfig) -> Iterator[Problem]:
         yield Problem("own-method", "evaluation.readings", True, "needs a method that states its confidence first")
 
 
+def _separate_rewards(run: RunConfig) -> Iterator[Problem]:
+    if share := run.data.confidence_share:
+        try:
+            method = run.method.training_method
+        except ConfigError:  # _own_method's problem
+            return
+        if not getattr(method, "separate_rewards", False):
+            able = ", ".join(name for name, known in METHODS.items() if known.separate_rewards)
+            reason = f"needs a method whose confidence earns a reward of its own ({able}), found {method.name}"
+            yield Problem(
+                "shared-reward", "data.confidence_share", share, reason, "set it to 0, or choose another method"
+            )
+
+
 #: Checks of every run, whatever its engine; of files, they read only a method of the user's own.
-CHECKS: tuple[Check[RunConfig], ...] = (_held_out_records, _own_method)
+CHECKS: tuple[Check[RunConfig], ...] = (_held_out_records, _own_method, _separate_rewards)
 
 
 def missing_data(run: RunConfig) -> Iterator[Problem]:

@@ -49,6 +49,7 @@ _NO_ENTROPY = KeyFacts(cluster="the loss has no entropy term there")
 _VALIDATION = KeyFacts("free", cluster="a validation samples a group for each question")
 _WHOLE_FILE = KeyFacts("free", cluster="shorten data.evaluate instead")
 _EVALUATED_LATER = KeyFacts("free", cluster="convert and evaluate the weights separately (docs/evaluation.md)")
+_ONE_PART = KeyFacts(cluster="cluster runs learn on all questions")
 _BEST = KeyFacts("free", cluster="choose an iteration by its validation, and convert its checkpoint")
 _LOGGERS = KeyFacts("free", cluster="MindSpeed-RL 2.3.0 logs to TensorBoard and W&B")
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
@@ -231,6 +232,12 @@ class DataConfig(Section):
     )
     grader: GraderName = Field("auto", description="grader (docs/grading.md), or one of your own (docs/library.md)")
     grader_options: FreeForm = Field(default_factory=dict, description="options of the grader; docs/grading.md")
+    confidence_share: Annotated[float, _ONE_PART] = Field(
+        0.0,
+        ge=0,
+        le=0.9,
+        description="share of the questions that only the confidence learns on; the answers learn on the others",
+    )
     require_evaluated: bool = Field(
         True, description="in training, unevaluated mathematical answers earn no reward; docs/grading.md"
     )

@@ -16,6 +16,7 @@ from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prompts import render_prompts
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.reserved import parts
 from coca_mindspeed.errors import raise_problems
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
@@ -160,10 +161,13 @@ class LocalRun:
         with self._timed("warm_up", self._started):
             if policy is None:
                 with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
-                    path = warm_start(config, self.output, inputs.train, self.device, self.show_progress)
+                    path = warm_start(
+                        config, self.output, _for_answers(inputs.train, config), self.device, self.show_progress
+                    )
                 return self._load(path, "warm start")
             if self.resume_from is None and inputs.warm_up:
-                policy = run_sft_warm_up(policy, inputs.warm_up, config, self.output, show_progress=self.show_progress)
+                taught = _for_answers(inputs.warm_up, config)
+                policy = run_sft_warm_up(policy, taught, config, self.output, show_progress=self.show_progress)
                 policy = self._with_adapters(policy)
             return policy
 
@@ -268,6 +272,11 @@ def _check_prompts(config: RunConfig, state: RunState, records: Sequence[Record]
         check_lengths(tokenizer, context, records, system_prompt, limits, "the built-in tiny model", show_progress)
     [first] = render_prompts(tokenizer, records[:1], system_prompt)
     return hashlib.sha256(first.encode()).hexdigest()
+
+
+def _for_answers(records: Sequence[Record], config: RunConfig) -> Sequence[Record]:
+    """Without the questions that are reserved for the confidence."""
+    return parts(records, config.data.confidence_share, config.seed)[0]
 
 
 def warm_start(

@@ -32,11 +32,29 @@ def generator(device: "torch.device", seed: int, *purpose: object) -> "torch.Gen
 
 def records_of_step(records: Sequence[Record], step: int, count: int, seed: int) -> list[Record]:
     """The ``count`` questions of a step (counted from 0): epoch after epoch, each in an order of its own."""
+    return _asked(records, step * count, (step + 1) * count, seed, "order")
+
+
+def split_records_of_step(
+    parts: tuple[Sequence[Record], Sequence[Record]], step: int, count: int, seed: int
+) -> tuple[list[Record], list[bool]]:
+    """The ``count`` questions of a step, and which of them are reserved for the confidence.
+
+    Both ``parts``, the second of which is reserved, are drawn in proportion to their sizes, epoch after epoch.
+    """
+    share = len(parts[1]) / (len(parts[0]) + len(parts[1]))
+    first, last = (math.floor(done * count * share + 0.5) for done in (step, step + 1))
+    answers = _asked(parts[0], step * count - first, (step + 1) * count - last, seed, "order")
+    reserved = _asked(parts[1], first, last, seed, "order of reserved")
+    return answers + reserved, [False] * len(answers) + [True] * len(reserved)
+
+
+def _asked(records: Sequence[Record], start: int, stop: int, seed: int, purpose: str) -> list[Record]:
     chosen: list[Record] = []
-    for position in range(step * count, (step + 1) * count):
+    for position in range(start, stop):
         epoch, index = divmod(position, len(records))
         if not chosen or index == 0:
-            order = np.random.default_rng(derived_seed(seed, "order", epoch)).permutation(len(records))
+            order = np.random.default_rng(derived_seed(seed, purpose, epoch)).permutation(len(records))
         chosen.append(records[order[index]])
     return chosen
 

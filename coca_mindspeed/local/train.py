@@ -10,13 +10,18 @@ How a run differs from the paper (arXiv 2603.05881), apart from the options of d
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.reserved import parts
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
@@ -29,7 +34,7 @@ from coca_mindspeed.local.progress import TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.sampler import NoDistributionError
-from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
+from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step, split_records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
@@ -90,12 +95,12 @@ class Trainer:
                     optimizer = build_optimizer(policy, config.optimizer)
                 with self._errors_of_step(step + 1):
                     clock = _Clock()
-                    asked = records_of_step(self.records, step, config.rollout.prompts, config.seed)
+                    asked, reserved = self._questions(step)
                     draw = generator(policy.device, config.seed, "rollout", step)
                     rollout = respond(policy, asked, config.method, config.rollout, draw, config.rollout.group_size)
                     clock.lap("rollout")
                     score(rollout)
-                    rollout.give_credit(credit_rule(config.method, stage))
+                    rollout.give_credit(credit_rule(config.method, stage), reserved=reserved)
                     clock.lap("grading", rollout.grading_seconds)
                     lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)
                     updated = update_policy(policy, rollout, optimizer, lr, config)
@@ -141,6 +146,18 @@ class Trainer:
             raise TrainingError(
                 f"the trained model could not be written to {self.output / 'model'}: {error}\n{self._resume_hint()}"
             ) from error
+
+    @functools.cached_property
+    def _parts(self) -> tuple[list[Record], list[Record]]:
+        return parts(self.records, self.config.data.confidence_share, self.config.seed)
+
+    def _questions(self, step: int) -> tuple[list[Record], Tensor | None]:
+        """The questions of a step, and the mask of those that are reserved for the confidence, if any are."""
+        config = self.config
+        if not config.data.confidence_share:
+            return records_of_step(self.records, step, config.rollout.prompts, config.seed), None
+        asked, reserved = split_records_of_step(self._parts, step, config.rollout.prompts, config.seed)
+        return asked, torch.tensor(reserved)
 
     @contextlib.contextmanager
     def _errors_of_step(self, step: int) -> Iterator[None]:

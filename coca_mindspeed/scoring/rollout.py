@@ -134,8 +134,8 @@ class Rollout:
         self.segment_ends = columns["segment_ends"].to(SCORE_COLUMNS["segment_ends"])
         return self
 
-    def give_credit(self, rule: CreditRule, reduce: Reduce | None = None) -> "Rollout":
-        """Compute rewards, advantages and the advantage of each token; see :class:`CreditRule`.
+    def give_credit(self, rule: CreditRule, reduce: Reduce | None = None, reserved: Tensor | None = None) -> "Rollout":
+        """Compute rewards, advantages and the advantage of each token; see :meth:`CreditRule.__call__`.
 
         Raises:
             ValueError: a wrong shape or dtype.
@@ -144,7 +144,7 @@ class Rollout:
         if rule.entropy_bonus and self.log_probs is not None:
             inside = segment_masks(self.segment_ends, rule.segments, self.width)["confidence"]
             of_segment = torch.where(inside, self.log_probs, 0.0).sum(dim=1).view(-1, self.group_size)
-        self.credit = rule(self.correct, self.stated, of_segment, reduce, self.stated_after)
+        self.credit = rule(self.correct, self.stated, of_segment, reduce, self.stated_after, reserved=reserved)
         advantages = [values.flatten() for values in self.credit.values_by_segment().values()]
         self.token_advantages = token_advantages(advantages, self.segment_ends, self.width)
         return self

@@ -81,6 +81,7 @@ class Family:
                 "aliases": list(question.aliases),
                 "difficulty": round(question.difficulty, 4),
                 "entities": [question.subject, *question.others],
+                "subject": question.subject,
                 "grader": "factual",
                 "instruction": "Answer with nothing but the name or the number.",
                 "part": part,

@@ -336,3 +336,50 @@ def test_against_plain_arithmetic(groups, method, ddof, separate_format):
         expected = oracle(method, *group, -1.5, ddof, 0.05, separate_format)
         for name, wanted in zip(("confidence", "answer"), expected, strict=True):
             assert found.segments[name].values[row].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+def test_reserved_prompts_by_hand():
+    """Two groups of two, the second reserved: answers learn on the first, confidences on the second.
+
+    GESR .5 in both.  Confidence rewards of the second, s = (.5, .1): (0, -.16), offsets (.08, -.08).
+    The batch's deviation is over these two alone: .08.
+    """
+    correct = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    stated = torch.tensor([[0.9, 0.2], [0.5, 0.1]], dtype=torch.float64)
+    rule = CreditRule(training_method("coca"), eps=0.0, scale="batch")
+    result = rule(correct, stated, reserved=torch.tensor([False, True]))
+    torch.testing.assert_close(result.segments["confidence"].values, torch.tensor([[0.0, 0.0], [1.0, -1.0]]))
+    torch.testing.assert_close(result.segments["answer"].values, torch.tensor([[UP, -UP], [0.0, 0.0]]))
+    assert result.segments["confidence"].varies.tolist() == [False, True]
+    assert result.segments["answer"].varies.tolist() == [True, False]
+    assert result.deviation == pytest.approx(0.08, abs=1e-7)
+    assert result.gesr.tolist() == [[0.5], [0.5]]  # of its own responses, as ever
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.separate_rewards])
+@given(
+    rows=st.lists(
+        st.tuples(st.lists(st.sampled_from([0.0, 1.0, N]), min_size=4, max_size=4), st.booleans()),
+        min_size=1,
+        max_size=5,
+    ),
+    scale=st.sampled_from(["group", "batch", "none"]),
+)
+def test_a_reserved_prompt_gives_no_advantage_to_answers_and_another_none_to_confidences(name, rows, scale):
+    correct = torch.tensor([row for row, _ in rows], dtype=torch.float64)
+    reserved = torch.tensor([flag for _, flag in rows])
+    stated = torch.linspace(0, 1, correct.numel(), dtype=torch.float64).view_as(correct)
+    stated[0, 0] = N
+    rule = CreditRule(training_method(name), stage=-1, scale=scale, entropy_bonus=0.1 if name == "coca" else 0.0)
+    result = rule(correct, stated, torch.zeros_like(correct) - 1, stated_after=stated.flip(1), reserved=reserved)
+    for segment, advantage in result.segments.items():
+        learns = ~reserved if segment == "answer" else reserved
+        assert not advantage.values[~learns].any()
+        assert not advantage.varies[~learns].any()
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.separate_rewards])
+def test_reserved_prompts_need_a_reward_of_each_segment(name):
+    half = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
+    with pytest.raises(ValueError, match="reserved"):
+        CreditRule(training_method(name))(half.round(), half, stated_after=half, reserved=torch.tensor([True]))

@@ -73,6 +73,11 @@ class TrainingMethod(Protocol):
         """Names of the training stages, run one after the other."""
         ...
 
+    @property
+    def separate_rewards(self) -> bool:
+        """Whether each segment earns its own reward, so that the segments can learn on different questions."""
+        ...
+
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         """Advantages of each segment.
 
@@ -91,6 +96,7 @@ class MethodDefaults:
     system_prompt: str = CONFIDENCE_FIRST_PROMPT
     confidence_position: ConfidencePosition = "first"
     stages: tuple[str, ...] = ("train",)
+    separate_rewards: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Caliber(MethodDefaults):
     system_prompt: str = CONFIDENCE_TWICE_PROMPT
     confidence_position: ConfidencePosition = "both"
     stages: tuple[str, ...] = ("warm-up", "train")
+    separate_rewards: bool = True
 
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         after = outcomes.stated_after

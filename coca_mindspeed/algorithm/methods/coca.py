@@ -17,6 +17,7 @@ class Coca(MethodDefaults):
     """The paper's method, with ``entropy_bonus`` of :class:`CreditRule`."""
 
     name: str = "coca"
+    separate_rewards: bool = True
 
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         brier = outcomes.brier(outcomes.gesr)

@@ -19,6 +19,7 @@ class Dcpo(MethodDefaults):
     name: str = "dcpo"
     system_prompt: str = ANSWER_FIRST_PROMPT
     confidence_position: ConfidencePosition = "last"
+    separate_rewards: bool = True
 
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         target = (outcomes.correct + outcomes.gesr) / 2

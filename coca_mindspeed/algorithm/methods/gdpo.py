@@ -18,6 +18,7 @@ class Gdpo(Coca):
     """The sum of CoCA's two advantages."""
 
     name: str = "gdpo"
+    separate_rewards: bool = False
 
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         own = super().advantages(outcomes, normalise, stage)
