@@ -37,22 +37,19 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.run import LocalRun
+from coca_mindspeed.local.run import LocalRun, warm_start
 from coca_mindspeed.utils.files import write_json
 from coca_router.config import ServingConfig
 from coca_router.model_server import ModelServer
 from coca_router.proxy import Proxy
 from experiments.miniature import miniature
+from experiments.reproduce.plan import plan_path, read_plan
 from tests.router.servers_for_tests import served_in_background
 
 Floats = npt.NDArray[np.float64]
 
 METHODS = ("coca", "rlcr")
-# The long setting of the miniature reproduction.
-TRAINING = (
-    "data=records", "warm_up.steps=700", "warm_up.batch=64", "rollout.prompts=32", "rollout.max_new_tokens=90",
-    "trainer.steps=160", "evaluation.interval=0", "checkpoint.keep=1", "logging.tensorboard=false",
-)  # fmt: skip
+TRAINING = ("data=records", *read_plan(plan_path("miniature")).settings["long"].overrides)
 # Router -> the model, and the keys of its tier; the last two decide when the whole answer is there.
 ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "confidence first": ("coca", {}),
@@ -77,7 +74,10 @@ def train(output: Path, method: str, seed: int, overrides: Sequence[str]) -> Pat
     run = output / f"seed{seed}" / method
     if not (run / "model").exists():
         data = [f"data.{part}={output / part}.jsonl" for part in ("train", "evaluate")]
-        composed = compose_run("demo", [*TRAINING, *data, f"seed={seed}", f"method={method}", *overrides])
+        given = [*TRAINING, *data, f"seed={seed}", f"method={method}", *overrides]
+        warm_up, device = list(read_records(output / "warm_up.jsonl")), torch.device("cpu")
+        start = warm_start(compose_run("demo", given).run, run.with_name(f"{method}_start"), warm_up, device, False)
+        composed = compose_run("demo", [*given, f"model.path={start}"])
         resume = (run / "config.yaml").exists()
         with LocalRun.open(composed, run, resume=resume, show_progress=False) as training:
             training.train(training.start())
@@ -237,6 +237,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     output: Path = arguments.output
     if not (output / "evaluate.jsonl").exists():
         data = miniature("long")
+        write_records(output / "warm_up.jsonl", data.warm_up)
         write_records(output / "train.jsonl", data.train)
         write_records(output / "evaluate.jsonl", data.evaluate)
     asked = list(read_records(output / "evaluate.jsonl"))[: arguments.tuning + arguments.questions]

@@ -1,8 +1,10 @@
 """The paper's data in miniature, for the tiny model.
 
 ``short``: arithmetic (math) is trained on; programs run by hand (code) and facts (factual) are taught in the SFT
-warm-up only.  ``long``: progressions, whose answers are ten times as long.  As in the arithmetic data, numbers are
-written units first.
+warm-up only.  ``long``: progressions, whose answers are ten times as long; no question is asked twice, and those of the
+warm-up are not trained on.  ``long_repeated``: progressions of 844 different training questions, each asked about sixty
+times, on which the confidence states the rates of memorised answers.  As in the arithmetic data, numbers are written
+units first.
 """
 
 from collections.abc import Sequence
@@ -16,9 +18,7 @@ from coca_mindspeed.data.records import Record
 
 SYMBOLS = "?#>"  # characters of the questions that arithmetic does not use
 FACTS = 400
-MiniatureName = Literal["short", "long"]
-_MODULUS = 100
-_TERMS = 25  # of a progression: a response has 80 tokens, six of them for the confidence
+MiniatureName = Literal["short", "long", "long_repeated"]
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,17 @@ def miniature(name: MiniatureName, seed: int = 0, *, size: int = 50_000, evaluat
     """Draw the records.
 
     Args:
-        name: ``short`` or ``long``.
+        name: see the module.
         seed: of all draws.
         size: number of training records; the warm-up has about as many.
         evaluate: held-out questions per family, half as many for progressions; the number of facts is fixed.
     """
     if name == "long":
-        train = progression_records(size, "train", seed, _TERMS)
-        return Miniature(train, train, progression_records(evaluate // 2, "evaluate", seed, _TERMS))
+        drawn = progression_records(2 * size, "train", seed)
+        return Miniature(drawn[:size], drawn[size:], progression_records(evaluate // 2, "evaluate", seed))
+    if name == "long_repeated":
+        train = repeated_progression_records(size, "train", seed)
+        return Miniature(train, train, repeated_progression_records(evaluate // 2, "evaluate", seed))
     book = fact_book(seed)
     train = arithmetic_records(size, "train", seed)
     others = [*digit_records(size * 6 // 50, "train", seed), *book.mentions(size * 9 // 50, seed)]
@@ -72,16 +75,17 @@ class _DigitKind:
 def digit_records(size: int, split: Split, seed: int) -> list[Record]:
     """Draw programs run by hand: ``>3142`` sorts digits (``4321``), ``7#27177`` counts a digit (``3``)."""
     kinds = tuple(_DigitKind(operator, length) for operator in (">", "#") for length in (3, 4, 5, 6))
-    return Generator("digits", "code", kinds, held_out=0.2, stream=(1,)).records(size, split, seed)
+    return Generator("digits", "code", kinds, held_out=0.2, stream=(1,), max_repeats=30).records(size, split, seed)
 
 
 @dataclass(frozen=True)
 class _ProgressionKind:
-    """Progressions whose step or factor is from ``low`` to ``high`` - 1."""
+    """Progressions modulo ``modulus``, a power of ten, whose step or factor is from ``low`` to ``high`` - 1."""
 
     operator: str
     low: int
     high: int
+    modulus: int
     terms: int
 
     @property
@@ -89,31 +93,41 @@ class _ProgressionKind:
         return f"{self.operator}{self.high - 1}"
 
     def draw(self, random: np.random.Generator) -> Question:
-        term, step = int(random.integers(_MODULUS)), int(random.integers(self.low, self.high))
-        text = f"{units_first(term, 2)}{self.operator}{units_first(step, 2)}"
+        width = len(str(self.modulus)) - 1
+        term, step = int(random.integers(self.modulus)), int(random.integers(self.low, self.high))
+        text = f"{units_first(term, width)}{self.operator}{units_first(step, width)}"
         answer = []
         for _ in range(self.terms):
-            term = (term + step if self.operator == "+" else term * step) % _MODULUS
-            answer.append(units_first(term, 2))
+            term = (term + step if self.operator == "+" else term * step) % self.modulus
+            answer.append(units_first(term, width))
         return Question(text, "=".join(answer), split_key=text)
 
 
-def progression_records(size: int, split: Split, seed: int, terms: int) -> list[Record]:
-    """Draw progressions modulo 100: ``21+70`` asks for the terms after 12 in steps of 7 (``91=62=33=...``).
+def progression_records(size: int, split: Split, seed: int) -> list[Record]:
+    """Draw sums modulo 10,000, by steps of one to four digits: ``2100+7000`` asks for the 15 terms after 12 in steps of
+    7 (``9100=6200=3300=...``, 74 tokens of the tiny model).
 
-    Args:
-        size: number of records.
-        split: ``train`` or ``evaluate``.
-        seed: of the questions and their order.
-        terms: terms of an answer, which has ``3 * terms - 1`` tokens of the tiny model.
+    No question is drawn twice; the smallest kind has about 72,000 training questions.
+
+    Raises:
+        ValueError: too few different questions of a kind.
+    """
+    kinds = [_ProgressionKind("+", 10 ** (digits - 1), 10**digits, 10_000, 15) for digits in (1, 2, 3, 4)]
+    return Generator("progressions", "math", kinds, held_out=0.2, stream=(5,)).records(size, split, seed)
+
+
+def repeated_progression_records(size: int, split: Split, seed: int) -> list[Record]:
+    """Draw sums and products modulo 100: ``21+70`` asks for the 25 terms after 12 in steps of 7 (``91=62=33=...``, 74
+    tokens).  There are only 844 different training questions.
 
     Raises:
         ValueError: too few different held-out questions of a kind; the smallest kind has about 150.
     """
     ranges = (("+", 1, 4), ("+", 4, 10), ("*", 2, 5), ("*", 5, 10))
-    kinds = [_ProgressionKind(operator, low, high, terms) for operator, low, high in ranges]
+    kinds = [_ProgressionKind(operator, low, high, 100, 25) for operator, low, high in ranges]
     # A kind has only 300 to 600 questions, so half of them are held out.
-    return Generator("progressions", "math", kinds, held_out=0.5, stream=(4,)).records(size, split, seed)
+    generator = Generator("progressions", "math", kinds, held_out=0.5, stream=(4,), max_repeats=None)
+    return generator.records(size, split, seed)
 
 
 @dataclass(frozen=True)

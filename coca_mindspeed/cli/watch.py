@@ -25,7 +25,7 @@ from coca_mindspeed.evaluation.binning import bin_table
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, calibration_metrics, show
 from coca_mindspeed.local.progress import Pace
 from coca_mindspeed.local.run_directory import LOCK
-from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, health_problems
+from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, gap_problem, health_problems
 from coca_mindspeed.utils.console import duration, terminal_text
 from coca_mindspeed.utils.files import PROGRESS, is_ours, read_complete_rows, read_json_lines
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
@@ -117,7 +117,8 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
         pace = Pace.of_training(total, config.evaluation.interval, _rows(path / "timing.jsonl"))
         progress = f" of {total}{_left(pace.left(step) if step < total else None)}"
     parts: list[RenderableType] = []
-    if len(rows) >= NO_SIGNAL_STEPS and (problems := health_problems(rows[-NO_SIGNAL_STEPS:])):
+    problems = {**health_problems(rows[-NO_SIGNAL_STEPS:]), **gap_problem(rows)}
+    if len(rows) >= NO_SIGNAL_STEPS and problems:
         text = "\n".join(f"warning: {text}" for text in problems.values())
         parts.append(Text(f"{text}\nsee docs/training.md", style="bold red"))
     samples = sorted((path / "samples").glob("*.jsonl"))[-_SAMPLE_FILES:]

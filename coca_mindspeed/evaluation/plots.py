@@ -202,6 +202,40 @@ def training_curves(runs: Mapping[str, MetricRows]) -> Figure:
     return figure
 
 
+_SIGHTS = {"first_sight": "rollout, at first sight", "repeated": "rollout, asked before", "held_out": "held out"}
+
+
+def gap_curves(rows: MetricRows) -> Figure:
+    """Draw accuracy, stated confidence and their difference over training steps, from objects of metrics.jsonl.
+
+    A line each for the questions at first sight, those asked before, and the held-out ones; the first two are moving
+    averages over a twentieth of the run.
+    """
+    figure, [panels] = new_figure(1, 3, (12.0, 3.8))
+    for index, (name, label) in enumerate(_SIGHTS.items()):
+        keys = [f"{name}/{key}" for key in ("accuracy", "confidence")]
+        known = [row for row in rows if all(row.get(key) is not None for key in keys)]
+        if not known:
+            continue
+        steps = [float(row["step"]) for row in known]
+        right, stated = (np.array([float(row[key]) for row in known]) for key in keys)
+        window = 1 if name == "held_out" else max(1, len(steps) // 20)
+        style = line_style(index) | {"markevery": max(1, len(steps) // 8), "markersize": 5, "linewidth": 1.6}
+        for axes, values in zip(panels, (right, stated, stated - right), strict=True):
+            averages = [np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+            axes.plot(steps, averages, **style, label=label)
+    if not panels[2].lines:
+        _say_why(panels[2], "no response with a valid confidence")
+    panels[2].axhline(0, color=GREY, linestyle="--", linewidth=0.9)
+    for axes, title in zip(panels, ("Right", "Stated", "Stated minus right"), strict=True):
+        axes.set_title(title, fontsize=10)
+        tidy(axes, xlabel="training step")
+        if axes is not panels[2]:
+            axes.set_ylim(0, 1)
+    _legend(figure, panels)
+    return figure
+
+
 def threshold_curves(groups: Groups) -> Figure:
     """Draw risk against coverage, and ROC, a line for each run."""
     figure, [[risk, hits]] = new_figure(1, 2, (10.0, 4.8))

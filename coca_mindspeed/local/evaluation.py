@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import Record, repetition
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.metrics import HEADLINE, calibration_metrics, reading_metrics
 from coca_mindspeed.evaluation.predictions import (
@@ -27,6 +27,18 @@ from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.respond import predict
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator
+from coca_mindspeed.scoring.metrics import (
+    FIRST_SIGHT,
+    HELD_OUT,
+    NO_SIGNAL_STEPS,
+    REPEATED,
+    TIMES_ASKED,
+    Z95,
+    Gap,
+    gap_problem,
+    values,
+)
+from coca_mindspeed.scoring.responses import held_out_gap
 from coca_mindspeed.utils.console import markdown_table, print_text
 from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_atomically, write_json
 from coca_mindspeed.utils.packages import is_installed, missing_package
@@ -145,7 +157,8 @@ class HeldOut:
                 for metric, value in metrics.items()
             }
             scores["confidence_mass"] = confidence_mass(answers)
-        return {f"eval/{name}": math.nan if value is None else float(value) for name, value in scores.items()}
+        named = {f"eval/{name}": math.nan if value is None else float(value) for name, value in scores.items()}
+        return {**named, **values(held_out_gap(answers))}
 
     def _answers(self, records: Sequence[Record], purpose: str, progress: Callable[[int], None]) -> list[Prediction]:
         config = self.config
@@ -193,6 +206,7 @@ def write_run_report(
     rows = [[name, *(shown_value(key, found[key]) for key in HEADLINE)] for name, found in scores.items()]
     results = markdown_table(["", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
     missing = left_out(scores)
+    gaps, problem = _gaps(run, after)
     text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
 
 {introduction}
@@ -201,6 +215,7 @@ def write_run_report(
 {missing}SR: share of responses with a valid confidence. TTC: tokens until the confidence is complete.
 --: undefined.
 
+{gaps}
 {_plots(run.output, groups)}
 ## Responses after training
 
@@ -213,8 +228,36 @@ def write_run_report(
         print_text(f"warning: {missing.strip()}", sys.stderr)
     if (valid := scores["after"]["success_rate"]) < _FEW_VALID:
         print_text(f"warning: only {valid:.0%} of the responses state a valid confidence; {_IGNORED}", sys.stderr)
+    if problem:
+        print_text(f"warning: {problem} (see docs/training.md)", sys.stderr)
     print(f"{summary['seconds']['total']:.0f} s; pictures and samples: {run.output / 'report.md'}")
     return summary
+
+
+def _gaps(run: "LocalRun", after: Sequence[Prediction]) -> tuple[str, str]:
+    """A section on new questions against those of the training, and the warning about them (may be empty)."""
+    evaluated = values(held_out_gap(after))
+    rows = [row for _, row in read_json_lines(run.output / "metrics.jsonl")][-NO_SIGNAL_STEPS:]
+    rows[-1] = {**rows[-1], **evaluated}
+    titles = {FIRST_SIGHT: "rollout, at first sight", REPEATED: "rollout, asked before", HELD_OUT: "held out"}
+    lines = [
+        (title, f"{gap.accuracy:.3f}", f"{gap.confidence:.3f}", f"{gap.difference:+.3f} ± {Z95 * gap.error:.3f}")
+        for name, title in titles.items()
+        if (gap := Gap.of(rows[-1:] if name == HELD_OUT else rows, name)) is not None
+    ]
+    table = markdown_table(("questions", "right", "stated", "stated minus right"), lines, numbers=(1, 2, 3))
+    problem = gap_problem(rows).get("held_out_gap", "")
+    times = rows[-1].get(TIMES_ASKED)  # earlier releases did not log it
+    asked = "" if times is None else f"The run asked a question {times:.1f} times on average. "
+    text = f"""## New questions against those of the training
+
+Rollouts of the last {len(rows)} steps, and the held-out questions after training; ±: 95%, by question.
+{asked}Training set: {repetition(run.inputs.train)}.
+
+{table}
+{problem and f"**Warning**: {problem}."}
+"""
+    return text, problem
 
 
 def left_out(scores: Mapping[str, Mapping[str, Any]]) -> str:
@@ -230,7 +273,7 @@ def left_out(scores: Mapping[str, Mapping[str, Any]]) -> str:
 def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> str:
     """Write the plots and return their sections; without matplotlib, the command that installs it."""
     try:
-        from coca_mindspeed.evaluation.plots import reliability_diagram, save_figure, training_curves
+        from coca_mindspeed.evaluation.plots import gap_curves, reliability_diagram, save_figure, training_curves
     except ModuleNotFoundError as error:
         text = f"no plots: {missing_package(error)}"
         print_text(text, sys.stderr)
@@ -240,6 +283,7 @@ def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> str:
         reliability_diagram({name: outcomes(rows) for name, rows in groups.items()}), output / "reliability.png"
     )
     save_figure(training_curves({"": metrics}), output / "training_curves.png")
+    save_figure(gap_curves(metrics), output / "gap.png")
     return f"""## Calibration
 
 ![Reliability {" and ".join(groups)}: accuracy against stated confidence, with the number of answers](reliability.png)
@@ -247,6 +291,8 @@ def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> str:
 ## Training
 
 ![Confidence reward, answer reward, ECE and response length over the training steps](training_curves.png)
+
+![Right, stated and their difference over the training steps: at first sight, asked before, held out](gap.png)
 """
 
 

@@ -2,10 +2,12 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.data.records import Record
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 
+#: The questions that the answers learn on, and those that are reserved for the confidence.
+Parts = tuple[Sequence[Record], Sequence[Record]]
+_ORDERS = ("order", "order of reserved")  # purposes of the random orders of the two parts
 _WSD_DECAY = 0.2  # share of the steps over which ``wsd`` decays
 
 
@@ -32,21 +37,26 @@ def generator(device: "torch.device", seed: int, *purpose: object) -> "torch.Gen
 
 def records_of_step(records: Sequence[Record], step: int, count: int, seed: int) -> list[Record]:
     """The ``count`` questions of a step (counted from 0): epoch after epoch, each in an order of its own."""
-    return _asked(records, step * count, (step + 1) * count, seed, "order")
+    return _asked(records, step * count, (step + 1) * count, seed, _ORDERS[0])
 
 
-def split_records_of_step(
-    parts: tuple[Sequence[Record], Sequence[Record]], step: int, count: int, seed: int
-) -> tuple[list[Record], list[bool]]:
+def split_records_of_step(parts: Parts, step: int, count: int, seed: int) -> tuple[list[Record], list[bool]]:
     """The ``count`` questions of a step, and which of them are reserved for the confidence.
 
-    Both ``parts``, the second of which is reserved, are drawn in proportion to their sizes, epoch after epoch.
+    Both parts are drawn in proportion to their sizes, epoch after epoch.
     """
+    answers, reserved = (
+        _asked(part, *bounds, seed, order)
+        for part, bounds, order in zip(parts, _bounds(parts, step, count), _ORDERS, strict=True)
+    )
+    return answers + reserved, [False] * len(answers) + [True] * len(reserved)
+
+
+def _bounds(parts: Parts, step: int, count: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """First and last position, exclusive, of a step in the endless order of each part."""
     share = len(parts[1]) / (len(parts[0]) + len(parts[1]))
     first, last = (math.floor(done * count * share + 0.5) for done in (step, step + 1))
-    answers = _asked(parts[0], step * count - first, (step + 1) * count - last, seed, "order")
-    reserved = _asked(parts[1], first, last, seed, "order of reserved")
-    return answers + reserved, [False] * len(answers) + [True] * len(reserved)
+    return (step * count - first, (step + 1) * count - last), (first, last)
 
 
 def _asked(records: Sequence[Record], start: int, stop: int, seed: int, purpose: str) -> list[Record]:
@@ -54,9 +64,45 @@ def _asked(records: Sequence[Record], start: int, stop: int, seed: int, purpose:
     for position in range(start, stop):
         epoch, index = divmod(position, len(records))
         if not chosen or index == 0:
-            order = np.random.default_rng(derived_seed(seed, purpose, epoch)).permutation(len(records))
+            order = _order(records, epoch, seed, purpose)
         chosen.append(records[order[index]])
     return chosen
+
+
+def _order(records: Sequence[Record], epoch: int, seed: int, purpose: str) -> NDArray[np.int64]:
+    return np.random.default_rng(derived_seed(seed, purpose, epoch)).permutation(len(records))
+
+
+@dataclass(frozen=True)
+class FirstSight:
+    """The step (from 0) in which a run first asks each question; records with the same text are one question.
+
+    Attributes:
+        steps: question -> step.
+        count: questions of a step.
+    """
+
+    steps: Mapping[str, int]
+    count: int
+
+    @classmethod
+    def of(cls, parts: Parts, count: int, seed: int) -> "FirstSight":
+        """From the order of :func:`split_records_of_step`, whose first epoch of each part asks everything."""
+        steps: dict[str, int] = {}
+        orders = [_order(part, 0, seed, purpose) for part, purpose in zip(parts, _ORDERS, strict=True)]
+        for step in range(math.ceil((len(parts[0]) + len(parts[1])) / count)):
+            for part, order, (start, stop) in zip(parts, orders, _bounds(parts, step, count), strict=True):
+                for index in order[start:stop]:
+                    steps.setdefault(part[index].question, step)
+        return cls(steps, count)
+
+    def seen(self, asked: Sequence[Record], step: int) -> list[bool]:
+        """Whether an earlier step than ``step`` asked each question."""
+        return [self.steps[record.question] < step for record in asked]
+
+    def times_asked(self, step: int) -> float:
+        """How often a question was asked on average, of those asked up to and including ``step``."""
+        return (step + 1) * self.count / sum(first <= step for first in self.steps.values())
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

@@ -34,9 +34,9 @@ from coca_mindspeed.local.progress import TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.sampler import NoDistributionError
-from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step, split_records_of_step
+from coca_mindspeed.local.schedule import FirstSight, generator, learning_rate, split_records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
-from coca_mindspeed.scoring.metrics import HealthWarnings
+from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings, sight_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 
@@ -80,6 +80,7 @@ class Trainer:
         metric = config.checkpoint.best
         best = None if metric is None else BestModel(self.output / BEST_MODEL, metric)
         health, unevaluated = HealthWarnings(), RejectUnevaluated(self.grader)
+        first_sight = FirstSight.of(self._parts, config.rollout.prompts, config.seed)
         score = response_scorer(
             config.method, policy.text, unevaluated if config.data.require_evaluated else self.grader
         )
@@ -107,6 +108,8 @@ class Trainer:
                     clock.lap("update")
 
                     metrics = {"stage": float(stage), "lr": lr, **step_metrics(rollout), **updated}
+                    metrics |= values(sight_metrics(rollout, first_sight.seen(asked, step)))
+                    metrics[TIMES_ASKED] = first_sight.times_asked(step)
                     metrics["epoch"] = (step + 1) * config.rollout.prompts / len(self.records)
                     if (every := config.logging.samples_interval) and (step == 0 or _due(every, step)):
                         log.write_samples(step + 1, sample_rows(rollout, config.logging.samples_prompts))
@@ -154,10 +157,8 @@ class Trainer:
     def _questions(self, step: int) -> tuple[list[Record], Tensor | None]:
         """The questions of a step, and the mask of those that are reserved for the confidence, if any are."""
         config = self.config
-        if not config.data.confidence_share:
-            return records_of_step(self.records, step, config.rollout.prompts, config.seed), None
         asked, reserved = split_records_of_step(self._parts, step, config.rollout.prompts, config.seed)
-        return asked, torch.tensor(reserved)
+        return asked, torch.tensor(reserved) if config.data.confidence_share else None
 
     @contextlib.contextmanager
     def _errors_of_step(self, step: int) -> Iterator[None]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub, with_steps
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
-from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import Split, arithmetic_records
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.registry import read_own
@@ -143,13 +143,17 @@ def model_directory(config: RunConfig, found: RunState) -> tuple[Path | None, st
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
     """Training and held-out records; raises DataError if a file cannot be read or holds no records."""
     if config.name == "arithmetic":
-        try:
-            held_out = arithmetic_records(config.evaluate_size, "evaluate", config.seed)
-        except ValueError as error:
-            raise DataError(f"data.evaluate_size={config.evaluate_size}: {error}") from error
-        return arithmetic_records(config.train_size, "train", config.seed), held_out
+        return _arithmetic(config, "train"), _arithmetic(config, "evaluate")
     train = _read("data.train", str(config.train), config)
     return train, [] if config.evaluate is None else _read("data.evaluate", config.evaluate, config)
+
+
+def _arithmetic(config: DataConfig, split: Split) -> list[Record]:
+    size = config.train_size if split == "train" else config.evaluate_size
+    try:
+        return arithmetic_records(size, split, config.seed)
+    except ValueError as error:
+        raise DataError(f"data.{split}_size={size}: {error}") from error
 
 
 def _read(key: str, path: str, config: DataConfig) -> list[Record]:

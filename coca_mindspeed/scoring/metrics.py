@@ -59,6 +59,73 @@ def rollout_metrics(rollout: Rollout) -> dict[str, Mean]:
     return {name: Mean(value, 0 if math.isnan(value) else weight) for name, (value, weight) in means.items()}
 
 
+FIRST_SIGHT, REPEATED, HELD_OUT = "first_sight", "repeated", "held_out"
+
+
+def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, Mean]:
+    """Accuracy and mean stated confidence of the responses with a graded answer and a valid confidence.
+
+    Args:
+        name: before the slash of the metrics.
+        correct: float64 ``[P, G]``, NaN where ungradable.
+        stated: float64 ``[P, G]``, NaN where invalid.
+
+    Returns:
+        ``accuracy``, ``confidence``, and ``gap_error``: the standard error of confidence minus accuracy, by question.
+    """
+    usable = ~(correct.isnan() | stated.isnan())
+    difference = stated[usable] - correct[usable]
+    n, questions = difference.numel(), int(usable.any(dim=1).sum())
+    error = math.nan
+    if questions > 1:
+        by_question = (stated - correct - difference.mean()).where(usable, 0).sum(dim=1)
+        error = math.sqrt(float((by_question**2).sum()) * questions / (questions - 1)) / n
+    found = {"accuracy": float(correct[usable].mean()), "confidence": float(stated[usable].mean()), "gap_error": error}
+    return {f"{name}/{key}": Mean(value, 0 if math.isnan(value) else n) for key, value in found.items()}
+
+
+def sight_metrics(rollout: Rollout, seen: Sequence[bool]) -> dict[str, Mean]:
+    """:func:`gap_metrics` of the questions that the run asks for the first time, and of those it asked before.
+
+    ``seen``, ``[P]``: whether an earlier step asked the question.
+    """
+    rows = {
+        FIRST_SIGHT: [p for p, known in enumerate(seen) if not known],
+        REPEATED: [p for p, k in enumerate(seen) if k],
+    }
+    return {
+        key: mean
+        for name, part in rows.items()
+        for key, mean in gap_metrics(name, rollout.correct[part], rollout.stated[part]).items()
+    }
+
+
+class Gap(NamedTuple):
+    """Accuracy, mean stated confidence, and the standard error of confidence minus accuracy."""
+
+    accuracy: float
+    confidence: float
+    error: float
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], name: str) -> Gap | None:
+        """The mean over the rows of metrics.jsonl that have all three metrics of ``name``; None if none has."""
+        keys = [f"{name}/{key}" for key in ("accuracy", "confidence", "gap_error")]
+        known = [[float(row[key]) for key in keys] for row in rows if all(_known(row.get(key)) for key in keys)]
+        if not known:
+            return None
+        accuracy, confidence, _ = (sum(column) / len(known) for column in zip(*known, strict=True))
+        return cls(accuracy, confidence, math.hypot(*(row[2] for row in known)) / len(known))
+
+    @property
+    def difference(self) -> float:
+        return self.confidence - self.accuracy
+
+
+def _known(value: Any) -> bool:
+    return value is not None and not math.isnan(value)
+
+
 def _share(where: Tensor) -> float:
     return float(where.double().mean())
 
@@ -111,19 +178,59 @@ def health_problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return problems
 
 
+TIMES_ASKED = "rollout/times_asked"  # how often the run has asked a question so far, on average
+_GAP = 0.1
+Z95 = 1.96  # of a 95% interval
+
+
+def gap_problem(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Find whether the last evaluation in ``rows`` (of metrics.jsonl) shows a confidence that holds in training alone.
+
+    Compares confidence minus accuracy of the held-out questions with that of the :data:`NO_SIGNAL_STEPS` steps up to
+    the evaluation, on questions at first sight and on repeated ones.
+
+    Returns:
+        Text for the user by the code ``held_out_gap`` if a difference exceeds 0.1 with its 95% interval.
+    """
+    last = max((i for i, row in enumerate(rows) if Gap.of([row], HELD_OUT)), default=None)
+    if last is None or (held_out := Gap.of([rows[last]], HELD_OUT)) is None:
+        return {}
+    recent = rows[max(0, last + 1 - NO_SIGNAL_STEPS) : last + 1]
+    found = []
+    for name, title in ((FIRST_SIGHT, "at first sight"), (REPEATED, "asked before")):
+        if (gap := Gap.of(recent, name)) is not None:
+            difference = held_out.difference - gap.difference
+            half = Z95 * math.hypot(held_out.error, gap.error)
+            if abs(difference) - half > _GAP:
+                interval = f"{difference - half:+.2f} to {difference + half:+.2f}"
+                found.append(f"{gap.difference:+.2f} on questions {title} (difference {difference:+.2f}, {interval})")
+    if not found:
+        return {}
+    times = [row[TIMES_ASKED] for row in recent if _known(row.get(TIMES_ASKED))]
+    asked = f"; this run has asked a question {times[-1]:.1f} times on average" if times else ""
+    return {
+        "held_out_gap": "the confidence does not hold on new questions: stated minus right is "
+        f"{held_out.difference:+.2f} on held-out questions and {' and '.join(found)} in the rollout{asked}; train on "
+        "more different questions, keep a share of them for the confidence alone, or fit a calibration map"
+    }
+
+
 class HealthWarnings:
     """Warns when a problem appears, and again when it returns after :data:`NO_SIGNAL_STEPS` steps without it."""
 
     def __init__(self) -> None:
         self._recent: deque[Mapping[str, Any]] = deque(maxlen=NO_SIGNAL_STEPS)
         self._last_seen: dict[str, int] = {}
+        self._gap: dict[str, str] = {}  # of the last evaluation; it stands until the next
 
     def after_step(self, step: int, metrics: Mapping[str, Any]) -> str | None:
         """Add the metrics of ``step`` (from 1) and return a warning, or None if no problem is new."""
         self._recent.append(dict(metrics))
         if len(self._recent) < NO_SIGNAL_STEPS:
             return None
-        problems = health_problems(self._recent)
+        if Gap.of([metrics], HELD_OUT) is not None:
+            self._gap = gap_problem(list(self._recent))
+        problems = {**health_problems(self._recent), **self._gap}
         new = [
             text
             for code, text in problems.items()

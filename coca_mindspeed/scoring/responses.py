@@ -1,10 +1,12 @@
 """Scoring of sampled responses: decode, parse the confidence, find the end of its segment, grade the answer."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule
@@ -14,7 +16,8 @@ from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.metrics import HELD_OUT, Mean, gap_metrics
+from coca_mindspeed.scoring.rollout import Rollout, confidences
 from coca_mindspeed.utils.own_code import is_own
 
 
@@ -71,6 +74,22 @@ def held_out_metrics(correct: Tensor, stated: Tensor, confidence_lengths: Tensor
     metrics = calibration_metrics(stated[graded].numpy(), correct[graded].bool().numpy(), tokens[graded].numpy())
     defined = {name: float(value) for name, value in metrics.headline().items() if value is not None}
     return {**defined, UNGRADABLE_SHARE: float((~graded).double().mean())}
+
+
+def held_out_gap(answers: Sequence[Prediction]) -> dict[str, Mean]:
+    """:func:`.gap_metrics` of answers to held-out questions, of which each may have several."""
+    by_question: dict[tuple[str, str], list[Prediction]] = {}
+    for answer in answers:
+        by_question.setdefault((answer.dataset, answer.id), []).append(answer)
+    columns = zip(
+        *(
+            (confidences(answer.correct for answer in each), confidences(answer.confidence for answer in each))
+            for each in by_question.values()
+        ),
+        strict=True,
+    )
+    correct, stated = (pad_sequence(list(column), batch_first=True, padding_value=math.nan) for column in columns)
+    return gap_metrics(HELD_OUT, correct, stated)
 
 
 def check_own_method(method: MethodConfig) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coca_mindspeed.config.schema import DataConfig, RunConfig
-from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.data.records import Record, read_records, repetition, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.local.model_files import needs_date
@@ -48,6 +48,16 @@ def write_sets(sets: Mapping[str, Sets], output: Path) -> None:
 def set_file(output: Path, setting: str, part: str) -> Path:
     """The file of a setting's built-in questions."""
     return output / setting / "tasks" / f"{part}.jsonl"
+
+
+def how_often_asked(plan: Plan, output: Path) -> list[str]:
+    """For each file of built-in questions, how often it asks a question."""
+    return [
+        f"{setting.title}, {part}: {repetition(read_records(file))}."
+        for name, setting in plan.settings.items()
+        for part in PARTS
+        if setting.built_in and (file := set_file(output, name, part)).exists()
+    ]
 
 
 def question_files(plan: Plan, job: Job, output: Path, data: DataConfig) -> dict[str, Path]:

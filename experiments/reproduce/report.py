@@ -13,6 +13,7 @@ from experiments.reproduce.claims import LAST_STEPS, claims, claims_table, seque
 from experiments.reproduce.discrimination import discrimination_tables, learning_curves
 from experiments.reproduce.plan import Plan
 from experiments.reproduce.provenance import source_commit
+from experiments.reproduce.questions import how_often_asked
 from experiments.reproduce.results import Results, spread
 from experiments.reproduce.tables import (
     Table,
@@ -152,6 +153,8 @@ def _provenance(results: Results, plan: Plan, command: str) -> str:
             if setting.real_world is not None
         ),
     ]
+    if asked := how_often_asked(plan, results.output):
+        lines.append("\n".join(["Built-in questions:", "", *(f"- {each}" for each in asked)]))
     if results.unfinished:
         lines.append(f"**Not finished, and not in the tables:** {'; '.join(map(str, results.unfinished))}.")
     return "\n\n".join(lines) + "\n"

@@ -56,9 +56,13 @@ def test_a_run_shows_before_and_after(whole, printed):
     # evaluation.questions=20: the baseline is on the questions of the later evaluations.
     before = [row["correct"] for row in rows(output / "predictions_before.jsonl")]
     assert first["eval/accuracy"] == sum(before[:20]) / 20
-    assert set(first) - {"step"} == {key for key in others[-1] if key.startswith("eval/")}
+    assert set(first) - {"step"} == {key for key in others[-1] if key.startswith(("eval/", "held_out/"))}
+    for name in ("first_sight", "repeated", "held_out"):
+        for key in ("accuracy", "confidence", "gap_error"):
+            assert f"{name}/{key}" in others[-1]
+    assert others[-1]["rollout/times_asked"] >= 1
     report = (output / "report.md").read_text()
-    for picture in ("reliability.png", "training_curves.png"):
+    for picture in ("reliability.png", "training_curves.png", "gap.png"):
         assert f"({picture})" in report
         assert (output / picture).read_bytes().startswith(b"\x89PNG")
     shown = printed.getvalue()

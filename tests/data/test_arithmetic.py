@@ -1,11 +1,15 @@
 """The embedded data: right answers, disjoint splits, equal parts, one seed one result."""
 
+import hashlib
 from collections import Counter
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
-from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import Generator, Question, arithmetic_records
 from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.records import repetition
 
 
 def solve(question):
@@ -41,5 +45,37 @@ def test_the_seed_decides():
 
 
 def test_asking_for_more_than_there_is():
-    with pytest.raises(ValueError, match=r"distinct held-out questions 1\+2"):
+    with pytest.raises(ValueError, match=r"1\+2"):
         arithmetic_records(7 * 1_000, "evaluate", 0)
+
+
+@dataclass(frozen=True)
+class Digit:
+    """Ten questions, all of them for training."""
+
+    name: str = "digit"
+
+    def draw(self, random: np.random.Generator) -> Question:
+        text = str(random.integers(10))
+        return Question(text, text, split_key=text)
+
+
+@pytest.mark.parametrize(("max_repeats", "size", "found"), [(1, 11, 10), (3, 31, 30), (None, 500, 500)])
+def test_a_training_set_repeats_no_question_more_often_than_allowed(max_repeats, size, found):
+    generator = Generator("digits", "math", [Digit()], held_out=0.0, max_repeats=max_repeats)
+    if found < size:
+        with pytest.raises(ValueError, match=rf"digit, train: found {found} of {size} .* max_repeats"):
+            generator.records(size, "train", 0)
+    records = generator.records(found, "train", 0)
+    assert repetition(records)[:3] == (10, found, found / 10)
+    assert repetition(records).largest <= (max_repeats or found)
+
+
+@pytest.mark.slow
+def test_the_demo_asks_the_questions_that_its_figures_were_measured_on():
+    records = arithmetic_records(50_000, "train", 0)
+    lines = "".join(f"{record.id} {record.question}={record.answer}\n" for record in records)
+    assert (
+        hashlib.sha256(lines.encode()).hexdigest() == "309ae3c24225ace3138c9bcbf92b9594217c13057b6115fe2b2fd7efc21e2c46"
+    )
+    assert repetition(records) == (32_488, 50_000, 50_000 / 32_488, 18)

@@ -5,7 +5,13 @@ import pytest
 
 from coca_mindspeed.evaluation.binning import risk_coverage, roc
 from coca_mindspeed.evaluation.metrics import calibration_metrics
-from coca_mindspeed.evaluation.plots import png_bytes, reliability_diagram, threshold_curves, training_curves
+from coca_mindspeed.evaluation.plots import (
+    gap_curves,
+    png_bytes,
+    reliability_diagram,
+    threshold_curves,
+    training_curves,
+)
 from coca_mindspeed.evaluation.predictions import Outcomes
 
 STATED = np.array([0.05, 0.95, 0.95, 0.95, 0.3, np.nan])
@@ -55,6 +61,18 @@ def test_training_curves_of_one_and_of_several_runs():
     assert window[1] == pytest.approx((-1 / 2 - 1 / 3) / 2)
 
 
+def test_gap_curves_show_each_kind_of_question_that_the_metrics_have():
+    seen = {"repeated/accuracy": None, "repeated/confidence": None}
+    rows = [{"step": i, "first_sight/accuracy": 0.4, "first_sight/confidence": 0.5, **seen} for i in range(1, 5)]
+    rows[3] |= {"held_out/accuracy": 0.3, "held_out/confidence": 0.6}
+    figure = gap_curves(rows)
+    last = figure.axes[2].lines[:2]
+    assert [line.get_ydata()[-1] for line in last] == pytest.approx([0.1, 0.3])
+    assert [list(line.get_xdata()) for line in last] == [[1, 2, 3, 4], [4]]
+    [legend] = figure.legends
+    assert len(legend.get_texts()) == 2
+
+
 EMPTY = {"x": group(np.array([np.nan, np.nan]), np.array([True, False]))}
 
 
@@ -64,6 +82,7 @@ EMPTY = {"x": group(np.array([np.nan, np.nan]), np.array([True, False]))}
         (reliability_diagram(EMPTY), ["no valid confidence"]),
         (threshold_curves(EMPTY), ["no valid confidence", "needs right and wrong answers\nwith a valid confidence"]),
         (training_curves({"": [{"step": 1, "rollout/ece": None}]}), ["rollout/ece is undefined in every step"]),
+        (gap_curves([{"step": 1, "first_sight/accuracy": None}]), ["no response with a valid confidence"]),
         (training_curves({"": [{"step": 1, "rollout/ece": None}]}), ["reward/answer is not in the metrics"]),
     ],
 )

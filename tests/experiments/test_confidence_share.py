@@ -56,7 +56,10 @@ def test_a_map_of_the_reserved_answers_by_hand(tmp_path):
     (8 x .25 + 4 x (.25 x .5625 + .75 x .0625)) / 12.
     """
     answers = [(0.9, right) for right in (True, False) * 4] + [(0.4, right) for right in (True, False, False, False)]
-    rows = [Prediction(str(i), "data", "q", "", confidence=s, correct=right) for i, (s, right) in enumerate(answers)]
+    rows = [
+        Prediction(str(i), "data", "q", "", confidence=s, correct=right, tokens_to_confidence=5)
+        for i, (s, right) in enumerate(answers)
+    ]
     arm = tmp_path / "seed_0" / "rest_alone"
     arm.mkdir(parents=True)
     for part in ("held_out", "trained", "reserved"):

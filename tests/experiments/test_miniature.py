@@ -1,11 +1,26 @@
 """The embedded families: right answers, disjoint splits, what is taught and what is not, the tiny model's alphabet."""
 
+import hashlib
 from collections import Counter
+from contextlib import closing
 
 import pytest
+import torch
 
+from coca_mindspeed.data.records import repetition
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.evaluation import HeldOut
+from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.run import warm_start
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
-from experiments.miniature import SYMBOLS, digit_records, miniature, progression_records
+from experiments.miniature import (
+    SYMBOLS,
+    digit_records,
+    miniature,
+    progression_records,
+    repeated_progression_records,
+)
+from experiments.reproduce.plan import plan_path, read_plan, run_config
 
 
 def test_digit_questions_have_the_answers_that_a_person_gives():
@@ -21,23 +36,72 @@ def test_digit_questions_have_the_answers_that_a_person_gives():
             assert record.answer == str(sum(character == counted for character in digits))
 
 
-def test_progressions_step_by_step():
-    by_question = {r.question: r.answer for r in progression_records(4000, "train", 0, 4)}
+@pytest.mark.parametrize(
+    ("draw", "modulus", "digits", "operators"),
+    [(progression_records, 10_000, 4, "+"), (repeated_progression_records, 100, 2, "+*")],
+)
+def test_progressions_step_by_step(draw, modulus, digits, operators):
+    by_question = {r.question: r.answer for r in draw(4000, "train", 0)}
     seen = Counter()
     for question, answer in by_question.items():
         operator = "+" if "+" in question else "*"
         start, step = (int(part[::-1]) for part in question.split(operator))
         terms = [int(term[::-1]) for term in answer.split("=")]
         for before, after in zip([start, *terms], terms, strict=False):
-            assert after == (before + step if operator == "+" else before * step) % 100
-        assert all(len(term) == 2 for term in answer.split("="))
+            assert after == (before + step if operator == "+" else before * step) % modulus
+        assert all(len(term) == digits for term in answer.split("="))
+        assert len(answer) == 74
         seen[operator] += 1
-    assert seen["+"] > 300
-    assert seen["*"] > 300
-    assert len(progression_records(1, "train", 0, 25)[0].answer) == 74
+    assert set(seen) == set(operators)
+    assert min(seen.values()) > 300
 
 
-@pytest.mark.parametrize("name", ["short", "long"])
+@pytest.mark.slow
+def test_a_run_of_the_long_setting_asks_no_question_twice():
+    setting = read_plan(plan_path("miniature")).settings["long"]
+    run = run_config(setting, [], 0)
+    data = miniature("long")
+    assert run.trainer.steps * run.rollout.prompts <= len(data.train)
+    assert repetition([*data.warm_up, *data.train]) == (100_000, 100_000, 1.0, 1)
+    kinds = Counter(r.metadata["kind"] for r in data.train)
+    assert max(kinds.values()) < 1.05 * min(kinds.values())
+
+
+@pytest.mark.slow  # four minutes
+def test_the_warm_start_of_the_long_setting_answers_new_questions_as_well_as_those_of_the_training(tmp_path):
+    config = run_config(read_plan(plan_path("miniature")).settings["long"], [], 0)
+    data, device = miniature("long"), torch.device("cpu")
+    policy = load_policy(warm_start(config, tmp_path, data.warm_up, device, False, SYMBOLS), config.model, device)
+    accuracy = {}
+    with closing(build_grader("exact")) as grader:
+        for split, records in {
+            "train": data.train[:4000],
+            "evaluate": progression_records(4000, "evaluate", 0),
+        }.items():
+            answers = HeldOut(config, policy, grader, records, tmp_path, False).evaluate(records, split)
+            accuracy[split] = sum(bool(answer.correct) for answer in answers) / len(answers)
+    assert abs(accuracy["train"] - accuracy["evaluate"]) < 0.03
+    assert 0.3 < accuracy["train"] < 0.5
+
+
+# SHA-256 of warm-up, training and evaluation: the published figures were measured on these questions.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "digests", "repeated"),
+    [
+        ("short", ("04576c0d1daa5768", "309ae3c24225ace3", "8ecef20bee0ef52f"), (32_488, 18)),
+        ("long_repeated", ("854264c1b34bc7d3", "854264c1b34bc7d3", "0b360de8390cb86f"), (844, 109)),
+    ],
+)
+def test_published_questions_do_not_change(name, digests, repeated):
+    data = miniature(name)
+    for records, digest in zip((data.warm_up, data.train, data.evaluate), digests, strict=True):
+        lines = "".join(f"{record.id} {record.question}={record.answer}\n" for record in records)
+        assert hashlib.sha256(lines.encode()).hexdigest()[:16] == digest
+    assert (repetition(data.train).questions, repetition(data.train).largest) == repeated
+
+
+@pytest.mark.parametrize("name", ["short", "long", "long_repeated"])
 def test_the_tiny_model_can_read_and_write_all_of_it(name):
     data = miniature(name, size=500, evaluate=40)
     for records in (data.warm_up, data.train, data.evaluate):

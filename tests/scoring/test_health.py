@@ -2,7 +2,7 @@
 
 import pytest
 
-from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, HealthWarnings, health_problems
+from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, HealthWarnings, gap_problem, health_problems
 
 NAMES = {
     "invalid": "rollout/invalid_share",
@@ -78,3 +78,49 @@ def test_another_problem_is_said_beside_one_that_was():
     assert len(spoken) == 2
     assert "graded" in spoken[1]
     assert "confidence segments" not in spoken[1]
+
+
+def gap(name, difference, error=0.01):
+    return {f"{name}/accuracy": 0.4, f"{name}/confidence": 0.4 + difference, f"{name}/gap_error": error}
+
+
+@pytest.mark.parametrize(
+    ("first_sight", "repeated", "held_out", "found"),
+    [
+        ((0.0,), None, (0.15,), True),
+        ((0.0,), None, (-0.15,), True),
+        ((0.3,), None, (0.35,), False),  # the same error on both is no failure on new questions
+        (None, (0.0,), (0.15,), True),
+        ((0.15,), (0.0,), (0.15,), True),
+        ((0.0,), None, (0.12, 0.02), False),  # the interval reaches below .1
+        ((0.0, 0.2), None, (0.15,), False),
+        (None, None, (0.5,), False),
+        ((0.0,), None, None, False),
+        ((0.0, None), None, (0.5,), False),  # one question: no interval
+    ],
+)
+def test_a_confidence_that_does_not_hold_on_held_out_questions(first_sight, repeated, held_out, found):
+    step = {}
+    for name, given in (("first_sight", first_sight), ("repeated", repeated)):
+        step |= gap(name, *given) if given else {}
+    rows = [step] * 4 + [step | (gap("held_out", *held_out) if held_out else {})]
+    assert set(gap_problem(rows)) == ({"held_out_gap"} if found else set())
+    assert gap_problem([*rows, step]) == gap_problem(rows)  # the last evaluation stands
+
+
+def test_the_steps_up_to_the_evaluation_are_compared():
+    """Five steps of standard error .1 have one of .045."""
+    noisy = gap("first_sight", 0.0, error=0.1)
+    assert not gap_problem([gap("held_out", 0.25) | noisy])
+    assert gap_problem([noisy] * 4 + [gap("held_out", 0.25) | noisy])
+    assert not gap_problem([gap("first_sight", 0.25)] * 5 + [noisy, gap("held_out", 0.25)] + [noisy] * 5)
+
+
+def test_the_gap_is_said_once_until_an_evaluation_refutes_it():
+    health, said = HealthWarnings(), []
+    for step in range(1, 61):
+        held_out = {10: gap("held_out", 0.3), 20: gap("held_out", 0.3), 30: gap("held_out", 0.0)}
+        held_out |= {50: gap("held_out", 0.3)}
+        if health.after_step(step, HEALTHY | gap("first_sight", 0.0) | held_out.get(step, {})):
+            said.append(step)
+    assert said == [10, 50]

@@ -7,8 +7,10 @@ import torch
 
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.scoring.metrics import Mean, health_problems, rollout_metrics, values
+from coca_mindspeed.scoring.metrics import Mean, health_problems, rollout_metrics, sight_metrics, values
+from coca_mindspeed.scoring.responses import held_out_gap
 from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout
 
 N = math.nan
@@ -48,6 +50,29 @@ def test_metrics_by_hand():
             "rollout/brier": (0.25 + 0 + 0.01) / 3,
         }
     )
+
+
+def test_questions_at_first_sight_and_repeated_ones_by_hand():
+    """Only valid and graded responses count; the third question has none."""
+    rollout = credited([1, 0, 1, 1, N, 1], [0.5, 0.0, 0.9, N, 0.4, N], [1] * 6)
+    metrics = sight_metrics(rollout, [False, True, False])
+    assert metrics["first_sight/accuracy"] == (0.5, 2)
+    assert metrics["first_sight/confidence"] == (0.25, 2)
+    assert metrics["repeated/accuracy"] == (1.0, 1)
+    assert metrics["repeated/confidence"] == (pytest.approx(0.9), 1)
+    assert metrics["repeated/gap_error"].weight == 0  # of one question
+    assert sight_metrics(rollout, [False] * 3)["repeated/accuracy"].weight == 0
+    # Differences .5 - 1 and 0 of one question, -.1 of another; their mean is -.2.
+    both = sight_metrics(rollout, [False] * 3)
+    assert both["first_sight/gap_error"].value == pytest.approx(math.sqrt(2 * (0.1**2 + 0.1**2)) / 3)
+
+
+def test_held_out_answers_are_grouped_by_question():
+    rows = [("a", True, 0.5), ("a", False, 0.0), ("b", True, 0.9), ("b", True, None), ("c", None, 0.4)]
+    answers = [Prediction(id, "d", "?", "", confidence, correct, None) for id, correct, confidence in rows]
+    rollout = credited([1, 0, 1, 1, N, 1], [0.5, 0.0, 0.9, N, 0.4, N], [1] * 6)
+    expected = {k.replace("first_sight", "held_out"): m for k, m in sight_metrics(rollout, [False] * 3).items()}
+    assert held_out_gap(answers) == {name: mean for name, mean in expected.items() if name.startswith("held_out")}
 
 
 def test_ungradable_answers_are_left_out_and_counted():
