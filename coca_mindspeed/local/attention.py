@@ -1,4 +1,4 @@
-"""Attention for short texts and grouped queries on a CPU, and fast causal masks.
+"""Attention for grouped queries, for short texts on a CPU, and fast causal masks.
 
 With a mask, transformers copies the keys and values of each group for every head, and transformers 4 computes the
 mask by `torch.vmap` at every token.  Here heads of a group share keys and values in place, the mask is two comparisons,
@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, causal_mask_function
 
-_ON_CPU, _MASKED = "sdpa_on_cpu", "sdpa_masked"
+_GROUPED, _MASKED = "sdpa_grouped", "sdpa_masked"
 #: Per row and head, matrix products beat the kernel with at least so many numbers and at most so many query-key
 #: pairs (``benchmarks/README.md``).
 _LEAST_NUMBERS, _MOST_PAIRS = 1024, 1024
@@ -26,7 +26,7 @@ _MASK_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parame
 def use_fast_attention(model: Any, device: torch.device) -> None:
     """Use this module's attention if the model selects PyTorch's by name; other models are left as they are.
 
-    Grouped heads and short products are for the CPU.  On CUDA, cuDNN's kernel is switched off for the process.
+    Short products are for the CPU.  On CUDA, cuDNN's kernel is switched off for the process.
     """
     if device.type == "cuda":
         # From PyTorch 2.11 the first choice on an H100: NaN gradients with a mask and 64, 192, ... tokens, in bfloat16
@@ -37,8 +37,9 @@ def use_fast_attention(model: Any, device: torch.device) -> None:
     text = model.config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     grouped = getattr(text, "num_key_value_heads", heads) != heads
-    if device.type == "cpu" and (grouped or _uses_transformers_mask(model)):
-        model.set_attn_implementation(_ON_CPU)
+    on_cpu = device.type == "cpu" and (grouped or _uses_transformers_mask(model))
+    if on_cpu or (device.type == "cuda" and grouped and _uses_transformers_mask(model)):
+        model.set_attn_implementation(_GROUPED)
     elif _MASK_BY_VMAP and _uses_transformers_mask(model):
         model.set_attn_implementation(_MASKED)
 
@@ -53,13 +54,14 @@ def _attention(
 ) -> tuple[Tensor, None]:
     (rows, heads, tokens, size), groups = query.shape, key.shape[1]
     mask = None if attention_mask is None or attention_mask.ndim != 4 else attention_mask[..., : key.shape[-2]]
-    exact = query.dtype == torch.float32  # in bfloat16, matrix products would round the scores
+    on_cpu = query.device.type == "cpu"
+    exact = on_cpu and query.dtype == torch.float32  # in bfloat16, matrix products would round the scores
     if exact and tokens > 1 and mask is not None and mask.dtype == torch.bool and not kwargs.get("dropout"):
         pairs = tokens * key.shape[-2]
         if pairs * size >= _LEAST_NUMBERS and pairs <= _MOST_PAIRS:
             scaling = kwargs.get("scaling") or size**-0.5
             return _matmul_attention(query * scaling, key, value, mask).transpose(1, 2).contiguous(), None
-    plain = attention_mask is None and tokens > 1
+    plain = tokens > 1 and (attention_mask is None or not on_cpu)
     if plain or heads == groups or (attention_mask is not None and mask is None):
         attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return attended
@@ -129,7 +131,7 @@ def _causal_mask(
     return seen & inside[:, None, None, :]
 
 
-AttentionInterface.register(_ON_CPU, _attention)
+AttentionInterface.register(_GROUPED, _attention)
 AttentionInterface.register(_MASKED, sdpa_attention_forward)
-for _name in (_ON_CPU, _MASKED):
+for _name in (_GROUPED, _MASKED):
     AttentionMaskInterface.register(_name, _causal_mask if _MASK_BY_VMAP else _transformers_mask)

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -35,6 +35,9 @@ class Policy:
         compute_dtype: float32 or bfloat16; trained weights are float32 in either case.
         adapters: peft's model around :attr:`model`, if adapters are trained.
         sharing: which computations prompts may share without a change of the result.
+        decoding: how responses are sampled: ``shared``, in rows that they share while identical; ``static``, in fixed
+            buffers, on CUDA by graphs; ``auto``: ``static`` for tested architectures on CUDA.
+        static: the buffers and graphs, kept for the next rollout.
     """
 
     model: Any
@@ -45,6 +48,8 @@ class Policy:
     compute_dtype: torch.dtype = torch.float32
     adapters: Any = None
     sharing: Sharing = "prefix"
+    decoding: Literal["auto", "shared", "static"] = "auto"
+    static: Any = field(default=None, repr=False)
 
     @property
     def vocabulary(self) -> int:

@@ -1,9 +1,11 @@
 """Sampling from a policy: groups of responses to a batch of prompts, and single responses token by token.
 
 Responses of a group share a decoder row while they are identical.  With the confidence first, a third of a short
-response (the tag, a zero, the point, often a digit) is shared.
+response (the tag, a zero, the point, often a digit) is shared.  On CUDA, launching kernels takes longer than running
+them, so every response has a row from the start, and a decoding step is one CUDA graph.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,7 +16,9 @@ from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import PreallocatedCache, prefill_prompts
+from coca_mindspeed.local.static_decoder import CaptureError, StaticDecoder, decodes_statically, prefilled
 from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.utils.console import print_text
 
 _SHRINK_AT = 0.9  # share of rows in use below which the others are removed, which copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
@@ -82,19 +86,45 @@ def sample_tokens(
     Raises:
         NoDistributionError: probabilities are not finite, or all of a row are zero.
     """
-    if row_of is None:
-        row_of = torch.arange(len(probabilities), device=probabilities.device)
-    if probabilities.shape[1] < _LARGE:
-        uniform = torch.rand(len(row_of), 1, generator=generator, device=probabilities.device)
+    uniform = _uniform_for(probabilities, generator, row_of)
+    token, valid = tokens_at(probabilities, uniform, row_of)
+    _check(valid)
+    return token
+
+
+def numbers_per_draw(vocabulary: int) -> int:
+    """Uniform numbers that a draw takes: one float32 cannot resolve the tokens of an improbable block."""
+    return 1 if vocabulary < _LARGE else 2
+
+
+def tokens_at(probabilities: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Tokens ``[draws, 1]`` at ``uniform`` ``[draws, numbers]`` in [0, 1), and whether each is valid; without waiting.
+
+    See :func:`sample_tokens`.  An invalid one, bool ``[draws, 1]``, was drawn from what is no distribution.
+    """
+    vocabulary = probabilities.shape[1]
+    if vocabulary < _LARGE:
         return _inverse_cdf(_running_sums(probabilities), uniform, row_of)
-    blocks = _running_sums(_block_sums(probabilities))
-    # Two numbers: one float32 cannot resolve the tokens of an improbable block.
-    uniform = torch.rand(len(row_of), 2, generator=generator, device=probabilities.device)
-    block = _inverse_cdf(blocks, uniform[:, :1], row_of)
+    block, valid = _inverse_cdf(_running_sums(_block_sums(probabilities)), uniform[:, :1], row_of)
     token = block * _BLOCK + torch.arange(_BLOCK, device=probabilities.device)
-    inside = token < probabilities.shape[1]
-    of_block = probabilities[row_of[:, None], token.where(inside, 0)].where(inside, 0.0)
-    return token.gather(1, _inverse_cdf(_running_sums(of_block), uniform[:, 1:]))
+    behind = token >= vocabulary
+    token = token.masked_fill(behind, 0)
+    of_row = probabilities.gather(1, token) if row_of is None else probabilities[row_of[:, None], token]
+    place, also_valid = _inverse_cdf(_running_sums(of_row.masked_fill(behind, 0.0)), uniform[:, 1:])
+    return token.gather(1, place), valid & also_valid
+
+
+def _uniform_for(rows: Tensor, generator: torch.Generator | None, row_of: Tensor | None) -> Tensor:
+    draws = len(rows if row_of is None else row_of)
+    return torch.rand(draws, numbers_per_draw(rows.shape[1]), generator=generator, device=rows.device)
+
+
+def _check(valid: Tensor) -> None:
+    if not bool(valid.all()):
+        raise NoDistributionError(
+            "no token can be drawn from the policy: its probabilities are not finite or all 0; check the weights for "
+            "NaN or inf"
+        )
 
 
 def _block_sums(probabilities: Tensor) -> Tensor:
@@ -116,19 +146,18 @@ def _running_sums(weights: Tensor) -> Tensor:
     return weights.cumsum(dim=1)
 
 
-def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor:
-    """Index ``[draws, 1]`` at which cumulative sums ``[rows, n]`` pass the share ``uniform`` of their total."""
+def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Index ``[draws, 1]`` at which cumulative sums ``[rows, n]`` pass the share ``uniform`` of their total.
+
+    Also whether the sums are those of a distribution, bool ``[draws, 1]``.
+    """
     total = sums[:, -1:].contiguous()
-    if bool((~((total > 0) & total.isfinite())).any()):
-        raise NoDistributionError(
-            "no token can be drawn from the policy: its probabilities are not finite or all 0; check the weights for "
-            "NaN or inf"
-        )
+    valid = (total > 0) & total.isfinite()
     # A share rounded up to 1 must not end behind the last index with a weight.
-    last = torch.searchsorted(sums, total)
+    last = torch.searchsorted(sums, total).clamp(max=sums.shape[1] - 1)
     if row_of is not None:
-        sums, total, last = (of_row.index_select(0, row_of) for of_row in (sums, total, last))
-    return torch.searchsorted(sums, uniform * total, right=True).minimum(last)
+        sums, total, last, valid = (of_row.index_select(0, row_of) for of_row in (sums, total, last, valid))
+    return torch.searchsorted(sums, uniform * total, right=True).minimum(last), valid
 
 
 def sample_responses(
@@ -146,13 +175,16 @@ def sample_responses(
     Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  ``generator`` is the
     only source of randomness.  At most ``batch_responses`` responses are in memory at once, rounded down to whole
     groups (at least one); None: all.
+
+    On CUDA, each token takes a number for every response, also for those that have ended; otherwise for the unfinished.
     """
     at_once = len(prompts) if batch_responses is None else max(1, batch_responses // group_size)
+    batches = [prompts[i : i + at_once] for i in range(0, len(prompts), at_once)]
+    settings = group_size, max_new_tokens, temperature, generator
     with torch.inference_mode(), policy.autocast():
-        parts = [
-            _sample_batch(policy, prompts[i : i + at_once], group_size, max_new_tokens, temperature, generator)
-            for i in range(0, len(prompts), at_once)
-        ]
+        parts = [_sample_batch(policy, batch, *settings) for batch in batches]
+    if policy.static is not None and not policy.static.decoder.small:
+        policy.static = None
     token_ids, lengths, log_probs, finished, entropy = map(torch.cat, zip(*parts, strict=True))
     width = int(lengths.max())
     # Inference tensors cannot enter a graph; clones can.
@@ -176,6 +208,14 @@ def _sample_batch(
     temperature: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    if decodes_statically(policy):
+        before = generator.get_state()
+        try:
+            return _sample_statically(policy, prompts, group_size, max_new_tokens, temperature, generator)
+        except CaptureError as error:
+            policy.decoding, policy.static = "shared", None
+            generator.set_state(before)
+            print_text(f"note: responses are decoded without CUDA graphs, which failed: {error}", sys.stderr)
     device, rows = policy.device, len(prompts) * group_size
     token_ids = torch.full((rows, max_new_tokens), policy.pad_id, device=device)
     log_probs = torch.zeros(rows, max_new_tokens, device=device)
@@ -221,12 +261,131 @@ def draw(
     ``row_of`` int64 ``[responses]`` is the row of each response in the logits ``[rows, vocabulary]``; None: one per
     row.
     """
+    uniform = _uniform_for(logits, generator, row_of)
+    token, scores, valid = _draw_at(policy, logits, temperature, uniform, row_of)
+    _check(valid)
+    return token, scores
+
+
+def _draw_at(
+    policy: Policy, logits: Tensor, temperature: float, uniform: Tensor, row_of: Tensor | None = None
+) -> tuple[Tensor, TokenScores, Tensor]:
+    """As :func:`draw`, at ``uniform`` numbers as for :func:`tokens_at`; also whether the tokens are valid."""
     distribution = policy.sampling_logits(logits, temperature).log_softmax(dim=-1)
     probabilities = distribution.exp()
+    token, valid = tokens_at(probabilities, uniform, row_of)
     if row_of is None:
-        row_of = torch.arange(len(logits), device=logits.device)
-    token = sample_tokens(probabilities, generator, row_of)
-    return token, TokenScores(distribution[row_of[:, None], token], entropy_of(distribution, probabilities)[row_of])
+        log_probs, entropy = distribution.gather(1, token), entropy_of(distribution, probabilities)
+    else:
+        log_probs, entropy = distribution[row_of[:, None], token], entropy_of(distribution, probabilities)[row_of]
+    return token, TokenScores(log_probs, entropy), valid
+
+
+_LOOK = 16  # tokens; so often the host asks whether all responses have ended
+
+
+class StaticSampler:
+    """Responses that are drawn and stopped on the device, one row each, in buffers that stay in place.
+
+    Attributes:
+        decoder: appends their tokens; the buffers have its columns.
+    """
+
+    def __init__(self, policy: Policy, decoder: StaticDecoder) -> None:
+        self.decoder = decoder
+        self._policy, rows, columns, device = policy, decoder.rows, decoder.columns, policy.device
+        self._uniform = torch.zeros(columns, rows, numbers_per_draw(policy.vocabulary), device=device)
+        self._token_ids = torch.zeros(rows, columns, dtype=torch.int64, device=device)
+        self._log_probs = torch.zeros(rows, columns, device=device)
+        self._entropy = torch.zeros(rows, device=device)
+        self._lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._going, self._invalid = (torch.zeros(rows, dtype=torch.bool, device=device) for _ in range(2))
+        self._eos_ids = torch.tensor(policy.eos_ids, device=device)
+
+    def start(self, used: int) -> None:
+        """Begin ``used`` responses."""
+        for buffer in (self._log_probs, self._entropy, self._lengths, self._invalid, self._going):
+            buffer.zero_()
+        self._token_ids.fill_(self._policy.pad_id)
+        self._going[:used] = True
+
+    def fill_uniform(self, columns: slice, used: int, generator: torch.Generator) -> None:
+        """Draw the numbers of ``used`` responses for the tokens in ``columns``."""
+        numbers = self._uniform[columns, :used]
+        numbers.copy_(torch.rand(*numbers.shape, generator=generator, device=numbers.device))
+
+    def draw(self, logits: Tensor, temperature: float, rows: int, row_of: Tensor | None = None) -> None:
+        """Draw the token in the decoder's column for the first ``rows`` responses, as its next input."""
+        column = self.decoder.column
+        uniform = self._uniform.index_select(0, column)[0, :rows]
+        token, scores, valid = _draw_at(self._policy, logits, temperature, uniform, row_of)
+        going = self._going[:rows]
+        ended = ~going
+        self._invalid[:rows] |= going & ~valid[:, 0]
+        token = token.masked_fill(ended[:, None], self._policy.pad_id)
+        self.decoder.token[:rows] = token
+        self._token_ids[:rows].index_copy_(1, column, token)
+        self._log_probs[:rows].index_copy_(1, column, scores.log_probs.masked_fill(ended[:, None], 0.0))
+        self._entropy[:rows] += scores.entropy.masked_fill(ended, 0.0)
+        self._lengths[:rows] += going
+        going &= (token != self._eos_ids).all(dim=1)
+
+    def step(self, temperature: float, used: int, width: int) -> None:
+        """Decode a token, which is the last of ``width`` columns, and draw the next, for ``used`` responses."""
+
+        def decode_and_draw(rows: int, columns: int) -> None:
+            self.draw(self.decoder.forward(rows, columns), temperature, rows)
+
+        self.decoder.run(decode_and_draw, used, width, temperature)
+
+    def unfinished(self) -> bool:
+        """Wait for the device, and ask whether any response goes on.
+
+        Raises:
+            NoDistributionError: a token was drawn from what is no distribution.
+        """
+        going, invalid = torch.stack([self._going.any(), self._invalid.any()]).tolist()
+        if invalid:
+            _check(~self._invalid)
+        return bool(going)
+
+    def responses(self, used: int, columns: slice) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Token ids, lengths, log-probs, whether they have ended, and mean entropy."""
+        lengths = self._lengths[:used].clone()
+        token_ids, log_probs = self._token_ids[:used, columns].clone(), self._log_probs[:used, columns].clone()
+        return token_ids, lengths, log_probs, ~self._going[:used], self._entropy[:used] / lengths
+
+
+def _sample_statically(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    group_size: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    used = len(prompts) * group_size
+    cache, started = prefilled(policy, prompts)
+    end = started.width + max_new_tokens
+    if policy.static is None or not policy.static.decoder.fits(used, end):
+        policy.static = None  # freed before its successor is allocated
+        policy.static = StaticSampler(policy, StaticDecoder(policy, cache, used, end))
+    sampler: StaticSampler = policy.static
+    sampler.decoder.start(cache, started, group_size)
+    sampler.start(used)
+    logits = policy.lm_head.logits(started.output[:, -1])
+    for column in range(started.width, end):
+        if (column - started.width) % _LOOK == 0:
+            if column > started.width and not sampler.unfinished():
+                break
+            sampler.fill_uniform(slice(column, min(column + _LOOK, end)), used, generator)
+        if column == started.width:
+            row_of = torch.arange(len(prompts), device=policy.device).repeat_interleave(group_size)
+            sampler.draw(logits, temperature, used, row_of)
+        else:
+            sampler.step(temperature, used, column)
+    sampler.unfinished()
+    return sampler.responses(used, slice(started.width, end))
 
 
 class Decoder:
