@@ -184,8 +184,8 @@ def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool
             validate_run(own, file, overrides)
             raise
     except MissingMandatoryValue as error:
-        key = error.full_key
-        raise UsageError(f"{file}: {key}=???: needs a value; give it on the command line: {key}=...") from error
+        missing = error.full_key
+        raise UsageError(f"{file}: {missing}=???: needs a value; give it on the command line: {missing}=...") from error
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         if overrides and _composes(directory, stem):
             typed = ", ".join(f"override {override!r}" for override in overrides)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.request import proxy_bypass_environment
 
 from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.schema import RunConfig
@@ -194,9 +193,10 @@ def _ray(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
 
 def _bypasses(no_proxy: str, host: str) -> bool:
     """Whether ``no_proxy`` names a host, by name, suffix, address or network."""
-    if proxy_bypass_environment(host, {"no": no_proxy}):
-        return True
-    for each in no_proxy.split(","):
+    for each in map(str.strip, no_proxy.split(",")):
+        name = each.lstrip(".").lower()
+        if name == "*" or (name and f".{host.lower()}".endswith(f".{name}")):
+            return True
         with contextlib.suppress(ValueError):
             if "/" in each and ip_address(host) in ip_network(each.strip(), strict=False):
                 return True
