@@ -241,7 +241,7 @@ def gap_problem(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {
         "held_out_gap": "the confidence does not hold on new questions: stated minus right is "
         f"{held_out.difference:+.2f} on held-out questions and {' and '.join(found)} in the rollout{asked}; train on "
-        "more different questions, keep a share of them for the confidence alone, or fit a calibration map"
+        "more different questions, or fit a calibration map"
     }
 
 
