@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from omegaconf import OmegaConf
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.mindspeed.stages import dataset
 from coca_mindspeed.mindspeed.stages.dataset import RECORD, RecordPrompts, load_prompts
 from coca_mindspeed.mindspeed.stages.reward_worker import MindSpeedVerifier, build_verifier
 from coca_mindspeed.mindspeed.start import driver, process
@@ -245,7 +247,20 @@ def test_a_run_is_resumed_only_from_a_checkpoint(tmp_path, tracker, advised):
 
 
 def _record(index: int) -> Record:
-    return Record(id=str(index), dataset="d", category="math", question="q", answer="1")
+    return Record(id=str(index), dataset="d", category="math", question=f"q{index}", answer="1")
+
+
+def test_ray_may_have_pickled_the_hook_that_reads_the_records(monkeypatch):
+    """A function that is made in a function is pickled with copies of the globals that it names."""
+    records, prompts = [_record(i) for i in range(3)], [np.array([i], dtype=np.int32) for i in range(3)]
+    monkeypatch.setattr(dataset, "asked", [])
+    monkeypatch.setattr(dataset, "process_settings", lambda: SimpleNamespace(coca=None))
+    monkeypatch.setattr(dataset, "load_prompts", lambda *_: (records, prompts))
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: None)
+    config = SimpleNamespace(tokenizer_name_or_path="", max_prompt_length=8, no_shuffle=True)
+    build = cloudpickle.loads(cloudpickle.dumps(dataset.record_datasets(None)))
+    build(data_prefix=["train.jsonl"], extra_param=config, train_valid_test_num_samples=[4], seed=1)
+    assert dataset.seen_before(2, 2) == ([False, True], 4 / 3)
 
 
 def test_every_epoch_shows_every_record_once():

@@ -30,6 +30,11 @@ RECORD = "coca_record"  # column of the dock, int32 [1]: index of the question's
 asked: list[str] = []
 
 
+def set_asked(questions: Sequence[str]) -> None:
+    """Set :data:`asked`, also from a hook's function: Ray pickles that by value with a copy of each global it names."""
+    asked[:] = questions
+
+
 def seen_before(step: int, count: int) -> tuple[list[bool], float] | None:
     """Whether the run asked each of the ``count`` questions of iteration ``step`` (from 1) before; None: unknown.
 
@@ -191,7 +196,7 @@ def record_datasets(_original: Any) -> Any:
         records, prompts = load_prompts(Path(data_path), tokenizer, process_settings().coca, config.max_prompt_length)
         samples = arguments["train_valid_test_num_samples"][0]
         train = RecordPrompts(records, prompts, samples, arguments["seed"], not config.no_shuffle)
-        asked[:] = train.questions()
+        set_asked(train.questions())
         return train, None, None
 
     return build_train_valid_test_datasets
