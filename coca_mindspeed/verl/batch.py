@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
@@ -90,14 +91,6 @@ class ScoredStep:
             for name, column in self.rollout.training_columns().items()
         }
 
-    def metrics(self, repeated: bool = False) -> dict[str, float]:
-        """Defined metrics, by the names that every engine uses; ``repeated``: not in the first epoch."""
-        seen = [repeated] * len(self.rollout.correct)
-        found = values({**rollout_metrics(self.rollout), **sight_metrics(self.rollout, seen)})
-        metrics = {name: value for name, value in found.items() if math.isfinite(value)}
-        metrics["group/broken"] = float(self.broken)
-        return metrics if self.stage is None else {**metrics, "stage": float(self.stage)}
-
     def dump(self, step: int, prompts: int) -> list[dict[str, Any]]:
         """JSON rows of all responses to the first ``prompts`` prompts."""
         shown = range(min(prompts * self.rollout.group_size, len(self.order)))
@@ -146,6 +139,31 @@ def score_step(
     rollout.give_credit(credit_rule(settings.method, stage))
     several = len(settings.method.training_method.stages) > 1
     return ScoredStep(rollout, order, len(keys), groups.broken, predictions, stage if several else None)
+
+
+def step_metrics(scored: Sequence[ScoredStep], method: MethodConfig, *, repeated: bool = False) -> dict[str, float]:
+    """Defined metrics of a step, by the names that every engine uses.
+
+    Args:
+        scored: its mini-batches, at least one.
+        method: of the run.
+        repeated: the step is not of the first epoch.
+    """
+    rollout, stage = scored[0].rollout, scored[0].stage
+    if len(scored) > 1:
+        parts = [each.rollout for each in scored]
+        scores = [part.scores() for part in parts]
+        columns = {name: torch.cat([each[name] for each in scores]) for name in SCORE_COLUMNS}
+        lengths, width = torch.cat([part.lengths for part in parts]), max(part.width for part in parts)
+        rollout = Rollout(group_size=rollout.group_size, lengths=lengths, width=width)
+        rollout.take_scores(columns).give_credit(credit_rule(method, stage or 0))
+        deviation = sum(part.credit.deviation for part in parts) / len(parts)  # each mini-batch has its own
+        rollout.credit = rollout.credit._replace(deviation=deviation)
+    seen = [repeated] * len(rollout.correct)
+    found = values({**rollout_metrics(rollout), **sight_metrics(rollout, seen)})
+    metrics = {name: value for name, value in found.items() if math.isfinite(value)}
+    metrics["group/broken"] = float(sum(each.broken for each in scored))
+    return metrics if stage is None else {**metrics, "stage": float(stage)}
 
 
 def score_rows(rollout: Rollout) -> list[dict[str, list[float | None]]]:

@@ -18,7 +18,6 @@ options of docs/method.md:
 
 import copy
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,14 @@ from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_json_lines
-from coca_mindspeed.verl.batch import ScoredStep, check_broken, score_step, validation_metrics, validation_predictions
+from coca_mindspeed.verl.batch import (
+    ScoredStep,
+    check_broken,
+    score_step,
+    step_metrics,
+    validation_metrics,
+    validation_predictions,
+)
 from coca_mindspeed.verl.checks import check_prompts, check_rows, verl_problems
 from coca_mindspeed.verl.resume import MetricsBeforeResume, check_length, check_same_run, file_of_verls_log
 from coca_mindspeed.verl.segment_loss import ROLLOUT_WEIGHTS, SEGMENT_ENDS, SegmentLoss, divide_segment_sums
@@ -89,7 +95,6 @@ class SegmentTrainer(PPOTrainer):
         self._scored: list[ScoredStep] = []  # the mini-batches of this step
         self._earlier: MetricsBeforeResume | None = None
         self._health = HealthWarnings()
-        self._held_out: dict[str, float] = {}  # of a validation after the last step
 
     def _init_dataloader(self) -> None:
         """Load the questions and check all of them before the model is loaded."""
@@ -149,22 +154,29 @@ class SegmentTrainer(PPOTrainer):
             self._earlier.replay(lambda data, step: self.logger.log(data=data, step=step, backend=["file"]))
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> Any:
-        """Run verl's step, of one or more mini-batches, and count the groups that train nothing."""
+        """Run verl's step, of one or more mini-batches, and measure all of it."""
         self._scored = []
         batch = super().step(metrics, timing_raw)
-        failed = int(metrics.get(_FAILED, 0))
-        check_broken(failed, self._settings.broken_groups, self.config.data.train_batch_size, "groups")
-        metrics["group/broken"] = float(failed + sum(step.broken for step in self._scored))
+        repeated = self.global_steps > self.steps_per_epoch
+        metrics.update(step_metrics(self._scored, self._settings.method, repeated=repeated))
+        metrics.update(divide_segment_sums(metrics))
+        metrics[TIMES_ASKED] = max(1.0, self.global_steps * self.config.data.train_batch_size / self._questions)
+        metrics["seconds/advantage"] = timing_raw["adv"]
+        metrics["group/broken"] += float(metrics.get(_FAILED, 0))
+        total = self.config.data.train_batch_size
+        check_broken(int(metrics["group/broken"]), self._settings.broken_groups, total, "groups")
         if self.trainer_mode != "sync":
             metrics["group/discarded"] = float(metrics.get(_STALE, 0))
-        if warning := self._health.after_step(self.global_steps, {**metrics, **self._held_out}):
-            print_text(warning, sys.stderr)
-        self._held_out = {}
         return batch
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *others: Any, **named: Any) -> None:
+        """Warn where the step, with its validation, shows that the run learns less than it should."""
+        super()._compute_metrics(batch, metrics, *others, **named)
+        if warning := self._health.after_step(self.global_steps, metrics):
+            print_text(warning, sys.stderr)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write the advantages of whole groups to the queue, and verl's rollout correction if it has what it needs."""
-        start = time.perf_counter()
         log_probs = ("old_log_probs", "rollout_log_probs")
         data = transfer_queue.kv_batch_get(
             keys=batch.keys,
@@ -200,22 +212,17 @@ class SegmentTrainer(PPOTrainer):
         batch = transfer_queue.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch.keys))
         )
-        metrics.update(step.metrics(repeated=self.global_steps > self.steps_per_epoch))
-        metrics[TIMES_ASKED] = max(1.0, self.global_steps * self.config.data.train_batch_size / self._questions)
-        metrics["seconds/advantage"] = time.perf_counter() - start
         self._scored.append(step)
         return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Update without the columns that no loss reads, and divide the sums by segment that our loss reports."""
+        """Update without the columns that no loss reads."""
         columns = batch.fields
         batch.fields = [name for name in columns if name not in _UNREAD_BY_THE_ACTOR]
         try:
-            updated = super()._update_actor(batch, metrics)
+            return super()._update_actor(batch, metrics)
         finally:
             batch.fields = columns
-        metrics.update(divide_segment_sums(metrics))
-        return updated
 
     def _val_metrics_update(
         self,
@@ -237,11 +244,11 @@ class SegmentTrainer(PPOTrainer):
             write_predictions(path, predictions)
         own = {name: reward_extra_infos_dict[name] for name in ("reward", "acc")}
         metrics = super()._val_metrics_update(data_sources, sample_uids, own, sample_turns, **others)
-        self._held_out = validation_metrics(predictions)
+        held_out = validation_metrics(predictions)
         callback = getattr(self, "checkpoint_callback", None)  # since 0.9.1
         if (on_validate := getattr(callback, "on_validate", None)) is not None:  # of our BestCheckpoint
-            on_validate(self.global_steps, self._held_out)
-        return {**metrics, **self._held_out, "eval/missing": float(missing)}
+            on_validate(self.global_steps, held_out)
+        return {**metrics, **held_out, "eval/missing": float(missing)}
 
     def _log_rollout_data(self, batch: Any, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
         """Dump responses with confidence, rewards and advantages in place of verl's own dump."""

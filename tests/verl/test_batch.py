@@ -8,11 +8,18 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.methods import METHODS
+from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import Rollout
-from coca_mindspeed.verl.batch import find_groups, score_step, validation_metrics, validation_predictions
+from coca_mindspeed.verl.batch import (
+    find_groups,
+    score_step,
+    step_metrics,
+    validation_metrics,
+    validation_predictions,
+)
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.verl.configurations import columns
 
@@ -91,6 +98,10 @@ def one_group(*rows, **settings):
     )
 
 
+def metrics(*scored, **method):
+    return step_metrics(scored, MethodConfig(**method))
+
+
 @pytest.mark.parametrize("scale", ["group", "batch"])
 @pytest.mark.parametrize("method", METHODS)
 def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
@@ -121,15 +132,15 @@ def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
 
 def test_the_stage_decides_what_sequential_rewards():
     """And metrics have the names of every engine, without undefined ones."""
-    invalid = one_group(*[columns(None, RIGHT)] * G).metrics()
+    invalid = metrics(one_group(*[columns(None, RIGHT)] * G))
     assert {"rollout/auroc", "rollout/ece", "rollout/confidence"}.isdisjoint(invalid)
     assert invalid["rollout/invalid_share"] == 1.0
     assert {"reward/answer", "rollout/gesr", "response/confidence_length"} <= invalid.keys()
     assert all(map(math.isfinite, invalid.values()))
     first, second = (step({"method": {"name": "sequential"}}, stage) for stage in (0, 1))
     assert not torch.equal(first.rollout.token_advantages, second.rollout.token_advantages)
-    assert (first.metrics()["stage"], second.metrics()["stage"]) == (0.0, 1.0)
-    assert "stage" not in step().metrics()
+    assert [metrics(each, name="sequential")["stage"] for each in (first, second)] == [0.0, 1.0]
+    assert "stage" not in metrics(step())
 
 
 def test_padding_and_broken_groups_have_no_advantages():
@@ -150,7 +161,7 @@ def test_padding_and_broken_groups_have_no_advantages():
             assert not written["advantages"][row].any()
             assert not written["segment_ends"][row].any()
     assert written["advantages"].any()
-    assert found.metrics()["group/broken"] == 1.0
+    assert metrics(found)["group/broken"] == 1.0
     assert len(found.dump(7, 99)) == 2 * G
 
 
@@ -166,8 +177,8 @@ def test_an_ungradable_answer_is_left_out_of_its_group():
     advantages = found.columns()["advantages"]
     assert advantages[:, -1].tolist() == pytest.approx(expected)
     assert not advantages[2].any()
-    assert found.metrics()["rollout/accuracy"] == pytest.approx(1 / 3)
-    assert found.metrics()["grading/ungradable_share"] == 1 / G
+    assert metrics(found)["rollout/accuracy"] == pytest.approx(1 / 3)
+    assert metrics(found)["grading/ungradable_share"] == 1 / G
     assert [row["correct"] for row in found.dump(1, 1)] == [True, False, None, False]
     with pytest.raises(TrainingError, match="no sandbox"):
         one_group(*[failed] * G)
@@ -195,6 +206,29 @@ def test_the_dump():
     assert [row["gesr"] for row in dump[::G]] == pytest.approx(found.rollout.credit.gesr.flatten().tolist())
 
 
+@pytest.mark.parametrize(("method", "stage"), [({}, 0), ({"advantage_scale": "batch"}, 0), ({"name": "sequential"}, 1)])
+def test_the_metrics_of_mini_batches_are_those_of_one_batch(method, stage):
+    """Calibration and the error of the gap are no means of the mini-batches' own."""
+    keys, rows, lengths = shuffled()
+    settings = {"method": method, "broken_groups": 1}
+    lost = [at for at, key in enumerate(keys) if not key.startswith("u2_3")]
+
+    def part(uids, prompts):
+        at = [i for i in lost if keys[i][1] in uids]
+        given = {"keys": [keys[i] for i in at], "tags": [{}] * len(at), "rows": [rows[i] for i in at]}
+        return step(settings, stage, **given, response_lengths=lengths[at], prompts=prompts)
+
+    whole, parts = part("012", 3), [part("0", 1), part("12", 2)]
+    expected, found = metrics(whole, **method), metrics(*parts, **method)
+    if "advantage_scale" in method:
+        deviations = [metrics(each, **method).pop("advantage/deviation") for each in parts]
+        assert found.pop("advantage/deviation") == pytest.approx(sum(deviations) / 2)
+        assert expected.pop("advantage/deviation") > 0
+    assert found == pytest.approx(expected)
+    assert found["group/broken"] == 1
+    assert {"rollout/ece", "first_sight/gap_error"} <= found.keys()
+
+
 def test_the_metrics_of_a_validation():
     said = [columns(0.5, RIGHT), columns(0.5, WRONG), columns(None, WRONG)]
 
@@ -202,19 +236,19 @@ def test_the_metrics_of_a_validation():
         lists = {name: [each[name] for each in said] for name in said[0]}
         return validation_predictions(lists | {"reward": [each["acc"] for each in said]})
 
-    metrics = validation_metrics(found())
-    assert metrics["eval/ece"] == 0.0
-    assert metrics["eval/accuracy"] == pytest.approx(1 / 3)
-    assert metrics["eval/tokens_to_confidence"] == 3.0
-    assert metrics["eval/ungradable_share"] == 0.0
+    known = validation_metrics(found())
+    assert known["eval/ece"] == 0.0
+    assert known["eval/accuracy"] == pytest.approx(1 / 3)
+    assert known["eval/tokens_to_confidence"] == 3.0
+    assert known["eval/ungradable_share"] == 0.0
     said.append(columns(0.9, UNGRADABLE, reason="no sandbox"))
-    assert validation_metrics(found()) == {**metrics, "eval/ungradable_share": 0.25}
+    assert validation_metrics(found()) == {**known, "eval/ungradable_share": 0.25}
     assert validation_metrics([]) == {}
 
 
 def test_the_first_epoch_and_later_ones_are_measured_apart():
     found = step()
-    first, later = found.metrics(), found.metrics(repeated=True)
+    first, later = metrics(found), step_metrics([found], MethodConfig(), repeated=True)
     assert first["first_sight/accuracy"] == later["repeated/accuracy"]
     assert first["first_sight/confidence"] == later["repeated/confidence"]
     assert not any(name.startswith("repeated/") for name in first)

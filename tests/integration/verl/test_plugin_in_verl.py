@@ -15,6 +15,7 @@ import torch
 import verl
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
@@ -24,8 +25,10 @@ from verl.utils.tracking import Tracking
 from coca_mindspeed.data.export import verl_row
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
 from coca_mindspeed.utils.text_formats import value_of
+from coca_mindspeed.verl.batch import score_step
 from coca_mindspeed.verl.checks import REQUIREMENTS, verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
 from coca_mindspeed.verl.resume import MetricsBeforeResume, file_of_verls_log
@@ -172,6 +175,51 @@ def test_a_validation_passes_on_what_this_verl_gives(monkeypatch: Any, tmp_path:
     assert given == [(4, others)]
     assert found["eval/missing"] == (1 if others else 0)
     assert found["eval/accuracy"] == 1
+
+
+def test_a_step_of_two_mini_batches_is_measured_and_warned_about_as_one(monkeypatch: Any, capsys: Any):
+    """Through verl's own aggregation; the last step's validation counts with its step."""
+    settings = VerlSettings(broken_groups=1)
+    trainer = SyncSegmentTrainer.__new__(SyncSegmentTrainer)
+    trainer.config = OmegaConf.create({"data": {"train_batch_size": 2}})
+    trainer.trainer_mode, trainer.parameter_sync_step, trainer.steps_per_epoch = "separate_async", 2, 100
+    trainer._settings, trainer._health, trainer._questions = settings, HealthWarnings(), 200
+    trainer.prepare_step = dict
+    # The second mini-batch has four times the tokens.
+    verdicts = {0: Outcome.RIGHT, 1: Outcome.WRONG}
+    sums = {0: {"tokens": 10.0, "kl": 1.0}, 1: {"tokens": 40.0, "kl": 14.0}}
+
+    def step_once(self: Any, metrics: dict[str, Any], timing_raw: dict[str, Any], _size: int) -> KVBatchMeta:
+        number = self.local_trigger_step
+        keys = [f"{number}_0_0", f"{number}_1_0"]
+        rows = [columns(0.5, verdicts[number])] * 2
+        tags: list[dict[str, Any]] = [{}, {}]
+        scored = {"keys": keys, "tags": tags, "rows": rows, "response_lengths": torch.tensor([5, 5]), "group": 2}
+        self._scored.append(score_step(**scored, prompts=1, settings=settings, stage=0))
+        timing_raw["adv"] = timing_raw.get("adv", 0) + 1.5
+        metrics |= {f"actor/segment_sums/answer/{name}": value for name, value in sums[number].items()}
+        metrics |= {"training/rollout_failure/evicted_samples": failed[number]}
+        return KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+
+    failed = [0, 1]
+    monkeypatch.setattr(PPOTrainer, "_step_once", step_once)
+    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_, **__: None)
+    for trainer.global_steps in range(1, 6):
+        found: dict[str, Any] = {}
+        trainer.step(found, {})
+        if trainer.global_steps == 5:
+            found |= {"held_out/accuracy": 0.0, "held_out/confidence": 1.0, "held_out/gap_error": 0.01}
+        trainer._compute_metrics(None, found, {}, global_steps=trainer.global_steps, epoch=0)
+    assert found["rollout/ece"] == 0.0  # 0.5 in each mini-batch
+    assert found["first_sight/gap_error"] == pytest.approx(0.5)  # undefined in each
+    assert found["answer/kl"] == pytest.approx(15 / 50)
+    assert found["seconds/advantage"] == 3.0
+    assert found["group/broken"] == 1
+    assert not [name for name in found if "segment_sums" in name]
+    assert "held-out" in capsys.readouterr().err
+    failed = [1, 1]
+    with pytest.raises(TrainingError, match="2 of 2 groups"):
+        trainer.step({}, {})
 
 
 def test_the_reward_manager_judges_sampled_tokens(warm: Path, tmp_path: Path):
