@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-vllm test-opencompass test-router
+.PHONY: help real demo demo-real reproduce-real reproduce test test-nightly test-published test-mindspeed test-vllm test-opencompass test-router
 .PHONY: test-verl test-verl-learning test-trl test-ms-swift test-8bit test-oldest test-newest lint bench bench-trl bench-check bench-baselines clean clean-runs
 .PHONY: lock lock-oldest lock-opencompass lock-verl docs system-packages .venv
 
@@ -52,19 +52,29 @@ $(VENV)/.8bit-installed: requirements/adamw_8bit.txt $(STAMP)
 	@touch $@
 
 test-8bit: $(VENV)/.8bit-installed  ## add bitsandbytes to the environment, and run the tests of optimizer.name=adamw_8bit
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/local/test_optimizer.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m published tests/local/test_optimizer.py
 
-lint: $(STAMP)  ## ruff and mypy
+lint: $(STAMP)  ## ruff, mypy and shellcheck
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	cd launch && $(abspath $(BIN))/shellcheck *.sh
 
 system-packages:  ## programs that some tests need: apt-get installs them for root; else they are listed
 	@requirements/system.sh
 
 TEST_PROCESSES ?= 2
-test: system-packages lint  ## lint and every test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+
+test: system-packages lint  ## lint and the tests, without those of the next two targets
+	$(PYTEST)
+
+test-nightly: system-packages $(STAMP)  ## the long tests; run them before a release
+	$(PYTEST) -m nightly
+
+# A test whose file or checkout is missing is skipped and listed.
+test-published: system-packages $(VENV)/.real-installed $(VENV)/.8bit-installed  ## publishers' files (../shared/data), SmolLM2, bitsandbytes, checkouts (*_HOME); before a release
+	$(PYTEST) -m published
 
 # Both ends of the ranges in setup.py.  Their torch brings CUDA packages: 6 GB each.
 OF_THE_RANGES := tests/algorithm tests/baselines tests/cli tests/config tests/data tests/evaluation tests/experiments \

@@ -1,5 +1,7 @@
 """Probe and assessor find a planted signal, nothing where there is nothing, and come back from disk the same."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -69,7 +71,7 @@ def test_a_save_and_a_load_change_nothing(tmp_path):
     file = tmp_path / "probe" / "probe.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     for damaged in (tmp_path / "probe", tmp_path):
-        with pytest.raises(DataError, match="does not hold a probe"):
+        with pytest.raises(DataError, match=re.escape(str(damaged))):
             load_probe(damaged)
 
 
@@ -125,5 +127,5 @@ def test_confidence_is_the_first_label_among_the_two(tmp_path):
 
 
 def test_a_label_has_to_be_one_token(tmp_path):
-    with pytest.raises(ConfigError, match="'12' should be one token"):
+    with pytest.raises(ConfigError, match="'12'"):
         Assessor(tiny_policy(tmp_path / "tiny"), ("12", "0"))

@@ -159,7 +159,7 @@ def test_a_grader_of_ones_own(command, tmp_path, capsys):
 
 def test_answers_of_several_methods_are_no_answers():
     rows = [Prediction("q", "d", "1?", "1", 0.5, True, 3, method=name) for name in ("rlvr", "coca")]
-    with pytest.raises(ConfigError, match=r"--answers: 2 rows answer 'q' of 'd'"):
+    with pytest.raises(ConfigError, match=r"--answers: 2 .*'q'"):
         answers_in_order(rows, [Record("q", "d", "math", "1?", "1")])
 
 

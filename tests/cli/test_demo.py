@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 
@@ -25,7 +26,7 @@ SHORTER = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_demo_keeps_its_promises(tmp_path, capsys):
+def test_the_demo_keeps_its_promises(tmp_path, capsys, no_pictures):
     """A seed that nobody chose for it, in a tenth of the steps: over-confident before, calibrated after."""
     output = tmp_path / "demo"
     assert main(["demo", "--seed", "20261120", "--output", str(output), "--quiet", *SHORTER]) == 0
@@ -67,9 +68,8 @@ def test_overwrite_replaces_only_runs(tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == [MARKER, "config.yaml", "thesis.tex"]
 
 
-def test_a_finished_demo_is_evaluated_again_or_overwritten(tmp_path, capsys, no_pictures):
-    output = tmp_path / "demo"
-    assert small_demo(output) == 0
+def test_a_finished_demo_is_evaluated_again_or_overwritten(finished_demo, tmp_path, capsys, no_pictures):
+    output = shutil.copytree(finished_demo, tmp_path / "demo")
     summary = json.loads((output / "summary.json").read_text())
     assert all(value is None or math.isfinite(value) for value in summary["after"].values())
     assert small_demo(output) == 1

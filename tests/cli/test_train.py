@@ -10,12 +10,11 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.evaluation import HeldOut
-from tests.local.runs_for_tests import SMALL, rows
+from tests.local.runs_for_tests import SMALL, killed_after_step_4, rows
 
 
-def train(output: Path, *more: str, command: str = "train") -> int:
-    run = ["train", "demo", "seed=1"] if command == "train" else ["demo", "--seed", "1"]
-    return main([*run, "--output", str(output), "--quiet", *SMALL, *more])
+def train(output: Path, *more: str) -> int:
+    return main(["train", "demo", "seed=1", "--output", str(output), "--quiet", *SMALL, *more])
 
 
 @pytest.fixture
@@ -70,14 +69,12 @@ def test_a_run_shows_before_and_after(whole, printed):
     assert f"coca-router serve --model {output / 'model'}" in shown
 
 
-def test_a_demo_is_the_same_run_without_the_baseline_row(tmp_path, whole, evaluated):
-    assert train(tmp_path / "demo", command="demo") == 0
-    assert evaluated == [35, 35]
+def test_a_demo_is_the_same_run_without_the_baseline_row(whole, finished_demo):
     for name in ("predictions_before.jsonl", "predictions_after.jsonl", "model/model.safetensors"):
-        assert (tmp_path / "demo" / name).read_bytes() == (whole / name).read_bytes()
+        assert (finished_demo / name).read_bytes() == (whole / name).read_bytes()
     baseline, rest = (whole / "metrics.jsonl").read_bytes().split(b"\n", 1)
     assert b'"step": 0' in baseline
-    assert (tmp_path / "demo" / "metrics.jsonl").read_bytes() == rest
+    assert (finished_demo / "metrics.jsonl").read_bytes() == rest
 
 
 def test_no_final_questions_no_evaluation(tmp_path, evaluated):
@@ -92,23 +89,26 @@ def test_no_final_questions_no_evaluation(tmp_path, evaluated):
     assert list(summary) == ["seed", "method", "after", "seconds"]
 
 
-@pytest.mark.parametrize("stopped_in_step", [2, 4])  # the first checkpoint is that of step 2
-def test_a_resumed_run_keeps_its_baseline(tmp_path, whole, monkeypatch, evaluated, stopped_in_step):
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_resumed_run_keeps_its_baseline(tmp_path, whole, monkeypatch, evaluated, checkpoint):
     output, update, steps = tmp_path / "run", train_module.update_policy, []
 
     def stopped(*arguments):
         steps.append(1)
-        if len(steps) == stopped_in_step:
+        if len(steps) == 2:  # the first checkpoint is that of step 2
             raise KeyboardInterrupt
         return update(*arguments)
 
-    monkeypatch.setattr(train_module, "update_policy", stopped)
-    assert train(output) == 130
-    monkeypatch.setattr(train_module, "update_policy", update)
+    if checkpoint:
+        killed_after_step_4(whole, output)
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(train_module, "update_policy", stopped)
+            assert train(output) == 130
     seconds = json.loads((output / "seconds.json").read_text())
     (output / "seconds.json").write_text(json.dumps({**seconds, "warm_up": 1000.0}))
     assert train(output, "--resume") == 0
-    assert evaluated == [35, 35]
+    assert evaluated == ([35] if checkpoint else [35, 35])
     for name in ("metrics.jsonl", "predictions_before.jsonl", "predictions_after.jsonl", "model/model.safetensors"):
         assert (output / name).read_bytes() == (whole / name).read_bytes()
     seconds = json.loads((output / "summary.json").read_text())["seconds"]

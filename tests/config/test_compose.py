@@ -58,7 +58,7 @@ def test_every_ready_made_run_is_valid(name):
 
 
 def test_local_needs_a_model_and_data():
-    with pytest.raises(ConfigError, match=r"local\.yaml: model\.path=\?\?\?: needs a value; give it on the command"):
+    with pytest.raises(ConfigError, match=r"local\.yaml: model\.path=\?\?\?: "):
         compose_run("local")
     assert compose_run("local", ["model.path=m", "data.train=t.jsonl"]).run.data.name == "records"
     with pytest.raises(ConfigError, match=r"data\.train=null: "):

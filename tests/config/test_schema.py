@@ -45,7 +45,7 @@ def test_no_number_is_infinite_or_none(value):
 @pytest.mark.parametrize("key", ["mindspeed_rl.actor_config.lr", "data.grader_options.math.seconds"])
 @pytest.mark.parametrize("value", [math.inf, [1.0, [math.nan]], {"a": -math.inf}])
 def test_neither_are_those_of_free_sections(key, value):
-    with pytest.raises(ValidationError, match="should be a finite number"):
+    with pytest.raises(ValidationError, match="finite"):
         with_value(key, value)
 
 

@@ -137,21 +137,21 @@ def test_rows_without_an_id_are_numbered_only_where_asked(tmp_path):
     path = tmp_path / "p.csv"
     path.write_text("confidence,correct\n0.5,1\n0.5,1\n")
     assert [p.id for p in read_predictions(path, numbered=True)] == ["0", "1"]
-    with pytest.raises(DataError, match=r"p\.csv:1: field 'id' is missing"):
+    with pytest.raises(DataError, match=r"p\.csv:1: .*'id'"):
         read_predictions(path)
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": 7, "confidence": 1, "correct": 1}\n{"confidence": 1, "correct": 1}\n')
-    with pytest.raises(DataError, match=r"p\.jsonl:2: field 'id' is missing"):  # some have one
+    with pytest.raises(DataError, match=r"p\.jsonl:2: .*'id'"):  # some have one
         read_predictions(path, numbered=True)
 
 
 def test_missing_repeated_and_empty(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text("\n" + json.dumps({k: v for k, v in ROW.items() if k != "correct"}))
-    with pytest.raises(DataError, match=r"p\.jsonl:2: field 'correct' is missing"):
+    with pytest.raises(DataError, match=r"p\.jsonl:2: .*'correct'"):
         read_predictions(path)
     path.write_text(f"{json.dumps(ROW)}\n{json.dumps(ROW)}")
-    with pytest.raises(DataError, match=r"p\.jsonl:2: id 'a' of arithmetic, sample 0, was already in .*p\.jsonl:1"):
+    with pytest.raises(DataError, match=r"p\.jsonl:2: .*'a' of arithmetic, .*p\.jsonl:1"):
         read_predictions(path)
     path.write_text("")
     with pytest.raises(DataError, match="holds no predictions"):

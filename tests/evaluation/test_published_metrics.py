@@ -9,6 +9,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from tests.shared_data import shared_data
 
+pytestmark = pytest.mark.published
 TOLERANCE = 1e-9
 
 

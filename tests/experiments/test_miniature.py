@@ -67,7 +67,7 @@ def test_a_run_of_the_long_setting_asks_no_question_twice():
     assert max(kinds.values()) < 1.05 * min(kinds.values())
 
 
-@pytest.mark.slow  # four minutes
+@pytest.mark.nightly  # four minutes
 def test_the_warm_start_of_the_long_setting_answers_new_questions_as_well_as_those_of_the_training(tmp_path):
     config = run_config(read_plan(plan_path("miniature")).settings["long"], [], 0)
     data, device = miniature("long"), torch.device("cpu")

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from experiments.__main__ import main
 from tests.real_model import needs_smollm2, smollm2_tokenizer
 
-pytestmark = needs_smollm2
+pytestmark = [needs_smollm2, pytest.mark.published]
 
 # Digits stand alone, a word takes one space before it, signs stay together, a contraction is one part.
 SEGMENTED = {
@@ -34,7 +34,6 @@ def test_tokens_by_hand():
     assert {text: smollm2_tokenizer().tokenize(text) for text in SEGMENTED} == SEGMENTED
 
 
-@pytest.mark.slow
 def test_the_model_answers_simple_questions(tmp_path):
     """With a wrong tokenizer or permuted keys and queries, hardly any greedy answer would be right."""
     assert main(["smollm2", str(tmp_path / "hf")]) == 0

@@ -25,7 +25,7 @@ from tests.grading.processes import one_processor
 from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.test_code import asserts, grade, record
 
-pytestmark = pytest.mark.timing
+pytestmark = [pytest.mark.nightly, pytest.mark.timing]
 
 sys.path.insert(0, str(Path(processes.__file__).parent))  # as inside
 jobs = importlib.import_module("jobs")

@@ -63,12 +63,13 @@ def test_what_no_answer_can_be_graded_by_is_refused_with_file_and_line(
     write_records(path, [*good, bad])
     check_records(grader, {path: good})
     records = list(read_records(path))
-    with pytest.raises(DataError, match=r"train\.jsonl:4: record 'bad' of"):
+    with pytest.raises(DataError, match=r"train\.jsonl:4: .*'bad'"):
         check_records(grader, {"data.evaluate": good, path: records})
-    with pytest.raises(DataError, match=r"data\.evaluate: row 4: record 'bad' of"):
+    with pytest.raises(DataError, match=r"data\.evaluate: row 4: .*'bad'"):
         check_records(grader, {"data.evaluate": records})
 
 
+@pytest.mark.published
 def test_the_raw_answers_of_gsm8k_are_refused_and_their_final_answers_are_not() -> None:
     rows = [json.loads(line) for line in shared_data("gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()]
     grader = MathGrader(workers=1)

@@ -201,5 +201,5 @@ def test_what_is_too_deep_or_too_long_is_wrong_as_an_answer_and_an_error_as_a_go
     assert not any(verdict.correct for verdict in verdicts)
     assert impatient_grader.equivalent([(text, text), (text, "7")]) == [False, False]
     assert impatient_grader.gold_problems([text])[0]
-    with pytest.raises(DataError, match=r"record '1' of 'test': the gold answer .* cannot be used: it"):
+    with pytest.raises(DataError, match=r"'1' of 'test': "):
         impatient_grader.grade([record("7"), record(text, 1)], ["7", "7"])

@@ -44,6 +44,7 @@ def test_the_table_of_responses(grader: MathGrader) -> None:
     assert [row for row, was in zip(RESPONSES, found, strict=True) if was != (row[2] == "right")] == []
 
 
+@pytest.mark.published
 def test_solutions_of_gsm8k_are_right_and_wrong_for_the_next_question(grader: MathGrader) -> None:
     rows = published("gsm8k_test.jsonl")
     records = [gsm8k(row, number) for number, row in enumerate(rows)]
@@ -58,6 +59,7 @@ def test_solutions_of_gsm8k_are_right_and_wrong_for_the_next_question(grader: Ma
     assert sum(right(grader, following, unmarked)) <= sum(same)
 
 
+@pytest.mark.published
 @pytest.mark.parametrize(
     "form",
     [
@@ -81,6 +83,7 @@ def test_gold_answers_of_math_500_are_right_in_every_form(grader: MathGrader, fo
     assert sum(right(grader, following, responses)) == 3
 
 
+@pytest.mark.published
 def test_gold_answers_of_math_500_can_be_used_and_solutions_are_right(grader: MathGrader) -> None:
     rows = published("math500_test.jsonl")
     records = [math500(row, number) for number, row in enumerate(rows)]
@@ -101,12 +104,14 @@ def compressed(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in gzip.decompress(shared_data(name).read_bytes()).decode().splitlines()]
 
 
+@pytest.mark.published
 def test_gold_answers_of_publishers_are_right_in_a_box(grader: MathGrader) -> None:
     golds = [row["gold"] for row in compressed("real_golds.jsonl.gz")]
     records = [Record(str(i), "test", "math", "?", gold) for i, gold in enumerate(golds)]
     assert all(right(grader, records, [rf"\boxed{{{gold}}}" for gold in golds]))
 
 
+@pytest.mark.published
 def test_responses_of_models_are_graded_as_their_publishers_did(grader: MathGrader) -> None:
     rows = [row for row in compressed("real_responses.jsonl.gz") if row["publisher"] is not None]
     records = [Record(str(i), "test", "math", "?", row["gold"]) for i, row in enumerate(rows)]

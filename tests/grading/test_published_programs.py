@@ -15,7 +15,7 @@ from coca_mindspeed.grading.code.grader import CodeGrader
 from tests.grading.sandbox_package import needs_sandbox
 from tests.shared_data import shared_data
 
-pytestmark = [needs_sandbox, pytest.mark.slow]
+pytestmark = [needs_sandbox, pytest.mark.published]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def test_unknown_names_are_refused_with_the_nearest_and_all() -> None:
         build_grader("maths")
     assert "did you mean 'math'?" in str(caught.value)
     assert all(name in str(caught.value) for name in GRADER_NAMES)
-    with pytest.raises(GradingError, match=r"option of the grader 'math' 'second', did you mean 'seconds'"):
+    with pytest.raises(GradingError, match=r"'math' 'second'.*'seconds'"):
         build_grader("math", {"second": 1})
     for bad in ({"workers": 0}, {"seconds": 0.0}):
         with pytest.raises(GradingError, match="found 0"):

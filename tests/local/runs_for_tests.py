@@ -1,9 +1,13 @@
 """Runs of a few steps on the tiny model."""
 
 import json
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.run import LocalRun
 from coca_mindspeed.local.run_directory import Checkpoint
@@ -24,6 +28,8 @@ SMALL = (
     "logging.samples_interval=2",
     "logging.tensorboard=false",
 )
+#: What the run of the fixture ``finished`` sets besides; all responses of a dumped step are kept.
+FINISHED = ("logging.tensorboard=true", "logging.samples_prompts=8")
 
 
 class Session(NamedTuple):
@@ -67,3 +73,18 @@ def result(output: Path) -> tuple[bytes, bytes, dict[str, bytes]]:
     """What must not depend on when a run was stopped: weights, metrics and samples, byte for byte."""
     samples = {p.name: p.read_bytes() for p in sorted((output / "samples").iterdir())}
     return (output / "model" / "model.safetensors").read_bytes(), (output / "metrics.jsonl").read_bytes(), samples
+
+
+def killed_after_step_4(finished: Path, output: Path) -> Path:
+    """A copy of a run of six steps, as a kill before the checkpoint of step 6 leaves it."""
+    shutil.copytree(finished, output)
+    shutil.rmtree(output / "checkpoints" / "step_000006")
+    shutil.rmtree(output / "model")
+    return output
+
+
+def run_command(arguments: list[str], errors: Path) -> None:
+    """The command line in a forked process, with its standard error in a file."""
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    sys.exit(main(arguments))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Qwen2Config, Qwen2ForCausalLM, masking_utils
+from transformers import AttentionInterface, Qwen2Config, Qwen2ForCausalLM, masking_utils
 from transformers.integrations import sdpa_attention
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
@@ -63,7 +63,7 @@ def test_short_texts_are_attended_to_by_products(tokens, keys, matmul_tokens, gr
     seen = torch.arange(keys) <= torch.arange(keys - tokens, keys)[:, None]
     mask = (seen & (torch.arange(keys) >= torch.arange(5)[:, None, None].clamp(max=keys - tokens)))[:, None]
     out = torch.randn(5, tokens, 6, 16, generator=random)
-    found, _ = attention._attention(torch.nn.Module(), query, key, value, mask)
+    found, _ = AttentionInterface()["sdpa_grouped"](torch.nn.Module(), query, key, value, mask)
     assert bool(asked) != matmul_tokens
     gradients = torch.autograd.grad((found * out).sum(), (query, key, value))
     expected = kernel(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2)
@@ -79,7 +79,7 @@ def test_a_query_that_sees_nothing_spoils_nothing():
     query, key, value = (torch.randn(2, 2, 8, 16, requires_grad=True) for _ in range(3))
     mask = torch.ones(8, 8).tril().bool().repeat(2, 1, 1, 1)
     mask[0, :, :, :3] = False
-    found, _ = attention._attention(torch.nn.Module(), query, key, value, mask)
+    found, _ = AttentionInterface()["sdpa_grouped"](torch.nn.Module(), query, key, value, mask)
     found[:, 3:].sum().backward()
     assert all(bool(tensor.grad.isfinite().all()) for tensor in (query, key, value))
     assert bool(found.isfinite().all())
@@ -115,7 +115,7 @@ def test_masks_are_transformers_own(rows, queries, before, offset, masked, skip,
         "local_size": window,
         "allow_is_causal_skip": skip,
     }
-    ours, theirs = attention._causal_mask(**arguments), ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](**arguments)
+    ours, theirs = (ALL_MASK_ATTENTION_FUNCTIONS[name](**arguments) for name in ("sdpa_grouped", "sdpa"))
     if theirs is None:
         assert ours is None
     else:

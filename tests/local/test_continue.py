@@ -24,7 +24,7 @@ from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.model_files import TINY_MODEL, trained_bytes, weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
-from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
+from tests.local.runs_for_tests import SMALL, killed_after_step_4, result, rows, small_session, train
 
 TINY = ("warm_up.steps=3", "evaluation.interval=0", "rollout.prompts=4", "rollout.max_new_tokens=8")
 
@@ -82,12 +82,6 @@ def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, befo
 # ---- in less memory
 
 
-def before_the_end(source, target):
-    """A run whose newest checkpoint is that of step 4 of 6."""
-    shutil.rmtree(copy(source, target) / "checkpoints" / "step_000006")
-    return target
-
-
 @pytest.mark.parametrize(
     ("change", "same_samples"),
     [
@@ -97,7 +91,7 @@ def before_the_end(source, target):
     ],
 )
 def test_keys_that_bound_memory_may_change(tmp_path, six_steps, change, same_samples):
-    output = before_the_end(six_steps, tmp_path / "run")
+    output = killed_after_step_4(six_steps, tmp_path / "run")
     train(output, *TINY, change, resume=True)
     before, after = rows(six_steps / "metrics.jsonl"), rows(output / "metrics.jsonl")
     assert after[:4] == before[:4]

@@ -142,6 +142,7 @@ def test_a_child_that_is_killed_ends_its_list_and_one_that_fails_is_named(
 
 
 @linux
+@pytest.mark.nightly
 def test_a_run_that_does_not_fit_is_refused_before_its_first_step(tmp_path, model, monkeypatch, capsys):
     """By a process of its own, that leaves the run's random numbers as they are."""
     state = torch.random.get_rng_state()
@@ -162,7 +163,7 @@ memory.main()
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_extrapolation_and_formula_against_the_peaks_of_a_process(tmp_path):
     shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "vocab_size": 2000}
     config = LlamaConfig(num_attention_heads=8, num_key_value_heads=4, **shape)

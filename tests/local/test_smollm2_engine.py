@@ -10,7 +10,7 @@ from coca_mindspeed.utils.tokenization import _byte_level, token_text
 from tests.algorithm.test_boundary import brute_force
 from tests.real_model import needs_smollm2, smollm2_tokenizer
 
-pytestmark = needs_smollm2
+pytestmark = [needs_smollm2, pytest.mark.published]
 
 
 _PIECES = ["<confidence>", " 0.83 ", "0.5", "</confidence>", " ", "\n", " The answer is 42.", "数学", "🙂", ">\n", "</"]

@@ -81,7 +81,7 @@ def test_a_model_with_a_running_state_is_refused_before_its_weights_are_read(tmp
     directory = set_config(model, tmp_path / "model")
     own = {"full_attn_idxs": [0]} if kind == "lfm2" else {}
     (directory / "config.json").write_text(json.dumps({"model_type": kind, **own}))
-    with pytest.raises(ConfigError, match=f"full or windowed attention, found {kind}"):
+    with pytest.raises(ConfigError, match=f"found {kind}"):
         check_prompts(directory, ModelConfig(), records(), SYSTEM, LengthLimits(64, 8))
 
 
@@ -123,12 +123,12 @@ def test_a_first_step_that_fails_can_be_tried_again_with_other_settings(tmp_path
 
     with monkeypatch.context() as patched:
         patched.setattr("coca_mindspeed.local.train.update_policy", fails)
-        session = small_session(tmp_path / "run", "trainer.steps=1")
+        session = small_session(tmp_path / "run", "trainer.steps=1", "warm_up.steps=1")
         with pytest.raises(RuntimeError):
             session.trainer.run()
     before = json.loads((tmp_path / "run" / MARKER).read_text())["id"]
     warm = (tmp_path / "run" / "warm_start" / "model.safetensors").stat()
-    same = small_session(tmp_path / "run", "trainer.steps=1")
+    same = small_session(tmp_path / "run", "trainer.steps=1", "warm_up.steps=1")
     assert (tmp_path / "run" / "warm_start" / "model.safetensors").stat().st_ino == warm.st_ino
     assert same.trainer.run_id == before
     other = small_session(tmp_path / "run", "trainer.steps=1", "warm_up.steps=2", "rollout.prompts=4")
@@ -290,7 +290,7 @@ def test_the_configuration_knows_every_device_that_the_engine_knows():
         assert compose_run("demo", [f"trainer.device={name}"]).run.trainer.device == name
     with pytest.raises(ConfigError, match=r"trainer\.device"):
         compose_run("demo", ["trainer.device=tpu"])
-    with pytest.raises(ConfigError, match=r"trainer\.device=npu: PyTorch sees 0 NPU devices"):
+    with pytest.raises(ConfigError, match=r"trainer\.device=npu: "):
         choose_device("npu")
 
 
@@ -315,15 +315,16 @@ def test_auto_is_bfloat16_where_the_processor_has_it(processor, dtype, monkeypat
 
 
 def test_a_resumed_run_keeps_the_compute_dtype_of_its_first_machine(tmp_path, monkeypatch):
+    keys = ("model.compute_dtype=auto", "warm_up.steps=1", "trainer.steps=2")
     for resume, features in ((False, {}), (True, {"avx512_bf16": True})):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=features: found, raising=False)
-        session = small_session(tmp_path / "run", "model.compute_dtype=auto", "trainer.steps=2", resume=resume)
+        session = small_session(tmp_path / "run", *keys, resume=resume)
         session.trainer.run(session.resume_from)
         session.close()
         assert session.run.config.model.compute_dtype == "float32"
         saved = compose_run(str(tmp_path / "run" / "config.yaml")).run
         assert saved.model.compute_dtype == "float32"
-    session = small_session(tmp_path / "new", "model.compute_dtype=auto", "trainer.steps=2")
+    session = small_session(tmp_path / "new", *keys)
     session.close()
     assert session.run.config.model.compute_dtype == "bfloat16"
 
@@ -343,7 +344,7 @@ def test_the_documented_lines_mend_such_a_template(tmp_path, model):
 def test_flash_attention_is_refused_by_its_key_where_it_cannot_be_had(tmp_path):
     path = write_random_model(tmp_path / "model", "llama")
     config = ModelConfig(attention="flash_attention_2", compute_dtype="bfloat16")
-    with pytest.raises(ConfigError, match=r"model\.attention=flash_attention_2: needs the package flash-attn"):
+    with pytest.raises(ConfigError, match=r"model\.attention=flash_attention_2: .*flash-attn"):
         load_policy(path, config, torch.device("cpu"))
     with pytest.raises(ValidationError, match="takes no float32"):
         ModelConfig(attention="flash_attention_2", compute_dtype="float32")

@@ -184,5 +184,5 @@ def test_less_is_kept_for_the_same_gradient(architecture, share_prompts):
 def test_a_model_without_such_layers_is_refused(tmp_path, monkeypatch):
     path = write_random_model(tmp_path / "model", "llama")
     monkeypatch.setattr("coca_mindspeed.local.load.GradientCheckpointingLayer", torch.nn.Conv3d)
-    with pytest.raises(ConfigError, match=r"model\.path=.*: a LlamaForCausalLM has no layers that can be recomputed"):
+    with pytest.raises(ConfigError, match=r"model\.path=.*LlamaForCausalLM"):
         load_policy(path, ModelConfig(gradient_checkpointing=True), torch.device("cpu"))

@@ -29,7 +29,7 @@ from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, leaves, our_key
 from coca_mindspeed.utils.process import GIB
 from coca_mindspeed.utils.text_formats import read_yaml
 from tests.mindspeed.builders import mindspeed_config
-from tests.tables import read_table
+from tests.tables import check_rows, read_table
 
 ACTOR = "mindspeed_rl.actor_config."
 GENERATE = "mindspeed_rl.generate_config."
@@ -148,7 +148,6 @@ def test_the_rates_of_an_earlier_run(tmp_path, capsys):
 
 
 SHORT = {"A.": ACTOR, "G.": GENERATE, "R.": RL, "T.": "mindspeed_rl.megatron_training."}
-REFUSED = read_table(__file__, "refused_runs.tsv")
 
 
 def full(text: str) -> str:
@@ -159,19 +158,24 @@ def problems_of_run(overrides: list[str]) -> tuple[Problem, ...]:
     return make_plan(compose_run("qwen25_7b_910b", overrides).run).problems
 
 
-@pytest.mark.parametrize(("overrides", "expected"), REFUSED, ids=[overrides for overrides, _ in REFUSED])
-def test_refused_runs(overrides, expected):
+def test_refused_runs():
     """All problems of a run: code, key and value."""
-    problems = problems_of_run([full(override) for override in overrides.split()])
-    found = [(problem.code, problem.key, json.dumps(problem.value)) for problem in problems]
-    rows = [row.split("|") for row in filter(None, expected.split(" "))]
-    assert found == [(code, full(key), value) for code, key, value in rows]
+
+    def check(overrides, expected):
+        problems = problems_of_run([full(override) for override in overrides.split()])
+        found = [(problem.code, problem.key, json.dumps(problem.value)) for problem in problems]
+        rows = [row.split("|") for row in filter(None, expected.split(" "))]
+        assert found == [(code, full(key), value) for code, key, value in rows]
+
+    check_rows(check, read_table(__file__, "refused_runs.tsv"))
 
 
-@pytest.mark.parametrize(("changes", "expected"), read_table(__file__, "refused_layouts.tsv"))
-def test_refused_layouts(changes, expected):
-    found = layout_problems(replace(_SEVEN, **json.loads(changes)))
-    assert " ".join(f"{problem.code} {problem.key}" for problem in found) == expected
+def test_refused_layouts():
+    def check(changes, expected):
+        found = layout_problems(replace(_SEVEN, **json.loads(changes)))
+        assert " ".join(f"{problem.code} {problem.key}" for problem in found) == expected
+
+    check_rows(check, read_table(__file__, "refused_layouts.tsv"))
 
 
 @pytest.mark.parametrize(
@@ -241,9 +245,11 @@ def problems_of_hooks(**changes):
     return []
 
 
-@pytest.mark.parametrize(("changes", "expected"), read_table(__file__, "hook_checks.tsv"))
-def test_problems_by_code_and_key(changes, expected):
-    assert " ".join(f"{code} {key}" for code, key in problems_of_hooks(**json.loads(changes))) == expected
+def test_problems_by_code_and_key():
+    def check(changes, expected):
+        assert " ".join(f"{code} {key}" for code, key in problems_of_hooks(**json.loads(changes))) == expected
+
+    check_rows(check, read_table(__file__, "hook_checks.tsv"))
 
 
 @pytest.mark.parametrize(("temperature", "measured"), [(1.0, True), (0.7, False)])

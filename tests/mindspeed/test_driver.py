@@ -75,7 +75,7 @@ def test_a_configuration_may_use_mindspeeds_own_groups(tmp_path):
     assert (config.model.tiny.num_layers, config.rl_config.epochs) == (2, 2)
     with pytest.raises(ConfigError, match=r"run.yaml: cannot be composed"):
         driver.compose_config(path, ["rl_config.epocs=2"], tmp_path / "rl")
-    with pytest.raises(ConfigError, match="no such configuration file"):
+    with pytest.raises(ConfigError, match=r"missing\.yaml"):
         driver.compose_config(tmp_path / "missing.yaml", [], tmp_path)
 
 
@@ -301,7 +301,7 @@ def test_penalties_of_mindspeeds_verifiers_are_wrong_answers(monkeypatch):
     assert [v.correct for v in verifier.grade([record] * 4, list("0123"))] == [True, False, False, False]
     for partial in (0.5, 1.1, float("nan")):
         scores[0] = partial
-        with pytest.raises(GradingError, match=r"\['acc', 'format'\] scored an answer .*expected 1 for right"):
+        with pytest.raises(GradingError, match=r"\['acc', 'format'\] .*expected 1"):
             verifier.grade([record] * 4, list("0123"))
 
 

@@ -86,6 +86,7 @@ def test_a_part_of_a_patch_is_refused(fake, tmp_path, lost):
         patched_hooks(manifest, root)
 
 
+@pytest.mark.published
 @pytest.mark.parametrize("release", CHECKOUTS)
 def test_shipped_patches_only_insert_and_hold_every_hook(release):
     (manifest,) = (manifest for manifest in load_manifests() if manifest.release == release)
@@ -97,6 +98,7 @@ def test_shipped_patches_only_insert_and_hold_every_hook(release):
         assert f"+from {module} import {function} as _coca_{function}" in lines
 
 
+@pytest.mark.published
 @pytest.mark.parametrize("release", CHECKOUTS)
 def test_shipped_patches_are_regenerated_and_apply(release, tmp_path):
     home = os.environ.get(CHECKOUTS[release])

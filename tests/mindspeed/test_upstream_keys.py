@@ -51,6 +51,7 @@ def test_shipped_keys(setting, code, why):
     assert all(setting.startswith(key) for _, key in found)
 
 
+@pytest.mark.published
 def test_the_shipped_list_is_that_of_the_sources() -> None:
     homes = {release: os.environ.get(variable) for release, variable in CHECKOUTS.items()}
     if not all(homes.values()):

@@ -200,6 +200,7 @@ GRPO = {
 }
 
 
+@pytest.mark.published
 @pytest.mark.parametrize("release", CHECKOUTS)
 @pytest.mark.parametrize("name", GRPO)
 def test_mindspeed_rls_own_files(release, name, monkeypatch):

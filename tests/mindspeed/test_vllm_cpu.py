@@ -18,7 +18,7 @@ def test_another_vllm_is_refused_by_name(tmp_path, monkeypatch):
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ManifestError, match=rf"the vLLM at {tmp_path} is not a supported one: .*CPUWorker"):
+    with pytest.raises(ManifestError, match=rf"{tmp_path} .*CPUWorker"):
         vllm_cpu.known_vllm("master")
 
 

