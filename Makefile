@@ -59,7 +59,7 @@ lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-system-packages:  ## programs that some tests need: apt-get installs them for root; else they are listed
+system-packages:  ## bubblewrap, which the sandbox's tests need: apt-get installs it for root
 	@requirements/system.sh
 
 TEST_PROCESSES ?= 2
