@@ -60,7 +60,7 @@ lint: $(STAMP)  ## ruff, mypy and shellcheck
 	$(BIN)/mypy
 	cd launch && $(abspath $(BIN))/shellcheck *.sh
 
-system-packages:  ## programs that some tests need: apt-get installs them for root; else they are listed
+system-packages:  ## bubblewrap, which the sandbox's tests need: apt-get installs it for root
 	@requirements/system.sh
 
 TEST_PROCESSES ?= 2

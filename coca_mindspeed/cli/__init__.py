@@ -16,7 +16,6 @@ from typing import Any
 from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError, UsageError, did_you_mean
 from coca_mindspeed.utils.packages import missing_package
-from coca_mindspeed.utils.process import restart_with_jemalloc
 
 COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in a few minutes and compare it before and after",
@@ -35,7 +34,6 @@ COMMANDS: dict[str, str] = {
 _ROUTER = ("serve", "route", "calibrate")  # commands of coca-router
 # Commands of the source tree that are not installed, by their module.
 _EXPERIMENTS = {"reproduce": "reproduce", "data real-world": "real_world"}
-_TRAINING = ("demo", "train")  # commands whose memory would grow with glibc's malloc
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,8 +72,6 @@ def main(
     Errors for the user are printed without a traceback.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if argv is None and arguments and arguments[0] in _TRAINING:
-        restart_with_jemalloc()
     for stream in (sys.stdout, sys.stderr):  # a character that the locale cannot encode becomes an escape
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="backslashreplace")

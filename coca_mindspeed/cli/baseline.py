@@ -86,8 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
         for k, v in vars(arguments).items()
         if k not in ("output", "quiet", "run", "command")
     }
-    # Options of 0.2.0 at their defaults, so that its stopped runs go on.
-    settings |= {"label": None, "probe_width": 128, "assessor_lr": 1e-5, "assessor_epochs": 3}
     run_directory.check_writable(arguments.output)
     records = _records(arguments.data, "--data")
     training = _records(arguments.train, "--train") if arguments.train else []

@@ -25,19 +25,6 @@ from coca_mindspeed.utils.own_code import is_own, pinned
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 GROUPS = ("model", "hardware", "parallel", "method", "data")
-_ROLLOUT_BY_VLLM = "to roll out by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
-#: Keys of earlier versions, their defaults, and the alternative that the error names.
-REMOVED_KEYS: dict[str, tuple[Any, str]] = {
-    "confidence_start": (
-        {"questions": 0, "steps": 100, "batch": 32, "lr": 5e-05, "confidence_weight": 1.0},
-        "method.advantage_scale=batch teaches the confidence without it: docs/method.md",
-    ),
-    "rollout.engine": ("local", _ROLLOUT_BY_VLLM),
-    "rollout.importance_cap": (None, _ROLLOUT_BY_VLLM),
-    "rollout.vllm": ({"python": None, "dtype": "auto", "kv_cache_gib": 4.0, "eager": False}, _ROLLOUT_BY_VLLM),
-}
-#: Keys by their former names.
-RENAMED_KEYS = {"trainer.epochs": "trainer.ppo_epochs"}
 #: MindSpeed-RL's keys of the parallel layout by the names that people type.
 _LAYOUT_KEYS = {
     "tp": "mindspeed_rl.actor_config.tensor_model_parallel_size",
@@ -79,11 +66,7 @@ _HOW_TO_QUOTE = """quote a text with other characters than letters, digits and /
 
 
 def unknown_key(section: str, name: str) -> str:
-    """Why a key of a section (``""``: the top level) is refused: its replacement, or the nearest known key."""
-    if (renamed := RENAMED_KEYS.get(f"{section}.{name}")) is not None:
-        return f"unknown key since it was renamed: {renamed}"
-    if (removed := REMOVED_KEYS.get(f"{section}.{name}".lstrip("."))) is not None:
-        return f"unknown key since it was removed: {removed[1]}"
+    """Why a key of a section (``""``: the top level) is refused, with the nearest known key."""
     layout = (key for short, key in _LAYOUT_KEYS.items() if name.lower() in (short, key.rpartition(".")[2]))
     if not section and (key := next(layout, None)) is not None:
         return f"unknown key, did you mean {key!r}?"

@@ -54,7 +54,7 @@ from coca_mindspeed.local.validation import (
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import MARKER, read_object, write_json, write_json_lines
-from coca_mindspeed.utils.process import SWITCH, interruptible, uses_jemalloc
+from coca_mindspeed.utils.process import interruptible
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 
@@ -112,8 +112,6 @@ class LocalRun:
             if config.trainer.threads is not None:
                 torch.set_num_threads(config.trainer.threads)
             device = choose_device(config.trainer.device)
-            if device.type == "cpu" and show_progress and uses_jemalloc():
-                print_text(f"memory allocator: jemalloc; {SWITCH}=0 keeps the system's", sys.stderr)
             require_optimizer(config.optimizer, device)
             config = with_model(config, compute_dtype=resolve_dtype(config.model, device))
             check_own_method(config.method)

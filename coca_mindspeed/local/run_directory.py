@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from coca_mindspeed import __version__
 from coca_mindspeed.config import checks
-from coca_mindspeed.config.compose import REMOVED_KEYS, RENAMED_KEYS, to_yaml, validate_run
+from coca_mindspeed.config.compose import to_yaml, validate_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.data.records import Record, record_to_json
@@ -42,7 +42,7 @@ from coca_mindspeed.utils.files import (
     write_json_lines,
     write_marker,
 )
-from coca_mindspeed.utils.text_formats import Difference, YamlError, differences, first_difference, read_yaml, value_of
+from coca_mindspeed.utils.text_formats import Difference, YamlError, differences, first_difference, read_yaml
 
 _KIND = "run"
 LOCK = ".lock"
@@ -329,25 +329,7 @@ def _saved(found: RunState) -> RunConfig:
         values = read_yaml(path)
     except (OSError, YamlError) as error:
         raise ConfigError(f"{path}: the configuration of the run to resume cannot be read: {error}") from error
-    return validate_run(_with_present_keys(values), path)
-
-
-def _with_present_keys(values: Any) -> Any:
-    """An earlier version's configuration by today's names, without removed keys that have their former default."""
-
-    def section_of(key: str) -> dict[str, Any]:
-        section = value_of(values, key.rpartition(".")[0]) if "." in key else values
-        return section if isinstance(section, dict) else {}
-
-    for old, new in RENAMED_KEYS.items():
-        section, name = section_of(old), old.rpartition(".")[2]
-        if name in section:
-            section[new.rpartition(".")[2]] = section.pop(name)
-    for key, (default, _) in REMOVED_KEYS.items():
-        section, name = section_of(key), key.rpartition(".")[2]
-        if section.get(name, ...) == default:
-            del section[name]
-    return values
+    return validate_run(values, path)
 
 
 def _differences(found: RunState, config: RunConfig) -> Iterator[Difference]:

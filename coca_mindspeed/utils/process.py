@@ -1,77 +1,26 @@
-"""This process: its memory limit, its CPUs (cgroups(7), versions 1 and 2), jemalloc as its allocator, and its signals.
+"""This process: its memory limit, its CPUs (cgroups(7), versions 1 and 2), and its signals.
 
 Ctrl-C and SIGTERM save a checkpoint between two steps of a training; elsewhere they stop, and report what is saved.
-
-The sizes of tensors vary from step to step and fragment glibc's heap; docs/log.md has figures.  This module does not
-import torch, because the process is restarted before that.
 """
 
-import ctypes
-import json
-import os
-import platform
 import signal
 import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import FrameType
 
 from coca_mindspeed.errors import TrainingError
 
 GIB = 2**30
-#: Set to 0, this environment variable prevents the restart with jemalloc.
-SWITCH = "COCA_JEMALLOC"
-_RESTARTED = "COCA_RESTARTED"  # in a restarted process: the values before the restart, as JSON
-_HUGE_PAGES = "thp:always"  # jemalloc returns freed memory, and huge pages make its return cheap
-_GLIBC_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
-
-
-def find_jemalloc() -> Path | None:
-    """The system's jemalloc, where Debian's, Red Hat's and its own installation put it."""
-    folders = (f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib64", "usr/local/lib")
-    paths = (Path("/") / folder / "libjemalloc.so.2" for folder in folders)
-    return next((path for path in paths if path.is_file()), None)
 
 
 def find_libgomp_of_scikit_learn() -> Path | None:
     """The OpenMP library in the wheel of scikit-learn; on aarch64 it has to be loaded before other libraries."""
     folders = (Path(sysconfig.get_path(name)) / "scikit_learn.libs" for name in ("platlib", "purelib"))
     return next((path for folder in folders for path in sorted(folder.glob("libgomp-*.so*"))), None)
-
-
-def restart_with_jemalloc() -> None:
-    """Start this process again with jemalloc preloaded; return if it already was, or if there is nothing to preload.
-
-    Nothing is preloaded if the user chose an allocator: by :data:`SWITCH`, LD_PRELOAD or glibc's variables.  The
-    restarted process restores its environment, so that its child processes do not inherit jemalloc.
-    """
-    if (before := os.environ.pop(_RESTARTED, None)) is not None:
-        for name, value in json.loads(before).items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        return
-    preloaded, library = os.environ.get("LD_PRELOAD"), find_jemalloc()
-    chosen = os.environ.get(SWITCH) == "0" or "malloc" in (preloaded or "")
-    if chosen or any(name in os.environ for name in _GLIBC_SETTINGS) or library is None or sys.platform != "linux":
-        return
-    settings = os.environ.get("MALLOC_CONF")
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": f"{preloaded}:{library}" if preloaded else str(library),
-        "MALLOC_CONF": settings or _HUGE_PAGES,
-        _RESTARTED: json.dumps({"LD_PRELOAD": preloaded, "MALLOC_CONF": settings}),
-    }
-    with suppress(OSError):  # without jemalloc a run needs more memory, and works
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-
-
-def uses_jemalloc() -> bool:
-    """Whether jemalloc serves this process's allocations."""
-    return hasattr(ctypes.CDLL(None), "mallctl")
 
 
 _NO_LIMIT = 2**60  # version 1 writes the greatest multiple of a page below 2**63

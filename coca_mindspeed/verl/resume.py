@@ -15,7 +15,6 @@ from typing import Any
 from coca_mindspeed.config import checks
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.utils.files import cut_back, read_steps, write_atomically, write_json
-from coca_mindspeed.utils.own_code import is_own
 from coca_mindspeed.verl.settings import VerlSettings
 
 FILE = "coca.json"
@@ -46,9 +45,7 @@ def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, re
         ours["total_training_steps"] = total_steps
     path = directory / FILE
     if path.is_file() and (resumed_step or (directory / VERLS_NEWEST).is_file()):
-        # The file of 0.2.0 has no scale, which was the group's, and names no grader, which was a built-in one.
-        earlier = {"advantage_scale": "group", **grading, **({"grader": "auto"} if is_own(settings.grader) else {})}
-        theirs = {**earlier, **json.loads(path.read_text(encoding="utf-8"))}
+        theirs = json.loads(path.read_text(encoding="utf-8"))
         fix = "change trainer.default_local_dir, or remove the directory"
         checks.check_same_run(theirs, ours, where=path, fix=fix)
     directory.mkdir(parents=True, exist_ok=True)

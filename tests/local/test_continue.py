@@ -1,6 +1,5 @@
 """Going on with a run: on the same records, for longer, after a kill, and what an interruption says."""
 
-import contextlib
 import io
 import json
 import math
@@ -12,7 +11,6 @@ import time
 import types
 
 import pytest
-import yaml
 from rich.console import Console
 
 from coca_mindspeed.cli import main
@@ -100,27 +98,6 @@ def test_keys_that_bound_memory_may_change(tmp_path, six_steps, change, same_sam
         for key in ("objective/grad_norm", "rollout/entropy"):
             assert [row[key] for row in after] == pytest.approx([row[key] for row in before], rel=1e-3)
     small_session(output, *TINY, change, resume=True).close()  # its configuration is the new one
-
-
-# ---- a run of an earlier version
-
-
-@pytest.mark.parametrize(("engine", "message"), [("local", None), ("vllm", "rollout.engine='vllm': unknown key")])
-def test_removed_keys_hinder_resuming_only_where_they_were_set(tmp_path, six_steps, engine, message):
-    output = copy(six_steps, tmp_path / "run")
-    values = yaml.safe_load((output / "config.yaml").read_text())
-    vllm = {"python": None, "dtype": "auto", "kv_cache_gib": 4.0, "eager": False}
-    values["confidence_start"] = {"questions": 0, "steps": 100, "batch": 32, "lr": 5e-5, "confidence_weight": 1.0}
-    values["rollout"] |= {"engine": engine, "importance_cap": None, "vllm": vllm}
-    values["trainer"]["epochs"] = values["trainer"].pop("ppo_epochs")  # its name in version 0.3
-    (output / "config.yaml").write_text(yaml.safe_dump(values))
-    with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
-        small_session(output, *TINY, resume=True)
-
-
-def test_a_renamed_key_is_refused_with_its_new_name(tmp_path):
-    with pytest.raises(ConfigError, match=r"trainer\.ppo_epochs"):
-        small_session(tmp_path / "run", *TINY, "trainer.epochs=2")
 
 
 # ---- the same records

@@ -74,10 +74,6 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
         with pytest.raises(ConfigError) as caught:
             check_same_run(tmp_path, changed.model_copy(update={key: value}), 10, 5)
         assert caught.value.problems[0].key.startswith(key)
-    stored = json.loads((tmp_path / "coca.json").read_text())
-    of_0_2_0 = {key: value for key, value in stored.items() if key not in ("grader", "grading", "require_evaluated")}
-    (tmp_path / "coca.json").write_text(json.dumps(of_0_2_0))
-    check_same_run(tmp_path, changed, 10, 5)
     (tmp_path / "latest_checkpointed_iteration.txt").unlink()
     sequential = VerlSettings.model_validate({"method": {"name": "sequential"}})
     check_same_run(tmp_path, sequential, 10, 0)
