@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor as Tensor
 
     from coca_mindspeed.algorithm.advantages import Advantage as Advantage
-    from coca_mindspeed.algorithm.credit import Normalisation as Normalisation
+    from coca_mindspeed.algorithm.advantages import Normalisation as Normalisation
 else:  # types of arguments; importing torch for them would take seconds
     Tensor = Advantage = Normalisation = Any
 
@@ -25,7 +25,7 @@ class Outcomes(NamedTuple):
         correct: float64 ``[P, G]``, 1 or 0, ``1[answer is correct]`` (paper, equation 6); NaN: takes no part.
         stated: float64 ``[P, G]``, the stated confidence; NaN also where the response states no valid one.
         gesr: float64 ``[P, 1]``, the mean of ``correct`` in each group (equation 7).
-        log_probs: float64 ``[P, G]`` of each confidence segment under the policy that sampled it; None: not known.
+        entropy_bonus: float64 ``[P, G]``, added to the score of a valid confidence; None: no bonus.
         invalid_reward: reward in place of the Brier score for a response without a valid confidence.
         stated_after: like ``stated``, the second confidence of a method that asks for two; None: there is none.
     """
@@ -33,7 +33,7 @@ class Outcomes(NamedTuple):
     correct: Tensor
     stated: Tensor
     gesr: Tensor
-    log_probs: Tensor | None
+    entropy_bonus: Tensor | None
     invalid_reward: float
     stated_after: Tensor | None = None
 
@@ -76,9 +76,9 @@ class TrainingMethod(Protocol):
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         """Advantages of each segment.
 
-        ``normalise.group``, ``normalise.stated`` (for scores of confidences) and ``normalise.scaled`` (for a method's
-        one reward) make them of rewards, float64 ``[P, G]``, NaN where a response takes no part.  ``stage`` is one of
-        :attr:`stages`.
+        ``normalise.within_group``, ``normalise.of_confidence`` (for scores of confidences) and ``normalise.by_scale``
+        (for a method's one reward) compute them from rewards, float64 ``[P, G]``, NaN where a response takes no part.
+        ``stage`` is one of :attr:`stages`.
         """
         ...
 
@@ -102,5 +102,5 @@ class OneReward(MethodDefaults):
         raise NotImplementedError
 
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
-        advantage = normalise.scaled(self.reward(outcomes, stage))
+        advantage = normalise.by_scale(self.reward(outcomes, stage))
         return dict.fromkeys(SEGMENTS[self.confidence_position], advantage)

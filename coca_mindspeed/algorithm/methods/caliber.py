@@ -25,11 +25,11 @@ class Caliber(MethodDefaults):
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         after = outcomes.stated_after
         assert after is not None
-        first = normalise.stated(outcomes.brier(outcomes.gesr), outcomes.stated)
+        first = normalise.of_confidence(outcomes.brier(outcomes.gesr), outcomes.stated)
         if stage == "warm-up":
             return {"confidence": first}
         return {
             "confidence": first,
-            "answer": normalise.group(outcomes.correct),
-            "confidence_after": normalise.stated(outcomes.brier(outcomes.correct, after), after),
+            "answer": normalise.within_group(outcomes.correct),
+            "confidence_after": normalise.of_confidence(outcomes.brier(outcomes.correct, after), after),
         }

@@ -20,6 +20,9 @@ class Coca(MethodDefaults):
 
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         brier = outcomes.brier(outcomes.gesr)
-        if outcomes.log_probs is not None and normalise.entropy_bonus:
-            brier = brier - normalise.entropy_bonus * outcomes.log_probs.masked_fill(outcomes.stated.isnan(), 0.0)
-        return {"confidence": normalise.stated(brier, outcomes.stated), "answer": normalise.group(outcomes.correct)}
+        if outcomes.entropy_bonus is not None:
+            brier = brier + outcomes.entropy_bonus
+        return {
+            "confidence": normalise.of_confidence(brier, outcomes.stated),
+            "answer": normalise.within_group(outcomes.correct),
+        }

@@ -24,6 +24,6 @@ class Dcpo(MethodDefaults):
         target = (outcomes.correct + outcomes.gesr) / 2
         score = outcomes.scored(-(outcomes.stated - target).square() / 2, outcomes.stated)
         return {
-            "answer": normalise.group(outcomes.correct),
-            "confidence": normalise.stated(score, outcomes.stated),
+            "answer": normalise.within_group(outcomes.correct),
+            "confidence": normalise.of_confidence(score, outcomes.stated),
         }

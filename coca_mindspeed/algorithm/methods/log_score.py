@@ -27,4 +27,4 @@ class LogScore(MethodDefaults):
     def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         of_outcome = (outcomes.correct + outcomes.stated - 1).abs()  # s if the answer is correct, else 1 - s
         score = of_outcome.clamp(_LEAST, 1 - _LEAST).log() / -log(_LEAST)
-        return {"confidence": normalise.stated(outcomes.scored(score, outcomes.stated), outcomes.stated)}
+        return {"confidence": normalise.of_confidence(outcomes.scored(score, outcomes.stated), outcomes.stated)}
