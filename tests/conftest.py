@@ -31,4 +31,4 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Reports of runs without their pictures, which take seconds."""
-    monkeypatch.setattr("coca_mindspeed.local.evaluation._plots", lambda *_: "")
+    monkeypatch.setattr("coca_mindspeed.local.report._plots", lambda *_: "")

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     flags = {"resume": arguments.resume, "show_progress": not arguments.quiet}
     validated = validate_run(composed.run, output, **flags)
-    from coca_mindspeed.local.evaluation import write_run_report  # torch and transformers take seconds to import
+    from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
     from coca_mindspeed.local.run import LocalRun
 
     with LocalRun.open(composed, output, **flags, validated=validated) as run:

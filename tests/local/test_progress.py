@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from coca_mindspeed.local import progress as progress_module
-from coca_mindspeed.local.evaluation import left_out
 from coca_mindspeed.local.progress import StepProgress, TrainingProgress
+from coca_mindspeed.local.report import left_out
 
 
 def metrics(accuracy: float, ece: float = 0.25) -> dict[str, float]:
