@@ -24,7 +24,7 @@ import torch
 
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.mindspeed.stages import dataset, metrics
-from coca_mindspeed.mindspeed.stages.dataset import RECORD, load_prompts
+from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.dock import (
     ROLLOUT_LOG_PROBS,
     SCORES,
@@ -38,6 +38,7 @@ from coca_mindspeed.mindspeed.stages.dock import (
 )
 from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, as_ratios, cut_logs
 from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings, process_settings
+from coca_mindspeed.mindspeed.start.records import load_prompts
 from coca_mindspeed.scoring.metrics import (
     HELD_OUT,
     TIMES_ASKED,

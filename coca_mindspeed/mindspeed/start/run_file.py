@@ -16,8 +16,8 @@ from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
 from coca_mindspeed.mindspeed.checks import needs_reference
-from coca_mindspeed.mindspeed.stages.dataset import digests, record_files
 from coca_mindspeed.mindspeed.start.process import VALIDATION
+from coca_mindspeed.mindspeed.start.records import digests, record_files
 from coca_mindspeed.mindspeed.upstream_keys import mapped_keys, our_keys
 from coca_mindspeed.utils.files import nearby_runs, read_steps, write_atomically
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
