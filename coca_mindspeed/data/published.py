@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import Any
 
+from coca_mindspeed.data.facts import normalise
 from coca_mindspeed.data.prompts import SHORT_ANSWER
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.factual import normalise
 from coca_mindspeed.utils.text_formats import JsonError, JsonLimitError, parse_json
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from coca_mindspeed.grading.factual import normalise
+from coca_mindspeed.data.facts import normalise
 
 _MIN_COUNTRY, _MIN_CITY = 50_000, 15_000  # inhabitants; 15,000 is the least that the data have
 _MAX_COUNTRY, _MAX_CITY = 1.5e9, 2.5e7

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coca_mindspeed.data.facts import normalise
 from coca_mindspeed.data.records import read_records
-from coca_mindspeed.grading.factual import normalise
 from coca_mindspeed.grading.registry import build_grader
 from experiments.__main__ import main
 from experiments.real_world.families import (

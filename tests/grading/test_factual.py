@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coca_mindspeed.data.facts import normalise
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.grading.factual import FactualGrader, names_answer, normalise, stated_fact
+from coca_mindspeed.grading.factual import FactualGrader, names_answer, stated_fact
 from tests.grading.tables import read_table, text_cases
 
 
