@@ -23,7 +23,7 @@ from coca_mindspeed.evaluation.predictions import (
     read_predictions,
 )
 from coca_mindspeed.utils.console import markdown_table, print_markdown
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.packages import require
 from coca_router.calibration import Calibration, CalibrationMap, Identity, MapKind, logit, prompt_hash
 from coca_router.config import bands_from, source_keys, tiers_yaml

@@ -33,7 +33,7 @@ from coca_mindspeed.errors import UsageError
 from coca_mindspeed.grading.labels import label_checker
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.utils.console import PlainConsole, print_text
-from coca_mindspeed.utils.files import check_output_path
+from coca_mindspeed.utils.directories import check_output_path
 
 SYSTEM_PROMPTS = {
     "confidence-first": CONFIDENCE_FIRST_PROMPT,

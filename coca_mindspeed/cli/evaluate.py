@@ -49,7 +49,8 @@ from coca_mindspeed.evaluation.scoreboard import Column, PairedDifference, Score
 from coca_mindspeed.evaluation.tables import not_shown_usable, risk_tables, summary_table
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
-from coca_mindspeed.utils.files import read_complete_rows, read_json_lines, write_atomically, write_json
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.json_files import read_complete_rows, read_json_lines, write_json
 from coca_mindspeed.utils.packages import require
 from coca_mindspeed.utils.tokenization import TokenCounter
 

@@ -11,7 +11,7 @@ from coca_mindspeed.evaluation.metrics import METRIC_SPECS
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.local.validation import validate_run
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
-from coca_mindspeed.utils.files import read_json_lines, read_object
+from coca_mindspeed.utils.json_files import read_json_lines, read_object
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coca_mindspeed.errors import DataError, did_you_mean
-from coca_mindspeed.utils.files import read_json_lines, write_json_lines
+from coca_mindspeed.utils.json_files import read_json_lines, write_json_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.formats import file_format, read_rows
 from coca_mindspeed.errors import DataError, did_you_mean
 from coca_mindspeed.utils.console import one_line, print_text
-from coca_mindspeed.utils.files import read_json_lines, write_json_lines
+from coca_mindspeed.utils.json_files import read_json_lines, write_json_lines
 
 CATEGORIES = ("math", "code", "factual")
 # The metric of a validation that counts the answers which the other metrics leave out.

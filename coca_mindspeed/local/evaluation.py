@@ -26,7 +26,7 @@ from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.scoring.metrics import values
 from coca_mindspeed.scoring.responses import held_out_gap
-from coca_mindspeed.utils.files import PROGRESS
+from coca_mindspeed.utils.directories import PROGRESS
 from coca_mindspeed.utils.packages import is_installed
 from coca_mindspeed.utils.process import interruptible
 

@@ -22,7 +22,7 @@ from coca_mindspeed.data.prompts import prompt_messages, reads_clock, write_into
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import read_object
+from coca_mindspeed.utils.json_files import read_object
 from coca_mindspeed.utils.text_formats import JsonError, parse_json
 
 # These choose all rotary frequencies by the longest position of a forward pass.  Beyond the trained length, keys

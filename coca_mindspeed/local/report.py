@@ -23,7 +23,8 @@ from coca_mindspeed.scoring.metrics import (
 )
 from coca_mindspeed.scoring.responses import held_out_gap
 from coca_mindspeed.utils.console import markdown_table, print_text
-from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.json_files import read_json_lines, write_json
 from coca_mindspeed.utils.packages import missing_package
 
 _FEW_VALID = 0.5

@@ -53,7 +53,8 @@ from coca_mindspeed.local.validation import (
 )
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import MARKER, read_object, write_json, write_json_lines
+from coca_mindspeed.utils.directories import MARKER
+from coca_mindspeed.utils.json_files import read_object, write_json, write_json_lines
 from coca_mindspeed.utils.process import SWITCH, interruptible, uses_jemalloc
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions

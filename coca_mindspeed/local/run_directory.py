@@ -27,21 +27,19 @@ from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.local.model_files import FLOAT32, TINY_MODEL, trained_bytes, weight_shapes
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.schedule import learning_rate
-from coca_mindspeed.utils.files import (
+from coca_mindspeed.utils.directories import (
     MARKER,
     PROGRESS,
-    is_hub_id,
     is_ours,
     lock_of_process,
     nearby_runs,
-    read_json_lines,
     read_marker,
     remove_entries,
-    write_atomically,
-    write_json,
-    write_json_lines,
     write_marker,
 )
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.json_files import read_json_lines, write_json, write_json_lines
 from coca_mindspeed.utils.text_formats import Difference, YamlError, differences, first_difference, read_yaml, value_of
 
 _KIND = "run"

@@ -14,7 +14,8 @@ from typing import Any
 
 from coca_mindspeed.config import checks
 from coca_mindspeed.errors import Problem, raise_problems
-from coca_mindspeed.utils.files import cut_back, read_steps, write_atomically, write_json
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.json_files import cut_back, read_steps, write_json
 from coca_mindspeed.utils.own_code import is_own
 from coca_mindspeed.verl.settings import VerlSettings
 

@@ -45,7 +45,7 @@ from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import write_json_lines
+from coca_mindspeed.utils.json_files import write_json_lines
 from coca_mindspeed.verl.batch import ScoredStep, check_broken, score_step, validation_metrics, validation_predictions
 from coca_mindspeed.verl.checks import check_prompts, check_rows, verl_problems
 from coca_mindspeed.verl.resume import MetricsBeforeResume, check_length, check_same_run, file_of_verls_log

@@ -19,7 +19,7 @@ from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.utils.console import print_markdown
-from coca_mindspeed.utils.files import write_json_lines
+from coca_mindspeed.utils.json_files import write_json_lines
 
 DRAWS = (1, 4, 8, 16)
 _REPETITIONS = 50  # of the draws, whose metrics are averaged

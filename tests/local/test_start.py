@@ -29,7 +29,7 @@ from coca_mindspeed.local.model_files import (
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
 from coca_mindspeed.local.tiny_model import tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.validation import LengthLimits, check_lengths, check_prompts
-from coca_mindspeed.utils.files import MARKER
+from coca_mindspeed.utils.directories import MARKER
 from tests.grading.sandbox_package import needs_sandbox
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import small_session

@@ -11,7 +11,7 @@ from typing import Any
 from coca_mindspeed.mindspeed.stages.dock import read_rows
 from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings
 from coca_mindspeed.scoring.metrics import Mean
-from coca_mindspeed.utils.files import cut_back, replace_nonfinite, to_json_line, write_json_lines
+from coca_mindspeed.utils.json_files import cut_back, replace_nonfinite, to_json_line, write_json_lines
 
 _NUMERATOR, _DENOMINATOR = "/numerator", "/denominator"
 _SAMPLES, _OF_ITERATION = "samples", "iteration_"

@@ -52,7 +52,7 @@ from coca_mindspeed.scoring.metrics import (
 from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import read_steps
+from coca_mindspeed.utils.json_files import read_steps
 
 
 def grpo_trainer(original: Any) -> Any:

@@ -19,7 +19,9 @@ from coca_mindspeed.mindspeed.checks import needs_reference
 from coca_mindspeed.mindspeed.start.process import VALIDATION
 from coca_mindspeed.mindspeed.start.records import digests, record_files
 from coca_mindspeed.mindspeed.upstream_keys import mapped_keys, our_keys
-from coca_mindspeed.utils.files import nearby_runs, read_steps, write_atomically
+from coca_mindspeed.utils.directories import nearby_runs
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.json_files import read_steps
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 RUN_FILE = "mindspeed_rl.yaml"
