@@ -23,12 +23,11 @@ from coca_mindspeed.config.compose import validate_run
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.binning import bin_table
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, calibration_metrics, show
-from coca_mindspeed.local.progress import Pace
-from coca_mindspeed.local.run_directory import LOCK
 from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, gap_problem, health_problems
 from coca_mindspeed.utils.console import duration, terminal_text
-from coca_mindspeed.utils.directories import PROGRESS, is_ours
+from coca_mindspeed.utils.directories import LOCK, PROGRESS, is_ours
 from coca_mindspeed.utils.json_files import read_complete_rows, read_json_lines
+from coca_mindspeed.utils.progress import Pace
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

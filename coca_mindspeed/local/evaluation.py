@@ -20,7 +20,6 @@ from coca_mindspeed.evaluation.predictions import (
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.respond import predict
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator
@@ -29,6 +28,7 @@ from coca_mindspeed.scoring.responses import held_out_gap
 from coca_mindspeed.utils.directories import PROGRESS
 from coca_mindspeed.utils.packages import is_installed
 from coca_mindspeed.utils.process import interruptible
+from coca_mindspeed.utils.progress import StepProgress
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from coca_mindspeed.local.run_directory import (
     check_same_prompt,
     check_same_run,
     find_run,
-    lock_run,
     with_model,
     write_settings,
 )
@@ -53,7 +52,7 @@ from coca_mindspeed.local.validation import (
 )
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.directories import MARKER
+from coca_mindspeed.utils.directories import MARKER, lock_run
 from coca_mindspeed.utils.json_files import read_object, write_json, write_json_lines
 from coca_mindspeed.utils.process import SWITCH, interruptible, uses_jemalloc
 

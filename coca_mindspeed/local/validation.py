@@ -16,7 +16,7 @@ from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import Record, records_digest
 from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
 from coca_mindspeed.grading.registry import build_grader, check_records
@@ -29,20 +29,19 @@ from coca_mindspeed.local.model_files import (
     load_tokenizer,
     read_model_config,
 )
-from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     RunState,
     check_same_run,
     check_same_settings,
     check_space,
-    check_writable,
     find_run,
-    records_digest,
     with_model,
     with_stored,
 )
+from coca_mindspeed.utils.directories import check_writable
 from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.progress import StepProgress
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
 _CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]

@@ -16,6 +16,7 @@ from coca_mindspeed.utils.files import fsync_directory, put_in_place
 from coca_mindspeed.utils.json_files import write_json
 
 MARKER = "coca-mindspeed.json"
+LOCK = ".lock"
 PROGRESS = "progress.json"  # in a run's directory: how far the stage before the first step is
 _MAKER = "coca-mindspeed"
 _MOST_RUNS = 5  # in a message
@@ -136,3 +137,36 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextmanager
+def lock_run(path: Path) -> Iterator[None]:
+    """Lock a run's directory within the block; it is made, and removed if nothing has been written into it.
+
+    Raises ConfigError if another process holds the lock.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    lock = lock_of_process(path / LOCK)
+    if lock is None:
+        raise ConfigError(f"--output {path}: another process is running in this directory")
+    with lock:
+        try:
+            yield
+        finally:
+            if [entry.name for entry in path.iterdir()] == [LOCK]:
+                (path / LOCK).unlink()
+                path.rmdir()
+
+
+def nearest_directory(path: Path) -> Path:
+    """``path``, or the first directory above it that exists."""
+    return next(each for each in (path, *path.absolute().parents) if each.exists())
+
+
+def check_writable(path: Path) -> None:
+    """Raise ConfigError if files cannot be written under ``path``, which need not exist and is not made."""
+    try:
+        with tempfile.TemporaryFile(dir=nearest_directory(path)) as probe:
+            probe.write(b"coca")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error

@@ -87,11 +87,11 @@ def _measure(
     from coca_mindspeed.grading.registry import build_grader
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.policy import choose_device
-    from coca_mindspeed.local.progress import StepProgress
     from coca_mindspeed.local.readings import Numbers
     from coca_mindspeed.local.respond import predict
     from coca_mindspeed.local.schedule import generator
     from coca_mindspeed.local.validation import LengthLimits, check_prompts
+    from coca_mindspeed.utils.progress import StepProgress
 
     data = f"data.train={arguments.records}"
     given: list[Any] = [f"model.path={arguments.model}", data, f"method.confidence_decimals={arguments.decimals}"]

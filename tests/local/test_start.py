@@ -156,7 +156,7 @@ def test_an_output_that_is_something_else_is_refused_and_left_alone(tmp_path, mo
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from coca_mindspeed.local.run_directory import lock_run
+from coca_mindspeed.utils.directories import lock_run
 with lock_run(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
