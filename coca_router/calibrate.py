@@ -15,7 +15,7 @@ from coca_mindspeed.evaluation.binning import Floats
 from coca_mindspeed.evaluation.intervals import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, show
 from coca_mindspeed.evaluation.predictions import (
-    Outcomes,
+    GradedPredictions,
     Prediction,
     answers_first,
     gradable,
@@ -148,7 +148,7 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction], prom
 def _before_and_after(stated: Floats, after: Floats, correct: Labels, questions: list[str]) -> str:
     unknown, of_row = np.full(len(stated), np.nan), np.array(questions)
     both = {
-        name: Estimates(Outcomes(confidence, correct, unknown), questions=of_row, replicates=500)
+        name: Estimates(GradedPredictions(confidence, correct, unknown), questions=of_row, replicates=500)
         for name, confidence in (("before", stated), ("recalibrated", after))
     }
     rows = [[name, *(show(metric, each.values[metric]) for metric in _SHOWN)] for name, each in both.items()]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import Advantage, AdvantageScale, Normalisation, Reduce
 from coca_mindspeed.algorithm.checks import check_tensor
-from coca_mindspeed.algorithm.methods.base import Outcomes, TrainingMethod
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, TrainingMethod
 from coca_mindspeed.algorithm.parsing import SEGMENTS
 
 
@@ -115,7 +115,7 @@ class CreditRule:
             raise ValueError(f"{self.method.name} needs stated_after, float {list(correct.shape)}")
         few = (~correct.isnan()).sum(dim=1, keepdim=True) < 2
         members = correct.double().masked_fill(few, torch.nan)
-        outcomes = Outcomes(
+        outcomes = GroupOutcomes(
             correct=members,
             stated=_stated("stated", stated, members),
             gesr=members.nanmean(dim=1, keepdim=True),

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coca_mindspeed.cli.options import above
-from coca_mindspeed.config.compose import validate_run
+from coca_mindspeed.config.compose import validate_config
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.binning import bin_table
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, calibration_metrics, show
@@ -111,7 +111,7 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
     step, progress, finished = rows[-1].get("step", "?"), "", False
     config = None
     with suppress(OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
-        config = validate_run(read_yaml(path / "config.yaml"), path / "config.yaml")
+        config = validate_config(read_yaml(path / "config.yaml"), path / "config.yaml")
     if config is not None and isinstance(step, int):
         total, finished = config.total_steps, step == config.total_steps
         pace = Pace.of_training(total, config.evaluation.interval, _rows(path / "timing.jsonl"))

@@ -127,7 +127,7 @@ def training_rows(config: DataConfig) -> tuple[int | None, str]:
         raise DataError(f"data.train={path}: cannot be read: {error.strerror}") from error
 
 
-def check_same_run(
+def check_resumed_settings(
     before: Mapping[str, Any],
     now: Mapping[str, Any],
     *,

@@ -38,7 +38,7 @@ _LETTERS = str.maketrans({**_STROKES, "æ": "ae", "œ": "oe", "ß": "ss"})
 _INDEX = re.compile(r"(?:(?<=[^\W\d_])|(?<=\)))[₀-₉]+")
 
 
-def normalise(text: str) -> str:
+def normalise_fact(text: str) -> str:
     letters = unicodedata.normalize("NFD", compatible(text).lower()).translate(_LETTERS)
     lowered = unicodedata.normalize("NFC", _ACCENTS.sub("", letters)).translate(_DASHES)
     lowered = _INDEX.sub(lambda match: unicodedata.normalize("NFKC", match[0]), lowered)

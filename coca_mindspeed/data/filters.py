@@ -75,7 +75,7 @@ _WORDS = re.compile(rf"[{_SCRIPT}]|[^\W_{_SCRIPT}]+")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: odd, well mixed
 
 
-def normalise(text: str) -> str:
+def normalise_text(text: str) -> str:
     """Compatible characters, case folded, with single spaces."""
     return " ".join(unicodedata.normalize("NFC", compatible(text)).casefold().split())
 
@@ -120,8 +120,8 @@ class ExactDuplicates:
 
     def first(self, record: Record, index: int) -> tuple[int, bool] | None:
         """Return ``(index of the record with this question, whether the gold answers are equal)``, or None."""
-        answer = digest(normalise(record.answer))
-        known = self._first.setdefault(digest(normalise(record.question)), (index, answer))
+        answer = digest(normalise_text(record.answer))
+        known = self._first.setdefault(digest(normalise_text(record.question)), (index, answer))
         return None if known[0] == index else (known[0], known[1] == answer)
 
 
@@ -146,7 +146,7 @@ class EvaluationIndex:
         runs: dict[int, list[tuple[Hashes, int]]] = {}
         for owner, record in enumerate(records):
             self._owners.append((record.dataset, record.id))
-            units = words(normalise(record.question))
+            units = words(normalise_text(record.question))
             if not units:
                 continue
             self._whole.setdefault(int(ngram_hashes(units, len(units))[0]), owner)
@@ -157,7 +157,7 @@ class EvaluationIndex:
 
     def overlap(self, record: Record) -> Overlap | None:
         """Return the longest indexed passage in the question, the first of several; None if there is none."""
-        units = words(normalise(record.question))
+        units = words(normalise_text(record.question))
         if not units:
             return None
         whole = self._whole.get(int(ngram_hashes(units, len(units))[0]))

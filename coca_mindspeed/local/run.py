@@ -30,8 +30,8 @@ from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.run_directory import (
     Checkpoint,
     RunState,
+    check_resume,
     check_same_prompt,
-    check_same_run,
     find_run,
     with_model,
     write_settings,
@@ -130,7 +130,7 @@ class LocalRun:
                 remove_leftovers(output)
             # Another process may have run in between, and a checkpoint may have been restored.
             state = find_run(output, resume=resume, overwrite=overwrite)
-            check_same_run(state, config, inputs.digests)
+            check_resume(state, config, inputs.digests)
             kept = resources.pop_all()
         flags = (resume, overwrite, show_progress)
         return cls(config, output, inputs, grader, state, device, prompt_sha256, *flags, kept, started)

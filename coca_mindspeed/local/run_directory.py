@@ -15,7 +15,7 @@ from typing import Any
 
 from coca_mindspeed import __version__
 from coca_mindspeed.config import checks
-from coca_mindspeed.config.compose import REMOVED_KEYS, RENAMED_KEYS, to_yaml, validate_run
+from coca_mindspeed.config.compose import REMOVED_KEYS, RENAMED_KEYS, to_yaml, validate_config
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
@@ -202,7 +202,7 @@ def check_same_settings(found: RunState, config: RunConfig) -> None:
         return
     saved, free = _saved(found), {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
     named = sorted(key for key in free if key.rpartition(".")[0] not in free)
-    checks.check_same_run(
+    checks.check_resumed_settings(
         saved.model_dump(mode="json"),
         config.model_dump(mode="json"),
         where=found.config_path,
@@ -211,7 +211,7 @@ def check_same_settings(found: RunState, config: RunConfig) -> None:
     )
 
 
-def check_same_run(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
+def check_resume(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise ConfigError for settings or records that would have changed the steps already taken."""
     if not found.has_steps or found.marker is None:
         return
@@ -279,7 +279,7 @@ def _saved(found: RunState) -> RunConfig:
         values = read_yaml(path)
     except (OSError, YamlError) as error:
         raise ConfigError(f"{path}: the configuration of the run to resume cannot be read: {error}") from error
-    return validate_run(_with_present_keys(values), path)
+    return validate_config(_with_present_keys(values), path)
 
 
 def _with_present_keys(values: Any) -> Any:

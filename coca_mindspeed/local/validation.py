@@ -26,13 +26,13 @@ from coca_mindspeed.local.model_files import (
     ContextLimit,
     context_limit,
     download_model,
-    load_tokenizer,
+    load_model_tokenizer,
     read_model_config,
 )
 from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     RunState,
-    check_same_run,
+    check_resume,
     check_same_settings,
     check_space,
     find_run,
@@ -95,7 +95,7 @@ def validate_run(
         config = with_stored(config, found)
         check_same_settings(found, config)  # before records are read and a model is downloaded
     inputs = read_inputs(config, found, show_progress=show_progress)
-    check_same_run(found, inputs.config, inputs.digests)
+    check_resume(found, inputs.config, inputs.digests)
     path, _ = model_directory(inputs.config, found)
     check_space(inputs.config, found, path)
     return inputs, checked_grader(inputs)
@@ -212,7 +212,7 @@ def check_prompts(
             inside an open thought or reads the clock; token ids beyond the embedding; sequences beyond its context.
         DataError: a prompt is empty, too long or not text; it names the record.
     """
-    tokenizer = load_tokenizer(path, model, where=where)
+    tokenizer = load_model_tokenizer(path, model, where=where)
     architecture = read_model_config(path, model, where=where)
     context, shown = context_limit(architecture), f"{where}={path}"
     check_token_ids(tokenizer, architecture, records, system_prompt, where, path)

@@ -125,7 +125,7 @@ class Rollout:
             "segment_ends": self.segment_ends,
         }
 
-    def take_scores(self, columns: Mapping[str, Tensor]) -> "Rollout":
+    def load_score_columns(self, columns: Mapping[str, Tensor]) -> "Rollout":
         """Set the results of scoring from the columns that :meth:`scores` returned, of any float and integer types."""
         first, *after = stated_decimals(columns["stated_confidence"]).T.reshape(-1, *self._shape)
         self.stated, self.stated_after = first, after[0] if after else None

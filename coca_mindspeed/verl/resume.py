@@ -35,7 +35,7 @@ def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
         raise_problems([Problem("length", "trainer.total_training_steps", total_steps, reason, fix)])
 
 
-def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
+def check_resume(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
     """Raise ConfigError if the checkpoints have another method or grading; then store both beside them.
 
     ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
@@ -51,7 +51,7 @@ def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, re
         earlier = {"advantage_scale": "group", **grading, **({"grader": "auto"} if is_own(settings.grader) else {})}
         theirs = {**earlier, **json.loads(path.read_text(encoding="utf-8"))}
         fix = "change trainer.default_local_dir, or remove the directory"
-        checks.check_same_run(theirs, ours, where=path, fix=fix)
+        checks.check_resumed_settings(theirs, ours, where=path, fix=fix)
     directory.mkdir(parents=True, exist_ok=True)
     write_json(path, ours)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.data.facts import normalise
+from coca_mindspeed.data.facts import normalise_fact
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.factual import FactualGrader, names_answer, stated_fact
@@ -15,7 +15,7 @@ def record(aliases: object) -> Record:
     return Record("t1", "triviaqa", "factual", "Who?", "", metadata={"aliases": aliases})
 
 
-FUNCTIONS = {"normalise": normalise, "stated_fact": stated_fact}
+FUNCTIONS = {"normalise": normalise_fact, "stated_fact": stated_fact}
 
 
 @pytest.mark.parametrize(("function", "text", "expected"), text_cases(*FUNCTIONS))
@@ -60,7 +60,7 @@ def test_tags_tell_flags_apart() -> None:
 
 @given(st.text())
 def test_normalising_twice_is_normalising_once(text: str) -> None:
-    assert normalise(normalise(text)) == normalise(text)
+    assert normalise_fact(normalise_fact(text)) == normalise_fact(text)
 
 
 @pytest.mark.parametrize("aliases", [None, [], "Paris", [1], ["A"], ["The The", "?"]])

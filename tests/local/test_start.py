@@ -23,7 +23,7 @@ from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import (
     context_limit,
-    load_tokenizer,
+    load_model_tokenizer,
     read_model_config,
 )
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
@@ -111,7 +111,7 @@ def records() -> list[Record]:
 
 
 def prompts_of(model: Path) -> list[list[int]]:
-    return encode_prompts(load_tokenizer(model, ModelConfig()), records(), SYSTEM)
+    return encode_prompts(load_model_tokenizer(model, ModelConfig()), records(), SYSTEM)
 
 
 # ---- a start that fails leaves nothing in the way
@@ -334,7 +334,7 @@ def test_the_documented_lines_mend_such_a_template(tmp_path, model):
     path = set_config(model, tmp_path / "gemma")
     loop = "{%- for m in turns -%}<{{ m.role }}>{{ m.content }}{%- endfor -%}"
     (path / "chat_template.jinja").write_text(lines + loop)
-    tokenizer = load_tokenizer(path, ModelConfig())
+    tokenizer = load_model_tokenizer(path, ModelConfig())
     record = Record("1", "d", "math", "1+1?", "2", metadata={"instruction": ""})
     assert render_prompts(tokenizer, [record], "Say it.") == ["<user>Say it.\n\n1+1?"]
     assert render_prompts(tokenizer, [record], None) == ["<user>1+1?"]

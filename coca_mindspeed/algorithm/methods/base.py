@@ -18,7 +18,7 @@ else:  # types of arguments; importing torch for them would take seconds
     Tensor = Advantage = Normalisation = Any
 
 
-class Outcomes(NamedTuple):
+class GroupOutcomes(NamedTuple):
     """Outcomes of the responses.  A response with an ungradable answer takes no part and is NaN everywhere.
 
     Attributes:
@@ -73,7 +73,7 @@ class TrainingMethod(Protocol):
         """Names of the training stages, run one after the other."""
         ...
 
-    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+    def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         """Advantages of each segment.
 
         ``normalise.within_group``, ``normalise.of_confidence`` (for scores of confidences) and ``normalise.by_scale``
@@ -97,10 +97,10 @@ class MethodDefaults:
 class OneReward(MethodDefaults):
     """Base of the methods with one reward, which falls on every token of the response."""
 
-    def reward(self, outcomes: Outcomes, stage: str) -> Tensor:
+    def reward(self, outcomes: GroupOutcomes, stage: str) -> Tensor:
         """float64 ``[P, G]``, NaN where a response takes no part."""
         raise NotImplementedError
 
-    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+    def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         advantage = normalise.by_scale(self.reward(outcomes, stage))
         return dict.fromkeys(SEGMENTS[self.confidence_position], advantage)

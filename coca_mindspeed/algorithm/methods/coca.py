@@ -9,7 +9,7 @@ and each advantage is normalised within the group.
 
 from dataclasses import dataclass
 
-from coca_mindspeed.algorithm.methods.base import MethodDefaults, Normalisation, Outcomes, SegmentAdvantages
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, MethodDefaults, Normalisation, SegmentAdvantages
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Coca(MethodDefaults):
 
     name: str = "coca"
 
-    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+    def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         brier = outcomes.brier(outcomes.gesr)
         if outcomes.entropy_bonus is not None:
             brier = brier + outcomes.entropy_bonus

@@ -43,7 +43,7 @@ from coca_mindspeed.scoring.metrics import (
     HELD_OUT,
     TIMES_ASKED,
     HealthWarnings,
-    Mean,
+    WeightedMean,
     gap_metrics,
     rollout_metrics,
     sight_metrics,
@@ -282,7 +282,7 @@ def compute_advantages(
         raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
     lengths = batch.scalars("response_length").long()
     rollout = Rollout(group_size=group_size, lengths=lengths, width=int(lengths.max()))
-    rollout.take_scores(batch.scores()).give_credit(credit_rule(settings.method, settings.stage))
+    rollout.load_score_columns(batch.scores()).give_credit(credit_rule(settings.method, settings.stage))
     tokens = [row[:length] for row, length in zip(rollout.token_advantages, lengths.tolist(), strict=True)]
     for first in range(0, rows, count):
         part = slice(first, first + count)
@@ -291,7 +291,7 @@ def compute_advantages(
     if seen is not None:
         before, times = seen
         means |= sight_metrics(rollout, [before[index // group_size] for index in batch.indexes[::group_size]])
-        means[TIMES_ASKED] = Mean(times, 1)
+        means[TIMES_ASKED] = WeightedMean(times, 1)
     metrics = {**as_ratios(means), "seconds/advantage": time.perf_counter() - start}
     report(dock, {name: [value] for name, value in metrics.items()})
     shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from coca_mindspeed.config.checks import check_same_run
+from coca_mindspeed.config.checks import check_resumed_settings
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
@@ -125,11 +125,11 @@ def mindspeed_values(
     if resume:
         if newest_iteration(files.checkpoints) is None:
             raise ConfigError(f"--resume: {files.checkpoints} holds no checkpoint")
-        _check_same_run(files.results / RUN_FILE, values)
+        _check_resume(files.results / RUN_FILE, values)
         actor |= {"load": actor["save"], "finetune": False, "no_load_optim": False, "no_load_rng": False}
     elif files.stage > 0:
         before = StageFiles(files.output, files.stage - 1)
-        _check_same_run(before.results / RUN_FILE, values)
+        _check_resume(before.results / RUN_FILE, values)
         actor["load"] = str(before.checkpoints.absolute())
     return values
 
@@ -150,7 +150,7 @@ def written_keys(run: RunConfig, iterations: int, files: StageFiles) -> dict[str
     }
 
 
-def _check_same_run(written: Path, values: dict[str, Any]) -> None:
+def _check_resume(written: Path, values: dict[str, Any]) -> None:
     """Compare with the file of the run that wrote the checkpoint; the launch scripts leave one."""
     if not written.is_file():
         return
@@ -161,7 +161,7 @@ def _check_same_run(written: Path, values: dict[str, Any]) -> None:
     if not isinstance(before, dict):
         raise ConfigError(f"{written}: the run to resume should be a mapping, found {type(before).__name__}")
     fix = "resume it with the same settings, or choose another --output"
-    check_same_run(_identity(before), _identity(values), where=written, fix=fix)
+    check_resumed_settings(_identity(before), _identity(values), where=written, fix=fix)
     path = values["megatron_training"].get("data_path")
     then, now = (((each.get("coca") or {}).get("data_sha256") or {}).get(path) for each in (before, values))
     if then is not None and now is not None and then != now:
