@@ -19,7 +19,7 @@ class Credit(NamedTuple):
         gesr: float64 ``[P, 1]``, the success rate of each group's gradable answers; NaN where the group is dropped,
             because fewer than two of its answers could be graded.
         confidence_reward: float64 ``[P, G]``, the Brier score against GESR, whatever the method rewards.
-        segments: advantage of each segment, in the order of the response; None: it learns nothing.
+        segments: advantage of each segment, in the order of the response; None: advantage 0 everywhere.
         deviation: the step's deviation that ``batch`` divides by, of the first segment that has one; 0 with another
             scale.
     """
@@ -35,7 +35,7 @@ class Credit(NamedTuple):
         return ~self.gesr[:, 0].isnan()
 
     def values_by_segment(self) -> dict[str, Tensor]:
-        """Advantages by segment, float32 ``[P, G]``; 0 for a segment that learns nothing."""
+        """Advantages by segment, float32 ``[P, G]``; 0 for a segment without one."""
         nothing = torch.zeros_like(self.confidence_reward, dtype=torch.float32)
         return {name: nothing if own is None else own.values for name, own in self.segments.items()}
 

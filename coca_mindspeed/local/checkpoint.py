@@ -84,7 +84,7 @@ class BestModel:
         self._best: float = known["value"] if known.get("metric") == metric else -math.inf * self._sign
 
     def improves(self, metrics: Mapping[str, float]) -> bool:
-        """Whether a step's metrics have a better value; a NaN is none."""
+        """True if the metric improved; NaN never does."""
         return bool(self._sign * metrics.get(self._metric, math.nan) > self._sign * self._best)
 
     def save(self, step: int, policy: Policy, metrics: Mapping[str, float]) -> None:

@@ -190,7 +190,7 @@ def write_settings(
 
 
 def _creates_the_same(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a run would create the files that are there of one without a finished step."""
+    """True if an unfinished start can be reused: same settings, same data."""
     if found.marker is None or found.marker.get("data") != data or not found.config_path.exists():
         return False
     return {fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)} <= {"free", "memory"}

@@ -90,7 +90,7 @@ class Machine:
 
 
 class Finding(NamedTuple):
-    """An item, and the problem that it is if ``ok`` is false."""
+    """One checked item; a problem unless ``ok``."""
 
     ok: bool
     problem: Problem

@@ -126,7 +126,7 @@ class Rollout:
         }
 
     def load_score_columns(self, columns: Mapping[str, Tensor]) -> "Rollout":
-        """Set the results of scoring from the columns that :meth:`scores` returned, of any float and integer types."""
+        """Inverse of :meth:`scores`; casts the columns to :data:`SCORE_COLUMNS`."""
         first, *after = stated_decimals(columns["stated_confidence"]).T.reshape(-1, *self._shape)
         self.stated, self.stated_after = first, after[0] if after else None
         self.correct = columns["correct"].to(SCORE_COLUMNS["correct"]).view(self._shape)

@@ -8,6 +8,6 @@ _DATA_FILE = re.compile(r".*\.(jsonl?|ndjson|csv|tsv|parquet|arrow|gz)", re.IGNO
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether a text names a model or a data set of the hub (ORG/NAME, [:CONFIGURATION[:SPLIT]]), and no path here."""
+    """True for a hub id (ORG/NAME[:CONFIGURATION[:SPLIT]]) that is not a local path."""
     path = Path(text)
     return not (_HUB_ID.fullmatch(text) is None or _DATA_FILE.fullmatch(text) or path.exists() or path.parent.is_dir())

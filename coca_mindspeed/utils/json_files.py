@@ -70,7 +70,7 @@ def read_json_lines(path: Path, *, surrogates: bool = True, hint: str = "") -> I
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file of somebody else's; empty if there is no such file, or it holds no object.
+    """Read the JSON object of a file; empty if there is no such file, or it holds no object.
 
     Raises JsonError and UnicodeDecodeError.
     """

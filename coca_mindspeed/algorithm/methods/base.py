@@ -48,7 +48,7 @@ class GroupOutcomes(NamedTuple):
         return score.masked_fill(self.correct.isnan(), float("nan"))
 
 
-#: Advantages of segments by their names in ``SEGMENTS``; a segment that is missing learns nothing.
+#: Advantages of segments by their names in ``SEGMENTS``; segments not in the dict get advantage 0.
 SegmentAdvantages = dict[str, Advantage]
 
 
