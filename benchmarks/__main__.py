@@ -9,7 +9,7 @@ from rich.table import Table
 
 from benchmarks import algorithm_at_paper_size, sampler_against_generate, update_with_shared_prompts
 from benchmarks.machine import machine, packages
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 
 BENCHMARKS = {
     "algorithm at the paper's size": algorithm_at_paper_size.run,

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks import sampler_against_generate, update_at_real_size, update_with_shared_prompts
 from benchmarks.machine import load, machine, packages
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 
 BASELINES = Path(__file__).with_name("baselines.json")
 Kind = Literal["times as fast", "MiB"]

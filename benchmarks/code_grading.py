@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.code.grader import CodeGrader
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 
 
 def grade_programs(count: int) -> dict[str, float]:

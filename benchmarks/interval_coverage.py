@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.evaluation.intervals import Estimates, Floats, Interval, average_interval, paired_intervals
-from coca_mindspeed.evaluation.predictions import Outcomes
+from coca_mindspeed.evaluation.predictions import GradedPredictions
 from experiments.reproduce.results import mean_interval
 
 Draw = Callable[[np.random.Generator, int], Floats]
@@ -27,9 +27,9 @@ class Law:
     confidence: Draw
     right: Probability
 
-    def draw(self, rng: np.random.Generator, n: int) -> Outcomes:
+    def draw(self, rng: np.random.Generator, n: int) -> GradedPredictions:
         confidence = self.confidence(rng, n)
-        return Outcomes(confidence, rng.random(n) < self.right(confidence), np.full(n, np.nan))
+        return GradedPredictions(confidence, rng.random(n) < self.right(confidence), np.full(n, np.nan))
 
 
 def _sure(rng: np.random.Generator, n: int) -> Floats:
@@ -129,7 +129,7 @@ def paired(first: Law, second: Law, n: int, sets: int, metrics: tuple[str, ...],
         luck = rng.random(n)  # shared, so that the methods tend to be right together
         stated = [law.confidence(rng, n) for law in (first, second)]
         both = [
-            Estimates(Outcomes(s, luck < law.right(s), np.full(n, np.nan)), seed=each)
+            Estimates(GradedPredictions(s, luck < law.right(s), np.full(n, np.nan)), seed=each)
             for s, law in zip(stated, (first, second), strict=True)
         ]
         found = paired_intervals(*both)
@@ -159,7 +159,7 @@ def repeated(
     for each in range(sets):
         asked, own = law.draw(rng, questions), law.draw(rng, questions * samples)
         same = np.repeat(rng.random(questions) < agree, samples)
-        data = Outcomes(
+        data = GradedPredictions(
             np.where(same, asked.confidence[index], own.confidence),
             np.where(same, asked.correct[index], own.correct),
             own.tokens_to_confidence,

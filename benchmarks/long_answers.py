@@ -38,7 +38,7 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.run import LocalRun, warm_start
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 from coca_router.config import ServingConfig
 from coca_router.model_server import ModelServer
 from coca_router.proxy import Proxy

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.machine import load, machine
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 
 WARM_UP_STEPS = 3
 

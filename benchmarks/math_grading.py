@@ -25,7 +25,7 @@ from coca_mindspeed.grading.math.extract import final_answer
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.math.normalise import read_answer
 from coca_mindspeed.grading.math.plain import verdict_without_algebra
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 
 
 def records_of(items: Sequence[Item]) -> list[Record]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import yaml
 
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 
 _CHUNKS = ("<confidence>", "0.9", "</confidence>", *(" word" for _ in range(40)))
 

@@ -35,7 +35,7 @@ from coca_mindspeed.local.run import LocalRun
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import warm_up
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.tokenization import TokenCounter
 from coca_router.config import ServingConfig
 from coca_router.replay import join_tiers, threshold_curve

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks
+from coca_mindspeed.algorithm.advantages import AdvantageScale, Reduce, SegmentMasks
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.algorithm.credit import AdvantageScale, Credit, CreditRule, Reduce
+from coca_mindspeed.algorithm.credit import Credit, CreditRule
 from coca_mindspeed.algorithm.methods import TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.scoring.metrics import rollout_metrics, values

@@ -15,7 +15,7 @@ from coca_mindspeed.evaluation.binning import Floats
 from coca_mindspeed.evaluation.intervals import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, show
 from coca_mindspeed.evaluation.predictions import (
-    Outcomes,
+    GradedPredictions,
     Prediction,
     answers_first,
     gradable,
@@ -23,7 +23,7 @@ from coca_mindspeed.evaluation.predictions import (
     read_predictions,
 )
 from coca_mindspeed.utils.console import markdown_table, print_markdown
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.packages import require
 from coca_router.calibration import Calibration, CalibrationMap, Identity, MapKind, logit, prompt_hash
 from coca_router.config import bands_from, source_keys, tiers_yaml
@@ -148,7 +148,7 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction], prom
 def _before_and_after(stated: Floats, after: Floats, correct: Labels, questions: list[str]) -> str:
     unknown, of_row = np.full(len(stated), np.nan), np.array(questions)
     both = {
-        name: Estimates(Outcomes(confidence, correct, unknown), questions=of_row, replicates=500)
+        name: Estimates(GradedPredictions(confidence, correct, unknown), questions=of_row, replicates=500)
         for name, confidence in (("before", stated), ("recalibrated", after))
     }
     rows = [[name, *(show(metric, each.values[metric]) for metric in _SHOWN)] for name, each in both.items()]

@@ -15,7 +15,7 @@ from typing import Any
 
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
-from coca_mindspeed.utils.files import to_json_line
+from coca_mindspeed.utils.json_files import to_json_line
 from coca_router.trace import Trace
 
 _SCHEMA = """

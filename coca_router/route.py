@@ -11,7 +11,7 @@ from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.metrics import calibration_metrics, show
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.tokenization import TokenCounter
 from coca_router.config import bands_from, source_keys, tiers_yaml
 from coca_router.replay import Setting, Tiers, by_answer, join_tiers, setting_of_share

@@ -5,6 +5,8 @@ import functools
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,34 @@ def offenders(package: str, forbidden: tuple[str, ...]) -> list[str]:
         for name in sorted(imports(path))
         if any(name == root or name.startswith(f"{root}.") for root in forbidden)
     ]
+
+
+def first_circle(graph: dict[str, set[str]]) -> list[str]:
+    """The names along a circle, the first and the last equal; empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_circles_of_modules_or_of_folders_beside_each_other():
+    """Imports inside functions and under TYPE_CHECKING count."""
+    known = {module.removesuffix(".__init__"): path for module, path in modules()}
+    folders = {module for module, path in known.items() if path.name == "__init__.py"}
+    between_modules: dict[str, set[str]] = {}
+    between_folders: dict[str, set[str]] = {}
+    for module, path in known.items():
+        for name in (name for name in imports(path) if name.startswith("coca_mindspeed.")):
+            steps = list(accumulate(name.split(".")[1:], "{}.{}".format))
+            if (target := next((step for step in reversed(steps) if step in known), module)) != module:
+                between_modules.setdefault(module, set()).add(target)
+            pairs = zip(accumulate(module.split("."), "{}.{}".format), steps, strict=False)
+            if (pair := next((pair for pair in pairs if pair[0] != pair[1]), None)) and folders.issuperset(pair):
+                between_folders.setdefault(pair[0], set()).add(pair[1])
+    assert {"data", "grading", "mindspeed.stages"} <= between_folders.keys()
+    assert first_circle(between_modules) == []
+    assert first_circle(between_folders) == []
 
 
 def ours(*packages: str) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ class Bare:
 @dataclass(frozen=True)
 class Fails(MethodDefaults):
     name: str = "fails"
-    def advantages(self, outcomes, normalise, stage): return SegmentAdvantages(normalise.scaled(outcomes.gone), None)
+    def advantages(self, outcomes, normalise, stage): return SegmentAdvantages(normalise.by_scale(outcomes.gone), None)
 """
 MATH = Record("1", "mine", "math", "What is 17 * 23?", "391")
 

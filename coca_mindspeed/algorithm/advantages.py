@@ -1,9 +1,11 @@
 """Group-relative advantages (paper, equation 9) of each segment and of its tokens."""
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ from coca_mindspeed.algorithm.checks import check_tensor
 #: Tokens of each segment by its name, in the order of the response: bool ``[B, T]``, disjoint, and False on
 #: padding.
 SegmentMasks = dict[str, Tensor]
+AdvantageScale = Literal["group", "batch", "none"]
+#: Adds up (sum of squares, count) over all processes of a step.
+Reduce = Callable[[float, int], tuple[float, int]]
 
 
 class Advantage(NamedTuple):
@@ -21,18 +26,22 @@ class Advantage(NamedTuple):
     Attributes:
         values: float32 ``[P, G]``, 0 where a response takes no part.
         varies: bool ``[P]``, whether the rewards differ within the group, so that there is something to learn.
+        deviation: the step's deviation that ``batch`` divided by (of a sum: its first part's); 0 with another scale.
     """
 
     values: Tensor
     varies: Tensor
+    deviation: float = 0.0
 
     def __add__(self, other: "Advantage") -> "Advantage":  # type: ignore[override]
         """Add the advantages of two rewards, each with a normalisation of its own."""
-        return Advantage(self.values + other.values, self.varies | other.varies)
+        deviation = self.deviation or other.deviation
+        return Advantage(self.values + other.values, self.varies | other.varies, deviation)
 
 
 # Rewards that are this close, relative to the largest of their group, are equal up to float64 rounding.
 _ROUNDING = 1e-12
+_LEAST_DEVIATION = 1e-8  # added to the step's deviation
 
 
 def centred(rewards: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,6 +85,48 @@ def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Ad
     count = (~rewards.isnan()).sum(dim=1, keepdim=True)
     deviation = (offsets.square().sum(dim=1, keepdim=True) / (count - ddof).clamp(min=1)).sqrt()
     return Advantage(torch.where(varies[:, None], offsets / (deviation + eps), 0.0).to(torch.float32), varies)
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Rule that turns a step's rewards, float64 ``[P, G]`` with NaN for no part, into advantages.
+
+    ``reduce`` adds up a sum of squares and a count over the processes that share a step; None: this process has the
+    whole step.  The other attributes are those of :class:`coca_mindspeed.algorithm.credit.CreditRule`.
+    """
+
+    scale: AdvantageScale = "group"
+    ddof: int = 1
+    eps: float = 1e-6
+    separate_format: bool = True
+    reduce: Reduce | None = None
+
+    def within_group(self, rewards: Tensor) -> Advantage:
+        """Divide by each group's own deviation, whatever the scale."""
+        return group_advantages(rewards, ddof=self.ddof, eps=self.eps)
+
+    def by_scale(self, rewards: Tensor) -> Advantage:
+        """Divide by the deviation that ``scale`` names."""
+        if self.scale == "group":
+            return self.within_group(rewards)
+        offsets, varies = centred(rewards)
+        if self.scale == "none":
+            return Advantage(offsets.to(torch.float32), varies)
+        taking_part = ~rewards.isnan()
+        # fsum does not depend on the order of the groups.
+        squares, count = math.fsum(offsets[taking_part].square().tolist()), int(taking_part.sum())
+        if self.reduce is not None:
+            squares, count = self.reduce(squares, count)
+        deviation = math.sqrt(squares / max(1, count)) + _LEAST_DEVIATION
+        return Advantage((offsets / deviation).to(torch.float32), varies, deviation)
+
+    def of_confidence(self, scores: Tensor, stated: Tensor) -> Advantage:
+        """Normalise the scores of ``stated`` confidences by ``scale`` and ``separate_format``."""
+        if not self.separate_format:
+            return self.by_scale(scores)
+        valid = ~stated.isnan()
+        among_valid = self.by_scale(scores.masked_fill(~valid, torch.nan))
+        return among_valid + self.within_group(valid.double().masked_fill(scores.isnan(), torch.nan))
 
 
 def segment_masks(ends: Tensor, segments: Sequence[str], width: int) -> SegmentMasks:

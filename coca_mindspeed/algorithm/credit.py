@@ -1,22 +1,15 @@
 """Compute an advantage for each segment of graded responses, for all engines (paper, section 3.3)."""
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import Advantage, centred, group_advantages
+from coca_mindspeed.algorithm.advantages import Advantage, AdvantageScale, Normalisation, Reduce
 from coca_mindspeed.algorithm.checks import check_tensor
-from coca_mindspeed.algorithm.methods.base import Outcomes, TrainingMethod
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, TrainingMethod
 from coca_mindspeed.algorithm.parsing import SEGMENTS
-
-AdvantageScale = Literal["group", "batch", "none"]
-#: Adds up (sum of squares, count) over all processes of a step.
-Reduce = Callable[[float, int], tuple[float, int]]
-_LEAST_DEVIATION = 1e-8  # added to the step's deviation
 
 
 class Credit(NamedTuple):
@@ -26,8 +19,9 @@ class Credit(NamedTuple):
         gesr: float64 ``[P, 1]``, the success rate of each group's gradable answers; NaN where the group is dropped,
             because fewer than two of its answers could be graded.
         confidence_reward: float64 ``[P, G]``, the Brier score against GESR, whatever the method rewards.
-        segments: advantage of each segment, in the order of the response; None: it learns nothing.
-        deviation: the step's deviation that ``batch`` divides by, of the method's first reward; 0 with another scale.
+        segments: advantage of each segment, in the order of the response; None: advantage 0 everywhere.
+        deviation: the step's deviation that ``batch`` divides by, of the first segment that has one; 0 with another
+            scale.
     """
 
     gesr: Tensor
@@ -41,7 +35,7 @@ class Credit(NamedTuple):
         return ~self.gesr[:, 0].isnan()
 
     def values_by_segment(self) -> dict[str, Tensor]:
-        """Advantages by segment, float32 ``[P, G]``; 0 for a segment that learns nothing."""
+        """Advantages by segment, float32 ``[P, G]``; 0 for a segment without one."""
         nothing = torch.zeros_like(self.confidence_reward, dtype=torch.float32)
         return {name: nothing if own is None else own.values for name, own in self.segments.items()}
 
@@ -121,22 +115,28 @@ class CreditRule:
             raise ValueError(f"{self.method.name} needs stated_after, float {list(correct.shape)}")
         few = (~correct.isnan()).sum(dim=1, keepdim=True) < 2
         members = correct.double().masked_fill(few, torch.nan)
-        outcomes = Outcomes(
+        outcomes = GroupOutcomes(
             correct=members,
             stated=_stated("stated", stated, members),
             gesr=members.nanmean(dim=1, keepdim=True),
-            log_probs=None if log_probs is None else log_probs.double(),
+            entropy_bonus=self._entropy_bonus(log_probs, stated),
             invalid_reward=self.invalid_reward,
             stated_after=None if stated_after is None else _stated("stated_after", stated_after, members),
         )
-        normalise = Normalisation(self, reduce)
+        normalise = Normalisation(self.scale, self.ddof, self.eps, self.separate_format, reduce)
         advantages = self.method.advantages(outcomes, normalise, self.method.stages[self.stage])
         if unknown := advantages.keys() - set(self.segments):
             raise ValueError(
                 f"{self.method.name} gives credit to {min(unknown)!r}, expected one of {', '.join(self.segments)}"
             )
         by_segment = {name: advantages.get(name) for name in self.segments}
-        return Credit(outcomes.gesr, outcomes.brier(outcomes.gesr), by_segment, normalise.deviation)
+        deviation = next((one.deviation for one in by_segment.values() if one and one.deviation), 0.0)
+        return Credit(outcomes.gesr, outcomes.brier(outcomes.gesr), by_segment, deviation)
+
+    def _entropy_bonus(self, log_probs: Tensor | None, stated: Tensor) -> Tensor | None:
+        if log_probs is None or not self.entropy_bonus:
+            return None
+        return -self.entropy_bonus * log_probs.double().masked_fill(stated.isnan(), 0.0)
 
 
 def _stated(name: str, stated: Tensor, members: Tensor) -> Tensor:
@@ -150,40 +150,3 @@ def _stated(name: str, stated: Tensor, members: Tensor) -> Tensor:
 def stated_decimals(stated: Tensor) -> Tensor:
     """Stated confidences as float64; a float32 is rounded to seven decimals, which restores the stated decimal."""
     return stated if stated.dtype == torch.float64 else stated.double().round(decimals=7)
-
-
-class Normalisation:
-    """Turns one step's rewards, float64 ``[P, G]`` with NaN for no part, into advantages."""
-
-    def __init__(self, rule: CreditRule, reduce: Reduce | None) -> None:
-        self._rule, self._reduce = rule, reduce
-        self.deviation = 0.0
-        self.separate_format, self.entropy_bonus = rule.separate_format, rule.entropy_bonus
-
-    def group(self, rewards: Tensor) -> Advantage:
-        """Normalise by each group's own deviation."""
-        return group_advantages(rewards, ddof=self._rule.ddof, eps=self._rule.eps)
-
-    def stated(self, scores: Tensor, stated: Tensor) -> Advantage:
-        """Normalise the scores of ``stated`` confidences by :attr:`CreditRule.scale` and ``separate_format``."""
-        if not self.separate_format:
-            return self.scaled(scores)
-        valid = ~stated.isnan()
-        among_valid = self.scaled(scores.masked_fill(~valid, torch.nan))
-        return among_valid + self.group(valid.double().masked_fill(scores.isnan(), torch.nan))
-
-    def scaled(self, rewards: Tensor) -> Advantage:
-        """Normalise a method's one reward by :attr:`CreditRule.scale`."""
-        if self._rule.scale == "group":
-            return self.group(rewards)
-        offsets, varies = centred(rewards)
-        if self._rule.scale == "batch":
-            taking_part = ~rewards.isnan()
-            # fsum does not depend on the order of the groups.
-            squares, count = math.fsum(offsets[taking_part].square().tolist()), int(taking_part.sum())
-            if self._reduce is not None:
-                squares, count = self._reduce(squares, count)
-            deviation = math.sqrt(squares / max(1, count)) + _LEAST_DEVIATION
-            self.deviation = self.deviation or deviation
-            offsets = offsets / deviation
-        return Advantage(offsets.to(torch.float32), varies)

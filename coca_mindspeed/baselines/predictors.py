@@ -21,7 +21,8 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import pad_left, positions_of
-from coca_mindspeed.utils.files import whole_directory, write_json
+from coca_mindspeed.utils.files import whole_directory
+from coca_mindspeed.utils.json_files import write_json
 
 _MIN_EXAMPLES = 10
 

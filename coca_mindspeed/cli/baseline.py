@@ -21,14 +21,15 @@ from coca_mindspeed.cli.options import (
 )
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.prompts import TemplateKeys
-from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.data.records import Record, read_records, records_digest
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.evaluation.tables import print_metrics, summary_metrics
 from coca_mindspeed.grading.registry import build_grader, check_records, grader_name
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local import run_directory
 from coca_mindspeed.local.validation import LengthLimits, check_prompts
+from coca_mindspeed.utils.directories import check_writable, lock_run
+from coca_mindspeed.utils.results import check_directory, claim_directory
 
 if TYPE_CHECKING:
     from coca_mindspeed.local.policy import Policy
@@ -86,17 +87,17 @@ def run(arguments: argparse.Namespace) -> int:
         for k, v in vars(arguments).items()
         if k not in ("output", "quiet", "run", "command")
     }
-    run_directory.check_writable(arguments.output)
+    check_writable(arguments.output)
     records = _records(arguments.data, "--data")
     training = _records(arguments.train, "--train") if arguments.train else []
     needed = ("dataset", "question", "response")
     answers = read_predictions(arguments.answers, needs=needed) if arguments.answers else None
     # Files may have been replaced under the same names.
-    settings["content of --data"] = run_directory.records_digest(records)["sha256"]
-    settings["content of --train"] = run_directory.records_digest(training)["sha256"]
+    settings["content of --data"] = records_digest(records)["sha256"]
+    settings["content of --train"] = records_digest(training)["sha256"]
     for option in ("model", "assessor_model", "trained", "answers"):
         settings[f"content of --{option.replace('_', '-')}"] = _fingerprint(getattr(arguments, option))
-    run_directory.check_directory(arguments.output, settings)
+    check_directory(arguments.output, settings)
     if answers is not None:
         answers_in_order(answers, records)
     asked = {record.question.strip() for record in records}
@@ -164,7 +165,7 @@ def _run(
         nothing_new = replace(limits, response=0)
         check_prompts(path, assessor, bare_questions(asked), ASSESSOR_PROMPT, nothing_new, where=where, **how)
     policy = load_policy(arguments.model, model, device, where="--model")
-    run_directory.claim_directory(arguments.output, settings)
+    claim_directory(arguments.output, settings)
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
     options = BaselineOptions(
         batch=arguments.batch,
@@ -179,7 +180,7 @@ def _run(
         return load_policy(path, assessor, device, where=where)
 
     message = f"stopped; the finished parts are saved in {arguments.output}; the same command resumes"
-    with run_directory.lock_run(arguments.output), interruptible(message):
+    with lock_run(arguments.output), interruptible(message):
         predictions = run_baseline(
             arguments.name,
             TargetModel(policy, grader, MethodConfig(name=arguments.method), rollout, arguments.seed),

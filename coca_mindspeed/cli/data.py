@@ -17,7 +17,6 @@ from coca_mindspeed.data.filters import (
     by_difficulty,
     by_length,
     by_source,
-    label_checker,
     prompt_counter,
 )
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
@@ -31,9 +30,10 @@ from coca_mindspeed.data.registry import (
     source_named,
 )
 from coca_mindspeed.errors import UsageError
+from coca_mindspeed.grading.labels import label_checker
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.utils.console import PlainConsole, print_text
-from coca_mindspeed.utils.files import check_output_path
+from coca_mindspeed.utils.directories import check_output_path
 
 SYSTEM_PROMPTS = {
     "confidence-first": CONFIDENCE_FIRST_PROMPT,

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("evaluation.final_questions=0: the demo shows answers before and after; at least 1 is needed")
     flags = {"resume": arguments.resume, "overwrite": arguments.overwrite, "show_progress": not arguments.quiet}
     validated = validate_run(composed.run, arguments.output, **flags)
-    from coca_mindspeed.local.evaluation import write_run_report  # torch and transformers take seconds to import
+    from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
     from coca_mindspeed.local.run import LocalRun
 
     with LocalRun.open(composed, arguments.output, **flags, validated=validated) as local:

@@ -49,7 +49,8 @@ from coca_mindspeed.evaluation.scoreboard import Column, PairedDifference, Score
 from coca_mindspeed.evaluation.tables import not_shown_usable, risk_tables, summary_table
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
-from coca_mindspeed.utils.files import read_complete_rows, read_json_lines, write_atomically, write_json
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.json_files import read_complete_rows, read_json_lines, write_json
 from coca_mindspeed.utils.packages import require
 from coca_mindspeed.utils.tokenization import TokenCounter
 
@@ -187,10 +188,12 @@ def _typed(name: str) -> str:
 
 def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     """Ask the server what ``--output`` lacks, and grade all responses."""
+    from coca_mindspeed.data.records import records_digest
     from coca_mindspeed.evaluation.endpoint import Endpoint, ask
-    from coca_mindspeed.local import run_directory
-    from coca_mindspeed.local.progress import StepProgress
+    from coca_mindspeed.utils.directories import check_writable, lock_run
     from coca_mindspeed.utils.process import interruptible
+    from coca_mindspeed.utils.progress import StepProgress
+    from coca_mindspeed.utils.results import check_directory, claim_directory
 
     require("openai", purpose="evaluate --endpoint")
     output, name = arguments.output, arguments.method or "coca"
@@ -211,10 +214,10 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     samples = arguments.samples or 1
     settings = {
         **{"--endpoint": arguments.endpoint, "--model": arguments.model, "--method": name, "--samples": samples},
-        **{"request": options, "content of --data": run_directory.records_digest(records)["sha256"]},
+        **{"request": options, "content of --data": records_digest(records)["sha256"]},
     }
-    run_directory.check_directory(output, settings)
-    run_directory.check_writable(output)
+    check_directory(output, settings)
+    check_writable(output)
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     parser = ResponseParser(method.confidence_position, arguments.decimals)
     with closing(build_grader(grader_name, arguments.grader_options)) as grader:
@@ -223,8 +226,8 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
         endpoint = Endpoint(arguments.endpoint, arguments.model, arguments.concurrency or 16, options)
         responses = output / "responses.jsonl"
         saved = f"stopped; the responses so far are in {responses}; the same command resumes"
-        run_directory.claim_directory(output, settings)
-        with run_directory.lock_run(output), interruptible(saved):
+        claim_directory(output, settings)
+        with lock_run(output), interruptible(saved):
             done = len(read_complete_rows(responses)) if responses.exists() else 0
             try:
                 with StepProgress(len(questions), True, done, title="asking") as progress:

@@ -15,16 +15,10 @@ from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.tables import column_title, shown_value
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.utils.console import markdown_table, one_line
-from coca_mindspeed.utils.files import (
-    MARKER,
-    check_output_path,
-    is_hub_id,
-    output_directory,
-    read_json_lines,
-    read_marker,
-    read_object,
-    write_atomically,
-)
+from coca_mindspeed.utils.directories import MARKER, check_output_path, output_directory, read_marker
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.json_files import read_json_lines, read_object
 from coca_mindspeed.utils.own_code import is_own
 
 _EXAMPLES = {

@@ -11,7 +11,7 @@ from coca_mindspeed.evaluation.metrics import METRIC_SPECS
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.local.validation import validate_run
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
-from coca_mindspeed.utils.files import read_json_lines, read_object
+from coca_mindspeed.utils.json_files import read_json_lines, read_object
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     flags = {"resume": arguments.resume, "show_progress": not arguments.quiet}
     validated = validate_run(composed.run, output, **flags)
-    from coca_mindspeed.local.evaluation import write_run_report  # torch and transformers take seconds to import
+    from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
     from coca_mindspeed.local.run import LocalRun
 
     with LocalRun.open(composed, output, **flags, validated=validated) as run:

@@ -19,15 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from coca_mindspeed.cli.options import above
-from coca_mindspeed.config.compose import validate_run
+from coca_mindspeed.config.compose import validate_config
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.binning import bin_table
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, calibration_metrics, show
-from coca_mindspeed.local.progress import Pace
-from coca_mindspeed.local.run_directory import LOCK
 from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, gap_problem, health_problems
 from coca_mindspeed.utils.console import duration, terminal_text
-from coca_mindspeed.utils.files import PROGRESS, is_ours, read_complete_rows, read_json_lines
+from coca_mindspeed.utils.directories import LOCK, PROGRESS, is_ours
+from coca_mindspeed.utils.json_files import read_complete_rows, read_json_lines
+from coca_mindspeed.utils.progress import Pace
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -111,7 +111,7 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
     step, progress, finished = rows[-1].get("step", "?"), "", False
     config = None
     with suppress(OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
-        config = validate_run(read_yaml(path / "config.yaml"), path / "config.yaml")
+        config = validate_config(read_yaml(path / "config.yaml"), path / "config.yaml")
     if config is not None and isinstance(step, int):
         total, finished = config.total_steps, step == config.total_steps
         pace = Pace.of_training(total, config.evaluation.interval, _rows(path / "timing.jsonl"))

@@ -6,7 +6,7 @@ from typing import Any
 
 from coca_mindspeed.config.schema import ArchitectureConfig, DataConfig, RunConfig
 from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_problems
-from coca_mindspeed.utils.files import is_hub_id
+from coca_mindspeed.utils.hub import is_hub_id
 from coca_mindspeed.utils.text_formats import differences, numbered_lines, parse_json
 
 
@@ -127,7 +127,7 @@ def training_rows(config: DataConfig) -> tuple[int | None, str]:
         raise DataError(f"data.train={path}: cannot be read: {error.strerror}") from error
 
 
-def check_same_run(
+def check_resumed_settings(
     before: Mapping[str, Any],
     now: Mapping[str, Any],
     *,

@@ -164,7 +164,7 @@ def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool
             # If one of our sections holds a value of the wrong type, the error names its key, not the interpolation.
             own = {str(key): composed[key] for key in composed if key != "mindspeed_rl"}
             own = {k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in own.items()}
-            validate_run(own, file, overrides)
+            validate_config(own, file, overrides)
             raise
     except MissingMandatoryValue as error:
         missing = error.full_key
@@ -176,7 +176,7 @@ def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool
         raise ConfigError(f"{file}: cannot be composed: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected a mapping of keys, found {type(values).__name__}")
-    run = validate_run({str(k): v for k, v in values.items()}, file, overrides)
+    run = validate_config({str(k): v for k, v in values.items()}, file, overrides)
     if run.data.epochs is not None:
         _refuse_unused_steps(run, file, overrides)
     return ComposedConfig(run, name)
@@ -220,7 +220,7 @@ def _composes(directory: Path, stem: str) -> bool:
     return True
 
 
-def validate_run(values: dict[str, Any], file: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def validate_config(values: dict[str, Any], file: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Check a mapping that was composed of a run's ``file`` against the schema.
 
     Raises ConfigError with every problem, a line each, with the file (or override), key, value and nearest valid name.

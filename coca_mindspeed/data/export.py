@@ -11,7 +11,7 @@ from typing import Any
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record, read_records, record_from_json, record_to_json
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.utils.files import to_json_line, write_json_lines
+from coca_mindspeed.utils.json_files import to_json_line, write_json_lines
 
 Row = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Filters of preparation: difficulty, source, prompt length, repeated and evaluation questions; the label check.
+"""Filters of preparation: difficulty, source, prompt length, repeated and evaluation questions.
 
 Repeated questions and passages are found by 64-bit hashes that depend on the text alone, so results are the same on
 every machine.
@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from coca_mindspeed.data.prompts import encode_prompts, prompt_messages
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import DataError, GradingError
-from coca_mindspeed.grading.registry import grader_class, grader_name
 from coca_mindspeed.utils.characters import compatible
 from coca_mindspeed.utils.tokenization import load_tokenizer
 
@@ -68,37 +66,6 @@ def prompt_counter(directory: Path, system_prompt: str | None) -> Callable[[Reco
 
 #: For each record, why its gold answer cannot be graded, or an empty string.
 LabelChecker = Callable[[Sequence[Record]], Sequence[str]]
-#: For each gold answer of mathematics, why it cannot be parsed, or an empty string.
-MathProblems = Callable[[Sequence[str]], Sequence[str]]
-
-
-def label_checker(math: MathProblems) -> LabelChecker:
-    """Return the label check of all records: the grader's requirements, and that mathematics parses.
-
-    ``math`` is called once for all math records of a batch, because it parses in processes of its own.
-    """
-
-    def check(records: Sequence[Record]) -> list[str]:
-        problems = [_problem(record) for record in records]
-        places = [index for index, problem in enumerate(problems) if problem is None]
-        parsed = dict(zip(places, math([records[index].answer for index in places]), strict=True))
-        return [parsed[index] if problem is None else problem for index, problem in enumerate(problems)]
-
-    return check
-
-
-def _problem(record: Record) -> str | None:
-    """Why the record's grader would refuse it, or an empty string; None if its answer has yet to be parsed."""
-    try:
-        name = grader_name(record)
-        if name == "math":
-            return None
-        grader_class(name).check([record])
-    except (DataError, GradingError) as error:
-        # Without the record's name: reasons are counted.
-        return str(error).removeprefix(f"record {record.id!r} of {record.dataset!r}: ")
-    return "" if name == "code" or record.answer.strip() else "empty gold answer"  # programs have tests instead
-
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -108,7 +75,7 @@ _WORDS = re.compile(rf"[{_SCRIPT}]|[^\W_{_SCRIPT}]+")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: odd, well mixed
 
 
-def normalise(text: str) -> str:
+def normalise_text(text: str) -> str:
     """Compatible characters, case folded, with single spaces."""
     return " ".join(unicodedata.normalize("NFC", compatible(text)).casefold().split())
 
@@ -153,8 +120,8 @@ class ExactDuplicates:
 
     def first(self, record: Record, index: int) -> tuple[int, bool] | None:
         """Return ``(index of the record with this question, whether the gold answers are equal)``, or None."""
-        answer = digest(normalise(record.answer))
-        known = self._first.setdefault(digest(normalise(record.question)), (index, answer))
+        answer = digest(normalise_text(record.answer))
+        known = self._first.setdefault(digest(normalise_text(record.question)), (index, answer))
         return None if known[0] == index else (known[0], known[1] == answer)
 
 
@@ -179,7 +146,7 @@ class EvaluationIndex:
         runs: dict[int, list[tuple[Hashes, int]]] = {}
         for owner, record in enumerate(records):
             self._owners.append((record.dataset, record.id))
-            units = words(normalise(record.question))
+            units = words(normalise_text(record.question))
             if not units:
                 continue
             self._whole.setdefault(int(ngram_hashes(units, len(units))[0]), owner)
@@ -190,7 +157,7 @@ class EvaluationIndex:
 
     def overlap(self, record: Record) -> Overlap | None:
         """Return the longest indexed passage in the question, the first of several; None if there is none."""
-        units = words(normalise(record.question))
+        units = words(normalise_text(record.question))
         if not units:
             return None
         whole = self._whole.get(int(ngram_hashes(units, len(units))[0]))

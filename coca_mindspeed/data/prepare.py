@@ -17,7 +17,9 @@ from coca_mindspeed.data.published import RowError, Ungradable
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.data.registry import DataSource
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.utils.files import file_sha256, output_directory, to_json_line, write_json
+from coca_mindspeed.utils.directories import output_directory
+from coca_mindspeed.utils.files import file_sha256
+from coca_mindspeed.utils.json_files import to_json_line, write_json
 
 # In the order of the pipeline.
 STAGES = {

@@ -11,7 +11,7 @@ import jinja2
 from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION, OPEN_TAG
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.utils.files import LONE_SURROGATE
+from coca_mindspeed.utils.json_files import LONE_SURROGATE
 
 _BATCH = 1024  # prompts per call of a fast tokenizer, which distributes them over the CPUs
 SHORT_ANSWER = "Answer as briefly as possible: the answer itself, without explanation."

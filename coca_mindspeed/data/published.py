@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import Any
 
+from coca_mindspeed.data.facts import normalise_fact
 from coca_mindspeed.data.prompts import SHORT_ANSWER
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.factual import normalise
 from coca_mindspeed.utils.text_formats import JsonError, JsonLimitError, parse_json
 
 
@@ -370,7 +370,7 @@ def triviaqa(row: Mapping[str, Any], number: int) -> Record:
     aliases = [gold, *(_column(answer, "aliases", "Aliases") or []), *(answer.get("HumanAnswers") or [])]
     if not all(isinstance(alias, str) for alias in aliases):
         raise RowError(f"column 'answer': aliases should be strings, found {_describe(aliases)}")
-    if not any(map(normalise, aliases)):
+    if not any(map(normalise_fact, aliases)):
         raise Ungradable(f"a gold answer that no answer is compared by: {_describe(aliases)}")
     metadata: dict[str, Any] = {
         "aliases": [alias for alias in dict.fromkeys(aliases) if alias.strip()],

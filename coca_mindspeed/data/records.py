@@ -1,14 +1,16 @@
 """The record type of all data sets, and its JSON Lines form."""
 
+import hashlib
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coca_mindspeed.errors import DataError, did_you_mean
-from coca_mindspeed.utils.files import read_json_lines, write_json_lines
+from coca_mindspeed.utils.json_files import read_json_lines, write_json_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +163,11 @@ def record_line(path: Path, record: Record) -> int | None:
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Write records atomically as JSON Lines."""
     write_json_lines(path, map(record_to_json, records))
+
+
+def records_digest(records: Sequence[Record]) -> dict[str, Any]:
+    """Number and SHA-256 of records, in order."""
+    digest = hashlib.sha256()
+    for record in records:
+        digest.update(json.dumps(record_to_json(record), sort_keys=True).encode() + b"\n")
+    return {"records": len(records), "sha256": digest.hexdigest()}

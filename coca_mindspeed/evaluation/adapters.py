@@ -13,7 +13,7 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
 from coca_mindspeed.grading.registry import check_records, misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
-from coca_mindspeed.utils.files import read_json_lines, read_object
+from coca_mindspeed.utils.json_files import read_json_lines, read_object
 from coca_mindspeed.utils.text_formats import JsonError
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 

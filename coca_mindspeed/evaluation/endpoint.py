@@ -12,7 +12,7 @@ from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.utils.console import one_line
-from coca_mindspeed.utils.files import drop_torn_line, read_json_lines, to_json_line, write_json_lines
+from coca_mindspeed.utils.json_files import drop_torn_line, read_json_lines, to_json_line, write_json_lines
 
 #: Environment variable with the key; a server that needs none is asked without it.
 KEY_VARIABLE = "OPENAI_API_KEY"

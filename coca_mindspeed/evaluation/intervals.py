@@ -26,8 +26,8 @@ import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
 from coca_mindspeed.evaluation.binning import Floats, binomial_low
-from coca_mindspeed.evaluation.metrics import CalibrationMetrics, Groups, MetricOptions, calibration_metrics
-from coca_mindspeed.evaluation.predictions import Outcomes
+from coca_mindspeed.evaluation.metrics import CalibrationMetrics, ConfidenceGroups, MetricOptions, calibration_metrics
+from coca_mindspeed.evaluation.predictions import GradedPredictions
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class EceUnderCalibration:
         return {"mean": None, "p95": None} if math.isnan(self.mean) else {"mean": self.mean, "p95": self.high}
 
 
-def ece_under_calibration(groups: Groups, draws: int = 1000, seed: int = 0) -> EceUnderCalibration:
+def ece_under_calibration(groups: ConfidenceGroups, draws: int = 1000, seed: int = 0) -> EceUnderCalibration:
     """Redraw the answers ``draws`` times."""
     if not len(groups.values):
         return EceUnderCalibration(np.full(draws, np.nan))
@@ -245,7 +245,7 @@ def independent_units(question: npt.NDArray[np.intp]) -> float:
     return float(samples.sum() ** 2 / (samples**2).sum()) if len(samples) else 0.0
 
 
-def means_of(data: Outcomes, question: npt.NDArray[np.intp]) -> Mapping[str, Mean]:
+def means_of(data: GradedPredictions, question: npt.NDArray[np.intp]) -> Mapping[str, Mean]:
     """Return every metric of :data:`MEANS`; ``question`` is the question of each prediction, ``[n]``."""
     everywhere = np.ones(len(data), dtype=np.bool_)
     valid = ~np.isnan(data.confidence)
@@ -275,7 +275,7 @@ def _mean(
     return Mean(mean, influence, independent_units(question[over]), float(count) if is_share else None, bounds)
 
 
-def _auroc(data: Outcomes, valid: npt.NDArray[np.bool_], question: npt.NDArray[np.intp]) -> Mean:
+def _auroc(data: GradedPredictions, valid: npt.NDArray[np.bool_], question: npt.NDArray[np.intp]) -> Mean:
     right, wrong = valid & data.correct, valid & ~data.correct
     n_right, n_wrong = int(right.sum()), int(wrong.sum())
     influence = np.zeros(len(data))
@@ -307,7 +307,7 @@ class Estimates:
 
     def __init__(
         self,
-        data: Outcomes,
+        data: GradedPredictions,
         *,
         questions: npt.NDArray[Any] | None = None,
         replicates: int = 1000,
@@ -327,8 +327,8 @@ class Estimates:
         self.means = means_of(data, self.question)
 
     @cached_property
-    def groups(self) -> Groups:
-        return Groups.of(self.data.confidence, self.data.correct, self._options)
+    def groups(self) -> ConfidenceGroups:
+        return ConfidenceGroups.of(self.data.confidence, self.data.correct, self._options)
 
     @cached_property
     def calibrated(self) -> EceUnderCalibration:

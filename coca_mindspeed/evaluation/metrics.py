@@ -122,7 +122,7 @@ class MetricOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class ConfidenceGroups:
     """The valid predictions grouped by confidence, in descending order.
 
     Attributes:
@@ -138,7 +138,9 @@ class Groups:
     bin_starts: npt.NDArray[np.intp]
 
     @classmethod
-    def of(cls, confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], options: MetricOptions) -> "Groups":
+    def of(
+        cls, confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], options: MetricOptions
+    ) -> "ConfidenceGroups":
         """Group predictions; float32 confidences are binned by the float32 nearest to each edge."""
         check_confidence(confidence)
         valid = ~np.isnan(confidence)
@@ -209,7 +211,7 @@ def calibration_metrics(
     if not confidence.shape == correct.shape == tokens.shape:
         raise ValueError(f"arrays should have one length, found {confidence.shape}, {correct.shape}, {tokens.shape}")
     options, n = options or MetricOptions(), len(correct)
-    groups = Groups.of(confidence, correct, options)
+    groups = ConfidenceGroups.of(confidence, correct, options)
     n_valid, known = int(groups.count.sum()), tokens[~np.isnan(tokens)]
     values = dict.fromkeys(METRIC_SPECS, math.nan)
     if n:
@@ -222,7 +224,7 @@ def calibration_metrics(
     return CalibrationMetrics(n, n_valid, values, reasons)
 
 
-def _reason(name: str, n: int, groups: Groups) -> str:
+def _reason(name: str, n: int, groups: ConfidenceGroups) -> str:
     """Why a metric is undefined."""
     if n == 0:
         return "there are no predictions"
@@ -241,7 +243,7 @@ def _dot(left: Floats, right: Floats) -> np.float64:
 _LOG_EPSILON = 1e-6  # confidences are clipped by it in the log score, else infinite for a wrong answer of confidence 1
 
 
-def _confidence_metrics(groups: Groups) -> dict[str, float]:
+def _confidence_metrics(groups: ConfidenceGroups) -> dict[str, float]:
     """The metrics of confidence, of at least one valid prediction."""
     values, count, right = groups.values, groups.count, groups.right
     wrong, frequency = count - right, right / count

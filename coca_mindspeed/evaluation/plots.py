@@ -20,7 +20,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 
 from coca_mindspeed.evaluation.binning import BinsClosed, bin_table, risk_coverage, roc
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, MetricOptions, calibration_metrics, show
-from coca_mindspeed.evaluation.predictions import Outcomes
+from coca_mindspeed.evaluation.predictions import GradedPredictions
 from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.files import write_atomically
 
@@ -118,7 +118,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 MetricRows = Sequence[Mapping[str, Any]]
-Groups = Mapping[str, Outcomes]
+NamedPredictions = Mapping[str, GradedPredictions]
 
 # Title, unit, and the keys of metrics.jsonl: the first that a run has is drawn.
 TRAINING_PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -129,7 +129,7 @@ TRAINING_PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
-def reliability_diagram(groups: Groups, closed: BinsClosed = "right") -> Figure:
+def reliability_diagram(groups: NamedPredictions, closed: BinsClosed = "right") -> Figure:
     """Draw a reliability diagram for each title, with the number of answers of each bin and 95% intervals."""
     figure, panels = _grid(len(groups), "stated confidence", "fraction correct")
     filled: dict[str, Any] = {"fill": True, "facecolor": SKY, "edgecolor": "black", "linewidth": 0.6}
@@ -158,7 +158,7 @@ def reliability_diagram(groups: Groups, closed: BinsClosed = "right") -> Figure:
     return figure
 
 
-def reliability_image(data: Outcomes, *, title: str) -> npt.NDArray[np.uint8]:
+def reliability_image(data: GradedPredictions, *, title: str) -> npt.NDArray[np.uint8]:
     """Return a reliability diagram for TensorBoard (``dataformats="HWC"``): uint8 (height, width, 3)."""
     canvas = FigureCanvasAgg(reliability_diagram({title: data}))
     canvas.draw()
@@ -236,7 +236,7 @@ def gap_curves(rows: MetricRows) -> Figure:
     return figure
 
 
-def threshold_curves(groups: Groups) -> Figure:
+def threshold_curves(groups: NamedPredictions) -> Figure:
     """Draw risk against coverage, and ROC, a line for each run."""
     figure, [[risk, hits]] = new_figure(1, 2, (10.0, 4.8))
     for index, (label, data) in enumerate(groups.items()):

@@ -23,7 +23,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.formats import file_format, read_rows
 from coca_mindspeed.errors import DataError, did_you_mean
 from coca_mindspeed.utils.console import one_line, print_text
-from coca_mindspeed.utils.files import read_json_lines, write_json_lines
+from coca_mindspeed.utils.json_files import read_json_lines, write_json_lines
 
 CATEGORIES = ("math", "code", "factual")
 # The metric of a validation that counts the answers which the other metrics leave out.
@@ -274,7 +274,7 @@ def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcomes:
+class GradedPredictions:
     """Arrays of n predictions for the metrics.
 
     Attributes:
@@ -296,11 +296,11 @@ def gradable(predictions: Iterable[Prediction]) -> list[Prediction]:
     return [prediction for prediction in predictions if prediction.correct is not None]
 
 
-def outcomes(predictions: Iterable[Prediction]) -> Outcomes:
+def outcomes(predictions: Iterable[Prediction]) -> GradedPredictions:
     """Return the arrays of the :func:`gradable` predictions, in their order."""
     predictions = gradable(predictions)
     # NumPy reads None as NaN.
-    return Outcomes(
+    return GradedPredictions(
         np.array([p.confidence for p in predictions], dtype=np.float64),
         np.array([p.correct for p in predictions], dtype=np.bool_),
         np.array([p.tokens_to_confidence for p in predictions], dtype=np.float64),

@@ -8,7 +8,7 @@ from typing import Any
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, gradable, read_predictions
-from coca_mindspeed.utils.files import read_steps
+from coca_mindspeed.utils.json_files import read_steps
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 

@@ -1,41 +1,16 @@
-"""Short facts with known aliases (TriviaQA), compared after normalisation.
-
-Normalisation follows TriviaQA's evaluation: lower case; underscores, punctuation and quotation marks become spaces; the
-articles a, an and the are removed. In addition, characters are :func:`~coca_mindspeed.utils.characters.compatible`,
-accents and strokes of Latin letters do not count, numbers keep sign, decimal point and bounds (``<5``), commas between
-thousands are removed, and short names keep a sign at the end: ``C#``, ``C++``, the blood group ``A-``.
-"""
+"""Short facts with known aliases (TriviaQA), compared after normalisation (:mod:`coca_mindspeed.data.facts`)."""
 
 import re
-import string
-import unicodedata
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from coca_mindspeed.data.facts import normalise_fact, without_thousands_commas
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.math.extract import is_cut_off, last_boxed, last_tagged
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 from coca_mindspeed.utils.characters import compatible
 
-_OTHER_PUNCTUATION = "‘’´`“”„‚«»‹›…•·¡¿—―−" + "。、，！？：；「」『』（）【】《》"
-_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + _OTHER_PUNCTUATION, " "))
-_DASHES = str.maketrans(dict.fromkeys("‐‑‒–", "-"))  # between names, or before a number where - was meant
-_THOUSANDS = re.compile(r"(?<![\w.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
-_DECIMAL = r"(?<![\w.])[0-9]*\.[0-9]+(?!\.?[0-9])"
-# The language C++, the key C#, the blood group AB-.
-_NAME_WITH_SIGN = r"(?<![^\W_])(?:[a-z]+\+\+|[a-z][#♯+]|ab\+|(?:[abo]|ab)[−-])(?![\w+#])"
-_KEPT = re.compile(rf"({_DECIMAL}|{_NAME_WITH_SIGN})")
-_SIGN_CHARACTERS = str.maketrans("♯−", "#-")
-# Signs that change the following word or number, and their words; not a dash between two words or numbers.
-_SIGNS = (
-    (re.compile(r"(?:\A\W*|(?<!\w))[-−]\s*(?=[$€£]?\.?[0-9])"), " minus "),
-    (re.compile(r"(?<!\w)<(?==?\s*[$€£−-]?\.?[0-9])"), " less than "),
-    (re.compile(r"(?<!\w)>(?==?\s*[$€£−-]?\.?[0-9])"), " more than "),
-    (re.compile(r"(?<!\w)!(?=[\s=]*\w)|[≠¬]"), " not "),
-)
-_MAY_HOLD_SIGNS = re.compile(r"[0-9!≠¬+#♯−-]")
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#-])")
 _PHRASE = re.compile(
     r"(?<!wrong )(?<!incorrect )(?<!false )(?<![^\W_])answer[*_]*(?:\s+is\b|\s*:|[*_]*\n)\s*:?", re.IGNORECASE
 )
@@ -63,35 +38,6 @@ _ENDINGS = ("", "s", "es", "d", "ed")
 MatchRule = Literal["sentence", "exact", "contains"]
 
 
-# Accents of Latin letters, and letters that do not decompose: whoever writes Asuncion or Lodz means Asunción or Łódź.
-_ACCENTS = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
-_STROKES = dict(zip("łøđħŧƀǥɨɍʉƶı", "lodhtbgiruzi", strict=True))
-_LETTERS = str.maketrans({**_STROKES, "æ": "ae", "œ": "oe", "ß": "ss"})
-# CO₂ is CO2, but 101₂ is not 1012.
-_INDEX = re.compile(r"(?:(?<=[^\W\d_])|(?<=\)))[₀-₉]+")
-
-
-def normalise(text: str) -> str:
-    letters = unicodedata.normalize("NFD", compatible(text).lower()).translate(_LETTERS)
-    lowered = unicodedata.normalize("NFC", _ACCENTS.sub("", letters)).translate(_DASHES)
-    lowered = _INDEX.sub(lambda match: unicodedata.normalize("NFKC", match[0]), lowered)
-    plain = _with_numbers_kept(lowered) if _MAY_HOLD_SIGNS.search(lowered) else lowered.translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", plain).split())
-
-
-def _with_numbers_kept(text: str) -> str:
-    for sign, words in _SIGNS:
-        text = sign.sub(words, text)
-    pieces = _KEPT.split(_without_thousands_commas(text))  # every other one is a decimal number or a name
-    pieces[::2] = [piece.translate(_PUNCTUATION) for piece in pieces[::2]]
-    pieces[1::2] = [kept.translate(_SIGN_CHARACTERS) if kept[0] != "." else f"0{kept}" for kept in pieces[1::2]]
-    return "".join(pieces)
-
-
-def _without_thousands_commas(text: str) -> str:
-    return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
-
-
 def stated_fact(answer: str) -> str:
     """The line with the answer: a box, else the text after the last "answer is", else the first non-blank line."""
     return _stated(answer)[0]
@@ -108,7 +54,7 @@ def _stated(answer: str) -> tuple[str, list[str]]:
         return "", []
     phrases = list(_PHRASE.finditer(answer))
     rest = answer[phrases[-1].end() :] if phrases else answer
-    lines = [line.strip() for line in rest.splitlines() if normalise(line)]
+    lines = [line.strip() for line in rest.splitlines() if normalise_fact(line)]
     return (lines[0], lines[1:]) if lines else ("", [])
 
 
@@ -136,7 +82,7 @@ class FactualGrader(TalliedGrader):
 
     def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         return [
-            self._verdict({normalise(alias) for alias in aliases_of(record)} - {""}, record.question, answer)
+            self._verdict({normalise_fact(alias) for alias in aliases_of(record)} - {""}, record.question, answer)
             for record, answer in zip(records, answers, strict=True)
         ]
 
@@ -144,11 +90,11 @@ class FactualGrader(TalliedGrader):
         return [stated_fact(answer) or None for answer in answers]
 
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        return [normalise(first) == normalise(second) != "" for first, second in pairs]
+        return [normalise_fact(first) == normalise_fact(second) != "" for first, second in pairs]
 
     def _verdict(self, aliases: set[str], question: str, answer: str) -> Verdict:
         fact, following = _stated(answer)
-        whole = normalise(fact)
+        whole = normalise_fact(fact)
         if not whole:
             return Verdict(Outcome.WRONG, "no answer was found")
         if whole not in aliases and not self._named(aliases, question, fact):
@@ -165,7 +111,7 @@ class FactualGrader(TalliedGrader):
 
 def names_answer(record: Record, answer: str) -> bool:
     """Whether an alias of the record, or its gold answer, occurs in an answer as whole words, whatever surrounds it."""
-    return _longest_in(set(map(normalise, aliases_of(record))) - {""}, f" {normalise(answer)} ") is not None
+    return _longest_in(set(map(normalise_fact, aliases_of(record))) - {""}, f" {normalise_fact(answer)} ") is not None
 
 
 def _longest_in(aliases: set[str], padded: str) -> str | None:
@@ -178,7 +124,7 @@ def _repeats_question(aliases: set[str], question: str, fact: str) -> bool:
 
     No candidate fits into such a sentence, unless the question names it.
     """
-    asked, padded = normalise(question).split(), f" {normalise(fact)} "
+    asked, padded = normalise_fact(question).split(), f" {normalise_fact(fact)} "
     found = _longest_in(aliases, padded)
     if found is None or _longest_in(aliases, f" {' '.join(asked)} ") is not None:
         return False
@@ -188,7 +134,7 @@ def _repeats_question(aliases: set[str], question: str, fact: str) -> bool:
 
 def _contains(aliases: set[str], fact: str) -> bool:
     """Whether the first clause of a fact contains an alias, and the fact names nothing else and does not deny it."""
-    padded = f" {normalise(fact)} "
+    padded = f" {normalise_fact(fact)} "
     if len(padded.split()) > _MAX_WORDS:
         return False
     found = _longest_in(aliases, padded)
@@ -201,7 +147,7 @@ def _contains(aliases: set[str], fact: str) -> bool:
     if any(len(side) >= least and _FUNCTION_WORDS.isdisjoint(side) for side, least in ((before, 3), (after, 2))):
         return False
     named = set(found.split())
-    clauses = [set(normalise(clause).split()) for clause in _LIST.split(_without_thousands_commas(fact))]
+    clauses = [set(normalise_fact(clause).split()) for clause in _LIST.split(without_thousands_commas(fact))]
     first = next((words for words in clauses if not words <= _DISCOURSE or words & named), set())
     return bool(first & named) and not any(
         0 < len(words - _DISCOURSE) <= _CANDIDATE_WORDS and not words & named for words in clauses
@@ -210,7 +156,7 @@ def _contains(aliases: set[str], fact: str) -> bool:
 
 def _is_candidate(line: str, aliases: set[str]) -> bool:
     """True if a line after the answer is another answer or a correction, not a reason."""
-    words = normalise(line).split()
+    words = normalise_fact(line).split()
     if " ".join(words) in aliases or words == ["because"]:
         return False
     return len(words) <= _CANDIDATE_WORDS or words[0] in _HEDGES
@@ -221,7 +167,7 @@ def aliases_of(record: Record) -> list[str]:
     aliases = record.metadata.get("aliases", [record.answer])
     if not isinstance(aliases, list) or not aliases or not all(isinstance(alias, str) for alias in aliases):
         raise RecordError(record, f"metadata['aliases'] should be a list of at least one string, found {aliases!r:.80}")
-    lengths = [len(normalise(alias).split()) for alias in aliases]
+    lengths = [len(normalise_fact(alias).split()) for alias in aliases]
     if not any(lengths):
         raise RecordError(record, f"metadata['aliases'] {aliases!r:.80} have only articles and punctuation")
     if min(filter(None, lengths)) > _MAX_WORDS:

@@ -20,7 +20,7 @@ _EXPECTED = "True (right), False (wrong), None (not gradable) or a Verdict"
 
 
 class BrokenGraderError(GradingError):
-    """A grader does not keep its protocol, whatever the answer: it has to be mended, and nothing more is graded."""
+    """The custom grader broke its interface; stop the run."""
 
 
 class FaultTolerantGrader:

@@ -227,7 +227,7 @@ class CocaTrainer(GRPOTrainer):
         group = self.num_generations if self.model.training else self.num_generations_eval
         rollout = Rollout(group_size=group, lengths=lengths, width=int(lengths.max()))
         stage = self._settings.stage_at(self.state.global_step, self.state.max_steps)
-        return rollout.take_scores(columns).give_credit(credit_rule(self._settings.method, stage))
+        return rollout.load_score_columns(columns).give_credit(credit_rule(self._settings.method, stage))
 
     def _own_rows(self, number: int) -> slice:
         """Return this process's rows among the rows of all processes; each process has ``number`` rows."""

@@ -21,7 +21,8 @@ from coca_mindspeed.evaluation.metrics import METRIC_SPECS
 from coca_mindspeed.local.lora import merged_weights, save_adapters
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
-from coca_mindspeed.utils.files import read_object, whole_directory, write_json
+from coca_mindspeed.utils.files import whole_directory
+from coca_mindspeed.utils.json_files import read_object, write_json
 
 
 def load_optimizer_state(checkpoint: Checkpoint, device: torch.device) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class BestModel:
         self._best: float = known["value"] if known.get("metric") == metric else -math.inf * self._sign
 
     def improves(self, metrics: Mapping[str, float]) -> bool:
-        """Whether a step's metrics have a better value; a NaN is none."""
+        """True if the metric improved; NaN never does."""
         return bool(self._sign * metrics.get(self._metric, math.nan) > self._sign * self._best)
 
     def save(self, step: int, policy: Policy, metrics: Mapping[str, float]) -> None:

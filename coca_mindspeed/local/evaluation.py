@@ -1,16 +1,14 @@
-"""Held-out questions of a run: answers before, while and after it trains, and the report on them."""
+"""Held-out questions of a run: answers before, while and after it trains."""
 
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.data.records import Record, repetition
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.evaluation.metrics import HEADLINE, calibration_metrics, reading_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics, reading_metrics
 from coca_mindspeed.evaluation.predictions import (
     UNGRADABLE_SHARE,
     Prediction,
@@ -19,33 +17,18 @@ from coca_mindspeed.evaluation.predictions import (
     read_predictions,
     write_predictions,
 )
-from coca_mindspeed.evaluation.tables import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.respond import predict
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator
-from coca_mindspeed.scoring.metrics import (
-    FIRST_SIGHT,
-    HELD_OUT,
-    NO_SIGNAL_STEPS,
-    REPEATED,
-    TIMES_ASKED,
-    Z95,
-    Gap,
-    gap_problem,
-    values,
-)
+from coca_mindspeed.scoring.metrics import values
 from coca_mindspeed.scoring.responses import held_out_gap
-from coca_mindspeed.utils.console import markdown_table, print_text
-from coca_mindspeed.utils.files import PROGRESS, read_json_lines, write_atomically, write_json
-from coca_mindspeed.utils.packages import is_installed, missing_package
+from coca_mindspeed.utils.directories import PROGRESS
+from coca_mindspeed.utils.packages import is_installed
 from coca_mindspeed.utils.process import interruptible
-
-if TYPE_CHECKING:
-    from coca_mindspeed.local.run import LocalRun
+from coca_mindspeed.utils.progress import StepProgress
 
 
 @dataclass(frozen=True)
@@ -177,138 +160,3 @@ class HeldOut:
     def _repeated(self, records: Sequence[Record]) -> list[Record]:
         """The record of each prediction."""
         return [record for record in records for _ in range(self.config.evaluation.samples)]
-
-
-# ---- the end of a run: summary.json, report.md with its pictures, and the table of metrics before and after
-
-_FEW_VALID = 0.5
-_IGNORED = "see docs/training.md, the model ignores the format"
-_LONGEST_TEXT = 300  # characters of a question or response in the report
-
-
-def write_run_report(
-    run: "LocalRun", before: Sequence[Prediction], after: Sequence[Prediction], introduction: str, notes: str = ""
-) -> dict[str, Any]:
-    """Write the report of a run, print its table, and return the content of ``summary.json``.
-
-    ``before`` and ``after`` are answers to the held-out questions; the first may be missing.  ``introduction`` is a
-    paragraph below the title, ``notes`` are lines below the table of responses.
-    """
-    groups = {"before": before[: len(after)], "after": after} if before else {"after": after}
-    scores = {name: summary_metrics(predictions) for name, predictions in groups.items()}
-    summary: dict[str, Any] = {
-        "seed": run.config.seed,
-        "method": run.config.method.label,
-        **scores,
-        "seconds": run.seconds(),
-    }
-    write_json(run.output / "summary.json", summary)
-    rows = [[name, *(shown_value(key, found[key]) for key in HEADLINE)] for name, found in scores.items()]
-    results = markdown_table(["", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
-    missing = left_out(scores)
-    gaps, problem = _gaps(run, after)
-    text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
-
-{introduction}
-
-{results}
-{missing}SR: share of responses with a valid confidence. TTC: tokens until the confidence is complete.
---: undefined.
-
-{gaps}
-{_plots(run.output, groups)}
-## Responses after training
-
-{_sample_table(after)}
-{notes}Training took {summary["seconds"]["train"]:.0f} s of {summary["seconds"]["total"]:.0f} s in all.
-"""
-    write_atomically(run.output / "report.md", text)
-    print_metrics(scores)
-    if missing:
-        print_text(f"warning: {missing.strip()}", sys.stderr)
-    if (valid := scores["after"]["success_rate"]) < _FEW_VALID:
-        print_text(f"warning: only {valid:.0%} of the responses state a valid confidence; {_IGNORED}", sys.stderr)
-    if problem:
-        print_text(f"warning: {problem} (see docs/training.md)", sys.stderr)
-    print(f"{summary['seconds']['total']:.0f} s; pictures and samples: {run.output / 'report.md'}")
-    return summary
-
-
-def _gaps(run: "LocalRun", after: Sequence[Prediction]) -> tuple[str, str]:
-    """A section on new questions against those of the training, and the warning about them (may be empty)."""
-    evaluated = values(held_out_gap(after))
-    rows = [row for _, row in read_json_lines(run.output / "metrics.jsonl")][-NO_SIGNAL_STEPS:]
-    rows[-1] = {**rows[-1], **evaluated}
-    titles = {FIRST_SIGHT: "rollout, at first sight", REPEATED: "rollout, asked before", HELD_OUT: "held out"}
-    lines = [
-        (title, f"{gap.accuracy:.3f}", f"{gap.confidence:.3f}", f"{gap.difference:+.3f} ± {Z95 * gap.error:.3f}")
-        for name, title in titles.items()
-        if (gap := Gap.of(rows[-1:] if name == HELD_OUT else rows, name)) is not None
-    ]
-    table = markdown_table(("questions", "right", "stated", "stated minus right"), lines, numbers=(1, 2, 3))
-    problem = gap_problem(rows).get("held_out_gap", "")
-    times = rows[-1].get(TIMES_ASKED)  # earlier releases did not log it
-    asked = "" if times is None else f"The run asked a question {times:.1f} times on average. "
-    text = f"""## New questions against those of the training
-
-Rollouts of the last {len(rows)} steps, and the held-out questions after training; ±: 95%, by question.
-{asked}Training set: {repetition(run.inputs.train)}.
-
-{table}
-{problem and f"**Warning**: {problem}."}
-"""
-    return text, problem
-
-
-def left_out(scores: Mapping[str, Mapping[str, Any]]) -> str:
-    """A paragraph on the answers that could not be graded, if there are any."""
-    parts = [
-        f"{found['ungradable']:,} of {found['ungradable'] + found['n']:,} answers {when} the training"
-        for when, found in scores.items()
-        if found["ungradable"]
-    ]
-    return f"{' and '.join(parts)} could not be graded and are left out.\n\n" if parts else ""
-
-
-def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> str:
-    """Write the plots and return their sections; without matplotlib, the command that installs it."""
-    try:
-        from coca_mindspeed.evaluation.plots import gap_curves, reliability_diagram, save_figure, training_curves
-    except ModuleNotFoundError as error:
-        text = f"no plots: {missing_package(error)}"
-        print_text(text, sys.stderr)
-        return f"{text}\n"
-    metrics = [row for _, row in read_json_lines(output / "metrics.jsonl")]
-    save_figure(
-        reliability_diagram({name: outcomes(rows) for name, rows in groups.items()}), output / "reliability.png"
-    )
-    save_figure(training_curves({"": metrics}), output / "training_curves.png")
-    save_figure(gap_curves(metrics), output / "gap.png")
-    return f"""## Calibration
-
-![Reliability {" and ".join(groups)}: accuracy against stated confidence, with the number of answers](reliability.png)
-
-## Training
-
-![Confidence reward, answer reward, ECE and response length over the training steps](training_curves.png)
-
-![Right, stated and their difference over the training steps: at first sight, asked before, held out](gap.png)
-"""
-
-
-def _sample_table(predictions: Sequence[Prediction], count: int = 8) -> str:
-    """Table of some responses, from the most to the least confident; invalid responses if there are no others."""
-    valid = [p for p in predictions if p.confidence is not None]
-    ranked = sorted(valid, key=lambda p: -(p.confidence or 0.0)) or predictions
-    chosen = [ranked[i * (len(ranked) - 1) // max(1, count - 1)] for i in range(min(count, len(ranked)))]
-    rows = [
-        (_code(p.question), _code(p.response), "--" if p.confidence is None else f"{p.confidence:.2f}", p.outcome)
-        for p in chosen
-    ]
-    return markdown_table(("question", "response", "confidence", "answer"), rows, numbers=(2,))
-
-
-def _code(text: str) -> str:
-    """Text as inline code, shortened; a backtick would end it."""
-    text = text.replace("`", "'")
-    return f"`{text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + '...'}`"

@@ -147,8 +147,8 @@ class LMHead:
     ) -> TokenScores:
         """Accumulate the gradient of a loss of the log-probs, by chunks; the logits are computed once.
 
-        ``loss_of`` maps log-probs ``[...]`` to a sum of terms of one token's log-prob each; it is called once a chunk.
-        The other arguments are as in :meth:`scores`.
+        ``loss_of`` maps log-probs ``[...]`` to a sum of terms of one token's log-prob each; it is called once a chunk,
+        the last time with the log-probs of all tokens.  The other arguments are as in :meth:`scores`.
         """
         inputs, chosen = states.detach().flatten(0, -2), tokens.flatten()
         by_inputs = torch.zeros_like(inputs)

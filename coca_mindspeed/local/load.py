@@ -20,7 +20,7 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.attention import use_fast_attention
 from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
-from coca_mindspeed.local.model_files import load_tokenizer, read_model_config
+from coca_mindspeed.local.model_files import load_model_tokenizer, read_model_config
 from coca_mindspeed.local.policy import Policy, Sharing, resolve_dtype
 from coca_mindspeed.local.sampler import Decoder
 from coca_mindspeed.utils.console import print_text
@@ -54,7 +54,7 @@ def load_policy(
     missing = device.type != "npu" and importlib.util.find_spec("flash_attn") is None  # NPUs have their own
     if config.attention == "flash_attention_2" and missing:
         raise ConfigError("model.attention=flash_attention_2: needs the package flash-attn, which is not installed")
-    tokenizer = load_tokenizer(path, config, where=where)
+    tokenizer = load_model_tokenizer(path, config, where=where)
     architecture = read_model_config(path, config, where=where)
     sharing, attention = sharing_of(architecture, config), config.attention
     if sharing == "none":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.config.schema import LoggingConfig
-from coca_mindspeed.utils.files import cut_back, replace_nonfinite, to_json_line, write_json_lines
+from coca_mindspeed.utils.json_files import cut_back, replace_nonfinite, to_json_line, write_json_lines
 from coca_mindspeed.utils.packages import require
 
 Scalars = Mapping[str, float]

@@ -24,13 +24,13 @@ from coca_mindspeed.local.load import load_policy, sharing_of
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights
 from coca_mindspeed.local.model_files import Shapes, read_model_config, trained_bytes, weight_shapes
 from coca_mindspeed.local.policy import Policy, choose_device, is_out_of_memory
-from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.sampler import Decoder, StaticSampler, draw, sample_responses
 from coca_mindspeed.local.static_decoder import StaticDecoder, decodes_statically, prefilled
 from coca_mindspeed.local.update import ResponseBatch, build_optimizer, largest_group_sizes
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.process import GIB, memory_limit
+from coca_mindspeed.utils.progress import StepProgress
 
 # Fitted (docs/training.md): numbers that a layer keeps per token, in widths of it and of its MLP; bytes of the LM head.
 _OF_HIDDEN, _OF_MLP, _LM_HEAD = 11, 4, 6 * 2**25

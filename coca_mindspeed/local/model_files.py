@@ -1,6 +1,6 @@
 """Download, tokenizer, context limit and shapes of a model; the weights are not read.
 
-:func:`load_tokenizer` and :func:`read_model_config` use transformers, which imports torch.
+:func:`load_model_tokenizer` and :func:`read_model_config` use transformers, which imports torch.
 """
 
 import math
@@ -22,7 +22,7 @@ from coca_mindspeed.data.prompts import prompt_messages, reads_clock, write_into
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import read_object
+from coca_mindspeed.utils.json_files import read_object
 from coca_mindspeed.utils.text_formats import JsonError, parse_json
 
 # These choose all rotary frequencies by the longest position of a forward pass.  Beyond the trained length, keys
@@ -186,7 +186,7 @@ def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimi
     return _plain(positions)
 
 
-def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
+def load_model_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
     """Load the fast tokenizer of a local directory, and write ``config``'s variables and date into its chat template.
 
     Raises:
@@ -214,7 +214,7 @@ def needs_date(config: RunConfig, record: Record) -> bool:
     """Whether the chat template of ``model.path`` inserts a date that ``model.prompt_date`` does not set."""
     if config.model.path is None or config.model.prompt_date is not None:
         return False
-    tokenizer = load_tokenizer(Path(config.model.path), config.model)
+    tokenizer = load_model_tokenizer(Path(config.model.path), config.model)
     return reads_clock(tokenizer, prompt_messages(record, config.method.training_method.system_prompt))
 
 

@@ -30,10 +30,9 @@ from coca_mindspeed.local.preflight import run_preflight
 from coca_mindspeed.local.run_directory import (
     Checkpoint,
     RunState,
+    check_resume,
     check_same_prompt,
-    check_same_run,
     find_run,
-    lock_run,
     with_model,
     write_settings,
 )
@@ -53,7 +52,8 @@ from coca_mindspeed.local.validation import (
 )
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import MARKER, read_object, write_json, write_json_lines
+from coca_mindspeed.utils.directories import MARKER, lock_run
+from coca_mindspeed.utils.json_files import read_object, write_json, write_json_lines
 from coca_mindspeed.utils.process import interruptible
 
 _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
@@ -128,7 +128,7 @@ class LocalRun:
                 remove_leftovers(output)
             # Another process may have run in between, and a checkpoint may have been restored.
             state = find_run(output, resume=resume, overwrite=overwrite)
-            check_same_run(state, config, inputs.digests)
+            check_resume(state, config, inputs.digests)
             kept = resources.pop_all()
         flags = (resume, overwrite, show_progress)
         return cls(config, output, inputs, grader, state, device, prompt_sha256, *flags, kept, started)

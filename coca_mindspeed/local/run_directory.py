@@ -4,48 +4,39 @@ The marker ``coca-mindspeed.json`` (id, data digests, prompt hash) is written af
 nothing behind.  This module does not import torch, so that an occupied directory is refused at once.
 """
 
-import hashlib
-import json
 import math
 import re
 import shutil
-import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from coca_mindspeed import __version__
 from coca_mindspeed.config import checks
-from coca_mindspeed.config.compose import to_yaml, validate_run
+from coca_mindspeed.config.compose import to_yaml, validate_config
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import fact_of, facts_of
-from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.local.model_files import FLOAT32, TINY_MODEL, trained_bytes, weight_shapes
-from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.schedule import learning_rate
-from coca_mindspeed.utils.files import (
+from coca_mindspeed.utils.directories import (
+    LOCK,
     MARKER,
     PROGRESS,
-    is_hub_id,
     is_ours,
-    lock_of_process,
     nearby_runs,
-    read_json_lines,
+    nearest_directory,
     read_marker,
     remove_entries,
-    write_atomically,
-    write_json,
-    write_json_lines,
     write_marker,
 )
-from coca_mindspeed.utils.text_formats import Difference, YamlError, differences, first_difference, read_yaml
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.text_formats import Difference, YamlError, differences, read_yaml
 
 _KIND = "run"
-LOCK = ".lock"
 _MIB = 2**20
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 WARMED_UP = "warm_start"  # the model after the warm-up
@@ -142,20 +133,6 @@ def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> RunS
     return RunState(path, marker, checkpoints[-1] if checkpoints else None, has_steps)
 
 
-def nearest_directory(path: Path) -> Path:
-    """``path``, or the first directory above it that exists."""
-    return next(each for each in (path, *path.absolute().parents) if each.exists())
-
-
-def check_writable(path: Path) -> None:
-    """Raise ConfigError if files cannot be written under ``path``, which need not exist and is not made."""
-    try:
-        with tempfile.TemporaryFile(dir=nearest_directory(path)) as probe:
-            probe.write(b"coca")
-    except OSError as error:
-        raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
-
-
 def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
     """Refuse a run whose checkpoints and exported models do not fit on the disk of its output directory.
 
@@ -180,33 +157,6 @@ def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
         )
         fix = "make room, choose a directory on another disk, or keep fewer checkpoints (checkpoint.keep=1)"
         raise_problems([Problem("disk", "--output", found.path, reason, fix)])
-
-
-@contextmanager
-def lock_run(path: Path) -> Iterator[None]:
-    """Lock a run's directory within the block; it is made, and removed if nothing has been written into it.
-
-    Raises ConfigError if another process holds the lock.
-    """
-    path.mkdir(parents=True, exist_ok=True)
-    lock = lock_of_process(path / LOCK)
-    if lock is None:
-        raise ConfigError(f"--output {path}: another process is running in this directory")
-    with lock:
-        try:
-            yield
-        finally:
-            if [entry.name for entry in path.iterdir()] == [LOCK]:
-                (path / LOCK).unlink()
-                path.rmdir()
-
-
-def records_digest(records: Sequence[Record]) -> dict[str, Any]:
-    """Number and SHA-256 of records, in order."""
-    digest = hashlib.sha256()
-    for record in records:
-        digest.update(json.dumps(record_to_json(record), sort_keys=True).encode() + b"\n")
-    return {"records": len(records), "sha256": digest.hexdigest()}
 
 
 def write_settings(
@@ -240,7 +190,7 @@ def write_settings(
 
 
 def _creates_the_same(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a run would create the files that are there of one without a finished step."""
+    """True if an unfinished start can be reused: same settings, same data."""
     if found.marker is None or found.marker.get("data") != data or not found.config_path.exists():
         return False
     return {fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)} <= {"free", "memory"}
@@ -252,7 +202,7 @@ def check_same_settings(found: RunState, config: RunConfig) -> None:
         return
     saved, free = _saved(found), {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
     named = sorted(key for key in free if key.rpartition(".")[0] not in free)
-    checks.check_same_run(
+    checks.check_resumed_settings(
         saved.model_dump(mode="json"),
         config.model_dump(mode="json"),
         where=found.config_path,
@@ -261,7 +211,7 @@ def check_same_settings(found: RunState, config: RunConfig) -> None:
     )
 
 
-def check_same_run(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
+def check_resume(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise ConfigError for settings or records that would have changed the steps already taken."""
     if not found.has_steps or found.marker is None:
         return
@@ -329,84 +279,8 @@ def _saved(found: RunState) -> RunConfig:
         values = read_yaml(path)
     except (OSError, YamlError) as error:
         raise ConfigError(f"{path}: the configuration of the run to resume cannot be read: {error}") from error
-    return validate_run(values, path)
+    return validate_config(values, path)
 
 
 def _differences(found: RunState, config: RunConfig) -> Iterator[Difference]:
     return differences(_saved(found).model_dump(mode="json"), config.model_dump(mode="json"))
-
-
-# ---- directories of other results: answers to all items in parts, and the settings that they belong to
-
-_Item = TypeVar("_Item")
-Rows = Sequence[Mapping[str, Any]]
-
-
-def resumable_map(
-    directory: Path,
-    items: Sequence[_Item],
-    size: int,
-    work: Callable[[int, Sequence[_Item]], Rows],
-    *,
-    title: str,
-    show_progress: bool = True,
-) -> list[dict[str, Any]]:
-    """Run ``work(part number, items of the part)`` on the parts that ``directory`` lacks; return all rows in order.
-
-    ``work`` returns a JSON row for each item.  It must draw its random numbers from the part's number alone, so that a
-    resumed run gives the same result.
-
-    Raises:
-        ConfigError: an existing part has another number of rows than items.
-    """
-    count = -(-len(items) // size)
-    rows: list[dict[str, Any]] = []
-    with StepProgress(count, show_progress, title=title) as progress:
-        for number in range(count):
-            path = directory / f"part_{number:06d}.jsonl"
-            chunk = items[number * size : (number + 1) * size]
-            if not path.exists():
-                write_json_lines(path, work(number, chunk))
-            found = [row for _, row in read_json_lines(path)]
-            if len(found) != len(chunk):
-                raise ConfigError(
-                    f"{path}: holds {len(found)} results, and the part has {len(chunk)}; it is of other work"
-                )
-            rows += found
-            progress.show(number + 1, f"{min(len(items), (number + 1) * size)} of {len(items)}")
-    return rows
-
-
-def check_directory(directory: Path, settings: Mapping[str, Any]) -> bool:
-    """Check that ``directory`` is free or holds results of the same settings; return whether it holds them.
-
-    Raises:
-        ConfigError: it holds results of other settings.
-    """
-    path = directory / "settings.json"
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        if (found := first_difference(before, settings)) is not None:
-            name, then, now = found
-            raise ConfigError(
-                f"--output {directory}: holds results with {name}={then!r}, found {now!r}; choose another directory or "
-                "the same settings"
-            )
-        return True
-    if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"--output {directory}: is a file; the results need a directory")
-    if directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"--output {directory}: is not empty and has no settings.json; choose another directory")
-    return False
-
-
-def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings into ``directory``, or check that they are there.
-
-    Raises ConfigError as :func:`check_directory`, or it cannot be written.
-    """
-    if not check_directory(directory, settings):
-        try:
-            write_json(directory / "settings.json", settings)
-        except OSError as error:
-            raise ConfigError(f"--output {directory}: cannot be written: {error.strerror}") from error

@@ -24,12 +24,12 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import common_prefix_length
-from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
 from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbatches
-from coca_mindspeed.utils.files import PROGRESS
+from coca_mindspeed.utils.directories import PROGRESS
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
+from coca_mindspeed.utils.progress import StepProgress
 
 
 @dataclass(frozen=True)

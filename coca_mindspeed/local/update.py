@@ -1,6 +1,5 @@
 """The update of a policy: AdamW, log-probs of given responses with gradient, and one step's microbatches."""
 
-import functools
 import importlib
 import math
 from collections import Counter
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import Objective, segment_objective
 from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConfig
 from coca_mindspeed.errors import ConfigError
@@ -97,7 +97,8 @@ class ResponseBatch:
     def backward(self, loss_of: Callable[[Tensor], Tensor]) -> TokenScores:
         """Accumulate the gradient of a loss; return the scores, detached.  Logits are computed once.
 
-        ``loss_of`` maps log-probs ``[B, T]`` to a sum over tokens; each term depends on one token's log-prob.
+        ``loss_of`` maps log-probs ``[B, T]`` to a sum over tokens; each term depends on one token's log-prob.  It may
+        be called several times; the last call has the log-probs of all tokens.
         """
         if self._fits_one_chunk:
             log_probs, entropy = self.scores()
@@ -327,29 +328,53 @@ def _accumulate_gradient(
     policy: Policy, rollout: Rollout, minibatch: Sequence[int], config: RunConfig
 ) -> list[_MicrobatchResult]:
     """Run the backward passes of one minibatch's microbatches; losses and gradients add up to the minibatch's."""
-    assert rollout.log_probs is not None
-    group, device = config.rollout.group_size, policy.device
-    lengths, masks_of_all = rollout.lengths.tolist(), rollout.masks
+    group, lengths, masks = config.rollout.group_size, rollout.lengths.tolist(), rollout.masks
+    responses = len(minibatch) * group
     tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
-    parts = []
-    for microbatch in microbatches(minibatch, group, lengths, list(map(len, rollout.prompts)), config.trainer):
-        rows, responses = responses_of(policy, rollout, microbatch, config)
-        width = responses.token_ids.shape[1]
-        masks = {name: mask[rows, :width].to(device) for name, mask in masks_of_all.items()}
-        objective_of = functools.partial(
-            segment_objective,
-            old_log_probs=rollout.log_probs[rows, :width].to(device),
-            advantages=rollout.token_advantages[rows, :width].to(device),
-            masks=masks,
+    return [
+        _backward(policy, rollout, microbatch, masks, config, responses, tokens)
+        for microbatch in microbatches(minibatch, group, lengths, list(map(len, rollout.prompts)), config.trainer)
+    ]
+
+
+def _backward(
+    policy: Policy,
+    rollout: Rollout,
+    microbatch: Microbatch,
+    masks: SegmentMasks,
+    config: RunConfig,
+    responses: int,
+    tokens: int,
+) -> _MicrobatchResult:
+    """Run the backward pass of a microbatch.
+
+    ``masks`` are those of the rollout; the minibatch has ``responses`` responses and ``tokens`` tokens in all.
+    """
+    assert rollout.log_probs is not None
+    rows, batch = responses_of(policy, rollout, microbatch, config)
+    width, device = batch.token_ids.shape[1], policy.device
+    old_log_probs, advantages = rollout.log_probs[rows, :width].to(device), rollout.token_advantages[rows, :width]
+    advantages, masks = advantages.to(device), {name: mask[rows, :width].to(device) for name, mask in masks.items()}
+    objective = None
+
+    def loss_of(log_probs: Tensor) -> Tensor:
+        nonlocal objective
+        objective = segment_objective(
+            log_probs,
+            old_log_probs,
+            advantages,
+            masks,
             clip=config.method.clip,
             aggregation=config.method.loss_aggregation,
-            responses=len(minibatch) * group,
+            responses=responses,
             tokens=tokens,
         )
-        scores = responses.backward(lambda log_probs: objective_of(log_probs).loss)  # noqa: B023 - called at once
-        entropy = {name: scores.entropy.masked_fill(~mask, 0.0).sum() for name, mask in masks.items()}
-        parts.append(_MicrobatchResult(objective_of(scores.log_probs), entropy))
-    return parts
+        return objective.loss
+
+    scores = batch.backward(loss_of)
+    assert objective is not None
+    entropy = {name: scores.entropy.masked_fill(~mask, 0.0).sum() for name, mask in masks.items()}
+    return _MicrobatchResult(objective._replace(loss=objective.loss.detach()), entropy)
 
 
 def responses_of(

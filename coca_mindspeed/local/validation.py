@@ -16,7 +16,7 @@ from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import Record, records_digest
 from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
 from coca_mindspeed.grading.registry import build_grader, check_records
@@ -26,23 +26,22 @@ from coca_mindspeed.local.model_files import (
     ContextLimit,
     context_limit,
     download_model,
-    load_tokenizer,
+    load_model_tokenizer,
     read_model_config,
 )
-from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     RunState,
-    check_same_run,
+    check_resume,
     check_same_settings,
     check_space,
-    check_writable,
     find_run,
-    records_digest,
     with_model,
     with_stored,
 )
-from coca_mindspeed.utils.files import is_hub_id
+from coca_mindspeed.utils.directories import check_writable
+from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.progress import StepProgress
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
 _CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]
@@ -96,7 +95,7 @@ def validate_run(
         config = with_stored(config, found)
         check_same_settings(found, config)  # before records are read and a model is downloaded
     inputs = read_inputs(config, found, show_progress=show_progress)
-    check_same_run(found, inputs.config, inputs.digests)
+    check_resume(found, inputs.config, inputs.digests)
     path, _ = model_directory(inputs.config, found)
     check_space(inputs.config, found, path)
     return inputs, checked_grader(inputs)
@@ -213,7 +212,7 @@ def check_prompts(
             inside an open thought or reads the clock; token ids beyond the embedding; sequences beyond its context.
         DataError: a prompt is empty, too long or not text; it names the record.
     """
-    tokenizer = load_tokenizer(path, model, where=where)
+    tokenizer = load_model_tokenizer(path, model, where=where)
     architecture = read_model_config(path, model, where=where)
     context, shown = context_limit(architecture), f"{where}={path}"
     check_token_ids(tokenizer, architecture, records, system_prompt, where, path)

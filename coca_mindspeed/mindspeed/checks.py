@@ -255,7 +255,7 @@ class HookConfig:
         return f"{'actor_config' if name in self.section('actor_config') else 'megatron_training'}.{name}"
 
 
-def _hooks(c: HookConfig) -> Iterator[Condition]:
+def _unsupported_values(c: HookConfig) -> Iterator[Condition]:
     rl, clip = c.section("rl_config"), c.settings.method.clip
     key = c.actor_key("stage")
     yield "hook-stage", key, c.get(key) == "ray_grpo", "must be ray_grpo"
@@ -334,5 +334,5 @@ def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
         settings = settings.model_copy(update={"rollout_log_probs": False})
     with open_dict(config):
         config.pop("coca", None)
-    raise_problems(find_problems(HookConfig(theirs, settings), [as_check(_hooks, HookConfig.get)]))
+    raise_problems(find_problems(HookConfig(theirs, settings), [as_check(_unsupported_values, HookConfig.get)]))
     return settings, config

@@ -22,8 +22,8 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, Problem, problems_of
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout
 from coca_mindspeed.mindspeed.plan import ClusterPlan, checkpoint_bytes, host_gib, make_plan, most_checkpoints
-from coca_mindspeed.mindspeed.stages.dataset import check_verifier
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
+from coca_mindspeed.mindspeed.start.records import check_verifier
 from coca_mindspeed.upstream.manifest import ManifestError, SoftwareStack, load_manifests, matching_manifest, stack_of
 from coca_mindspeed.utils.process import GIB, memory_limit, usable_cpus
 
@@ -89,7 +89,7 @@ class Machine:
 
 
 class Finding(NamedTuple):
-    """An item, and the problem that it is if ``ok`` is false."""
+    """One checked item; a problem unless ``ok``."""
 
     ok: bool
     problem: Problem

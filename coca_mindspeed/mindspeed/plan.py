@@ -16,7 +16,7 @@ from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, written_keys
-from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.utils.process import GIB
 
 _SECONDS_PER_DAY = 86_400
@@ -55,7 +55,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryEstimate:
+class NpuMemory:
     """The two phases of an iteration, which take turns on an NPU.
 
     Attributes:
@@ -88,7 +88,7 @@ class ClusterPlan:
     """
 
     resolved: ResolvedConfig
-    memory: MemoryEstimate | None
+    memory: NpuMemory | None
     rows: int | None
     rows_from: str
     iterations: int | None
@@ -102,7 +102,7 @@ def make_plan(run: RunConfig) -> ClusterPlan:
     """
     resolved = resolve_config(run)
     fits_layout = run.hardware.platform == "npu" and not any(layout_problems(resolved))
-    memory = estimate_memory(resolved) if fits_layout else None
+    memory = npu_memory(resolved) if fits_layout else None
     rows, rows_from = training_rows(run.data)
     iterations: int | None = run.trainer.steps
     problems: list[Problem] = []
@@ -188,14 +188,14 @@ def kv_bytes_per_token(run: ResolvedConfig, tensor_parallel: int) -> float:
     return 2 * BF16 * run.layers * run.kv_groups * (run.hidden // run.heads) / tensor_parallel
 
 
-def estimate_memory(resolved: ResolvedConfig) -> MemoryEstimate:
+def npu_memory(resolved: ResolvedConfig) -> NpuMemory:
     """Estimate both phases, by the formulas of docs/ascend.md; the layout must have no problems."""
     # (is first, is last) of the pipeline stages that can need most
     stages = ((True, True),) if resolved.pp == 1 else ((True, False), (False, True))
     training = max((_training(resolved, *ends) for ends in stages), key=lambda parts: sum(part.bytes for part in parts))
     rollout = _rollout(resolved, training)
     kv = next(part.bytes for part in rollout if part.name == "KV cache")
-    return MemoryEstimate(
+    return NpuMemory(
         training,
         rollout,
         resolved.memory_gib - resolved.reserved_gib,
@@ -273,7 +273,7 @@ def host_gib(resolved: ResolvedConfig) -> float:
     return per_rank * resolved.npus / resolved.nodes / GIB
 
 
-def _memory_problems(resolved: ResolvedConfig, memory: MemoryEstimate) -> Iterator[Problem]:
+def _memory_problems(resolved: ResolvedConfig, memory: NpuMemory) -> Iterator[Problem]:
     limit = f"GiB of an NPU's {memory.limit_gib:.1f}"
     parallel = f"raise {KEYS['tp']} or {KEYS['pp']}"
     if memory.training_gib > memory.limit_gib:

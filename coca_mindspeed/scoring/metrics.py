@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from coca_mindspeed.scoring.rollout import Rollout
 
 
-class Mean(NamedTuple):
+class WeightedMean(NamedTuple):
     """A mean over ``weight`` entries; NaN over none."""
 
     value: float
     weight: float
 
 
-def rollout_metrics(rollout: Rollout) -> dict[str, Mean]:
+def rollout_metrics(rollout: Rollout) -> dict[str, WeightedMean]:
     """Metrics of a rollout with credit, each with its weight; rewards and accuracy are over the gradable answers."""
     correct, stated, credit = rollout.correct, rollout.stated, rollout.credit
     graded, kept, reward = ~correct.isnan(), credit.kept, credit.confidence_reward
@@ -57,7 +57,7 @@ def rollout_metrics(rollout: Rollout) -> dict[str, Mean]:
     if credit.deviation:
         means["advantage/deviation"] = (credit.deviation, 1)
     # Undefined, e.g. AUROC where all answers are right: no weight.
-    return {name: Mean(value, 0 if math.isnan(value) else weight) for name, (value, weight) in means.items()}
+    return {name: WeightedMean(value, 0 if math.isnan(value) else weight) for name, (value, weight) in means.items()}
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class FirstSight:
 FIRST_SIGHT, REPEATED, HELD_OUT = "first_sight", "repeated", "held_out"
 
 
-def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, Mean]:
+def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, WeightedMean]:
     """Accuracy and mean stated confidence of the responses with a graded answer and a valid confidence.
 
     Args:
@@ -111,10 +111,10 @@ def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, Mean]:
         by_question = (stated - correct - difference.mean()).where(usable, 0).sum(dim=1)
         error = math.sqrt(float((by_question**2).sum()) * questions / (questions - 1)) / n
     found = {"accuracy": float(correct[usable].mean()), "confidence": float(stated[usable].mean()), "gap_error": error}
-    return {f"{name}/{key}": Mean(value, 0 if math.isnan(value) else n) for key, value in found.items()}
+    return {f"{name}/{key}": WeightedMean(value, 0 if math.isnan(value) else n) for key, value in found.items()}
 
 
-def sight_metrics(rollout: Rollout, seen: Sequence[bool]) -> dict[str, Mean]:
+def sight_metrics(rollout: Rollout, seen: Sequence[bool]) -> dict[str, WeightedMean]:
     """:func:`gap_metrics` of the questions that the run asks for the first time, and of those it asked before.
 
     ``seen``, ``[P]``: whether an earlier step asked the question.
@@ -160,7 +160,7 @@ def _share(where: Tensor) -> float:
     return float(where.double().mean())
 
 
-def values(metrics: Mapping[str, Mean]) -> dict[str, float]:
+def values(metrics: Mapping[str, WeightedMean]) -> dict[str, float]:
     """The values alone, NaN where undefined."""
     return {name: mean.value for name, mean in metrics.items()}
 

@@ -16,7 +16,7 @@ from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.scoring.metrics import HELD_OUT, Mean, gap_metrics
+from coca_mindspeed.scoring.metrics import HELD_OUT, WeightedMean, gap_metrics
 from coca_mindspeed.scoring.rollout import Rollout, confidences
 from coca_mindspeed.utils.own_code import is_own
 
@@ -76,7 +76,7 @@ def held_out_metrics(correct: Tensor, stated: Tensor, confidence_lengths: Tensor
     return {**defined, UNGRADABLE_SHARE: float((~graded).double().mean())}
 
 
-def held_out_gap(answers: Sequence[Prediction]) -> dict[str, Mean]:
+def held_out_gap(answers: Sequence[Prediction]) -> dict[str, WeightedMean]:
     """:func:`.gap_metrics` of answers to held-out questions, of which each may have several."""
     by_question: dict[tuple[str, str], list[Prediction]] = {}
     for answer in answers:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks, token_advantages
+from coca_mindspeed.algorithm.advantages import Reduce, SegmentMasks, segment_masks, token_advantages
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends
-from coca_mindspeed.algorithm.credit import Credit, CreditRule, Reduce, stated_decimals
+from coca_mindspeed.algorithm.credit import Credit, CreditRule, stated_decimals
 from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Grader, Verdict
@@ -125,8 +125,8 @@ class Rollout:
             "segment_ends": self.segment_ends,
         }
 
-    def take_scores(self, columns: Mapping[str, Tensor]) -> "Rollout":
-        """Set the results of scoring from the columns that :meth:`scores` returned, of any float and integer types."""
+    def load_score_columns(self, columns: Mapping[str, Tensor]) -> "Rollout":
+        """Inverse of :meth:`scores`; casts the columns to :data:`SCORE_COLUMNS`."""
         first, *after = stated_decimals(columns["stated_confidence"]).T.reshape(-1, *self._shape)
         self.stated, self.stated_after = first, after[0] if after else None
         self.correct = columns["correct"].to(SCORE_COLUMNS["correct"]).view(self._shape)

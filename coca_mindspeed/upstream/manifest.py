@@ -265,7 +265,7 @@ def fingerprint(root: Path, target: str) -> str:
 
     Raises TargetError if the module or the definition does not exist or does not parse.
     """
-    return hashlib.sha256(normalise(source_of(root, target)).encode("utf-8")).hexdigest()
+    return hashlib.sha256(normalise_source(source_of(root, target)).encode("utf-8")).hexdigest()
 
 
 def module_path(root: Path, module: str) -> Path:
@@ -307,7 +307,7 @@ def _names_bound_by(statement: ast.stmt) -> set[str]:
     return set()
 
 
-def normalise(source: str) -> str:
+def normalise_source(source: str) -> str:
     """Remove comments, blank lines, common indentation and trailing white space.
 
     Strings, docstrings included, are kept: syntax trees print differently between Python versions, while comments are

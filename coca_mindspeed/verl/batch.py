@@ -22,14 +22,14 @@ from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout, confidences
 from coca_mindspeed.verl.settings import VerlSettings
 
 
-class Groups(NamedTuple):
+class CompleteGroups(NamedTuple):
     """Rows of the complete groups, group by group, and the number of incomplete groups."""
 
     rows: tuple[int, ...]
     broken: int
 
 
-def find_groups(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], size: int, expected: int) -> Groups:
+def find_groups(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], size: int, expected: int) -> CompleteGroups:
     """Find the complete groups, of ``size`` responses, among the rows with these keys and tags.
 
     Rows whose tag ``is_padding`` is set are left out; of ``expected`` prompts, one without any response is broken.
@@ -54,7 +54,7 @@ def find_groups(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], size: in
         if len(group) > size:
             raise TrainingError(f"prompt {uid}: expected rollout.n={size} responses, found {len(group)}")
     whole = [group for group in groups.values() if len(group) == size]
-    return Groups(tuple(group[session] for group in whole for session in sorted(group)), expected - len(whole))
+    return CompleteGroups(tuple(group[session] for group in whole for session in sorted(group)), expected - len(whole))
 
 
 def check_broken(broken: int, allowed: int, total: int, kind: str) -> None:
@@ -133,7 +133,7 @@ def score_step(
         texts=[prediction["response"] for prediction in predictions],
         verdicts=verdicts,
     )
-    rollout.take_scores(_score_columns(reports))
+    rollout.load_score_columns(_score_columns(reports))
     if bool(rollout.correct.isnan().all()):
         raise TrainingError(f"none of the step's {len(verdicts)} answers could be graded: {verdicts[0].reason}")
     rollout.give_credit(credit_rule(settings.method, stage))

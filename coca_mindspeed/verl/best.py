@@ -13,7 +13,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS
-from coca_mindspeed.utils.files import read_object, whole_directory, write_json
+from coca_mindspeed.utils.files import whole_directory
+from coca_mindspeed.utils.json_files import read_object, write_json
 from coca_mindspeed.verl.settings import verl_settings
 
 DIRECTORY, FILE = "best", "best.json"

@@ -14,7 +14,8 @@ from typing import Any
 
 from coca_mindspeed.config import checks
 from coca_mindspeed.errors import Problem, raise_problems
-from coca_mindspeed.utils.files import cut_back, read_steps, write_atomically, write_json
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.json_files import cut_back, read_steps, write_json
 from coca_mindspeed.verl.settings import VerlSettings
 
 FILE = "coca.json"
@@ -33,7 +34,7 @@ def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
         raise_problems([Problem("length", "trainer.total_training_steps", total_steps, reason, fix)])
 
 
-def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
+def check_resume(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
     """Raise ConfigError if the checkpoints have another method or grading; then store both beside them.
 
     ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
@@ -47,7 +48,7 @@ def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, re
     if path.is_file() and (resumed_step or (directory / VERLS_NEWEST).is_file()):
         theirs = json.loads(path.read_text(encoding="utf-8"))
         fix = "change trainer.default_local_dir, or remove the directory"
-        checks.check_same_run(theirs, ours, where=path, fix=fix)
+        checks.check_resumed_settings(theirs, ours, where=path, fix=fix)
     directory.mkdir(parents=True, exist_ok=True)
     write_json(path, ours)
 

@@ -44,7 +44,7 @@ from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings
 from coca_mindspeed.scoring.responses import check_own_method
 from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import write_json_lines
+from coca_mindspeed.utils.json_files import write_json_lines
 from coca_mindspeed.verl.batch import (
     ScoredStep,
     check_broken,
@@ -54,7 +54,7 @@ from coca_mindspeed.verl.batch import (
     validation_predictions,
 )
 from coca_mindspeed.verl.checks import check_prompts, check_rows, verl_problems
-from coca_mindspeed.verl.resume import MetricsBeforeResume, check_length, check_same_run, file_of_verls_log
+from coca_mindspeed.verl.resume import MetricsBeforeResume, check_length, check_resume, file_of_verls_log
 from coca_mindspeed.verl.segment_loss import ROLLOUT_WEIGHTS, SEGMENT_ENDS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, TRAINERS, verl_settings
 
@@ -128,7 +128,7 @@ class SegmentTrainer(PPOTrainer):
         """Resume only with the same method and grading and, for a method with stages, the same length."""
         super()._load_checkpoint()
         trainer = self.config.trainer
-        check_same_run(Path(trainer.default_local_dir), self._settings, self.total_training_steps, self.global_steps)
+        check_resume(Path(trainer.default_local_dir), self._settings, self.total_training_steps, self.global_steps)
         if "file" in trainer.logger:
             log = file_of_verls_log(trainer.project_name, trainer.experiment_name)
             self._earlier = MetricsBeforeResume(log, self.global_steps)

@@ -19,7 +19,7 @@ from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.utils.console import print_markdown
-from coca_mindspeed.utils.files import write_json_lines
+from coca_mindspeed.utils.json_files import write_json_lines
 
 DRAWS = (1, 4, 8, 16)
 _REPETITIONS = 50  # of the draws, whose metrics are averaged
@@ -87,10 +87,11 @@ def _measure(
     from coca_mindspeed.grading.registry import build_grader
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.policy import choose_device
-    from coca_mindspeed.local.progress import StepProgress
-    from coca_mindspeed.local.respond import Numbers, predict
+    from coca_mindspeed.local.readings import Numbers
+    from coca_mindspeed.local.respond import predict
     from coca_mindspeed.local.schedule import generator
     from coca_mindspeed.local.validation import LengthLimits, check_prompts
+    from coca_mindspeed.utils.progress import StepProgress
 
     data = f"data.train={arguments.records}"
     given: list[Any] = [f"model.path={arguments.model}", data, f"method.confidence_decimals={arguments.decimals}"]

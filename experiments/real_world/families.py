@@ -10,7 +10,7 @@ import numpy as np
 
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import MissingDependencyError
-from coca_mindspeed.utils.files import check_output_path, output_directory
+from coca_mindspeed.utils.directories import check_output_path, output_directory
 from experiments.real_world import questions
 from experiments.real_world.questions import Question
 

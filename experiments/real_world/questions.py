@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from coca_mindspeed.grading.factual import normalise
+from coca_mindspeed.data.facts import normalise_fact
 
 _MIN_COUNTRY, _MIN_CITY = 50_000, 15_000  # inhabitants; 15,000 is the least that the data have
 _MAX_COUNTRY, _MAX_CITY = 1.5e9, 2.5e7
@@ -107,7 +107,7 @@ def capitals(size: int, random: np.random.Generator) -> Iterator[Question]:
 
 
 def _latin_names(iso: str, city: str) -> Iterator[str]:
-    for name in _names_by_city().get((iso, normalise(city)), ()):
+    for name in _names_by_city().get((iso, normalise_fact(city)), ()):
         letters = [c for c in name if c.isalpha()]
         if len(letters) >= _MIN_ALIAS and all("LATIN" in unicodedata.name(c, "") for c in letters):
             yield name
@@ -117,14 +117,14 @@ def _latin_names(iso: str, city: str) -> Iterator[str]:
 def _names_by_city() -> dict[tuple[str, str], list[str]]:
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for city in _cities():
-        names[city["countrycode"], normalise(city["name"])] += city["alternatenames"]
+        names[city["countrycode"], normalise_fact(city["name"])] += city["alternatenames"]
     return names
 
 
 def capital_of(size: int, random: np.random.Generator) -> Iterator[Question]:
     """The country of a capital, unless the capital's name contains it."""
     for iso, country in countries().items():
-        if not {*normalise(country["name"]).split()} & {*normalise(country["capital"]).split()}:
+        if not {*normalise_fact(country["name"]).split()} & {*normalise_fact(country["capital"]).split()}:
             yield _about_country(iso, "{capital} is the capital of which country?", _country_names(iso))
 
 
@@ -163,12 +163,12 @@ def _city_questions() -> tuple[Question, ...]:
     questions = []
     homes: dict[str, set[str]] = defaultdict(set)
     for city in _cities():
-        homes[normalise(city["name"])].add(city["countrycode"])
-    excluded = {normalise(name) for c in countries().values() for name in (c["capital"], c["name"])}
-    excluded |= {normalise(name) for names in _OTHER_CAPITALS.values() for name in names}
+        homes[normalise_fact(city["name"])].add(city["countrycode"])
+    excluded = {normalise_fact(name) for c in countries().values() for name in (c["capital"], c["name"])}
+    excluded |= {normalise_fact(name) for names in _OTHER_CAPITALS.values() for name in names}
     taken: dict[str, int] = defaultdict(int)
     for city in sorted(_cities(), key=lambda city: -int(city["population"])):
-        iso, name, population = city["countrycode"], normalise(city["name"]), city["population"]
+        iso, name, population = city["countrycode"], normalise_fact(city["name"]), city["population"]
         if population < _MIN_CITY or iso not in countries() or len(homes[name]) > 1 or name in excluded:
             continue
         taken[iso] += 1
@@ -191,15 +191,15 @@ def _subdivision_questions() -> tuple[Question, ...]:
 
     homes: dict[str, set[str]] = defaultdict(set)
     for city in _cities():
-        homes[normalise(city["name"])].add(city["countrycode"])
+        homes[normalise_fact(city["name"])].add(city["countrycode"])
     for part in pycountry.subdivisions:
-        homes[normalise(part.name)].add(part.country_code)
-    excluded = {normalise(name) for c in countries().values() for name in (c["capital"], c["name"])}
+        homes[normalise_fact(part.name)].add(part.country_code)
+    excluded = {normalise_fact(name) for c in countries().values() for name in (c["capital"], c["name"])}
     by_country = defaultdict(list)
     for part in sorted(pycountry.subdivisions, key=lambda part: hashlib.sha256(part.code.encode()).digest()):
-        iso, name = part.country_code, normalise(part.name)
+        iso, name = part.country_code, normalise_fact(part.name)
         if part.parent_code is None and iso in countries() and len(homes[name]) == 1 and name not in excluded:
-            words = {word for listed in _country_names(iso) for word in normalise(listed).split()}
+            words = {word for listed in _country_names(iso) for word in normalise_fact(listed).split()}
             if all(c.isalpha() or c in " '-" for c in part.name) and words.isdisjoint(name.split()):
                 by_country[iso].append((part, name))
     return tuple(

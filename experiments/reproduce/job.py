@@ -25,7 +25,8 @@ from coca_mindspeed.local.run import LocalRun, warm_start
 from coca_mindspeed.local.run_directory import with_model
 from coca_mindspeed.local.sft import run_sft_warm_up
 from coca_mindspeed.local.validation import load_data, read_warm_up_records, record_sources
-from coca_mindspeed.utils.files import is_ours, write_json
+from coca_mindspeed.utils.directories import is_ours
+from coca_mindspeed.utils.json_files import write_json
 from experiments.miniature import SYMBOLS
 from experiments.reproduce.plan import Job, Plan, run_config
 from experiments.reproduce.provenance import machine, made_from, source_commit

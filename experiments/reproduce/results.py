@@ -14,7 +14,7 @@ from scipy.stats import t as student_t
 from coca_mindspeed.evaluation.intervals import Estimates, Interval
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, round_half_up, show
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.json_files import read_json_lines
 from experiments.reproduce.plan import Job
 
 _EPSILON = 1e-12  # differences up to this are rounding

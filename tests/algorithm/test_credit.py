@@ -79,9 +79,9 @@ def test_an_ungradable_answer_is_no_member_of_its_group():
 @pytest.mark.parametrize("correct", [[1, N, N], [N, N, N]])
 def test_a_group_of_fewer_than_two_gradable_answers_is_dropped(correct):
     result = credit(correct, [0.9, 0.1, 0.5])
-    for values, varies in (result.segments["confidence"], result.segments["answer"]):
-        assert not values.any()
-        assert varies.tolist() == result.kept.tolist() == [False]
+    for advantage in (result.segments["confidence"], result.segments["answer"]):
+        assert not advantage.values.any()
+        assert advantage.varies.tolist() == result.kept.tolist() == [False]
     assert result.gesr.isnan().all()
     assert result.confidence_reward.isnan().all()
 
@@ -163,7 +163,7 @@ def test_credit_for_a_segment_that_a_response_has_not_is_refused():
     method = SimpleNamespace(
         **{name: getattr(METHODS["coca"], name) for name in ("name", "confidence_position", "stages")}
     )
-    method.advantages = lambda outcomes, normalise, stage: {"thought": normalise.group(outcomes.correct)}
+    method.advantages = lambda outcomes, normalise, stage: {"thought": normalise.within_group(outcomes.correct)}
     with pytest.raises(ValueError, match=r"'thought'.* confidence, answer"):
         CreditRule(method)(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
 

@@ -6,10 +6,10 @@ import pickle
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.advantages import group_advantages
-from coca_mindspeed.algorithm.credit import CreditRule, Normalisation
+from coca_mindspeed.algorithm.advantages import Normalisation, group_advantages
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import METHODS, training_method
-from coca_mindspeed.algorithm.methods.base import Outcomes
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
 
 N = torch.nan
@@ -74,18 +74,18 @@ def test_both_confidences_of_caliber_are_compared_among_their_valid_ones():
 
 
 def test_a_response_that_takes_no_part_has_no_reward():
-    outcomes = Outcomes(torch.tensor([[1.0, N]]), torch.tensor([[N, N]]), torch.tensor([[1.0]]), None, -2.0)
+    outcomes = GroupOutcomes(torch.tensor([[1.0, N]]), torch.tensor([[N, N]]), torch.tensor([[1.0]]), None, -2.0)
     assert str(outcomes.brier(outcomes.gesr).tolist()) == "[[-2.0, nan]]"
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_advantages_depend_on_values_and_not_on_tensors(name):
-    method, rule = METHODS[name], CreditRule(METHODS[name], entropy_bonus=0.1)
-    outcomes = Outcomes(RIGHT, STATED, RIGHT.mean(1, keepdim=True), torch.full_like(RIGHT, -1.0), -1.0, AFTER)
-    clone = Outcomes(*(t.clone() for t in outcomes[:4]), -1.0, AFTER.clone())
-    one, other = (method.advantages(o, Normalisation(rule, None), method.stages[0]) for o in (outcomes, clone))
+    method = METHODS[name]
+    outcomes = GroupOutcomes(RIGHT, STATED, RIGHT.mean(1, keepdim=True), torch.full_like(RIGHT, -1.0), -1.0, AFTER)
+    clone = GroupOutcomes(*(t.clone() for t in outcomes[:4]), -1.0, AFTER.clone())
+    one, other = (method.advantages(o, Normalisation(), method.stages[0]) for o in (outcomes, clone))
     assert one.keys() == other.keys()
-    assert all(torch.equal(a, b) for name in one for a, b in zip(one[name], other[name], strict=True))
+    assert all(torch.equal(one[name].values, other[name].values) for name in one)
 
 
 def test_registry():

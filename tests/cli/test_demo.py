@@ -9,7 +9,7 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.metrics import calibration_metrics, show
 from coca_mindspeed.evaluation.predictions import outcomes, read_predictions
-from coca_mindspeed.utils.files import MARKER
+from coca_mindspeed.utils.directories import MARKER
 from tests.local.runs_for_tests import SMALL, rows
 
 METRICS = ["accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence", "n", "ungradable"]

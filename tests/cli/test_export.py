@@ -13,7 +13,8 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.cli.export import model_card
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.evaluation.metrics import HEADLINE
-from coca_mindspeed.utils.files import write_json, write_marker
+from coca_mindspeed.utils.directories import write_marker
+from coca_mindspeed.utils.json_files import write_json
 
 
 @pytest.fixture

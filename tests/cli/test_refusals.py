@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from coca_mindspeed.config.compose import compose_run, to_yaml
-from coca_mindspeed.utils.files import write_marker
+from coca_mindspeed.utils.directories import write_marker
 from tests.local.models_for_tests import write_random_model
 from tests.local.starts_for_tests import QUESTIONS, write_rows
 

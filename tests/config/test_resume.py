@@ -2,7 +2,7 @@
 
 import pytest
 
-from coca_mindspeed.config.checks import check_same_run
+from coca_mindspeed.config.checks import check_resumed_settings
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.errors import ConfigError
@@ -55,6 +55,6 @@ def test_a_key_below_a_free_form_section_has_the_facts_of_the_section():
 def test_every_difference_is_named():
     before, now = {"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 5, "c": 2}, "e": 4}
     with pytest.raises(ConfigError) as caught:
-        check_same_run(before, now, where="run.yaml", fix="", may_change=lambda key: key == "e")
+        check_resumed_settings(before, now, where="run.yaml", fix="", may_change=lambda key: key == "e")
     assert [problem[:3] for problem in caught.value.problems] == [("another-run", "a.b", 5), ("another-run", "d", None)]
-    check_same_run(before, before, where="run.yaml", fix="")
+    check_resumed_settings(before, before, where="run.yaml", fix="")

@@ -14,12 +14,12 @@ from coca_mindspeed.data.filters import (
     by_length,
     by_source,
     digest,
-    label_checker,
     ngram_hashes,
     prompt_counter,
 )
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.labels import label_checker
 from coca_mindspeed.grading.math.grader import MathGrader
 from tests.tokenizers_for_tests import llama3_like, qwen_like
 

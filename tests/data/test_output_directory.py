@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.utils.files import MARKER, output_directory
+from coca_mindspeed.utils.directories import MARKER, output_directory
 
 
 def make(path, overwrite=False, content="x"):
@@ -62,7 +62,7 @@ def test_taken_places_are_refused(tmp_path):
 _KILLED_BETWEEN_THE_RENAMES = """
 import os, signal, sys
 from pathlib import Path
-from coca_mindspeed.utils.files import output_directory
+from coca_mindspeed.utils.directories import output_directory
 rename, calls = Path.rename, []
 def dies(self, target):
     calls.append(self)

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.data.filters import EvaluationIndex, by_difficulty, by_source, label_checker
+from coca_mindspeed.data.filters import EvaluationIndex, by_difficulty, by_source
 from coca_mindspeed.data.prepare import STAGES, Preparation, prepare
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.data.registry import SOURCES
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.grading.labels import label_checker
 from tests.data import source_rows
 
 

@@ -9,7 +9,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, read_records, record_from_json, write_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils import text_formats as json_text
-from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.json_files import read_json_lines
 
 GOOD = '{"question": "1 + 1?", "answer": "2"}'
 

@@ -15,7 +15,7 @@ from scipy.stats import binom, multinomial
 
 from benchmarks.interval_coverage import LAWS, SIZES, alone, averaged, over_seeds, paired, repeated
 from coca_mindspeed.evaluation.intervals import Estimates, paired_intervals
-from coca_mindspeed.evaluation.predictions import Outcomes
+from coca_mindspeed.evaluation.predictions import GradedPredictions
 from tests.tables import check_rows
 
 LEAST = 0.9
@@ -92,7 +92,7 @@ SET_SIZES = (30, 200)
 @cache
 def one_confidence(confidence, wrong, n):
     right = np.random.default_rng(wrong).permutation(n) >= wrong
-    return Estimates(Outcomes(np.full(n, float(confidence)), right, np.full(n, np.nan)))
+    return Estimates(GradedPredictions(np.full(n, float(confidence)), right, np.full(n, np.nan)))
 
 
 def likely(probability):
@@ -136,7 +136,7 @@ def test_auroc_near_one(rare, common, rare_is_right):
     for misplaced in range(rare + 1):
         confidence[:rare] = np.where(np.arange(rare) < misplaced, 0.2, 0.8)
         both = (confidence, correct) if rare_is_right else (1 - confidence, ~correct)
-        intervals.append(Estimates(Outcomes(*both, np.full(rare + common, np.nan))).interval("auroc"))
+        intervals.append(Estimates(GradedPredictions(*both, np.full(rare + common, np.nan))).interval("auroc"))
     for share in (0.002, 0.01, 0.03, 0.06, 0.1):
         probability = binom.pmf(np.arange(rare + 1), rare, share)
         held = [holds(interval, 1 - share) for interval in intervals]
@@ -159,7 +159,9 @@ def test_differences_of_two_methods_that_are_nearly_always_right(shares, n, conf
         if gained + lost > n or probability < 1e-7:
             continue
         right = (index >= gained, (index < gained) | (index >= gained + lost))
-        first, second = (Estimates(Outcomes(np.full(n, confidence), each, np.full(n, np.nan))) for each in right)
+        first, second = (
+            Estimates(GradedPredictions(np.full(n, confidence), each, np.full(n, np.nan))) for each in right
+        )
         found = paired_intervals(first, second)
         for metric in held:
             held[metric] += probability * holds(found[metric], true[metric])

@@ -19,12 +19,12 @@ from coca_mindspeed.evaluation.intervals import (
     paired_intervals,
 )
 from coca_mindspeed.evaluation.metrics import calibration_metrics
-from coca_mindspeed.evaluation.predictions import Outcomes
+from coca_mindspeed.evaluation.predictions import GradedPredictions
 
 
 def data(confidence, correct):
     confidence = np.asarray(confidence, dtype=float)
-    return Outcomes(confidence, np.asarray(correct, dtype=bool), np.full(len(confidence), np.nan))
+    return GradedPredictions(confidence, np.asarray(correct, dtype=bool), np.full(len(confidence), np.nan))
 
 
 def drawn(n, seed=0):
@@ -79,7 +79,7 @@ def test_ece_bounds_are_those_over_all_signs(seed):
 def test_samples_that_agree_count_once():
     once = drawn(60)
     index = np.repeat(np.arange(60), 8)
-    copied = Outcomes(once.confidence[index], once.correct[index], np.full(480, np.nan))
+    copied = GradedPredictions(once.confidence[index], once.correct[index], np.full(480, np.nan))
     together, alone = Estimates(copied, questions=index), Estimates(once)
     assert independent_units(index) == pytest.approx(60)
     for name in ("accuracy", "brier", "auroc", "ece"):
@@ -116,7 +116,7 @@ def test_metrics_without_an_interval():
 def test_the_mean_behind_an_interval_is_the_metric(n_valid):
     of = drawn(40)
     tokens = np.where(np.arange(40) < 7, np.nan, np.arange(40) % 5)
-    of = Outcomes(np.where(np.arange(40) < n_valid, of.confidence, np.nan), of.correct, tokens)
+    of = GradedPredictions(np.where(np.arange(40) < n_valid, of.confidence, np.nan), of.correct, tokens)
     estimates = Estimates(of)
     assert {name: mean.value for name, mean in estimates.means.items()} == pytest.approx(
         {name: estimates.values[name] for name in MEANS}, abs=1e-9, nan_ok=True
@@ -127,7 +127,7 @@ def test_the_mean_behind_an_interval_is_the_metric(n_valid):
 def test_the_variance_is_that_of_resampled_rows(decimals):
     rng = np.random.default_rng(3)
     confidence = np.round(rng.random(300), decimals)
-    of = Outcomes(confidence, rng.random(300) < confidence, rng.integers(8, 12, 300).astype(float))
+    of = GradedPredictions(confidence, rng.random(300) < confidence, rng.integers(8, 12, 300).astype(float))
     resampled = [
         calibration_metrics(of.confidence[row], of.correct[row], of.tokens_to_confidence[row]).values
         for row in rng.integers(0, 300, size=(150, 300))
@@ -143,8 +143,8 @@ def test_pairing_removes_what_the_methods_share():
     easy = rng.random(500)
     correct = rng.random(500) < easy
     better = correct | (rng.random(500) < 0.05)
-    first = Estimates(Outcomes(np.round(easy, 2), correct, np.full(500, 9.0)))
-    second = Estimates(Outcomes(np.round(easy, 2), better, np.full(500, 10.0)))
+    first = Estimates(GradedPredictions(np.round(easy, 2), correct, np.full(500, 9.0)))
+    second = Estimates(GradedPredictions(np.round(easy, 2), better, np.full(500, 10.0)))
     paired = paired_intervals(first, second)
     assert paired["accuracy"].estimate == pytest.approx(better.mean() - correct.mean())
     # Unpaired, the two spreads add up.
@@ -181,6 +181,7 @@ def test_a_calibrated_models_ece_is_that_of_redrawn_answers():
     redrawn = [calibration_metrics(of.confidence, rng.random(200) < of.confidence).values["ece"] for _ in range(1000)]
     assert found.mean == pytest.approx(np.mean(redrawn), abs=0.002)
     assert found.high == pytest.approx(np.quantile(redrawn, 0.95), abs=0.005)
-    alone = Outcomes(np.random.default_rng(1).random(200), of.correct, of.tokens_to_confidence)  # all different
+    all_different = np.random.default_rng(1).random(200)
+    alone = GradedPredictions(all_different, of.correct, of.tokens_to_confidence)
     assert Estimates(alone).calibrated.mean == pytest.approx(found.mean, abs=0.02)
     assert Estimates(data([np.nan], [True])).calibrated.as_dict() == {"mean": None, "p95": None}

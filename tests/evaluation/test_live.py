@@ -10,9 +10,8 @@ from rich.console import Console
 from coca_mindspeed.cli import main, watch
 from coca_mindspeed.cli.watch import dashboard, sparkline
 from coca_mindspeed.config.compose import compose_run, to_yaml
-from coca_mindspeed.local.progress import StepProgress
-from coca_mindspeed.local.run_directory import LOCK
-from coca_mindspeed.utils.files import PROGRESS, write_marker
+from coca_mindspeed.utils.directories import LOCK, PROGRESS, write_marker
+from coca_mindspeed.utils.progress import StepProgress
 
 
 def show(path):

@@ -12,14 +12,14 @@ from coca_mindspeed.evaluation.plots import (
     threshold_curves,
     training_curves,
 )
-from coca_mindspeed.evaluation.predictions import Outcomes
+from coca_mindspeed.evaluation.predictions import GradedPredictions
 
 STATED = np.array([0.05, 0.95, 0.95, 0.95, 0.3, np.nan])
 RIGHT = np.array([False, True, True, False, False, True])
 
 
 def group(stated=STATED, right=RIGHT):
-    return Outcomes(stated, right, np.full(len(stated), np.nan))
+    return GradedPredictions(stated, right, np.full(len(stated), np.nan))
 
 
 def texts(figure):

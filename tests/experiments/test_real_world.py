@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coca_mindspeed.data.facts import normalise_fact
 from coca_mindspeed.data.records import read_records
-from coca_mindspeed.grading.factual import normalise
 from coca_mindspeed.grading.registry import build_grader
 from experiments.__main__ import main
 from experiments.real_world.families import (
@@ -63,7 +63,7 @@ def test_held_out_entities_are_never_taught(seed):
 @pytest.mark.parametrize("match", ["exact", "contains"])
 def test_graders_accept_every_alias_and_no_answer_of_another_question(parts, match):
     records = [record for part in PARTS for record in parts[part]]
-    aliases = [{normalise(alias) for alias in record.metadata["aliases"]} for record in records]
+    aliases = [{normalise_fact(alias) for alias in record.metadata["aliases"]} for record in records]
     with closing(build_grader("auto", {"factual": {"match": match}})) as grader:
         grader.check(records)
         for shown in ("{}", "The answer is {}.", " {}\n"):
@@ -79,7 +79,7 @@ def test_graders_accept_every_alias_and_no_answer_of_another_question(parts, mat
         for family in by_family.values():
             others = [*family[1:], family[0]]
             pairs = [(a, b) for a, b in zip(family, others, strict=True)
-                     if normalise(b.answer) not in {normalise(x) for x in a.metadata["aliases"]}]  # fmt: skip
+                     if normalise_fact(b.answer) not in {normalise_fact(x) for x in a.metadata["aliases"]}]  # fmt: skip
             verdicts = grader.grade([a for a, _ in pairs], [b.answer for _, b in pairs])
             wrongly = [(a.question, b.answer) for (a, b), v in zip(pairs, verdicts, strict=True) if v.correct]
             assert wrongly == []
@@ -106,8 +106,8 @@ Which month comes after May? | June | yes
 @pytest.mark.parametrize("line", ACCEPTED.strip().splitlines())
 def test_accepted_answers(line):
     question, answer, accepted = line.split(" | ")
-    names = {normalise(alias) for alias in all_questions()[question].aliases}
-    assert (normalise(answer) in names) == (accepted == "yes")
+    names = {normalise_fact(alias) for alias in all_questions()[question].aliases}
+    assert (normalise_fact(answer) in names) == (accepted == "yes")
 
 
 @cache

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coca_mindspeed.data.facts import normalise_fact
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.grading.factual import FactualGrader, names_answer, normalise, stated_fact
+from coca_mindspeed.grading.factual import FactualGrader, names_answer, stated_fact
 from tests.grading.tables import read_table, text_cases
 from tests.tables import check_rows
 
@@ -15,7 +16,7 @@ def record(aliases: object) -> Record:
     return Record("t1", "triviaqa", "factual", "Who?", "", metadata={"aliases": aliases})
 
 
-FUNCTIONS = {"normalise": normalise, "stated_fact": stated_fact}
+FUNCTIONS = {"normalise": normalise_fact, "stated_fact": stated_fact}
 
 
 def test_the_table_of_texts() -> None:
@@ -64,7 +65,7 @@ def test_tags_tell_flags_apart() -> None:
 
 @given(st.text())
 def test_normalising_twice_is_normalising_once(text: str) -> None:
-    assert normalise(normalise(text)) == normalise(text)
+    assert normalise_fact(normalise_fact(text)) == normalise_fact(text)
 
 
 @pytest.mark.parametrize("aliases", [None, [], "Paris", [1], ["A"], ["The The", "?"]])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, OneReward
 from coca_mindspeed.data.records import Record
 
 
@@ -14,7 +14,7 @@ class Shy(OneReward):
 
     name: str = "shy"
 
-    def reward(self, outcomes: Outcomes, stage: str) -> Tensor:
+    def reward(self, outcomes: GroupOutcomes, stage: str) -> Tensor:
         return outcomes.correct - outcomes.stated.nan_to_num(1.0)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.run_directory import find_run, with_stored
-from coca_mindspeed.utils.files import is_hub_id, write_marker
+from coca_mindspeed.utils.directories import write_marker
+from coca_mindspeed.utils.hub import is_hub_id
 from tests.hub_stub import COMMIT, hub
 
 FILES = {"config.json": "{}", "model.safetensors": "weights", "pytorch_model.bin": "again", "tokenizer.json": "{}"}

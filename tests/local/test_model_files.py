@@ -21,7 +21,7 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.validation import LengthLimits, check_prompts, ordinary_pad_token
-from coca_mindspeed.utils.files import MARKER
+from coca_mindspeed.utils.directories import MARKER
 from tests import tokenizers_for_tests as kinds
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import small_session

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from coca_mindspeed.local import progress as progress_module
-from coca_mindspeed.local.evaluation import left_out
-from coca_mindspeed.local.progress import StepProgress, TrainingProgress
+from coca_mindspeed.local.progress import TrainingProgress
+from coca_mindspeed.local.report import left_out
+from coca_mindspeed.utils import progress as progress_module
+from coca_mindspeed.utils.progress import StepProgress
 
 
 def metrics(accuracy: float, ece: float = 0.25) -> dict[str, float]:

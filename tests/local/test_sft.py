@@ -18,10 +18,10 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.local import sft
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.sft import ResponseFormat, encode_responses, sft_backward
 from coca_mindspeed.utils.process import InterruptedRunError
+from coca_mindspeed.utils.progress import StepProgress
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import open_session
 

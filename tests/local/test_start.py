@@ -23,13 +23,13 @@ from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import (
     context_limit,
-    load_tokenizer,
+    load_model_tokenizer,
     read_model_config,
 )
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
 from coca_mindspeed.local.tiny_model import tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.validation import LengthLimits, check_lengths, check_prompts
-from coca_mindspeed.utils.files import MARKER
+from coca_mindspeed.utils.directories import MARKER
 from tests.grading.sandbox_package import needs_sandbox
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import small_session
@@ -111,7 +111,7 @@ def records() -> list[Record]:
 
 
 def prompts_of(model: Path) -> list[list[int]]:
-    return encode_prompts(load_tokenizer(model, ModelConfig()), records(), SYSTEM)
+    return encode_prompts(load_model_tokenizer(model, ModelConfig()), records(), SYSTEM)
 
 
 # ---- a start that fails leaves nothing in the way
@@ -156,7 +156,7 @@ def test_an_output_that_is_something_else_is_refused_and_left_alone(tmp_path, mo
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from coca_mindspeed.local.run_directory import lock_run
+from coca_mindspeed.utils.directories import lock_run
 with lock_run(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -335,7 +335,7 @@ def test_the_documented_lines_mend_such_a_template(tmp_path, model):
     path = set_config(model, tmp_path / "gemma")
     loop = "{%- for m in turns -%}<{{ m.role }}>{{ m.content }}{%- endfor -%}"
     (path / "chat_template.jinja").write_text(lines + loop)
-    tokenizer = load_tokenizer(path, ModelConfig())
+    tokenizer = load_model_tokenizer(path, ModelConfig())
     record = Record("1", "d", "math", "1+1?", "2", metadata={"instruction": ""})
     assert render_prompts(tokenizer, [record], "Say it.") == ["<user>Say it.\n\n1+1?"]
     assert render_prompts(tokenizer, [record], None) == ["<user>1+1?"]

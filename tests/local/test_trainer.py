@@ -27,7 +27,7 @@ from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.scoring.rollout import Rollout
-from coca_mindspeed.utils.files import MARKER
+from coca_mindspeed.utils.directories import MARKER
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import (
     FINISHED,

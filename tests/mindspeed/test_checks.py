@@ -15,11 +15,11 @@ from coca_mindspeed.mindspeed.checks import layout_problems
 from coca_mindspeed.mindspeed.plan import (
     Rates,
     checkpoint_bytes,
-    estimate_memory,
     host_gib,
     iteration_seconds,
     make_plan,
     model_parameters,
+    npu_memory,
     read_rates,
     run_days,
 )
@@ -83,7 +83,7 @@ def test_memory_by_hand():
     )
     layer = 8 * (8 + 2 * 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
     parameters = 2 * layer + 2 * 32 * 8
-    plan = estimate_memory(resolved)
+    plan = npu_memory(resolved)
     training = {part.name: part.bytes for part in plan.training}
     assert training["weights"] == 2 * parameters
     assert training["gradients"] == 4 * parameters
@@ -98,13 +98,13 @@ def test_memory_by_hand():
     kv_bytes_per_token = 2 * 2 * 2 * 4  # keys and values, bf16, two layers, one head of 4
     assert plan.longest_responses == rollout["KV cache"] / (kv_bytes_per_token * 100)
     assert rollout["training state not offloaded"] == 0
-    kept = estimate_memory(replace(resolved, offload_optimizer=False))
+    kept = npu_memory(replace(resolved, offload_optimizer=False))
     assert {part.name: part.bytes for part in kept.rollout}["training state not offloaded"] == training["optimizer"]
 
 
 def test_what_layouts_do_to_memory():
     def training(**changes):
-        return {part.name: part.bytes for part in estimate_memory(replace(_SEVEN, **changes)).training}
+        return {part.name: part.bytes for part in npu_memory(replace(_SEVEN, **changes)).training}
 
     whole, halves = training(tp=2), training(tp=4)
     assert whole["weights"] == 2 * halves["weights"]

@@ -19,10 +19,11 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.mindspeed.stages import dataset
-from coca_mindspeed.mindspeed.stages.dataset import RECORD, RecordPrompts, load_prompts
+from coca_mindspeed.mindspeed.stages.dataset import RECORD, RecordPrompts
 from coca_mindspeed.mindspeed.stages.reward_worker import MindSpeedVerifier, build_verifier
 from coca_mindspeed.mindspeed.start import driver, process
 from coca_mindspeed.mindspeed.start.process import VARIABLE, CocaSettings, ProcessSettings
+from coca_mindspeed.mindspeed.start.records import load_prompts
 from tests.mindspeed.builders import checkpoint, write
 from tests.mindspeed.builders import mindspeed_config as _config
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like

@@ -19,7 +19,7 @@ from coca_mindspeed.upstream.manifest import (
     load_manifest,
     load_manifests,
     matching_manifest,
-    normalise,
+    normalise_source,
     skeleton,
     source_of,
 )
@@ -71,7 +71,7 @@ def root(tmp_path, monkeypatch):
 
 
 def _hook(root, target, kind, **fields):
-    digest = hashlib.sha256(normalise(source_of(root, target)).encode()).hexdigest()
+    digest = hashlib.sha256(normalise_source(source_of(root, target)).encode()).hexdigest()
     return Hook(target=target, kind=kind, process="worker", reason="a test", sha256=digest, **fields)
 
 

@@ -6,8 +6,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed.plan import make_plan
-from coca_mindspeed.mindspeed.stages.dataset import load_prompts, read_run_records, record_files, with_digests
 from coca_mindspeed.mindspeed.start.process import CocaSettings
+from coca_mindspeed.mindspeed.start.records import load_prompts, read_run_records, record_files, with_digests
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.utils.files import file_sha256
 from tests.mindspeed.builders import checkpoint

@@ -15,7 +15,7 @@ from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
 from coca_mindspeed.mindspeed.stages.metrics import append_line
 from coca_mindspeed.mindspeed.stages.trainer import Validation
 from coca_mindspeed.mindspeed.start.process import CocaSettings
-from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.json_files import read_json_lines
 
 
 class Killed(BaseException):

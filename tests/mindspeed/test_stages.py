@@ -21,7 +21,7 @@ from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, divi
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
 from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
 from coca_mindspeed.mindspeed.start.process import CocaSettings
-from coca_mindspeed.scoring.metrics import Mean
+from coca_mindspeed.scoring.metrics import WeightedMean
 
 NAN = math.nan
 
@@ -197,7 +197,11 @@ def test_ratios_are_divided_after_averaging():
     assert divide_ratios({**averaged, "other": 3.0}) == {"clip": pytest.approx(0.2), "other": 3.0}
     assert divide_ratios(ratio("undefined", 0.0, 0.0)) == {}
     # Means of batches are averaged over their entries; an undefined one has no weight.
-    parts = [as_ratios({"ece": Mean(0.5, 1)}), as_ratios({"ece": Mean(0.1, 3)}), as_ratios({"ece": Mean(NAN, 0)})]
+    parts = [
+        as_ratios({"ece": WeightedMean(0.5, 1)}),
+        as_ratios({"ece": WeightedMean(0.1, 3)}),
+        as_ratios({"ece": WeightedMean(NAN, 0)}),
+    ]
     averaged = {name: sum(part[name] for part in parts) / 3 for name in parts[0]}
     assert divide_ratios(averaged) == {"ece": pytest.approx(0.2)}
 

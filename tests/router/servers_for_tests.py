@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.json_files import read_json_lines
 from coca_router.config import ServingConfig
 from coca_router.http_server import Server, Shutdown
 from coca_router.proxy import Proxy

@@ -8,7 +8,7 @@ import pytest
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 from coca_router.calibrate import fit_map
 from coca_router.calibration import Calibration, Identity, prompt_hash
 from coca_router.cli import main

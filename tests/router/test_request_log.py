@@ -11,7 +11,7 @@ import pytest
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.json_files import read_json_lines
 from coca_router.cli import main
 from coca_router.request_log import LogError, RequestLog
 from coca_router.trace import Trace

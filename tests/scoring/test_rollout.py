@@ -9,7 +9,7 @@ from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.scoring.metrics import Mean, health_problems, rollout_metrics, sight_metrics, values
+from coca_mindspeed.scoring.metrics import WeightedMean, health_problems, rollout_metrics, sight_metrics, values
 from coca_mindspeed.scoring.responses import held_out_gap
 from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout
 
@@ -135,8 +135,8 @@ def test_undefined_metrics_have_no_weight():
     for name in ("rollout/ece", "rollout/auroc", "rollout/brier", "rollout/confidence"):
         assert math.isnan(metrics[name].value)
         assert metrics[name].weight == 0
-    assert metrics["rollout/invalid_share"] == Mean(1.0, 2)
-    assert metrics["reward/confidence"] == Mean(-1.0, 2)
+    assert metrics["rollout/invalid_share"] == WeightedMean(1.0, 2)
+    assert metrics["reward/confidence"] == WeightedMean(-1.0, 2)
 
 
 @pytest.mark.parametrize("name", ["reward/answer", "reward/confidence", "rollout/brier", "rollout/confidence"])
@@ -170,7 +170,7 @@ def test_scores_as_columns_of_smaller_types_and_back(twice):
     assert {name: column.dtype for name, column in columns.items()} == SCORE_COLUMNS
     assert [column.shape[1] for column in columns.values()] == [1 + twice, 1, 1, 2]
     sent = {name: column.float() if column.is_floating_point() else column.int() for name, column in columns.items()}
-    taken = Rollout(group_size=2, lengths=scored.lengths, width=4).take_scores(sent)
+    taken = Rollout(group_size=2, lengths=scored.lengths, width=4).load_score_columns(sent)
     for name in ("stated", "stated_after", "correct", "confidence_lengths", "segment_ends"):
         if (given := getattr(scored, name)) is None:
             assert getattr(taken, name) is None

@@ -2,8 +2,8 @@
 
 import pytest
 
-from coca_mindspeed.local.progress import STEPS, Pace
 from coca_mindspeed.utils.console import duration
+from coca_mindspeed.utils.progress import STEPS, Pace
 
 
 def row(step, evaluation=None, *, rollout=2.0):

@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.utils.files import (
-    cut_back,
-    read_json_lines,
-    read_steps,
-    whole_directory,
-    write_json,
-    write_json_lines,
-)
+from coca_mindspeed.utils.files import whole_directory
+from coca_mindspeed.utils.json_files import cut_back, read_json_lines, read_steps, write_json, write_json_lines
 
 TEXTS = ["\ud83d", "a\udc00b", "\U0001f600 half: \ude00", "\\ud83d spelt out", "🙂", "\u2028"]
 

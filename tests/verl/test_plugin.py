@@ -11,7 +11,7 @@ import pytest
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.upstream.manifest import load_manifests, source_of
 from coca_mindspeed.verl.register import REGISTRIES
-from coca_mindspeed.verl.resume import check_length, check_same_run
+from coca_mindspeed.verl.resume import check_length, check_resume
 from coca_mindspeed.verl.settings import VerlSettings
 
 ROOT = Path(__file__).parents[2]
@@ -54,31 +54,31 @@ def test_the_shipped_manifest_is_whole():
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path):
-    check_same_run(tmp_path, VerlSettings(), 10, 0)
-    check_same_run(tmp_path, VerlSettings(), 20, 5)  # longer is the same run, but for a method with stages
+    check_resume(tmp_path, VerlSettings(), 10, 0)
+    check_resume(tmp_path, VerlSettings(), 20, 5)  # longer is the same run, but for a method with stages
     changed = VerlSettings.model_validate({"method": {"name": "joint", "clip": 0.1}})
     with pytest.raises(ConfigError) as caught:
-        check_same_run(tmp_path, changed, 10, 5)
+        check_resume(tmp_path, changed, 10, 5)
     assert [problem[:3] for problem in caught.value.problems] == [
         ("another-run", "clip", 0.1),
         ("another-run", "name", "joint"),
     ]
-    check_same_run(tmp_path, changed, 10, 0)
+    check_resume(tmp_path, changed, 10, 0)
     assert json.loads((tmp_path / "coca.json").read_text())["name"] == "joint"
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("5")  # stopped before its own first checkpoint
     with pytest.raises(ConfigError, match="'joint', found 'coca'"):
-        check_same_run(tmp_path, VerlSettings(), 10, 0)
-    check_same_run(tmp_path, changed, 10, 0)
+        check_resume(tmp_path, VerlSettings(), 10, 0)
+    check_resume(tmp_path, changed, 10, 0)
     graded = {"grader": "exact", "grading": {"math": {"boxed_only": True}}, "require_evaluated": False}
     for key, value in graded.items():
         with pytest.raises(ConfigError) as caught:
-            check_same_run(tmp_path, changed.model_copy(update={key: value}), 10, 5)
+            check_resume(tmp_path, changed.model_copy(update={key: value}), 10, 5)
         assert caught.value.problems[0].key.startswith(key)
     (tmp_path / "latest_checkpointed_iteration.txt").unlink()
     sequential = VerlSettings.model_validate({"method": {"name": "sequential"}})
-    check_same_run(tmp_path, sequential, 10, 0)
+    check_resume(tmp_path, sequential, 10, 0)
     with pytest.raises(ConfigError, match="total_training_steps=10, found 20"):
-        check_same_run(tmp_path, sequential, 20, 5)
+        check_resume(tmp_path, sequential, 20, 5)
     for steps, epochs in ((12, 3), (1, 1)):
         check_length(steps, 4, epochs)
     with pytest.raises(ConfigError) as caught:  # it would end before its last step

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from torch import Tensor as Tensor
 
     from coca_mindspeed.algorithm.advantages import Advantage as Advantage
-    from coca_mindspeed.algorithm.credit import Normalisation as Normalisation
+    from coca_mindspeed.algorithm.advantages import Normalisation as Normalisation
 else:  # types of arguments; importing torch for them would take seconds
     Tensor = Advantage = Normalisation = Any
 
 
-class Outcomes(NamedTuple):
+class GroupOutcomes(NamedTuple):
     """Outcomes of the responses.  A response with an ungradable answer takes no part and is NaN everywhere.
 
     Attributes:
         correct: float64 ``[P, G]``, 1 or 0, ``1[answer is correct]`` (paper, equation 6); NaN: takes no part.
         stated: float64 ``[P, G]``, the stated confidence; NaN also where the response states no valid one.
         gesr: float64 ``[P, 1]``, the mean of ``correct`` in each group (equation 7).
-        log_probs: float64 ``[P, G]`` of each confidence segment under the policy that sampled it; None: not known.
+        entropy_bonus: float64 ``[P, G]``, added to the score of a valid confidence; None: no bonus.
         invalid_reward: reward in place of the Brier score for a response without a valid confidence.
         stated_after: like ``stated``, the second confidence of a method that asks for two; None: there is none.
     """
@@ -33,7 +33,7 @@ class Outcomes(NamedTuple):
     correct: Tensor
     stated: Tensor
     gesr: Tensor
-    log_probs: Tensor | None
+    entropy_bonus: Tensor | None
     invalid_reward: float
     stated_after: Tensor | None = None
 
@@ -48,7 +48,7 @@ class Outcomes(NamedTuple):
         return score.masked_fill(self.correct.isnan(), float("nan"))
 
 
-#: Advantages of segments by their names in ``SEGMENTS``; a segment that is missing learns nothing.
+#: Advantages of segments by their names in ``SEGMENTS``; segments not in the dict get advantage 0.
 SegmentAdvantages = dict[str, Advantage]
 
 
@@ -73,12 +73,12 @@ class TrainingMethod(Protocol):
         """Names of the training stages, run one after the other."""
         ...
 
-    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+    def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         """Advantages of each segment.
 
-        ``normalise.group``, ``normalise.stated`` (for scores of confidences) and ``normalise.scaled`` (for a method's
-        one reward) make them of rewards, float64 ``[P, G]``, NaN where a response takes no part.  ``stage`` is one of
-        :attr:`stages`.
+        ``normalise.within_group``, ``normalise.of_confidence`` (for scores of confidences) and ``normalise.by_scale``
+        (for a method's one reward) compute them from rewards, float64 ``[P, G]``, NaN where a response takes no part.
+        ``stage`` is one of :attr:`stages`.
         """
         ...
 
@@ -97,10 +97,10 @@ class MethodDefaults:
 class OneReward(MethodDefaults):
     """Base of the methods with one reward, which falls on every token of the response."""
 
-    def reward(self, outcomes: Outcomes, stage: str) -> Tensor:
+    def reward(self, outcomes: GroupOutcomes, stage: str) -> Tensor:
         """float64 ``[P, G]``, NaN where a response takes no part."""
         raise NotImplementedError
 
-    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
-        advantage = normalise.scaled(self.reward(outcomes, stage))
+    def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+        advantage = normalise.by_scale(self.reward(outcomes, stage))
         return dict.fromkeys(SEGMENTS[self.confidence_position], advantage)

@@ -11,7 +11,7 @@ in the warm-up, is our reading.  Reports and metrics take the first confidence f
 
 from dataclasses import dataclass
 
-from coca_mindspeed.algorithm.methods.base import MethodDefaults, Normalisation, Outcomes, SegmentAdvantages
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, MethodDefaults, Normalisation, SegmentAdvantages
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_TWICE_PROMPT, ConfidencePosition
 
 
@@ -22,14 +22,14 @@ class Caliber(MethodDefaults):
     confidence_position: ConfidencePosition = "both"
     stages: tuple[str, ...] = ("warm-up", "train")
 
-    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+    def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         after = outcomes.stated_after
         assert after is not None
-        first = normalise.stated(outcomes.brier(outcomes.gesr), outcomes.stated)
+        first = normalise.of_confidence(outcomes.brier(outcomes.gesr), outcomes.stated)
         if stage == "warm-up":
             return {"confidence": first}
         return {
             "confidence": first,
-            "answer": normalise.group(outcomes.correct),
-            "confidence_after": normalise.stated(outcomes.brier(outcomes.correct, after), after),
+            "answer": normalise.within_group(outcomes.correct),
+            "confidence_after": normalise.of_confidence(outcomes.brier(outcomes.correct, after), after),
         }

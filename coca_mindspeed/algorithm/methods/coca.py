@@ -9,7 +9,7 @@ and each advantage is normalised within the group.
 
 from dataclasses import dataclass
 
-from coca_mindspeed.algorithm.methods.base import MethodDefaults, Normalisation, Outcomes, SegmentAdvantages
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, MethodDefaults, Normalisation, SegmentAdvantages
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,11 @@ class Coca(MethodDefaults):
 
     name: str = "coca"
 
-    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+    def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         brier = outcomes.brier(outcomes.gesr)
-        if outcomes.log_probs is not None and normalise.entropy_bonus:
-            brier = brier - normalise.entropy_bonus * outcomes.log_probs.masked_fill(outcomes.stated.isnan(), 0.0)
-        return {"confidence": normalise.stated(brier, outcomes.stated), "answer": normalise.group(outcomes.correct)}
+        if outcomes.entropy_bonus is not None:
+            brier = brier + outcomes.entropy_bonus
+        return {
+            "confidence": normalise.of_confidence(brier, outcomes.stated),
+            "answer": normalise.within_group(outcomes.correct),
+        }

@@ -10,7 +10,7 @@ reward stays on its own tokens, as in the paper.  Summaries of the paper give ``
 
 from dataclasses import dataclass
 
-from coca_mindspeed.algorithm.methods.base import MethodDefaults, Normalisation, Outcomes, SegmentAdvantages
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, MethodDefaults, Normalisation, SegmentAdvantages
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, ConfidencePosition
 
 
@@ -20,10 +20,10 @@ class Dcpo(MethodDefaults):
     system_prompt: str = ANSWER_FIRST_PROMPT
     confidence_position: ConfidencePosition = "last"
 
-    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+    def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         target = (outcomes.correct + outcomes.gesr) / 2
         score = outcomes.scored(-(outcomes.stated - target).square() / 2, outcomes.stated)
         return {
-            "answer": normalise.group(outcomes.correct),
-            "confidence": normalise.stated(score, outcomes.stated),
+            "answer": normalise.within_group(outcomes.correct),
+            "confidence": normalise.of_confidence(score, outcomes.stated),
         }

@@ -9,7 +9,7 @@ this name; their last step, which whitens the sum over the batch, is left out fo
 
 from dataclasses import dataclass
 
-from coca_mindspeed.algorithm.methods.base import Normalisation, Outcomes, SegmentAdvantages
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, Normalisation, SegmentAdvantages
 from coca_mindspeed.algorithm.methods.coca import Coca
 
 
@@ -19,6 +19,6 @@ class Gdpo(Coca):
 
     name: str = "gdpo"
 
-    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+    def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         own = super().advantages(outcomes, normalise, stage)
         return dict.fromkeys(own, own["confidence"] + own["answer"])

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes, Tensor
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, OneReward, Tensor
 
 
 @dataclass(frozen=True)
 class Joint(OneReward):
     name: str = "joint"
 
-    def reward(self, outcomes: Outcomes, stage: str) -> Tensor:
+    def reward(self, outcomes: GroupOutcomes, stage: str) -> Tensor:
         return outcomes.correct + outcomes.brier(outcomes.gesr)

@@ -12,7 +12,7 @@ confidence can change, and PPO's critic; the group's mean is used instead.
 from dataclasses import dataclass
 from math import log
 
-from coca_mindspeed.algorithm.methods.base import MethodDefaults, Normalisation, Outcomes, SegmentAdvantages
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, MethodDefaults, Normalisation, SegmentAdvantages
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, ConfidencePosition
 
 _LEAST = 0.001
@@ -24,7 +24,7 @@ class LogScore(MethodDefaults):
     system_prompt: str = ANSWER_FIRST_PROMPT
     confidence_position: ConfidencePosition = "last"
 
-    def advantages(self, outcomes: Outcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+    def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         of_outcome = (outcomes.correct + outcomes.stated - 1).abs()  # s if the answer is correct, else 1 - s
         score = of_outcome.clamp(_LEAST, 1 - _LEAST).log() / -log(_LEAST)
-        return {"confidence": normalise.stated(outcomes.scored(score, outcomes.stated), outcomes.stated)}
+        return {"confidence": normalise.of_confidence(outcomes.scored(score, outcomes.stated), outcomes.stated)}

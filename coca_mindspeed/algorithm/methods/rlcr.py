@@ -7,7 +7,7 @@ The target of the Brier score is the response's own correctness.
 
 from dataclasses import dataclass
 
-from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes, Tensor
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, OneReward, Tensor
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, ConfidencePosition
 
 
@@ -17,5 +17,5 @@ class Rlcr(OneReward):
     system_prompt: str = ANSWER_FIRST_PROMPT
     confidence_position: ConfidencePosition = "last"
 
-    def reward(self, outcomes: Outcomes, stage: str) -> Tensor:
+    def reward(self, outcomes: GroupOutcomes, stage: str) -> Tensor:
         return outcomes.correct + outcomes.brier(outcomes.correct)

@@ -5,7 +5,7 @@ It is the paper's case of reward hacking: in the second stage short wrong answer
 
 from dataclasses import dataclass
 
-from coca_mindspeed.algorithm.methods.base import OneReward, Outcomes, Tensor
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes, OneReward, Tensor
 
 
 @dataclass(frozen=True)
@@ -13,5 +13,5 @@ class Sequential(OneReward):
     name: str = "sequential"
     stages: tuple[str, ...] = ("accuracy", "confidence")
 
-    def reward(self, outcomes: Outcomes, stage: str) -> Tensor:
+    def reward(self, outcomes: GroupOutcomes, stage: str) -> Tensor:
         return outcomes.correct if stage == "accuracy" else outcomes.brier(outcomes.gesr)

@@ -21,7 +21,7 @@ from coca_mindspeed.algorithm.parsing import (
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS
 from coca_mindspeed.utils.console import print_failure
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.utils.json_files import write_json
 
 _EVALUATORS = "coca_mindspeed.evaluation.opencompass.evaluator"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from coca_mindspeed.mindspeed.stages.dock import read_rows
 from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings
-from coca_mindspeed.scoring.metrics import Mean
-from coca_mindspeed.utils.files import cut_back, replace_nonfinite, to_json_line, write_json_lines
+from coca_mindspeed.scoring.metrics import WeightedMean
+from coca_mindspeed.utils.json_files import cut_back, replace_nonfinite, to_json_line, write_json_lines
 
 _NUMERATOR, _DENOMINATOR = "/numerator", "/denominator"
 _SAMPLES, _OF_ITERATION = "samples", "iteration_"
@@ -38,7 +38,7 @@ def divide_ratios(metrics: Mapping[str, float]) -> dict[str, float]:
     return finished
 
 
-def as_ratios(metrics: Mapping[str, Mean]) -> dict[str, float]:
+def as_ratios(metrics: Mapping[str, WeightedMean]) -> dict[str, float]:
     """Means as ratios, so that several batches give the mean over all of their entries."""
     found: dict[str, float] = {}
     for name, mean in metrics.items():

@@ -17,9 +17,10 @@ from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
-from coca_mindspeed.mindspeed.stages.dataset import RECORD, read_run_records
+from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report, score_columns
 from coca_mindspeed.mindspeed.start.process import process_settings
+from coca_mindspeed.mindspeed.start.records import read_run_records
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer
 from coca_mindspeed.scoring.rollout import Rollout

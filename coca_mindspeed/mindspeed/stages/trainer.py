@@ -24,7 +24,7 @@ import torch
 
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.mindspeed.stages import dataset, metrics
-from coca_mindspeed.mindspeed.stages.dataset import RECORD, load_prompts
+from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.dock import (
     ROLLOUT_LOG_PROBS,
     SCORES,
@@ -38,11 +38,12 @@ from coca_mindspeed.mindspeed.stages.dock import (
 )
 from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, as_ratios, cut_logs
 from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings, process_settings
+from coca_mindspeed.mindspeed.start.records import load_prompts
 from coca_mindspeed.scoring.metrics import (
     HELD_OUT,
     TIMES_ASKED,
     HealthWarnings,
-    Mean,
+    WeightedMean,
     gap_metrics,
     rollout_metrics,
     sight_metrics,
@@ -51,7 +52,7 @@ from coca_mindspeed.scoring.metrics import (
 from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.files import read_steps
+from coca_mindspeed.utils.json_files import read_steps
 
 
 def grpo_trainer(original: Any) -> Any:
@@ -281,7 +282,7 @@ def compute_advantages(
         raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
     lengths = batch.scalars("response_length").long()
     rollout = Rollout(group_size=group_size, lengths=lengths, width=int(lengths.max()))
-    rollout.take_scores(batch.scores()).give_credit(credit_rule(settings.method, settings.stage))
+    rollout.load_score_columns(batch.scores()).give_credit(credit_rule(settings.method, settings.stage))
     tokens = [row[:length] for row, length in zip(rollout.token_advantages, lengths.tolist(), strict=True)]
     for first in range(0, rows, count):
         part = slice(first, first + count)
@@ -290,7 +291,7 @@ def compute_advantages(
     if seen is not None:
         before, times = seen
         means |= sight_metrics(rollout, [before[index // group_size] for index in batch.indexes[::group_size]])
-        means[TIMES_ASKED] = Mean(times, 1)
+        means[TIMES_ASKED] = WeightedMean(times, 1)
     metrics = {**as_ratios(means), "seconds/advantage": time.perf_counter() - start}
     report(dock, {name: [value] for name, value in metrics.items()})
     shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]

@@ -27,7 +27,6 @@ from omegaconf.errors import OmegaConfBaseException
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.mindspeed.checks import needs_reference, split_config
-from coca_mindspeed.mindspeed.stages.dataset import check_prompts_of_files, check_verifier, record_files, with_digests
 from coca_mindspeed.mindspeed.start.process import (
     CPU_SHIM,
     VARIABLE,
@@ -36,6 +35,7 @@ from coca_mindspeed.mindspeed.start.process import (
     check_cpu_shim,
     setup_driver,
 )
+from coca_mindspeed.mindspeed.start.records import check_prompts_of_files, check_verifier, record_files, with_digests
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
 from coca_mindspeed.upstream.ray_cluster import wait_for_slow_nodes

@@ -10,16 +10,18 @@ from typing import Any
 
 import yaml
 
-from coca_mindspeed.config.checks import check_same_run
+from coca_mindspeed.config.checks import check_resumed_settings
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
 from coca_mindspeed.mindspeed.checks import needs_reference
-from coca_mindspeed.mindspeed.stages.dataset import digests, record_files
 from coca_mindspeed.mindspeed.start.process import VALIDATION
+from coca_mindspeed.mindspeed.start.records import digests, record_files
 from coca_mindspeed.mindspeed.upstream_keys import mapped_keys, our_keys
-from coca_mindspeed.utils.files import nearby_runs, read_steps, write_atomically
+from coca_mindspeed.utils.directories import nearby_runs
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.json_files import read_steps
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 RUN_FILE = "mindspeed_rl.yaml"
@@ -123,11 +125,11 @@ def mindspeed_values(
     if resume:
         if newest_iteration(files.checkpoints) is None:
             raise ConfigError(f"--resume: {files.checkpoints} holds no checkpoint")
-        _check_same_run(files.results / RUN_FILE, values)
+        _check_resume(files.results / RUN_FILE, values)
         actor |= {"load": actor["save"], "finetune": False, "no_load_optim": False, "no_load_rng": False}
     elif files.stage > 0:
         before = StageFiles(files.output, files.stage - 1)
-        _check_same_run(before.results / RUN_FILE, values)
+        _check_resume(before.results / RUN_FILE, values)
         actor["load"] = str(before.checkpoints.absolute())
     return values
 
@@ -148,7 +150,7 @@ def written_keys(run: RunConfig, iterations: int, files: StageFiles) -> dict[str
     }
 
 
-def _check_same_run(written: Path, values: dict[str, Any]) -> None:
+def _check_resume(written: Path, values: dict[str, Any]) -> None:
     """Compare with the file of the run that wrote the checkpoint; the launch scripts leave one."""
     if not written.is_file():
         return
@@ -159,7 +161,7 @@ def _check_same_run(written: Path, values: dict[str, Any]) -> None:
     if not isinstance(before, dict):
         raise ConfigError(f"{written}: the run to resume should be a mapping, found {type(before).__name__}")
     fix = "resume it with the same settings, or choose another --output"
-    check_same_run(_identity(before), _identity(values), where=written, fix=fix)
+    check_resumed_settings(_identity(before), _identity(values), where=written, fix=fix)
     path = values["megatron_training"].get("data_path")
     then, now = (((each.get("coca") or {}).get("data_sha256") or {}).get(path) for each in (before, values))
     if then is not None and now is not None and then != now:

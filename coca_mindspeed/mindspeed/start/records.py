@@ -1,0 +1,135 @@
+"""Record files of a run: the same on every node, their prompts with the chat template applied, and their checks.
+
+Rows carry the index of their record: a node with another version of a file would grade responses by the answers to
+other questions.
+"""
+
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coca_mindspeed.data.prompts import TEMPLATE_KEYS, bounded_prompt_tokens, check_template, write_into_template
+from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.grading.registry import build_grader, check_records
+from coca_mindspeed.mindspeed.start.process import CocaSettings
+from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
+from coca_mindspeed.utils.files import file_sha256
+
+
+def record_files(data_path: str | None, eval_data: str | Path | None) -> list[Path]:
+    """The record files of training and validation, as far as they are set."""
+    return [Path(path) for path in (data_path, eval_data) if path is not None]
+
+
+def digests(paths: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 by path of the files that are on this machine; a run may be planned and started elsewhere."""
+    return {str(path): file_sha256(path) for path in paths if path.is_file()}
+
+
+def with_digests(settings: CocaSettings, files: Iterable[Path]) -> CocaSettings:
+    """The settings with the SHA-256 of this machine's files, with which every other node compares its own.
+
+    Raises ConfigError if a file has changed since the run was planned.
+    """
+    planned, found = settings.data_sha256, digests(files)
+    for path, digest in found.items():
+        if planned.get(path, digest) != digest:
+            raise ConfigError(
+                f"coca.data_sha256: {path} has changed since the run was planned (SHA-256 {planned[path][:12]}…, found "
+                f"{digest[:12]}…); plan it again: start it by its launch script, or run coca-mindspeed check --write"
+            )
+    return settings.model_copy(update={"data_sha256": {**planned, **found}})
+
+
+def read_run_records(path: Path, planned: Mapping[str, str]) -> list[Record]:
+    """Read a record file of the run on the node of this process; ``planned`` is ``coca.data_sha256``.
+
+    Raises DataError if the file differs on this node, or is no record file.
+    """
+    wanted = planned.get(str(path))
+    if wanted is not None and (found := file_sha256(path)) != wanted:
+        raise DataError(
+            f"{path}: on {socket.gethostname()} the file has SHA-256 {found[:12]}…, expected {wanted[:12]}… as where "
+            "the run was started; copy it to every node, or use a shared file system"
+        )
+    return list(read_records(path))
+
+
+def load_prompts(
+    path: Path, tokenizer: Any, settings: CocaSettings, max_tokens: int
+) -> tuple[list[Record], list[NDArray[np.int32]]]:
+    """Read all records of a file and encode their prompts; writes the run's variables into the chat template.
+
+    Raises ConfigError for a chat template that cannot be trained on, DataError for a file without records or with
+    another checksum than planned, or for a prompt that is longer than ``max_tokens``.
+    """
+    records = read_run_records(path, settings.data_sha256)
+    if not records:
+        raise DataError(f"{path}: no record found")
+    model = f"model.path={tokenizer.name_or_path}"
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"{model}: its tokenizer has no chat template, so prompts cannot be laid out")
+    day = None if settings.prompt_date is None else date.fromisoformat(settings.prompt_date)
+    write_into_template(tokenizer, settings.chat_template_kwargs, day)
+    prompt, allow = settings.method.training_method.system_prompt, settings.allow_open_thinking
+    check_template(tokenizer, records, prompt, model, TEMPLATE_KEYS, allow_open_thinking=allow)
+    rows = bounded_prompt_tokens(tokenizer, records, prompt, max_tokens, "rl_config.max_prompt_length", f"{path}: row")
+    return records, [np.asarray(ids, dtype=np.int32) for ids in rows]
+
+
+def check_prompts_of_files(path: Path, files: Sequence[Path], settings: CocaSettings, max_tokens: int) -> None:
+    """Check the prompts of record files with the tokenizer in ``path``; files that are not on this machine are skipped.
+
+    Raises ConfigError if the tokenizer does not load or ends a turn with another token than its end of text, or as
+    :func:`load_prompts`.
+    """
+    present = [file for file in files if file.is_file()]
+    if not present or not (path / "tokenizer.json").is_file():
+        return
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare exceptions
+        raise ConfigError(f"model.path={path}: its tokenizer cannot be loaded: {error}") from error
+    _check_end_of_text(tokenizer, path)
+    for file in present:
+        print(f"coca-mindspeed: checking the prompts of {file}", flush=True)
+        load_prompts(file, tokenizer, settings, max_tokens)
+
+
+def _check_end_of_text(tokenizer: Any, path: Path) -> None:
+    """Check that a turn of the chat ends with the tokenizer's end of text.
+
+    vLLM stops at the model's own end of a turn. MindSpeed-RL cuts a response behind the tokenizer's, which is also its
+    padding: if they differ, a token that was never sampled is trained.
+    """
+    template, end = str(tokenizer.chat_template or ""), str(tokenizer.eos_token)
+    # A template of plain text, or none, ends its turns with nothing: only the model's own end of text is left.
+    # The padding token may be any text, which the template may hold by chance.
+    marks = {str(token) for token in tokenizer.added_tokens_decoder.values()} - {tokenizer.pad_token}
+    if any(mark in template for mark in marks) and end not in template and "eos_token" not in template:
+        raise ConfigError(
+            f"model.path={path}: eos_token is {end!r}, expected the token that ends a turn of the chat template; set "
+            "it in tokenizer_config.json (Llama 3: <|eot_id|>), as newer versions have it"
+        )
+
+
+def check_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
+    """Build this project's grader if ``rl_config.verifier_function`` names it, check every gold answer, and close it.
+
+    Missing files are skipped; MindSpeed-RL's own verifiers need no check.  Raises GradingError or
+    MissingDependencyError if a grader cannot be built here, DataError if a record lacks what its grader needs.
+    """
+    if OWN_VERIFIER not in names:
+        return
+    records: dict[Path | str, list[Record]] = {file: list(read_records(file)) for file in files if file.is_file()}
+    with closing(build_grader(grader, options)) as built:
+        check_records(built, records)

@@ -1,0 +1,172 @@
+"""Output directories: their markers and locks, and results that are complete or absent."""
+
+import difflib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.utils.files import fsync_directory, put_in_place
+from coca_mindspeed.utils.json_files import write_json
+
+MARKER = "coca-mindspeed.json"
+LOCK = ".lock"
+PROGRESS = "progress.json"  # in a run's directory: how far the stage before the first step is
+_MAKER = "coca-mindspeed"
+_MOST_RUNS = 5  # in a message
+
+
+def write_marker(directory: Path, kind: str, fields: Mapping[str, Any] | None = None) -> None:
+    """Mark ``directory`` (created if missing) as ours; ``kind`` is ``run``, ``data`` or ``model``."""
+    write_json(directory / MARKER, {"made_by": _MAKER, "kind": kind, **(fields or {})})
+
+
+def read_marker(directory: Path, kind: str) -> dict[str, Any] | None:
+    """Return the marker of a directory of ours of this kind, else None."""
+    try:
+        content = json.loads((directory / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    ours = isinstance(content, dict) and content.get("made_by") == _MAKER and content.get("kind") == kind
+    return content if ours else None
+
+
+def is_ours(directory: Path, kind: str) -> bool:
+    """Whether ``directory`` is one of ours, of this kind."""
+    return read_marker(directory, kind) is not None
+
+
+def nearby_runs(directory: Path, is_run: Callable[[Path], bool]) -> str:
+    """Return ``; runs nearby: A, B`` for the runs in and beside ``directory``, the most similar first, or nothing."""
+    places = [place for place in (directory, directory.parent) if place.is_dir()]
+    runs = {str(path) for place in places for path in place.iterdir() if path.is_dir() and is_run(path)}
+    similar = difflib.get_close_matches(str(directory), sorted(runs), n=_MOST_RUNS, cutoff=0.0)
+    return f"; runs nearby: {', '.join(similar)}" if similar else ""
+
+
+def is_free(directory: Path) -> bool:
+    """Whether the path does not exist or is an empty directory."""
+    return not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+
+
+def remove_entries(directory: Path, kind: str, names: Iterable[str]) -> None:
+    """Remove the entries ``names`` of a directory of ours and its marker, which goes last.
+
+    Raises ConfigError if it is not ours; nothing is removed.
+    """
+    if not is_ours(directory, kind):
+        raise ConfigError(f"{directory}: holds no {MARKER} of kind {kind}, so nothing in it is removed")
+    for name in [*names, MARKER]:
+        path = directory / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    fsync_directory(directory)
+
+
+def lock_of_process(path: Path) -> IO[bytes] | None:
+    """Lock ``path`` until the file is closed or the process ends; return the open file, or None if it is locked.
+
+    A POSIX record lock is not inherited by worker processes, so those that outlive a killed parent hold nothing.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.close()
+        return None
+    except OSError:  # a file system without locks; some clusters mount theirs so
+        return file
+    return file
+
+
+def check_output_path(path: Path, overwrite: bool) -> None:
+    """Check that an output directory can be created, without writing.
+
+    Raises DataError if it is not empty, or a parent is a file or not writable.
+    """
+    _check_not_taken(path, overwrite)
+    # It is built next to its final path, so the parent's permissions count.
+    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    if not parent.is_dir():
+        raise DataError(f"{path}: cannot be created: {parent} is a file")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise DataError(f"{path}: cannot be created: {parent} is not writable")
+
+
+def _check_not_taken(path: Path, overwrite: bool, kind: str | None = None) -> None:
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path}: is a file; the output is a directory")
+    if is_free(path):
+        return
+    if not overwrite:
+        raise DataError(f"{path}: already exists; choose another output, or replace it with --overwrite")
+    if kind is not None and not is_ours(path, kind):
+        raise DataError(f"{path}: holds no {MARKER} of kind {kind}, so it is not an earlier output and is not replaced")
+
+
+@contextmanager
+def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterator[Path]:
+    """Yield a directory, marked as ours, that becomes ``path`` if the block succeeds, and is removed if it fails.
+
+    A killed process leaves it as ``.NAME.partial-*``.  Killed between the two renames of a replacement, it leaves the
+    earlier output as ``.NAME.earlier-*``, which the next run restores.
+
+    Raises:
+        DataError: ``path`` is not empty, and is no earlier output of this kind that ``overwrite`` replaces.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for earlier in path.parent.glob(f".{path.name}.earlier-*"):
+        if is_ours(earlier, kind) and is_free(path):
+            earlier.rename(path)
+    _check_not_taken(path, overwrite, kind)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.partial-"))
+    try:
+        write_marker(temporary, kind)
+        yield temporary
+        _check_not_taken(path, overwrite, kind)
+        temporary.chmod(0o755)
+        put_in_place(temporary, path, temporary.with_name(temporary.name.replace(".partial-", ".earlier-")))
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def lock_run(path: Path) -> Iterator[None]:
+    """Lock a run's directory within the block; it is made, and removed if nothing has been written into it.
+
+    Raises ConfigError if another process holds the lock.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    lock = lock_of_process(path / LOCK)
+    if lock is None:
+        raise ConfigError(f"--output {path}: another process is running in this directory")
+    with lock:
+        try:
+            yield
+        finally:
+            if [entry.name for entry in path.iterdir()] == [LOCK]:
+                (path / LOCK).unlink()
+                path.rmdir()
+
+
+def nearest_directory(path: Path) -> Path:
+    """``path``, or the first directory above it that exists."""
+    return next(each for each in (path, *path.absolute().parents) if each.exists())
+
+
+def check_writable(path: Path) -> None:
+    """Raise ConfigError if files cannot be written under ``path``, which need not exist and is not made."""
+    try:
+        with tempfile.TemporaryFile(dir=nearest_directory(path)) as probe:
+            probe.write(b"coca")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
