@@ -156,7 +156,7 @@ def step_metrics(scored: Sequence[ScoredStep], method: MethodConfig, *, repeated
         columns = {name: torch.cat([each[name] for each in scores]) for name in SCORE_COLUMNS}
         lengths, width = torch.cat([part.lengths for part in parts]), max(part.width for part in parts)
         rollout = Rollout(group_size=rollout.group_size, lengths=lengths, width=width)
-        rollout.take_scores(columns).give_credit(credit_rule(method, stage or 0))
+        rollout.load_score_columns(columns).give_credit(credit_rule(method, stage or 0))
         deviation = sum(part.credit.deviation for part in parts) / len(parts)  # each mini-batch has its own
         rollout.credit = rollout.credit._replace(deviation=deviation)
     seen = [repeated] * len(rollout.correct)
