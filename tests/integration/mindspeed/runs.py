@@ -78,13 +78,15 @@ def run_and_check(
         The lines of ``metrics.jsonl``.
     """
     copy_of(warm, directory)
+    questions = directory / "train.jsonl"
+    questions.write_text("".join(questions.read_text().splitlines(keepends=True)[:24]))  # iterations ask 16 of them
     validated = {"samples_interval": 2, "eval_interval": 2, "eval_data": str(directory / "eval.jsonl")}
     config = tiny.configuration(
         directory,
         **{
             **changes,
             "megatron_training": {"train_iters": 3, **changes.get("megatron_training", {})},
-            "coca": {**validated, **changes.get("coca", {})},
+            "coca": {**validated, "samples_prompts": 16, **changes.get("coca", {})},
         },
     )
     log = finish(start_driver(directory, config, ray_directory, **start), directory)
@@ -97,9 +99,19 @@ def run_and_check(
         assert -1 <= row["reward/confidence"] <= 0
         assert 0 <= row["reward/answer"] < 1
         assert row["seconds/grading"] > 0
-    assert [row["step"] for row in metrics_of(directory, "validation.jsonl")] == [0, 2, 3]
-    samples = json_lines(directory / "output" / "samples" / "iteration_000002.jsonl")
-    assert len(samples) == 2 * 8
+    validations = metrics_of(directory, "validation.jsonl")
+    assert [row["step"] for row in validations] == [0, 2, 3]
+    assert all(0 <= row["held_out/accuracy"] <= 1 for row in validations)
+    first, samples = (json_lines(directory / "output" / "samples" / f"iteration_{step:06d}.jsonl") for step in (1, 2))
+    assert len(samples) == 16 * 8
     assert {"prompt", "response", "confidence", "gesr", "answer_advantage"} <= set(samples[0])
+    assert [row["rollout/times_asked"] for row in rows] == pytest.approx([1, 32 / 24, 2])
+    asked = {row["prompt"] for row in first}
+    for name, again in (("first_sight", False), ("repeated", True)):
+        correct = [
+            row["correct"] for row in samples if (row["prompt"] in asked) == again and row["confidence"] is not None
+        ]
+        assert rows[1][f"{name}/accuracy"] == pytest.approx(sum(correct) / len(correct))
+        assert (f"{name}/accuracy" in rows[0], f"{name}/accuracy" in rows[2]) == (not again, again)
     assert "reward/confidence" in log  # MindSpeed-RL's own logger shows it
     return rows

@@ -79,13 +79,15 @@ def test_the_loop_runs_at(layout: str, warm: Path, tmp_path: Path, ray_directory
     assert weights == pytest.approx([1.0] * 3 * (layout == "TP2"), abs=1e-3)  # both engines are transformers on a CPU
 
 
-@pytest.mark.parametrize("method", ["dcpo", "caliber"])
-def test_a_method_with_a_confidence_after_the_answer(method: str, tmp_path: Path, ray_directory: str) -> None:
+@pytest.mark.parametrize(("method", "stage"), [("dcpo", 0), ("caliber", 0), ("caliber", 1)])
+def test_a_method_with_a_confidence_after_the_answer(
+    method: str, stage: int, tmp_path: Path, ray_directory: str
+) -> None:
     warm = tmp_path / "warm"
     (warm / "model").mkdir(parents=True)
     tiny.write_model(warm / "model", warm_up_steps=300, method=method)
     tiny.write_questions(warm)
-    coca = {"method": {**tiny.METHOD, "name": method}, "stage": int(method == "caliber")}
+    coca = {"method": {**tiny.METHOD, "name": method}, "stage": stage}
     layout = {**LAYOUTS["TP2"], "generate_config": {"sampling_config": {**tiny.SAMPLING, "max_tokens": 24}}}
     rows = run_and_check(warm, tmp_path / "run", ray_directory, {**layout, "coca": coca})
     after = "confidence_after" if method == "caliber" else "confidence"
