@@ -187,6 +187,7 @@ def test_a_step_of_two_mini_batches_is_measured_and_warned_about_as_one(monkeypa
     trainer.prepare_step = dict
     # The second mini-batch has four times the tokens.
     verdicts = {0: Outcome.RIGHT, 1: Outcome.WRONG}
+    failed = [0, 1]
     sums = {0: {"tokens": 10.0, "kl": 1.0}, 1: {"tokens": 40.0, "kl": 14.0}}
 
     def step_once(self: Any, metrics: dict[str, Any], timing_raw: dict[str, Any], _size: int) -> KVBatchMeta:
@@ -201,7 +202,6 @@ def test_a_step_of_two_mini_batches_is_measured_and_warned_about_as_one(monkeypa
         metrics |= {"training/rollout_failure/evicted_samples": failed[number]}
         return KVBatchMeta(partition_id="train", keys=keys, tags=tags)
 
-    failed = [0, 1]
     monkeypatch.setattr(PPOTrainer, "_step_once", step_once)
     monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_, **__: None)
     for trainer.global_steps in range(1, 6):
