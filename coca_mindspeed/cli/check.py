@@ -178,12 +178,14 @@ def _print_local(config: RunConfig, name: str) -> None:
         stage = f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
         rows.append(("before training", f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass"))
     if config.model.path is None:
-        need = estimate_memory(config, tiny_config(), TINY_MODEL)
+        need = estimate_memory(config, tiny_config(), TINY_MODEL, device)
     else:
         path = Path(config.model.path)
-        need = estimate_memory(config, read_model_config(path, config.model), weight_shapes(path))
+        need = estimate_memory(config, read_model_config(path, config.model), weight_shapes(path), device)
     kept = [Part(part, getattr(need, part), "") for part in ("weights", "moments", "logits")]
     update = [*kept, Part("gradients", need.gradients, ""), Part("activations", need.activations, "")]
+    if need.decoder:
+        update.append(Part("buffers of decoding", need.decoder, "kept for the next rollout"))
     sampling = [*kept, Part("KV cache", need.cache, "at the end of the longest responses")]
     phases = [
         Phase(phase, parts, sum(part.gib for part in parts), free_bytes(device) / GIB)

@@ -38,11 +38,6 @@ class PreallocatedCache(DynamicCache):
             else:
                 layer.batch_select_indices(torch.cat([torch.arange(current, device=rows.device), rows]))
 
-    def skip_to(self, tokens: int) -> int:
-        """Extend by zeros to at most ``tokens``, to measure memory; return the new length."""
-        own = [layer for layer in self.layers if isinstance(layer, _PreallocatedLayer)]
-        return min((layer.skip_to(tokens) for layer in own), default=tokens)
-
 
 class _PreallocatedLayer(DynamicLayer):
     """Keys and values ``[rows, heads, tokens, size]`` as views of larger buffers."""
@@ -93,13 +88,6 @@ class _PreallocatedLayer(DynamicLayer):
         for buffer in self._buffers:
             buffer[before : before + len(rows), :, :used] = buffer[:, :, :used].index_select(0, rows)
         self._use(before + len(rows), used)
-
-    def skip_to(self, tokens: int) -> int:
-        assert self._buffers is not None
-        for buffer in self._buffers:
-            buffer[:, :, self.keys.shape[-2] : tokens] = 0
-        self._use(len(self.keys), tokens)
-        return self.keys.shape[-2]
 
     def _use(self, rows: int, tokens: int) -> None:
         assert self._buffers is not None

@@ -121,7 +121,7 @@ class LocalRun:
             prompt_sha256 = _check_prompts(config, state, inputs.records, show_progress)
             check_same_prompt(state, prompt_sha256)
             if config.model.path is not None:
-                check_memory(config, device, show_progress=show_progress)
+                check_memory(config, device)
 
             resources.enter_context(lock_run(output))
             if state.marker is not None:

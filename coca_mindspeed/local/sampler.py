@@ -420,10 +420,6 @@ class Decoder:
         self._position = self._position + 1
         self.logits = self._layer.logits(states[:, -1])
 
-    def skip_to(self, width: int) -> None:
-        """Pretend that tokens were appended up to ``width``; for estimates only."""
-        self.width = self.cache.skip_to(width)
-
     def keep(self, rows: Tensor) -> None:
         """Keep these rows, repeats allowed; :attr:`logits` are those of the earlier rows until the next step."""
         self.cache.batch_select_indices(rows)

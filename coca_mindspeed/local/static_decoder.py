@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.policy import Policy, Sharing
 from coca_mindspeed.local.prefill import PreallocatedCache, Prefill, prefill_prompts
 
 #: ``model_type`` of the architectures that a test decodes by this; without windows, and with PyTorch's attention.
@@ -34,10 +34,27 @@ class CaptureError(RuntimeError):
 def decodes_statically(policy: Policy) -> bool:
     """Whether the policy's responses are sampled by a :class:`StaticDecoder`."""
     if policy.decoding == "auto":
-        attention = str(policy.model.config._attn_implementation)
-        tested = policy.model.config.model_type in STATIC and policy.sharing == "prefix"
-        return policy.device.type == "cuda" and tested and attention.startswith("sdpa")
+        config = policy.model.config
+        return static_by_default(policy.device, config.model_type, policy.sharing, str(config._attn_implementation))
     return policy.decoding == "static"
+
+
+def static_by_default(device: torch.device, model_type: str, sharing: Sharing, attention: str) -> bool:
+    """Whether an architecture with these prompts shared and this attention is sampled by a :class:`StaticDecoder`."""
+    tested = model_type in STATIC and sharing == "prefix"
+    return device.type == "cuda" and tested and attention.startswith("sdpa")
+
+
+def capacity(rows: int, columns: int) -> tuple[int, int]:
+    """Rows and columns of the buffers for so many responses and tokens."""
+    return _up(rows, _ROWS), _up(columns, _COLUMNS)
+
+
+def kept_bytes(device: torch.device) -> float:
+    """The largest buffers that stay allocated between two rollouts."""
+    if device.type != "cuda":
+        return math.inf
+    return _KEPT_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
 class _StaticLayer(DynamicLayer):
@@ -70,7 +87,7 @@ class StaticDecoder:
     def __init__(self, policy: Policy, cache: PreallocatedCache, rows: int, columns: int) -> None:
         """Allocate buffers for a policy whose keys and values have the shapes of ``cache``."""
         device = policy.device
-        self.rows, self.columns = _up(rows, _ROWS), _up(columns, _COLUMNS)
+        self.rows, self.columns = capacity(rows, columns)
         self.token, self.position = (torch.zeros(self.rows, 1, dtype=torch.int64, device=device) for _ in range(2))
         self.column = torch.zeros(1, dtype=torch.int64, device=device)
         self.mask = torch.zeros(self.rows, self.columns, dtype=torch.bool, device=device)
@@ -98,10 +115,12 @@ class StaticDecoder:
     @property
     def small(self) -> bool:
         """Whether the device has room for it between rollouts."""
-        if self.column.device.type != "cuda":
-            return True
-        used = sum(buffer.nbytes for buffer in itertools.chain(self._cast, *self._buffers))
-        return used <= _KEPT_SHARE * torch.cuda.get_device_properties(self.column.device).total_memory
+        return self.nbytes <= kept_bytes(self.column.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the KV cache and of the copies of weights."""
+        return sum(buffer.nbytes for buffer in itertools.chain(self._cast, *self._buffers))
 
     def start(self, cache: PreallocatedCache, prompts: Prefill, group_size: int) -> None:
         """Copy the cache of prefilled prompts, each into ``group_size`` rows, and the policy's present weights."""

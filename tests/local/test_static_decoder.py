@@ -1,5 +1,7 @@
 """The static decoder against plain passes, on the CPU, where its steps are the same but no graphs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -9,7 +11,8 @@ from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.local import static_decoder
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.memory import Batch, run_rollout
+from coca_mindspeed.local.memory import estimate_memory
+from coca_mindspeed.local.model_files import weight_shapes
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import NoDistributionError, numbers_per_draw, sample_responses, tokens_at
 from coca_mindspeed.local.static_decoder import STATIC, CaptureError, StaticDecoder, decodes_statically
@@ -169,15 +172,18 @@ def test_without_a_graph_rows_are_shared_as_if_nothing_had_happened(tmp_path, mo
     assert torch.equal(found[0].token_ids, sample(policy).token_ids)
 
 
-def test_the_memory_of_a_rollout_is_measured_with_its_buffers(tmp_path):
-    policy = loaded(tmp_path / "model")
-    run_rollout(
-        policy,
-        compose_run("local", ["model.path=m", "data.train=t"]).run,
-        Batch(prompts=2, rows=8, prompt=20, response=30),
-    )
-    decoder = policy.static.decoder
-    assert (decoder.rows, decoder.columns) == (10, 56)  # 8 and 50 in buckets of 5 and 7
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_memory_of_the_buffers_is_estimated(tmp_path, dtype, monkeypatch):
+    path, gpu = write_random_model(tmp_path / "model", "qwen2"), SimpleNamespace(total_memory=2**40)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    rollout = ("rollout.prompts=2", "rollout.group_size=4", "rollout.max_prompt_tokens=20", "rollout.max_new_tokens=30")
+    overrides = (f"model.path={path}", "data.train=t", f"model.compute_dtype={dtype}", *rollout)
+    run = compose_run("local", [*overrides, "evaluation.interval=0"]).run
+    policy = load_policy(path, run.model, CPU)
+    policy.decoding = "static"
+    sample(policy, [[5] * 20, [6] * 20], max_new_tokens=30)
+    need = estimate_memory(run, policy.model.config, weight_shapes(path), torch.device("cuda"))
+    assert policy.static.decoder.nbytes == pytest.approx(need.decoder, rel=1e-2)
 
 
 def test_by_default_a_cpu_shares_rows():
