@@ -7,8 +7,8 @@ import pytest
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import round_half_up, show
-from coca_mindspeed.evaluation.paper import paper, printed, published
 from coca_mindspeed.evaluation.scoreboard import DATASETS
+from experiments.paper.figures import paper, printed, published
 
 # (setting, method, metric, category): printed, rebuilt
 KNOWN = {

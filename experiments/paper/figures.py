@@ -1,6 +1,6 @@
 """The paper's figures as data.
 
-``paper_figures.json`` holds the tables per data set (appendix) and per category (main text).  Accuracy and success rate
+``figures.json`` holds the tables per data set (appendix) and per category (main text).  Accuracy and success rate
 are in percent there, as printed.
 """
 
@@ -30,8 +30,8 @@ class Paper:
 
 @cache
 def paper() -> Paper:
-    """Load the packaged figures."""
-    text = files(__package__).joinpath("paper_figures.json").read_text(encoding="utf-8")
+    """Load the figures."""
+    text = files(__package__).joinpath("figures.json").read_text(encoding="utf-8")
     # Decimals, so that a mean of printed figures is exact and its halves are halves.
     return Paper(**json.loads(text, parse_float=Decimal))
 
