@@ -26,7 +26,7 @@ COMMANDS: dict[str, str] = {
     "baseline": "confidence by question probability, probe, assessor, votes or the prompt alone",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
     "evaluate": "compute metrics with intervals of prediction files, or of a model behind an OpenAI-compatible API",
-    "report": "compare runs on one HTML page, and with the paper",
+    "report": "compare runs on one HTML page",
     "watch": "follow a running training in the terminal",
     "data": "prepare and export data sets",
     "export": "copy the trained model of a local run, with a model card",

@@ -1,18 +1,14 @@
-"""``coca-mindspeed report``: compare runs on one page, with each other and with the paper."""
+"""``coca-mindspeed report``: compare runs on one page."""
 
 import argparse
 from pathlib import Path
 
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.evaluation.metrics import MetricOptions
-from coca_mindspeed.evaluation.paper import check_setting
 from coca_mindspeed.evaluation.report import write_report
 from coca_mindspeed.evaluation.runs import read_runs
 from coca_mindspeed.evaluation.scoreboard import Scoreboard
-from coca_mindspeed.evaluation.tables import compare_with_paper
-from coca_mindspeed.utils.console import print_markdown, print_text
-
-DEFAULT_SETTING = "qwen2.5-7b/math"
+from coca_mindspeed.utils.console import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,28 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         "--bins-closed", choices=("right", "left"), default="right", help="side of a bin's edge (default: %(default)s)"
     )
-    option(
-        "--compare-paper",
-        nargs="?",
-        const=DEFAULT_SETTING,
-        metavar="SETTING",
-        help=f"compare with the paper's figures of this model and training data (default: {DEFAULT_SETTING})",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.compare_paper is not None:
-        check_setting(arguments.compare_paper)
     runs = read_runs(arguments.runs)
     board = Scoreboard(
         runs, replicates=arguments.replicates, seed=arguments.seed, options=MetricOptions(closed=arguments.bins_closed)
     )
-    comparison = None
-    if arguments.compare_paper is not None:
-        comparison = compare_with_paper(board, arguments.compare_paper)
-        print_markdown(f"Comparison with the paper's {comparison.setting}:\n\n{comparison.markdown()}\n")
-    paths = write_report(
-        runs, arguments.output, title=arguments.title, comparison=comparison, board=board, samples=arguments.samples
-    )
+    paths = write_report(runs, arguments.output, title=arguments.title, board=board, samples=arguments.samples)
     print_text("\n".join(map(str, paths)))
     return 0

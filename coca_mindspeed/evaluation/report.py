@@ -14,7 +14,7 @@ from coca_mindspeed.evaluation.metrics import FURTHER_METRICS, HEADLINE_METRICS,
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.evaluation.scoreboard import Scoreboard
-from coca_mindspeed.evaluation.tables import PaperComparison, result_tables, risk_tables
+from coca_mindspeed.evaluation.tables import result_tables, risk_tables
 from coca_mindspeed.utils.console import markdown_cell, printable
 from coca_mindspeed.utils.files import write_atomically
 
@@ -86,7 +86,6 @@ def write_report(
     directory: Path,
     *,
     title: str = "Calibration report",
-    comparison: PaperComparison | None = None,
     board: Scoreboard | None = None,
     samples: int = 3,
 ) -> list[Path]:
@@ -106,7 +105,6 @@ def write_report(
         "deciding": risk_tables(board),
         "pictures": pictures,
         "samples": [(run.label, most_miscalibrated(run, samples)) for run in board.runs],
-        "comparison": comparison,
         "no_predictions": _NO_PREDICTIONS,
     }
     environment = Environment(

@@ -17,9 +17,15 @@ from coca_mindspeed.evaluation.intervals import (
     paired_intervals,
 )
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, CalibrationMetrics, MetricOptions, round_half_up
-from coca_mindspeed.evaluation.paper import paper
 from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, outcomes
 from coca_mindspeed.evaluation.runs import Run
+
+#: The paper's data sets by category, in its order.
+DATASETS = {
+    "math": ("gsm8k", "math500", "aime24", "aime25"),
+    "code": ("mbpp_sanitized", "humaneval"),
+    "factual": ("simpleqa", "triviaqa"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +166,12 @@ def _category(dataset: str, stated: Collection[str]) -> str | None:
     """The category stated by a data set's predictions, or else the paper's; None if they state several."""
     if stated:
         return next(iter(stated)) if len(stated) == 1 else None
-    return next((name for name, sets in paper().categories.items() if dataset in sets), None)
+    return next((name for name, sets in DATASETS.items() if dataset in sets), None)
 
 
 def _columns(categories: Mapping[str, str | None]) -> list[Column]:
     """Data sets by category, in the paper's order where it has them, each category followed by its average."""
-    order = [name for sets in paper().categories.values() for name in sets]
+    order = [name for sets in DATASETS.values() for name in sets]
     datasets = sorted(categories, key=lambda name: (name not in order, order.index(name) if name in order else 0, name))
     known = [*CATEGORIES, *sorted({c for c in categories.values() if c is not None} - set(CATEGORIES))]
     columns = []

@@ -1,4 +1,4 @@
-"""Tables of reports and of the terminal: metrics, error by threshold, comparison with the paper."""
+"""Tables of reports and of the terminal: metrics, error by threshold."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,6 @@ from typing import Any
 from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 
-from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.binning import THRESHOLDS, risk_table
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE,
@@ -22,7 +21,6 @@ from coca_mindspeed.evaluation.metrics import (
     show_range,
     show_under_calibration,
 )
-from coca_mindspeed.evaluation.paper import check_setting, paper, printed, published
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
@@ -100,7 +98,7 @@ def _metric_table(board: Scoreboard, metric: str) -> Table:
 
 def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> TableCell:
     interval = board.interval(run.label, column, metric)
-    beside = _under_calibration(board, run, column) if metric == "ece" else ""
+    beside = under_calibration(board, run, column) if metric == "ece" else ""
     return TableCell(
         show(metric, interval.estimate),
         show_range(metric, interval.low, interval.high),
@@ -110,7 +108,7 @@ def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: boo
     )
 
 
-def _under_calibration(board: Scoreboard, run: Run, column: Column) -> str:
+def under_calibration(board: Scoreboard, run: Run, column: Column) -> str:
     found = board.ece_under_calibration(run.label, column)
     return "" if found is None else show_under_calibration(found.mean, found.high)
 
@@ -130,7 +128,7 @@ def summary_table(board: Scoreboard) -> str:
         intervals = {metric: board.interval(run.label, column, metric) for metric in HEADLINE_METRICS}
         bounds = show_range("ece", intervals["ece"].low, intervals["ece"].high)
         shown = [show(metric, interval.estimate) for metric, interval in intervals.items()]
-        shown += [bounds or UNDEFINED, _under_calibration(board, run, column) or UNDEFINED]
+        shown += [bounds or UNDEFINED, under_calibration(board, run, column) or UNDEFINED]
         rows.append([run.label, column.heading, board.count(run.label, column), *shown])
     labels = [METRIC_SPECS[metric].heading for metric in HEADLINE_METRICS]
     return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", UNDER_CALIBRATION_LABEL], rows)
@@ -178,66 +176,6 @@ def risk_tables(board: Scoreboard) -> list[Table]:
             rows.append((run.label, cells))
         tables.append(Table(f"risk_{dataset}", f"Error by threshold: {dataset}", meaning, columns, rows))
     return tables
-
-
-@dataclass(frozen=True, slots=True)
-class PaperComparison:
-    """Our runs next to the paper's table."""
-
-    setting: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        return markdown_table(self.header, self.rows)
-
-
-def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
-    """Compare every cell that the paper prints: our figure, the paper's, and the difference with our interval.
-
-    A run is compared with the paper's method named by its predictions' ``method``, or else by its label.  An average is
-    compared only with the paper's average of the same data sets.
-
-    Raises:
-        ConfigError: the setting or a run's method is not the paper's, or there is nothing to compare.
-    """
-    check_setting(setting)
-    methods = {run.label: _paper_method(run, setting) for run in board.runs}
-    columns = []
-    for column in board.columns:  # the paper's figure of this name, if any, is over the same data sets
-        sets = paper().categories.get(column.name)
-        if sets is None or (column.is_average and set(column.datasets) == set(sets)):
-            columns.append(column)
-    rows = []
-    for run, column, metric in product(board.runs, columns, HEADLINE_METRICS):
-        theirs = published(setting, methods[run.label], metric, column.name)
-        ours = board.interval(run.label, column, metric)
-        if math.isnan(theirs) or math.isnan(ours.estimate):
-            continue
-        difference = show(metric, ours.estimate - theirs, signed=True)
-        bounds = show_range(metric, ours.low - theirs, ours.high - theirs, signed=True)
-        beside = _under_calibration(board, run, column) if metric == "ece" else ""
-        figures = [show(metric, ours.estimate), printed(metric, theirs), difference, bounds, beside]
-        rows.append([run.label, column.name, METRIC_SPECS[metric].label, *figures])
-    if not rows:
-        theirs_sets = [name for sets in paper().categories.values() for name in sets]
-        raise ConfigError(
-            f"nothing to compare: the runs' data sets are {', '.join(board.datasets)}, the paper's "
-            f"{', '.join(theirs_sets)}"
-        )
-    header = ["run", "data", "metric", "ours", "paper", "difference", "95% interval", UNDER_CALIBRATION_LABEL]
-    return PaperComparison(setting, header, rows)
-
-
-def _paper_method(run: Run, setting: str) -> str:
-    methods = paper().per_dataset[setting]
-    for name in (run.method, run.label):
-        if name in methods:
-            return str(name)
-    raise ConfigError(
-        f"run {run.label!r}: method {run.method!r} is not in the paper's table of {setting}, which has "
-        f"{', '.join(methods)}; set 'method' in its predictions"
-    )
 
 
 def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from coca_mindspeed.algorithm.parsing import SEGMENTS, ConfidencePosition
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.errors import ConfigError, UsageError, did_you_mean, validation_problems
-from coca_mindspeed.evaluation.paper import check_setting
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 from experiments.miniature import MiniatureName
+from experiments.paper.figures import check_setting
 
 PLANS = Path(__file__).parents[1] / "plans"
 Baseline = Literal[

@@ -18,9 +18,9 @@ from coca_mindspeed.evaluation.metrics import (
     show,
     show_range,
 )
-from coca_mindspeed.evaluation.paper import paper, printed, published
 from coca_mindspeed.evaluation.plots import BLUE, GREY, VERMILION, new_figure, plot_text, tidy
 from coca_mindspeed.evaluation.predictions import gradable, outcomes
+from experiments.paper.figures import paper, printed, published
 from experiments.reproduce.plan import Plan
 from experiments.reproduce.results import Results, Spread, mean_interval, spread
 

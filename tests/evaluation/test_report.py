@@ -136,18 +136,6 @@ def test_a_run_that_is_still_training_has_its_curves(tmp_path):
     assert all("data.evaluate" in path.read_text() for path in paths)  # why there are no results
 
 
-def test_comparison_with_the_paper_is_printed_and_in_the_report(report, tmp_path, capsys):
-    run = str(report.parent / "coca")
-    arguments = ["report", run, "--output", str(tmp_path), "--replicates", "50", "--compare-paper", "qwen2.5-3b/math"]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "qwen2.5-3b/math" in printed
-    assert re.search(r"\| coca +\| gsm8k +\| ECE ", printed)
-    assert "qwen2.5-3b/math" in (tmp_path / "report.html").read_text()
-    assert printed.split("\n\n")[1] in (tmp_path / "report.md").read_text()
-    assert not re.search(r"\| coca +\| math ", printed)
-
-
 def test_markdown_table_escapes_and_aligns():
     assert markdown_table(["a", "b"], [["x|y", "1\n2"]]) == "| a    | b   |\n|------|-----|\n| x\\|y | 1 2 |\n"
     assert markdown_table(["a", ""], [["x", 10]], numbers=(1,)) == "| a |    |\n|---|---:|\n| x | 10 |\n"

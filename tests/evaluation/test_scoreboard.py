@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, MetricOptions
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_mindspeed.evaluation.runs import Run, read_runs
 from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
-from coca_mindspeed.evaluation.tables import compare_with_paper
 
 
 def rows(dataset, pairs, **fields):
@@ -84,46 +83,6 @@ def test_the_options_reach_every_figure():
         board = Scoreboard([run], replicates=5, options=MetricOptions(bins=bins))
         assert board.metrics["coca", "mine"].values["ece"] == pytest.approx(ece)
         assert board.interval("coca", board.columns[0], "ece").estimate == pytest.approx(ece)
-
-
-def of_paper(*datasets, **fields):
-    return [row for name in datasets for row in rows(name, GOOD, method="coca", **fields)]
-
-
-WHOLE, CODE = ("gsm8k", "math500", "aime24", "aime25"), ("mbpp_sanitized", "humaneval")
-
-
-@pytest.mark.parametrize(
-    ("predictions", "compared", "not_compared"),
-    [
-        (of_paper(*WHOLE, *CODE, "simpleqa", "triviaqa"), {"math", "code", "factual"}, set()),
-        (of_paper("gsm8k"), {"gsm8k"}, {"math"}),
-        (of_paper("gsm8k", "math500", *CODE), {"gsm8k", "code"}, {"math"}),
-        (of_paper(*WHOLE) + rows("mine", GOOD, method="coca", category="math"), {"gsm8k"}, {"math"}),
-        # A set under another category is missing in one average and foreign in the other.
-        (of_paper(*WHOLE[1:], *CODE) + of_paper("gsm8k", category="code"), {"math500"}, {"math", "code"}),
-        # A data set called like a category is not the paper's average.
-        (of_paper("gsm8k") + rows("math", GOOD, method="coca"), {"gsm8k"}, {"math"}),
-    ],
-)
-def test_an_average_is_compared_only_with_that_of_the_same_data_sets(predictions, compared, not_compared):
-    found = compare_with_paper(Scoreboard([Run("ours", predictions, method="coca")], replicates=5), "qwen2.5-7b/math")
-    names = {row[1] for row in found.rows}
-    assert compared <= names
-    assert not names & not_compared
-
-
-@pytest.mark.parametrize(
-    ("predictions", "method", "named"),
-    [
-        (rows("mine", GOOD), "coca", "mine"),
-        (rows("a", GOOD, category="math") + rows("b", GOOD, category="math"), "coca", "a, b"),
-        (rows("gsm8k", GOOD), "ppo", "'ppo'"),
-    ],
-)
-def test_comparison_needs_a_method_and_data_of_the_paper(predictions, method, named):
-    with pytest.raises(ConfigError, match=named):
-        compare_with_paper(Scoreboard([Run("ours", predictions, method=method)], replicates=5), "qwen2.5-7b/math")
 
 
 def test_runs_are_read_from_files_and_directories(tmp_path):

@@ -1,12 +1,12 @@
 """The paper's figures as data.
 
-``paper_figures.json`` holds the tables per data set (appendix) and per category (main text).  Accuracy and success rate
+``figures.json`` holds the tables per data set (appendix) and per category (main text).  Accuracy and success rate
 are in percent there, as printed.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -14,6 +14,7 @@ from importlib.resources import files
 
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, round_half_up
+from coca_mindspeed.evaluation.scoreboard import DATASETS
 
 # setting -> method -> metric -> data set (or category) -> figure, None where the paper prints ``--``
 Figures = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Decimal | None]]]]
@@ -21,17 +22,16 @@ Figures = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Decimal | None]]]]
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """The paper's tables; ``categories`` maps a category to its data sets."""
+    """The paper's tables."""
 
-    categories: Mapping[str, Sequence[str]]
     per_dataset: Figures
     per_category: Figures
 
 
 @cache
 def paper() -> Paper:
-    """Load the packaged figures."""
-    text = files(__package__).joinpath("paper_figures.json").read_text(encoding="utf-8")
+    """Load the figures."""
+    text = files(__package__).joinpath("figures.json").read_text(encoding="utf-8")
     # Decimals, so that a mean of printed figures is exact and its halves are halves.
     return Paper(**json.loads(text, parse_float=Decimal))
 
@@ -63,6 +63,6 @@ def published(setting: str, method: str, metric: str, dataset: str) -> float:
     methods = tables.per_dataset[setting]
     if method not in methods:
         raise ConfigError(f"the paper has no method {method!r} in {setting}; it has {', '.join(methods)}")
-    source = tables.per_category if dataset in tables.categories else tables.per_dataset
+    source = tables.per_category if dataset in DATASETS else tables.per_dataset
     value = source.get(setting, {}).get(method, {}).get(metric, {}).get(dataset)
     return math.nan if value is None else float(value) / METRIC_SPECS[metric].scale

@@ -1,0 +1,1 @@
+"""The paper's figures, and runs compared with them."""
