@@ -61,7 +61,8 @@ def test_a_missing_training_file(file, rows, tmp_path, monkeypatch, capsys):
         ("qwen25_7b_910b data.evaluate=e.jsonl", "validation", "every 50 iterations"),
     ],
 )
-def test_rows_of_a_plan(overrides, row, shown, capsys):
+def test_rows_of_a_plan(overrides, row, shown, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # a row in one line
     assert main(["check", *overrides.split()]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip(" │|").startswith(f"{row} "))
     assert shown in line
