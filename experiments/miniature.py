@@ -104,15 +104,16 @@ class _ProgressionKind:
 
 
 def progression_records(size: int, split: Split, seed: int) -> list[Record]:
-    """Draw sums modulo 10,000, by steps of one to four digits: ``2100+7000`` asks for the 15 terms after 12 in steps of
-    7 (``9100=6200=3300=...``, 74 tokens of the tiny model).
+    """Draw sums modulo 10,000 by steps of two to four digits, and products by 2 to 9: ``2100+7500`` asks for the 15 terms
+    after 12 in steps of 57 (``9600=6210=3810=...``, 74 tokens of the tiny model).
 
-    No question is drawn twice; the smallest kind has about 72,000 training questions.
+    No question is drawn twice; the smallest kind has about 64,000 training questions.
 
     Raises:
         ValueError: too few different questions of a kind.
     """
-    kinds = [_ProgressionKind("+", 10 ** (digits - 1), 10**digits, 10_000, 15) for digits in (1, 2, 3, 4)]
+    ranges = (("+", 10, 100), ("+", 100, 1000), ("+", 1000, 10_000), ("*", 2, 10))
+    kinds = [_ProgressionKind(operator, low, high, 10_000, 15) for operator, low, high in ranges]
     return Generator("progressions", "math", kinds, held_out=0.2, stream=(5,)).records(size, split, seed)
 
 

@@ -38,7 +38,7 @@ def test_digit_questions_have_the_answers_that_a_person_gives():
 
 @pytest.mark.parametrize(
     ("draw", "modulus", "digits", "operators"),
-    [(progression_records, 10_000, 4, "+"), (repeated_progression_records, 100, 2, "+*")],
+    [(progression_records, 10_000, 4, "+*"), (repeated_progression_records, 100, 2, "+*")],
 )
 def test_progressions_step_by_step(draw, modulus, digits, operators):
     by_question = {r.question: r.answer for r in draw(4000, "train", 0)}
