@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
@@ -169,8 +170,9 @@ def sample_responses(
     temperature: float,
     generator: torch.Generator,
     batch_responses: int | None = None,
+    records: Sequence[Record] = (),
 ) -> Rollout:
-    """Sample ``group_size`` responses to each prompt; the rollout is on the CPU, and has no records yet.
+    """Sample ``group_size`` responses to each prompt, the questions of which are in ``records``.
 
     Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  ``generator`` is the
     only source of randomness.  At most ``batch_responses`` responses are in memory at once, rounded down to whole
@@ -189,10 +191,10 @@ def sample_responses(
     width = int(lengths.max())
     # Inference tensors cannot enter a graph; clones can.
     return Rollout(
-        group_size=group_size,
         lengths=lengths.clone().cpu(),
         width=width,
-        prompts=[list(p) for p in prompts],
+        records=[record for record in records for _ in range(group_size)],
+        prompts=[prompt for prompt in prompts for _ in range(group_size)],
         token_ids=token_ids[:, :width].clone().cpu(),
         log_probs=log_probs[:, :width].clone().cpu(),
         finished=finished.clone().cpu(),

@@ -19,7 +19,6 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import BestModel, export_model, load_optimizer_state, resume_hint, save_checkpoint
 from coca_mindspeed.local.evaluation import HeldOut
@@ -74,10 +73,10 @@ class Trainer:
         progress = TrainingProgress(total, self.show_progress, start, interval=interval)
         metric = config.checkpoint.best
         best = None if metric is None else BestModel(self.output / BEST_MODEL, metric)
-        health, unevaluated = HealthWarnings(), RejectUnevaluated(self.grader)
+        health, unevaluated = HealthWarnings(), 0
         sights = first_sight(self.records, config.rollout.prompts, config.seed)
         score = response_scorer(
-            config.method, policy.text, unevaluated if config.data.require_evaluated else self.grader
+            config.method, policy.text, self.grader, require_evaluated=config.data.require_evaluated
         )
         with (
             interruptible("stopped in the middle of a step", self._resume_hint),
@@ -95,8 +94,10 @@ class Trainer:
                     draw = generator(policy.device, config.seed, "rollout", step)
                     rollout = respond(policy, asked, config.method, config.rollout, draw, config.rollout.group_size)
                     clock.lap("rollout")
-                    score(rollout)
-                    rollout.give_credit(credit_rule(config.method, stage))
+                    score.for_training(score(rollout)).give_credit(
+                        credit_rule(config.method, stage), config.rollout.group_size
+                    )
+                    unevaluated += rollout.unevaluated
                     clock.lap("grading", rollout.grading_seconds)
                     lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)
                     updated = update_policy(policy, rollout, optimizer, lr, config)
@@ -114,7 +115,7 @@ class Trainer:
                     timing = clock.seconds | {
                         "tokens_per_second/rollout": float(rollout.lengths.sum()) / clock.seconds["seconds/rollout"],
                         **{f"grading/{name}": value for name, value in self.grader.metrics().items()},
-                        "grading/unevaluated": float(unevaluated.unevaluated),
+                        "grading/unevaluated": float(unevaluated),
                     }
                     if step == 0 and baseline:
                         log.write(0, self.held_out.metrics(baseline, 0, log), {})

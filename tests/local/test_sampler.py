@@ -42,10 +42,9 @@ def sample(policy, prompts, seed=0, **changes):
 
 def no_cache_log_probs(policy, samples, temperature=1.0):
     """Oracle: each response alone, without cache, mask or padding."""
-    group = len(samples.token_ids) // len(samples.prompts)
     rows = []
     for i, length in enumerate(samples.lengths.tolist()):
-        prompt, response = samples.prompts[i // group], samples.token_ids[i, :length].tolist()
+        prompt, response = samples.prompts[i], samples.token_ids[i, :length].tolist()
         with torch.no_grad():
             logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         logits = policy.sampling_logits(logits, temperature)

@@ -49,7 +49,7 @@ def assert_drawn(samples, policy, seed=0, temperature=1.0, tolerance=2e-5):
     blocks = [min(16, new - start) for start in range(0, new, 16)]
     uniform = torch.cat([torch.rand(block, len(samples.lengths), numbers, generator=generator) for block in blocks])
     for row, (ids, length) in enumerate(zip(samples.token_ids, samples.lengths.tolist(), strict=True)):
-        prompt, response = samples.prompts[row // samples.group_size], ids[:length].tolist()
+        prompt, response = samples.prompts[row], ids[:length].tolist()
         with torch.inference_mode(), policy.autocast():
             logits = policy.model(torch.tensor([[*prompt, *response]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
         expected = policy.sampling_logits(logits, temperature).log_softmax(-1)
