@@ -12,9 +12,9 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, TrainingError
 from coca_mindspeed.grading.registry import misfit_warnings
 from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import respond
-from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
 from coca_mindspeed.scoring.responses import response_scorer
 from coca_mindspeed.scoring.rollout import Rollout, stated_or_none

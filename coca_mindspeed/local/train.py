@@ -22,12 +22,12 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import BestModel, export_model, load_optimizer_state, resume_hint, save_checkpoint
 from coca_mindspeed.local.evaluation import HeldOut
+from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.policy import Policy, is_out_of_memory
 from coca_mindspeed.local.progress import TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
-from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import first_sight, generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings, sight_metrics, values

@@ -13,9 +13,10 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import sampler
+from coca_mindspeed.local.inverse_cdf import NoDistributionError, sample_tokens
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import choose_device
-from coca_mindspeed.local.sampler import NextStep, NoDistributionError, SharedRows, sample_responses, sample_tokens
+from coca_mindspeed.local.sampler import NextStep, SharedRows, sample_responses
 from tests.local.models_for_tests import write_random_model
 
 RECORDS = [
