@@ -15,8 +15,8 @@ from torch import Tensor
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.local.inverse_cdf import check_drawn, draw, draw_at, numbers_per_draw, sample_tokens
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import PreallocatedCache, prefill_prompts
-from coca_mindspeed.local.static_decoder import CaptureError, StaticDecoder, decodes_statically, prefilled
+from coca_mindspeed.local.prefill import prefilled
+from coca_mindspeed.local.static_decoder import CaptureError, StaticDecoder, decodes_statically
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.console import print_text
 
@@ -242,7 +242,7 @@ def _sample_statically(
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     used = len(prompts) * group_size
-    cache, started = prefilled(policy, prompts)
+    cache, started = prefilled(policy, prompts, 0)
     end = started.width + max_new_tokens
     if policy.static is None or not policy.static.decoder.fits(used, end):
         policy.static = None  # freed before its successor is allocated
@@ -271,12 +271,7 @@ class Decoder:
     def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], max_new_tokens: int | None = None) -> None:
         """Prefill each prompt as a row; ``max_new_tokens`` bounds the cache's capacity (None: unknown)."""
         self._layer, self._rows = policy.lm_head, len(prompts)
-        longest = max(map(len, prompts))
-        most = None if max_new_tokens is None else longest + max_new_tokens
-        self.cache = PreallocatedCache(policy.model.config, most)
-        started = prefill_prompts(
-            self._layer.hidden_states, prompts, self.cache, policy.pad_id, policy.device, sharing=policy.sharing
-        )
+        self.cache, started = prefilled(policy, prompts, max_new_tokens)
         self.width, self._mask = started.width, started.mask
         # Without a mask all rows have the same length and position.
         self._position = started.lengths[:, None] if self._mask is not None else started.lengths[:1, None]

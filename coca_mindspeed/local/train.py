@@ -20,7 +20,13 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.checkpoint import BestModel, export_model, load_optimizer_state, resume_hint, save_checkpoint
+from coca_mindspeed.local.checkpoint import (
+    export_best,
+    export_model,
+    load_optimizer_state,
+    resume_hint,
+    save_checkpoint,
+)
 from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.logging import LogError, RunLog
@@ -30,6 +36,7 @@ from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.schedule import first_sight, generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
+from coca_mindspeed.scoring.best import BestValue
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings, sight_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
@@ -72,7 +79,7 @@ class Trainer:
         interval = config.evaluation.interval if self.held_out.records else 0
         progress = TrainingProgress(total, self.show_progress, start, interval=interval)
         metric = config.checkpoint.best
-        best = None if metric is None else BestModel(self.output / BEST_MODEL, metric)
+        best = None if metric is None else BestValue(self.output / BEST_MODEL, metric)
         health, unevaluated = HealthWarnings(), 0
         sights = first_sight(self.records, config.rollout.prompts, config.seed)
         score = response_scorer(
@@ -126,7 +133,7 @@ class Trainer:
 
                 last = step + 1 == total
                 if best is not None and best.improves(metrics):
-                    best.save(step + 1, policy, metrics)
+                    export_best(best, step + 1, policy, metrics)
                 if last or stop.is_set() or _due(config.checkpoint.interval, step):
                     saved = save_checkpoint(
                         self.output / "checkpoints", step + 1, policy, optimizer, config.checkpoint.keep
