@@ -5,9 +5,7 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +13,10 @@ from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub
+from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import CocaError, ConfigError, UsageError, find_problems, raise_problems
+from coca_mindspeed.errors import CocaError, ConfigError, UsageError, raise_problems
 from coca_mindspeed.mindspeed.plan import (
     ClusterPlan,
     Part,
@@ -122,33 +120,27 @@ def _check_local(composed: ComposedConfig, quiet: bool) -> None:
     """Check a run of the local engine as its start does, print its plan, and sample responses of its model."""
     from coca_mindspeed.local.model_files import weight_shapes
     from coca_mindspeed.local.run_directory import RunState
-    from coca_mindspeed.local.validation import checked_grader, read_inputs
+    from coca_mindspeed.local.validation import check_gold_answers, check_settings, read_inputs
 
     config, name = composed.run, composed.name
-    checks = (*CHECKS, *map(or_on_the_hub, (missing_data, missing_model)))
-    raise_problems(find_problems(config, checks), f"{name} cannot run:")
-    with tempfile.TemporaryDirectory() as empty:
-        output = Path(empty) / "run"
-        inputs = read_inputs(config, RunState(output), show_progress=not quiet)
-        grader = checked_grader(inputs)
-        with ExitStack() as until_opened:
-            until_opened.callback(grader.close)
-            if not quiet:
-                _print_local(inputs.config, name)
-            from coca_mindspeed.local.preflight import run_preflight  # torch takes seconds to import
-            from coca_mindspeed.local.run import LocalRun
+    check_settings(config, missing_data, missing_model, heading=f"{name} cannot run:")
+    nowhere = RunState(Path())
+    with read_inputs(config, nowhere, (check_gold_answers,), show_progress=not quiet) as inputs:
+        if not quiet:
+            _print_local(inputs.config, name)
+        from coca_mindspeed.local.preflight import run_preflight  # torch takes seconds to import
+        from coca_mindspeed.local.run import LocalRun
 
-            until_opened.pop_all()  # the run closes its grader
-            with LocalRun.open(composed, output, show_progress=not quiet, validated=(inputs, grader)) as run:
-                config, path = run.config, run.config.model.path
-                if path is None or not weight_shapes(Path(path)):
-                    return
-                policy = run.load()
-                if not config.evaluation.preflight:
-                    return
-                if not quiet:
-                    print_text(f"sampling {config.evaluation.preflight} responses", sys.stderr)
-                found = run_preflight(policy, inputs.train, grader, config)
+        run = LocalRun.checked(inputs)
+        config, path = run.config, run.config.model.path
+        if path is None or not weight_shapes(Path(path)):
+            return
+        policy = run.load()
+        if not config.evaluation.preflight:
+            return
+        if not quiet:
+            print_text(f"sampling {config.evaluation.preflight} responses", sys.stderr)
+        found = run_preflight(policy, inputs.train, inputs.grader, config)
     if not quiet:
         print_text(found)
     if config.warm_up.records is None:
