@@ -31,7 +31,7 @@ setup(
     ],
     package_dir={"coca_mindspeed._configs": "configs", "coca_mindspeed._patches": "patches"},
     package_data={
-        "coca_mindspeed": ["py.typed", "**/*.j2", "**/*.json"],
+        "coca_mindspeed": ["py.typed", "**/*.json"],
         "coca_router": ["py.typed"],
         "coca_mindspeed._configs": ["**/*.yaml"],
         "coca_mindspeed._patches": ["*.yaml", "*.patch"],
@@ -52,6 +52,7 @@ setup(
         "pyyaml>=6.0.1,<7",
         "jinja2>=3.1.4,<4",
         "rich>=13.7,<16",
+        "markdown-it-py>=3,<5",  # rich requires it too
         "regex>=2024.4.16",
         "packaging>=24.0",
         "sympy>=1.13,<1.15",
