@@ -62,7 +62,7 @@ setup(
         "tensorboard": ["tensorboard>=2.18,<3"],
         "plots": ["matplotlib>=3.8.4,<4"],
         "calibration": ["scikit-learn>=1.4.2,<2"],
-        "judge": ["openai>=1.40,<4", "diskcache>=5.6.3,<6"],
+        "judge": ["openai>=1.40,<4", "tenacity>=8.5,<10", "diskcache>=5.6.3,<6"],  # tenacity: pauses, Retry-After
         "parquet": ["pyarrow>=16,<27"],
         "all": ["coca-mindspeed[tensorboard,plots,calibration,judge,parquet,lora,router,gguf,real-world]"],
         "wandb": ["wandb"],

@@ -62,7 +62,7 @@ def write_page(path: Path, text: str, pictures: Mapping[str, bytes]) -> tuple[Pa
 def _html(text: str, pictures: Mapping[str, bytes]) -> str:
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(text)
-    links = []
+    links: list[str] = []
     for token, content in pairwise(tokens):
         if token.type == "heading_open" and token.tag == "h2":
             token.attrSet("id", f"section-{len(links)}")

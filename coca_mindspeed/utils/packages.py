@@ -26,6 +26,7 @@ _EXTRAS = {
     "sklearn": "calibration",
     "openai": "judge",
     "diskcache": "judge",
+    "tenacity": "judge",
     "pyarrow": "parquet",
     "wandb": "wandb",
     "swanlab": "swanlab",
