@@ -5,15 +5,14 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, stop_before_delay
 
 from coca_mindspeed.utils.console import one_line
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
-_LONGEST_CONNECT_SECONDS = 5.0
-_TRANSIENT_STATUSES = {408, 409, 429, *range(500, 600)}
+_CONNECT_SECONDS = 5.0
 _SHOWN = 500  # characters of a server's message
 
 
@@ -28,17 +27,12 @@ class Completion(NamedTuple):
 class ChatError(Exception):
     """A request without a chat completion.
 
-    Attributes:
-        status: HTTP status of the reply; None if there was none, or if it was no chat completion.
-        transient: whether another attempt may succeed.
-        pause: seconds until the next attempt, where the server names them.
+    ``status`` is the reply's HTTP status, None if it has no meaning; ``pause`` the seconds that the server asks for.
     """
 
-    def __init__(
-        self, problem: str, status: int | None = None, *, transient: bool = False, pause: float | None = None
-    ) -> None:
-        super().__init__(problem)
-        self.status, self.transient, self.pause = status, transient, pause
+    def __init__(self, problem: str, status: int | None = None, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(one_line(problem)[:_SHOWN])
+        self.status, self.pause = status, _asked_pause(headers or {})
 
 
 class ChatClient:
@@ -58,50 +52,48 @@ class ChatClient:
     ) -> None:
         import openai  # takes most of a second
 
-        # Its other timeouts are pauses between bytes, which an endless reply keeps short.
-        timeout = openai.Timeout(None, connect=_LONGEST_CONNECT_SECONDS)
+        # Its other timeouts are between bytes, so an endless reply never reaches them.
+        timeout = openai.Timeout(None, connect=_CONNECT_SECONDS)
         self._client = openai.AsyncOpenAI(base_url=url, api_key=key or "none", max_retries=0, timeout=timeout)
         self._retries, self._seconds, self._total_seconds = retries, seconds, total_seconds
+        self._errors = openai.APIError
+        self._fatal_errors = openai.APIConnectionError, openai.AuthenticationError
 
     async def complete(self, request: Mapping[str, Any]) -> Completion:
-        """Return the reply to the fields of a request.  Raises ChatError after the last attempt."""
+        """Return the reply to a request, given as its fields.  Raises ChatError, of the last attempt."""
         attempts = AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, ChatError) and error.transient),
+            retry=retry_if_exception(_may_pass),
             wait=_pause,
             stop=stop_after_attempt(self._retries + 1) | stop_before_delay(self._total_seconds),
-            retry_error_callback=_give_up,
+            reraise=True,
         )
         return await attempts(self._attempt, request, time.monotonic() + self._total_seconds)
 
     async def _attempt(self, request: Mapping[str, Any], deadline: float) -> Completion:
-        import openai
-
         reply = self._client.chat.completions.with_raw_response.create(**request)
         limit = min(self._seconds, deadline - time.monotonic())
         try:
             found = await asyncio.wait_for(reply, limit)
-        except openai.APIError as error:
-            raise _failure(error) from error
+        except self._errors as error:
+            raise _described(error) from error
         except asyncio.TimeoutError as error:
-            raise ChatError(f"no whole reply in {limit:.3g} s", transient=True) from error
+            raise ChatError(f"no whole reply in {limit:.3g} s") from error
         try:
             return _completion(json.loads(found.content))
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             problem = f"expected a chat completion, found {found.content[:80]!r} ({error!s:.80})"
-            raise ChatError(problem, transient=True, pause=_asked_pause(found.headers)) from None
+            raise ChatError(problem, headers=found.headers) from None
 
     async def models(self) -> list[str] | None:
         """Return the server's models; None if it does not list them.
 
         Raises ChatError if it cannot be reached or refuses the key.
         """
-        import openai
-
         try:
             return [str(model.id) for model in (await self._client.models.list()).data]
-        except (openai.APIConnectionError, openai.AuthenticationError) as error:
-            raise _failure(error) from error
-        except (openai.APIError, AttributeError, TypeError, ValueError, RecursionError):
+        except self._fatal_errors as error:
+            raise _described(error) from error
+        except (self._errors, AttributeError, TypeError, ValueError, RecursionError):
             return None
 
     async def close(self) -> None:
@@ -109,10 +101,7 @@ class ChatClient:
 
 
 def _completion(reply: Any) -> Completion:
-    """Read a chat completion; its text is empty where there is none.
-
-    Raises ValueError, TypeError, KeyError, IndexError or AttributeError.
-    """
+    """Read a chat completion; its text is empty where there is none."""
     choice = reply["choices"][0] if reply["choices"] else {"message": {"content": None}}
     text, reason = choice["message"]["content"] or "", choice.get("finish_reason")
     if not isinstance(text, str) or not isinstance(reason, str | None):
@@ -121,20 +110,24 @@ def _completion(reply: Any) -> Completion:
     return Completion(text, tokens if type(tokens) is int and tokens >= 0 else None, reason)
 
 
-def _failure(error: Any) -> ChatError:
-    """Describe an error of the client library."""
+def _described(error: Any) -> ChatError:
     if (status := getattr(error, "status_code", None)) is not None:
-        pause = _asked_pause(error.response.headers)
-        return ChatError(one_line(str(error))[:_SHOWN], status, transient=status in _TRANSIENT_STATUSES, pause=pause)
-    return ChatError(one_line(f"{type(error).__name__}: {error} {error.__cause__ or ''}")[:_SHOWN], transient=True)
+        return ChatError(str(error), status, error.response.headers)
+    return ChatError(f"{type(error).__name__}: {error} {error.__cause__ or ''}")
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, ChatError) and (error.status in (None, 408, 409, 429) or error.status >= 500)
 
 
 def _pause(state: RetryCallState) -> float:
     """Seconds until the next attempt."""
-    error = None if state.outcome is None else state.outcome.exception()
-    if isinstance(error, ChatError) and error.pause is not None:
-        return error.pause
-    return min(_FIRST_PAUSE_SECONDS * 2.0 ** (state.attempt_number - 1), _LONGEST_PAUSE_SECONDS)
+    asked = getattr(state.outcome and state.outcome.exception(), "pause", None)
+    return (
+        min(_FIRST_PAUSE_SECONDS * 2.0 ** (state.attempt_number - 1), _LONGEST_PAUSE_SECONDS)
+        if asked is None
+        else asked
+    )
 
 
 def _asked_pause(headers: Mapping[str, str]) -> float | None:
@@ -147,9 +140,3 @@ def _asked_pause(headers: Mapping[str, str]) -> float | None:
         if 0 <= seconds < math.inf:
             return seconds
     return None
-
-
-def _give_up(state: RetryCallState) -> NoReturn:
-    error = None if state.outcome is None else state.outcome.exception()
-    status = error.status if isinstance(error, ChatError) else None
-    raise ChatError(f"{error} (attempts: {state.attempt_number})", status) from error
