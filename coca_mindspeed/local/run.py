@@ -19,7 +19,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import raise_problems
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.checkpoint import check_saveable, export_model, remove_leftovers
+from coca_mindspeed.local.checkpoint import check_saveable, export_model
 from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
@@ -33,6 +33,7 @@ from coca_mindspeed.local.run_directory import (
     check_resume,
     check_same_prompt,
     find_run,
+    remove_leftovers,
     with_model,
     write_settings,
 )

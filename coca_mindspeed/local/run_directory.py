@@ -133,6 +133,27 @@ def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> RunS
     return RunState(path, marker, checkpoints[-1] if checkpoints else None, has_steps)
 
 
+# Temporary names of local/checkpoint.py.
+_LEFTOVER = re.compile(r"\.removing_\d{6,}|\.(?:model|warm_start|best_model|step_\d{6,})\.writing")
+_REPLACED = re.compile(r"\.replaced_(model|warm_start|best_model|step_\d{6,})")
+_HALF_A_FILE = re.compile(r"\.\w+\.(?:jsonl?|yaml|md|png)\.[a-z0-9_]{8}")
+
+
+def remove_leftovers(output: Path) -> None:
+    """Remove partial files of a killed process from a locked run directory; restore a model that was being replaced.
+
+    Only names that this package creates are touched.
+    """
+    for directory in (output, *(output / name for name in ("checkpoints", "samples", "warm_up"))):
+        for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+            if (match := _REPLACED.fullmatch(path.name)) and not (directory / match[1]).exists():
+                path.rename(directory / match[1])
+            elif match or _LEFTOVER.fullmatch(path.name):
+                shutil.rmtree(path)
+            elif _HALF_A_FILE.fullmatch(path.name) and path.is_file():
+                path.unlink()
+
+
 def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
     """Refuse a run whose checkpoints and exported models do not fit on the disk of its output directory.
 
