@@ -31,7 +31,7 @@ setup(
     ],
     package_dir={"coca_mindspeed._configs": "configs", "coca_mindspeed._patches": "patches"},
     package_data={
-        "coca_mindspeed": ["py.typed", "**/*.j2", "**/*.json"],
+        "coca_mindspeed": ["py.typed", "**/*.json"],
         "coca_router": ["py.typed"],
         "coca_mindspeed._configs": ["**/*.yaml"],
         "coca_mindspeed._patches": ["*.yaml", "*.patch"],
@@ -52,6 +52,7 @@ setup(
         "pyyaml>=6.0.1,<7",
         "jinja2>=3.1.4,<4",
         "rich>=13.7,<16",
+        "markdown-it-py>=3,<5",  # rich requires it too
         "regex>=2024.4.16",
         "packaging>=24.0",
         "sympy>=1.13,<1.15",
@@ -61,7 +62,7 @@ setup(
         "tensorboard": ["tensorboard>=2.18,<3"],
         "plots": ["matplotlib>=3.8.4,<4"],
         "calibration": ["scikit-learn>=1.4.2,<2"],
-        "judge": ["openai>=1.40,<4", "diskcache>=5.6.3,<6"],
+        "judge": ["openai>=1.40,<4", "tenacity>=8.5,<10", "diskcache>=5.6.3,<6"],  # tenacity: pauses, Retry-After
         "parquet": ["pyarrow>=16,<27"],
         "all": ["coca-mindspeed[tensorboard,plots,calibration,judge,parquet,lora,router,gguf,real-world]"],
         "wandb": ["wandb"],

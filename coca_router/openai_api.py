@@ -147,6 +147,10 @@ def read_request(body: bytes, served: str, *, thresholds: bool = False, tools: b
     With ``thresholds``, the model may be called ``NAME@THRESHOLD``; with ``tools``, tools and response formats pass.
     """
     request = read_json_body(body, ChatRequest)
+    try:  # pydantic checks the numbers of the fields that it knows; the others are sent on
+        to_json([request.model_extra, *(message.model_extra for message in request.messages)])
+    except ValueError as error:
+        raise ApiError(400, "the request's body: expected finite numbers, found NaN or an infinite one") from error
     for index, message in enumerate(request.messages):
         _refuse_extra(
             message, f"messages[{index}].", {"tool_calls": ([],), "annotations": ([],)}, _CALLS if tools else ()

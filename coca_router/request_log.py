@@ -133,7 +133,7 @@ def labelled_prediction(row: Mapping[str, Any], correct: bool) -> Prediction:
         tokens_to_confidence=row["tokens_to_confidence"] if stated else None,
         method=row["action"],
         model=row["tier"],
-        tokens=row["answer_tokens"],
+        tokens=row["tokens"].get(row["tier"]),  # with those of its confidences
         answer_probability=row.get("answer_probability") if stated else None,  # rows of older releases lack it
     )
 

@@ -70,4 +70,4 @@ def pytest_terminal_summary(terminalreporter, config):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Reports of runs without their pictures, which take seconds."""
-    monkeypatch.setattr("coca_mindspeed.local.report._plots", lambda *_: "")
+    monkeypatch.setattr("coca_mindspeed.local.report._plots", lambda *_: ("", {}))

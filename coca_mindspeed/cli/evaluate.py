@@ -188,6 +188,7 @@ def _typed(name: str) -> str:
 
 def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     """Ask the server what ``--output`` lacks, and grade all responses."""
+    require("openai", "tenacity", purpose="evaluate --endpoint")
     from coca_mindspeed.data.records import records_digest
     from coca_mindspeed.evaluation.endpoint import Endpoint, ask
     from coca_mindspeed.utils.directories import check_writable, lock_run
@@ -195,7 +196,6 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     from coca_mindspeed.utils.progress import StepProgress
     from coca_mindspeed.utils.results import check_directory, claim_directory
 
-    require("openai", purpose="evaluate --endpoint")
     output, name = arguments.output, arguments.method or "coca"
     try:
         method = training_method(name)

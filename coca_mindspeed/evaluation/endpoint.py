@@ -1,7 +1,6 @@
 """Ask an OpenAI-compatible server for responses; each is appended to a file at once, so that asking is resumable."""
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +10,13 @@ from typing import Any
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.utils.chat_client import ChatClient, ChatError
 from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.json_files import drop_torn_line, read_json_lines, to_json_line, write_json_lines
 
 #: Environment variable with the key; a server that needs none is asked without it.
 KEY_VARIABLE = "OPENAI_API_KEY"
-_RETRIES = 5  # of the client, with exponential backoff: connection errors, timeouts, 408, 409, 429 and 5xx
-_LONGEST = 500  # characters of a server's message
+_LONGEST = 500  # characters of a list of models
 
 
 Key = tuple[str, int]  # id of a question, and number of the sample
@@ -94,45 +93,36 @@ async def _ask_all(
     system_prompt: str | None,
     add: Callable[[Key, dict[str, Any]], None],
 ) -> None:
-    import openai  # takes most of a second
-
-    key = os.environ.get(KEY_VARIABLE) or "none"
     left = iter(questions.items())
-    async with openai.AsyncOpenAI(base_url=endpoint.url, api_key=key, max_retries=_RETRIES) as client:
-        models = await _models(client, endpoint)
+    client = ChatClient(endpoint.url, os.environ.get(KEY_VARIABLE))
+    try:
+        try:
+            models = await client.models()
+        except ChatError as error:
+            raise _explained(error, endpoint, None, None) from error
 
         async def work() -> None:
             for asked, record in left:
                 request = {"model": endpoint.model, **endpoint.options}
                 request["messages"] = prompt_messages(record, system_prompt)
                 try:
-                    reply = await client.chat.completions.with_raw_response.create(**request)
-                except openai.APIError as error:
+                    reply = await client.complete(request)
+                except ChatError as error:
                     raise _explained(error, endpoint, models, record) from error
-                add(asked, _read(reply.content, endpoint))
+                add(asked, {"response": reply.text, "tokens": reply.tokens, "finish_reason": reply.finish_reason})
 
         await asyncio.gather(*(work() for _ in range(min(endpoint.concurrency, len(questions)))))
+    finally:
+        await client.close()
 
 
-async def _models(client: Any, endpoint: Endpoint) -> list[str] | None:
-    """The server's models; None if it does not list them.  Raises ConfigError if it cannot be reached."""
-    import openai
-
-    try:
-        listed = await client.with_options(max_retries=0).models.list()
-        return [str(model.id) for model in listed.data]
-    except (openai.APIConnectionError, openai.AuthenticationError) as error:
-        raise _explained(error, endpoint, None, None) from error
-    except (openai.APIError, AttributeError, TypeError, ValueError, RecursionError):  # not all servers have a list
-        return None
-
-
-def _explained(error: Any, endpoint: Endpoint, models: list[str] | None, record: Record | None) -> Exception:
+def _explained(
+    error: ChatError, endpoint: Endpoint, models: list[str] | None, record: Record | None
+) -> ConfigError | DataError:
     """The error for the user of a failed request; ``record`` None: of the list of models."""
-    where, status = f"--endpoint {endpoint.url}", getattr(error, "status_code", None)
-    said = one_line(str(error))[:_LONGEST]
+    where, status, said = f"--endpoint {endpoint.url}", error.status, str(error)
     if status is None:
-        return ConfigError(f"{where}: gives no answer: {said} {one_line(str(error.__cause__ or ''))[:_LONGEST]}")
+        return ConfigError(f"{where}: gives no answer: {said}")
     if status in (401, 403):
         return ConfigError(f"{where}: refuses the key in the environment variable {KEY_VARIABLE}: {said}")
     if status == 404 and models:
@@ -146,20 +136,3 @@ def _explained(error: Any, endpoint: Endpoint, models: list[str] | None, record:
         fix = "lower --max-tokens, or serve the model with a longer context" if "context" in said.lower() else ""
         return DataError("; ".join(filter(None, (f"record {record.id!r}: the server refuses it: {said}", fix))))
     return ConfigError(f"{where}: {said}; the responses so far are saved, the same command resumes")
-
-
-def _read(body: bytes, endpoint: Endpoint) -> dict[str, Any]:
-    """Response, tokens and finish reason of a chat completion; raises ConfigError if it is none."""
-    try:
-        reply = json.loads(body)
-        choice = reply["choices"][0]
-        response, reason = choice["message"]["content"] or "", choice.get("finish_reason")
-        tokens = (reply.get("usage") or {}).get("completion_tokens")
-        if not isinstance(response, str) or not isinstance(reason, str | None):
-            raise TypeError("its fields are of other types")
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise ConfigError(
-            f"--endpoint {endpoint.url}: expected a chat completion, found {body[:80]!r} ({error!s:.80})"
-        ) from None
-    counted = type(tokens) is int and tokens >= 0
-    return {"response": response, "tokens": tokens if counted else None, "finish_reason": reason}

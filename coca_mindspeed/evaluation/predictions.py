@@ -232,6 +232,7 @@ def _rows(path: Path, columns: Mapping[str, str] | None) -> Iterator[tuple[str, 
 
 # float() would also take 1_0 and the digits of other scripts.
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_WHOLE = re.compile(r"[0-9]{1,18}")  # int() refuses texts of thousands of digits
 
 
 def _from_text(name: str, text: str) -> Any:
@@ -247,7 +248,8 @@ def _from_text(name: str, text: str) -> Any:
         return text.strip().lower() == "true"
     if not _DECIMAL.fullmatch(text.strip()):
         return text
-    return float(text) if name in ("confidence", "correct") or not text.strip().isdigit() else int(text)
+    is_whole = name not in ("confidence", "correct") and _WHOLE.fullmatch(text.strip())
+    return int(text) if is_whole else float(text)
 
 
 def _nan_to_none(name: str, value: Any) -> Any:

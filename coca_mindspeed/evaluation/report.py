@@ -1,53 +1,44 @@
-"""Reports: a self-contained HTML page, and Markdown with separate plots."""
+"""The report that compares runs: metrics with intervals, plots and responses."""
 
-import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from coca_mindspeed import __version__
-from coca_mindspeed.evaluation import plots
-from coca_mindspeed.evaluation.metrics import FURTHER_METRICS, HEADLINE_METRICS, METRIC_SPECS
+from coca_mindspeed.evaluation.metrics import FURTHER_METRICS, HEADLINE_METRICS, METRIC_SPECS, UNDEFINED
+from coca_mindspeed.evaluation.page import code_block, plain_text, write_page
+from coca_mindspeed.evaluation.plots import png_bytes, reliability_diagram, threshold_curves, training_curves
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.evaluation.scoreboard import Scoreboard
-from coca_mindspeed.evaluation.tables import result_tables, risk_tables
-from coca_mindspeed.utils.console import markdown_cell, printable
-from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.evaluation.tables import Table, result_tables, risk_tables
 
 _REPORT_DPI = 100
-_SHOWN_CHARACTERS = 1200
+_SHOWN_GOLD, _SHOWN_QUESTION, _SHOWN_CHARACTERS = 200, 800, 1200
+_HOW_TO_READ = (
+    "In parentheses the 95% interval, and with ECE the mean and 95th percentile that a calibrated model with the same "
+    "confidences would show; the best of a column is bold where its paired difference to every other run is decided "
+    f"(95%); `{UNDEFINED}` is undefined. Means over a category leave undefined data sets out."
+)
 _NO_PREDICTIONS = (
     "The runs hold no predictions, so there are no results: set data.evaluate, and evaluation.final_questions above 0."
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A plot with its caption."""
-
-    name: str
-    heading: str
-    caption: str
-    png: bytes
-
-    @property
-    def data_uri(self) -> str:
-        return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
-
-
-def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
-    pictures = []
+def _plots(board: Scoreboard, runs: Sequence[Run]) -> tuple[list[str], dict[str, bytes]]:
+    """Sections with plots, and these by path."""
+    parts, pictures = ["## Plots"], {}
 
     def add(name: str, heading: str, caption: str, figure: Figure) -> None:
-        pictures.append(Picture(name, heading, caption, plots.png_bytes(figure, _REPORT_DPI)))
+        path, heading = f"figures/{name}.png", plain_text(heading)
+        pictures[path] = png_bytes(figure, _REPORT_DPI)
+        parts.extend([f"### {heading}", f"![{heading}. {caption}]({path})", caption])
 
     if training := {run.label: run.training for run in runs if run.training}:
         caption = "A line for each run; faint: every step, strong: moving average."
-        add("training", "Training", caption, plots.training_curves(training))
+        add("training", "Training", caption, training_curves(training))
     closed = board.options.closed
     reliability = (
         "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
@@ -57,10 +48,10 @@ def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
     for dataset in board.datasets:
         groups = {run.label: outcomes(rows) for run in board.runs if (rows := run.by_dataset().get(dataset))}
         slug = "".join(c if c.isalnum() else "_" for c in dataset)
-        add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, plots.reliability_diagram(groups, closed))
+        add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, reliability_diagram(groups, closed))
         heading = f"Risk-coverage and ROC curves: {dataset}"
-        add(f"thresholds_{slug}", heading, thresholds, plots.threshold_curves(groups))
-    return pictures
+        add(f"thresholds_{slug}", heading, thresholds, threshold_curves(groups))
+    return parts, pictures
 
 
 def most_miscalibrated(run: Run, count: int) -> list[Prediction]:
@@ -88,39 +79,57 @@ def write_report(
     title: str = "Calibration report",
     board: Scoreboard | None = None,
     samples: int = 3,
-) -> list[Path]:
+) -> tuple[Path, Path]:
     """Write ``report.html`` (self-contained), ``report.md`` and ``figures/*.png``; return the paths of the first two.
 
     ``board`` has the numbers of ``runs``, if already computed; ``samples`` responses are shown per run and data set.
     """
     board = board or Scoreboard(runs)
-    pictures = _pictures(board, runs)
-    content = {
-        "title": title,
-        "version": __version__,
-        "board": board,
-        "legend": METRIC_SPECS.values(),
-        "tables": result_tables(board, HEADLINE_METRICS),
-        "further": result_tables(board, FURTHER_METRICS),
-        "deciding": risk_tables(board),
-        "pictures": pictures,
-        "samples": [(run.label, most_miscalibrated(run, samples)) for run in board.runs],
-        "no_predictions": _NO_PREDICTIONS,
-    }
-    environment = Environment(
-        loader=PackageLoader("coca_mindspeed.evaluation", "templates"),
-        # Text of models must not become markup in the page.
-        autoescape=lambda name: name is not None and "html" in name,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # Control characters become escapes.
-        finalize=lambda value: printable(value) if isinstance(value, str) else value,
-    )
-    environment.filters |= {"cell": markdown_cell, "shorten": shorten}
-    paths = [directory / "report.html", directory / "report.md"]
-    for picture in pictures:
-        write_atomically(directory / "figures" / f"{picture.name}.png", picture.png)
-    for path in paths:
-        write_atomically(path, environment.get_template(f"{path.name}.j2").render(content))
-    return paths
+    plots, pictures = _plots(board, runs)
+    parts = [f"# {plain_text(title)}", f"coca-mindspeed {__version__}. {_HOW_TO_READ}"]
+    parts += _results(board) if board.runs else [_NO_PREDICTIONS]
+    parts += plots
+    if board.runs:
+        parts.append("## Responses, most miscalibrated first")
+        parts += [part for run in board.runs for part in _samples(run, samples)]
+    return write_page(directory / "report.md", "\n\n".join(parts) + "\n", pictures)
+
+
+def _results(board: Scoreboard) -> list[str]:
+    legend = "; ".join(f"{spec.heading}: {spec.meaning}" for spec in METRIC_SPECS.values())
+    parts = ["## Results", f"{legend}. ↑: higher is better; ↓: lower is better."]
+    parts += [
+        _table(table) for metrics in (HEADLINE_METRICS, FURTHER_METRICS) for table in result_tables(board, metrics)
+    ]
+    counts = [(run.label, [str(board.count(run.label, column)) for column in board.columns]) for run in board.runs]
+    parts.append(_table(Table("Predictions", "", [column.heading for column in board.columns], counts)))
+    return [*parts, "## Error and coverage by threshold", *map(_table, risk_tables(board))]
+
+
+def _table(table: Table) -> str:
+    """A table with its heading, its meaning and the reasons of its undefined cells; names are without markup."""
+    rows = [(plain_text(label), cells) for label, cells in table.rows]
+    text = replace(table, columns=[plain_text(column) for column in table.columns], rows=rows).markdown()
+    parts = [
+        f"### {plain_text(table.heading)}",
+        table.meaning and f"{table.meaning[0].upper()}{table.meaning[1:]}.",
+        text,
+    ]
+    if table.undefined:
+        parts.append("Undefined:\n\n" + "\n".join(f"- {plain_text(line)}" for line in table.undefined))
+    return "\n\n".join(filter(None, parts))
+
+
+def _samples(run: Run, count: int) -> list[str]:
+    if not (rows := most_miscalibrated(run, count)):
+        return [f"{plain_text(run.label)}: no response states a valid confidence."]
+    parts = []
+    for p in rows:
+        gold = f"; gold answer {plain_text(p.gold[:_SHOWN_GOLD])}" if p.gold else ""
+        parts += [
+            f"### {plain_text(f'{run.label}: {p.dataset} {p.id}')}",
+            f"Stated {p.confidence:.2f}, {p.outcome}{gold}.",
+            code_block(p.question[:_SHOWN_QUESTION]),
+            code_block(shorten(p.response)),
+        ]
+    return parts

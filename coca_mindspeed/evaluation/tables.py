@@ -30,82 +30,61 @@ _BINNED = ("ece", "mce")
 
 
 @dataclass(frozen=True, slots=True)
-class TableCell:
-    """A printed number; ``beside`` holds a related one, such as the ECE under perfect calibration."""
-
-    text: str
-    interval: str = ""
-    best: bool = False
-    reason: str = ""
-    beside: str = ""
-
-    def markdown(self) -> str:
-        number = f"**{self.text}**" if self.best else self.text
-        return f"{number} ({'; '.join(filter(None, (self.interval, self.beside)))})" if self.interval else number
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """A table column's heading; averages are highlighted."""
-
-    text: str
-    is_average: bool = False
-    meaning: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
-    """A table of numbers; ``rows`` are (run, cells in the order of ``columns``)."""
+    """A table of printed numbers; ``rows`` are (run, cells in the order of ``columns``).
 
-    name: str
+    ``undefined`` has a line for each undefined cell, with the reason.
+    """
+
     heading: str
     meaning: str
-    columns: Sequence[Heading]
-    rows: Sequence[tuple[str, Sequence[TableCell]]]
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str]]]
+    undefined: Sequence[str] = ()
 
     def markdown(self) -> str:
-        header = ["run", *(column.text for column in self.columns)]
-        rows = [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
-        return markdown_table(header, rows, numbers=range(1, len(header)))
+        header = ["run", *self.columns]
+        return markdown_table(header, [(label, *cells) for label, cells in self.rows], numbers=range(1, len(header)))
 
 
 def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
     """Return a table per metric with data sets as columns; for a single data set, one table with metrics as columns."""
-    tables = [_metric_table(board, metric) for metric in metrics]
-    if len(board.columns) != 1:
-        return tables
-    columns = [Heading(table.heading, meaning=table.meaning) for table in tables]
-    rows = [
-        (run.label, [cell for table in tables for cell in table.rows[index][1]]) for index, run in enumerate(board.runs)
-    ]
-    binned = [METRIC_SPECS[metric].label for metric in metrics if metric in _BINNED]
-    meaning = f"{' and '.join(binned)}: {board.options.bins_text}" if binned else ""
-    return [Table(metrics[0], board.columns[0].name, meaning, columns, rows)]
+    if len(board.columns) == 1:
+        [column] = board.columns
+        binned = [METRIC_SPECS[metric].label for metric in metrics if metric in _BINNED]
+        meaning = f"{' and '.join(binned)}: {board.options.bins_text}" if binned else ""
+        return [_table(board, column.name, meaning, [(METRIC_SPECS[m].heading, column, m) for m in metrics])]
+    tables = []
+    for metric in metrics:
+        spec = METRIC_SPECS[metric]
+        how = ", percent" if spec.percent else f", {board.options.bins_text}" if metric in _BINNED else ""
+        columns = [(column.heading, column, metric) for column in board.columns]
+        tables.append(_table(board, spec.heading, spec.meaning + how, columns))
+    return tables
 
 
-def _metric_table(board: Scoreboard, metric: str) -> Table:
-    """Return one metric's table, with the best of each column marked."""
-    spec = METRIC_SPECS[metric]
-    columns = [Heading(column.heading, column.is_average) for column in board.columns]
-    best = {column: board.best(column, metric) for column in board.columns}
-    rows = [
-        (run.label, [_cell(board, run, column, metric, run.label in best[column]) for column in board.columns])
-        for run in board.runs
-    ]
-    how = ", percent" if spec.percent else f", {board.options.bins_text}" if metric in _BINNED else ""
-    return Table(metric, spec.heading, spec.meaning + how, columns, rows)
+def _table(board: Scoreboard, heading: str, meaning: str, columns: Sequence[tuple[str, Column, str]]) -> Table:
+    """Return a table with a column for each (title, column of the board, metric); the best of each is bold."""
+    best = [board.best(column, metric) for _, column, metric in columns]
+    rows, undefined = [], []
+    for run in board.runs:
+        cells = []
+        for (title, column, metric), winners in zip(columns, best, strict=True):
+            cells.append(_cell(board, run, column, metric, run.label in winners))
+            if reason := _reason(board, run, column, metric):
+                undefined.append(f"{run.label}, {title}: {reason}")
+        rows.append((run.label, cells))
+    return Table(heading, meaning, [title for title, _, _ in columns], rows, undefined)
 
 
-def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> TableCell:
+def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> str:
     interval = board.interval(run.label, column, metric)
-    beside = under_calibration(board, run, column) if metric == "ece" else ""
-    return TableCell(
-        show(metric, interval.estimate),
-        show_range(metric, interval.low, interval.high),
-        is_best,
-        _reason(board, run, column, metric),
-        beside and f"{UNDER_CALIBRATION_LABEL}: {beside}",
-    )
+    number = show(metric, interval.estimate)
+    beside = [show_range(metric, interval.low, interval.high)]
+    if metric == "ece" and (calibrated := under_calibration(board, run, column)):
+        beside.append(f"{UNDER_CALIBRATION_LABEL}: {calibrated}")
+    shown = f"**{number}**" if is_best else number
+    return f"{shown} ({'; '.join(beside)})" if beside[0] else shown
 
 
 def under_calibration(board: Scoreboard, run: Run, column: Column) -> str:
@@ -157,7 +136,7 @@ def not_shown_usable(board: Scoreboard) -> str:
 
 def risk_tables(board: Scoreboard) -> list[Table]:
     """Return, for each data set, error and coverage of accepting from each threshold on."""
-    columns = [Heading(f"≥ {threshold:g}") for threshold in THRESHOLDS]
+    columns = [f"≥ {threshold:g}" for threshold in THRESHOLDS]
     meaning = (
         "error rate, percent, of the answers with at least this stated confidence, the exact 95% interval of a single "
         "threshold, and the fraction of all answers accepted; `coca-router calibrate --risk` certifies a threshold"
@@ -168,13 +147,13 @@ def risk_tables(board: Scoreboard) -> list[Table]:
         for run in board.runs:
             data = outcomes(run.by_dataset().get(dataset, []))
             cells = [
-                TableCell(UNDEFINED, reason="no answer states so high a confidence")
+                UNDEFINED
                 if math.isnan(risk)
-                else TableCell(f"{risk:.1%}", f"{low * 100:.1f} to {high * 100:.1f}", beside=f"{coverage:.1%} accepted")
+                else f"{risk:.1%} ({low * 100:.1f} to {high * 100:.1f}; {coverage:.1%} accepted)"
                 for _, _, coverage, risk, low, high in risk_table(data.confidence, data.correct)
             ]
             rows.append((run.label, cells))
-        tables.append(Table(f"risk_{dataset}", f"Error by threshold: {dataset}", meaning, columns, rows))
+        tables.append(Table(f"Error by threshold: {dataset}", meaning, columns, rows))
     return tables
 
 

@@ -38,8 +38,6 @@ Reply with the grade and nothing else: CORRECT, INCORRECT or NOT_ATTEMPTED."""
 _REPLY = re.compile(r"[\s*`\"']*(CORRECT|INCORRECT|NOT[_ ]ATTEMPTED)[\s*`\"'.]*", re.IGNORECASE)
 # Longer answers to short questions try to influence the judge.
 _MAX_ANSWER_CHARACTERS = 4_000
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
-_TRANSIENT_STATUSES = {408, 409, 429}
 _REFUSING_STATUSES = {400, 413, 422, 500}  # possibly for the content of the request; 500 after all retries
 
 
@@ -56,10 +54,8 @@ class JudgeGrader(TalliedGrader):
         url: base URL of the endpoint, such as ``http://127.0.0.1:8000/v1``.
         key_variable: environment variable with the key; None if the endpoint needs none.
         concurrency: number of simultaneous requests.
-        retries: further attempts, with exponential backoff, on connection errors, rate limits, server errors and
-            replies that are no chat completion.
-        seconds: timeout of one attempt, until its last byte.
-        total_seconds: timeout of all attempts at one question.
+        retries, seconds, total_seconds: see :class:`~coca_mindspeed.utils.chat_client.ChatClient`; ``total_seconds``
+            is for one question.
         cache: directory that keeps grades, so that a run can be repeated; None for no cache.
         options: further fields of the request, such as ``max_tokens``.
 
@@ -88,21 +84,19 @@ class JudgeGrader(TalliedGrader):
             raise GradingError(f"expected 0 < seconds <= total_seconds, found {seconds:g} and {total_seconds:g}")
         if concurrency < 1:
             raise GradingError(f"the judge's concurrency should be at least 1, found {concurrency}")
-        key = "none" if key_variable is None else os.environ.get(key_variable, "")
-        if not key:
+        key = None if key_variable is None else os.environ.get(key_variable, "")
+        if key == "":
             raise GradingError(
                 f"the judge's key should be in the environment variable {key_variable}, which is not set; "
                 "if the endpoint needs no key, set key_variable to null"
             )
-        require("openai", "diskcache", purpose="the language model judge")
+        require("openai", "tenacity", "diskcache", purpose="the language model judge")
         super().__init__()
-        import openai  # takes most of a second
+        from coca_mindspeed.utils.chat_client import ChatClient
 
-        self._errors = (openai.APIConnectionError, openai.APIStatusError)
-        self._client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=seconds)
+        self._client = ChatClient(url, key, retries=retries, seconds=seconds, total_seconds=total_seconds)
         self._url = url
         self._request = {"model": model, "temperature": 0.0, "max_tokens": 16, **(options or {})}
-        self._retries, self._seconds, self._total_seconds = retries, seconds, total_seconds
         self._concurrency = concurrency
         self._at_once = asyncio.Semaphore(concurrency)
         # Requests are tasks of one thread, so that an endless reply can be cancelled.
@@ -212,64 +206,16 @@ class JudgeGrader(TalliedGrader):
         return {**self._request, "messages": messages}
 
     async def _ask(self, request: Mapping[str, Any]) -> str:
-        deadline = time.monotonic() + self._total_seconds
-        for attempt in range(self._retries + 1):
-            pause = min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS)
-            error: Exception
-            try:
-                left = deadline - time.monotonic()
-                reply = self._client.chat.completions.with_raw_response.create(**request)
-                return _reply_text((await asyncio.wait_for(reply, min(self._seconds, left))).content)
-            except self._errors as failure:
-                error, problem = failure, f"{type(failure).__name__}: {failure!s:.300}"
-                if (status := getattr(failure, "status_code", None)) is not None:
-                    if status not in _TRANSIENT_STATUSES and status < 500:
-                        break
-                    pause = _asked_pause(failure, pause)
-            except asyncio.TimeoutError as failure:
-                error, problem = failure, f"APITimeoutError: no whole reply in {self._seconds:g} s"
-            except _UnusableReplyError as failure:
-                error, problem = failure, str(failure)
-            if attempt == self._retries:
-                break
-            if time.monotonic() + pause >= deadline:
-                problem += f" (and no other attempt fits into {self._total_seconds:g} s)"
-                break
-            await asyncio.sleep(pause)
-        refused = getattr(error, "status_code", None) in _REFUSING_STATUSES
-        raise (_RefusedError if refused else GradingError)(
-            f"the judge at {self._url} does not grade: {problem}; check its url, model and key, then run again (grades "
-            "that were given are in the cache, if one is configured)"
-        ) from error
+        from coca_mindspeed.utils.chat_client import ChatError
+
+        try:
+            return (await self._client.complete(request)).text
+        except ChatError as error:
+            raise (_RefusedError if error.status in _REFUSING_STATUSES else GradingError)(
+                f"the judge at {self._url} does not grade: {error}; check its url, model and key, then run again "
+                "(grades that were given are in the cache, if one is configured)"
+            ) from error
 
 
 class _RefusedError(GradingError):
     """The endpoint refused one request, possibly for its content."""
-
-
-class _UnusableReplyError(Exception):
-    """A reply with status 200 is no chat completion."""
-
-
-def _reply_text(body: bytes) -> str:
-    """The text of a chat completion; empty if there is none."""
-    try:
-        choices = json.loads(body)["choices"]
-        content = choices[0]["message"]["content"] if choices else None
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise _UnusableReplyError(f"expected a chat completion, found {body[:80]!r} ({error!s:.80})") from None
-    if content is not None and not isinstance(content, str):
-        raise _UnusableReplyError(f"expected text as the message's content, found {content!r:.80}")
-    return content or ""
-
-
-def _asked_pause(error: Any, otherwise: float) -> float:
-    """Seconds to wait as given by the endpoint, else ``otherwise``."""
-    for header, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        try:
-            seconds = float(error.response.headers.get(header, "")) * scale
-        except ValueError:  # absent, or a date
-            continue
-        if 0 <= seconds < float("inf"):
-            return seconds
-    return otherwise

@@ -7,6 +7,7 @@ from typing import Any
 
 from coca_mindspeed.data.records import repetition
 from coca_mindspeed.evaluation.metrics import HEADLINE
+from coca_mindspeed.evaluation.page import inline_code, write_page
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.tables import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.local.run import LocalRun
@@ -23,7 +24,6 @@ from coca_mindspeed.scoring.metrics import (
 )
 from coca_mindspeed.scoring.responses import held_out_gap
 from coca_mindspeed.utils.console import markdown_table, print_text
-from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import read_json_lines, write_json
 from coca_mindspeed.utils.packages import missing_package
 
@@ -53,6 +53,7 @@ def write_run_report(
     results = markdown_table(["", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
     missing = left_out(scores)
     gaps, problem = _gaps(run, after)
+    plots, pictures = _plots(run.output, groups)
     text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
 
 {introduction}
@@ -62,13 +63,13 @@ def write_run_report(
 --: undefined.
 
 {gaps}
-{_plots(run.output, groups)}
+{plots}
 ## Responses after training
 
 {_sample_table(after)}
 {notes}Training took {summary["seconds"]["train"]:.0f} s of {summary["seconds"]["total"]:.0f} s in all.
 """
-    write_atomically(run.output / "report.md", text)
+    page, _ = write_page(run.output / "report.md", text, pictures)
     print_metrics(scores)
     if missing:
         print_text(f"warning: {missing.strip()}", sys.stderr)
@@ -76,7 +77,7 @@ def write_run_report(
         print_text(f"warning: only {valid:.0%} of the responses state a valid confidence; {_IGNORED}", sys.stderr)
     if problem:
         print_text(f"warning: {problem} (see docs/training.md)", sys.stderr)
-    print(f"{summary['seconds']['total']:.0f} s; pictures and samples: {run.output / 'report.md'}")
+    print(f"{summary['seconds']['total']:.0f} s; pictures and samples: {page}")
     return summary
 
 
@@ -116,21 +117,21 @@ def left_out(scores: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{' and '.join(parts)} could not be graded and are left out.\n\n" if parts else ""
 
 
-def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> str:
-    """Write the plots and return their sections; without matplotlib, the command that installs it."""
+def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> tuple[str, dict[str, bytes]]:
+    """Sections with plots, and these by name; without matplotlib, the command that installs it."""
     try:
-        from coca_mindspeed.evaluation.plots import gap_curves, reliability_diagram, save_figure, training_curves
+        from coca_mindspeed.evaluation.plots import gap_curves, png_bytes, reliability_diagram, training_curves
     except ModuleNotFoundError as error:
         text = f"no plots: {missing_package(error)}"
         print_text(text, sys.stderr)
-        return f"{text}\n"
+        return f"{text}\n", {}
     metrics = [row for _, row in read_json_lines(output / "metrics.jsonl")]
-    save_figure(
-        reliability_diagram({name: outcomes(rows) for name, rows in groups.items()}), output / "reliability.png"
-    )
-    save_figure(training_curves({"": metrics}), output / "training_curves.png")
-    save_figure(gap_curves(metrics), output / "gap.png")
-    return f"""## Calibration
+    figures = {
+        "reliability.png": reliability_diagram({name: outcomes(rows) for name, rows in groups.items()}),
+        "training_curves.png": training_curves({"": metrics}),
+        "gap.png": gap_curves(metrics),
+    }
+    text = f"""## Calibration
 
 ![Reliability {" and ".join(groups)}: accuracy against stated confidence, with the number of answers](reliability.png)
 
@@ -140,6 +141,7 @@ def _plots(output: Path, groups: Mapping[str, Sequence[Prediction]]) -> str:
 
 ![Right, stated and their difference over the training steps: at first sight, asked before, held out](gap.png)
 """
+    return text, {name: png_bytes(figure) for name, figure in figures.items()}
 
 
 def _sample_table(predictions: Sequence[Prediction], count: int = 8) -> str:
@@ -148,13 +150,12 @@ def _sample_table(predictions: Sequence[Prediction], count: int = 8) -> str:
     ranked = sorted(valid, key=lambda p: -(p.confidence or 0.0)) or predictions
     chosen = [ranked[i * (len(ranked) - 1) // max(1, count - 1)] for i in range(min(count, len(ranked)))]
     rows = [
-        (_code(p.question), _code(p.response), "--" if p.confidence is None else f"{p.confidence:.2f}", p.outcome)
+        (_short(p.question), _short(p.response), "--" if p.confidence is None else f"{p.confidence:.2f}", p.outcome)
         for p in chosen
     ]
     return markdown_table(("question", "response", "confidence", "answer"), rows, numbers=(2,))
 
 
-def _code(text: str) -> str:
-    """Text as inline code, shortened; a backtick would end it."""
-    text = text.replace("`", "'")
-    return f"`{text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + '...'}`"
+def _short(text: str) -> str:
+    """Text as inline code, shortened."""
+    return inline_code(text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}...")

@@ -143,7 +143,8 @@ class Trainer:
                         f"stopped after step {step + 1}; saved {saved.path}", "continue with --resume"
                     )
         if start < total:  # results of an earlier, shorter run
-            for stale in (self.held_out.predictions_after, self.output / "summary.json", self.output / "report.md"):
+            results = [self.output / name for name in ("summary.json", "report.md", "report.html")]
+            for stale in (self.held_out.predictions_after, *results):
                 stale.unlink(missing_ok=True)
         try:
             export_model(policy, self.output / "model")

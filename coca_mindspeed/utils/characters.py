@@ -15,11 +15,16 @@ def compatible(text: str) -> str:
 
     Raised and lowered characters, fractions, and accents without a letter stay as they are.
     """
-    return text if text.isascii() else "".join(map(_form, _INVISIBLE.sub("", text)))
+    return text if text.isascii() else "".join(map(compatible_character, without_invisible(text)))
+
+
+def without_invisible(text: str) -> str:
+    return _INVISIBLE.sub("", text)
 
 
 @lru_cache(maxsize=1 << 13)
-def _form(character: str) -> str:
+def compatible_character(character: str) -> str:
+    """Return one character's form in :func:`compatible` text."""
     form = unicodedata.normalize("NFKC", character)
     accent = form.startswith(" ") and form != " "  # ´ is a space with an accent
     return character if accent or _OWN_MEANING.match(unicodedata.decomposition(character)) else form

@@ -16,7 +16,7 @@ from coca_mindspeed.errors import MissingDependencyError
 #: What every installation has, by import name; ``setup.py`` requires the same.
 REQUIRED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "joblib", "hydra", "omegaconf", "antlr4"),
-    *("pydantic", "yaml", "jinja2", "rich", "regex", "packaging", "sympy", "mpmath"),
+    *("pydantic", "yaml", "jinja2", "rich", "markdown_it", "regex", "packaging", "sympy", "mpmath"),
 )
 ROUTER = ("starlette", "uvicorn", "uvloop", "httptools", "aiohttp")
 # Import name -> extra of setup.py.
@@ -26,6 +26,7 @@ _EXTRAS = {
     "sklearn": "calibration",
     "openai": "judge",
     "diskcache": "judge",
+    "tenacity": "judge",
     "pyarrow": "parquet",
     "wandb": "wandb",
     "swanlab": "swanlab",
@@ -41,6 +42,7 @@ _EXTRAS = {
 _DISTRIBUTIONS = {
     "antlr4": "antlr4-python3-runtime",
     "hydra": "hydra-core",
+    "markdown_it": "markdown-it-py",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }

@@ -64,6 +64,8 @@ def test_a_run_shows_before_and_after(whole, printed):
     for picture in ("reliability.png", "training_curves.png", "gap.png"):
         assert f"({picture})" in report
         assert (output / picture).read_bytes().startswith(b"\x89PNG")
+    page = (output / "report.html").read_text()
+    assert page.count(' src="') == page.count('src="data:image/png;base64,iVBOR') == 3
     shown = printed.getvalue()
     assert f"coca-mindspeed report {output}" in shown
     assert f"coca-router serve --model {output / 'model'}" in shown

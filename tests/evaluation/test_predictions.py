@@ -125,10 +125,14 @@ def test_parquet_confidences_lie_in_the_bins_of_their_decimals(tmp_path, kind):
 
 @pytest.mark.parametrize(
     ("row", "field"),
-    [("1,1_0e-1,1", "confidence"), ("1,０.9,1", "confidence"), ("1,90%,1", "confidence"), ("1,0.9,right", "correct")],
+    [
+        *((f"1,{value},1,", "confidence") for value in ("1_0e-1", "０.9", "90%", "²")),
+        *((f"1,0.9,{value},", "correct") for value in ("right", "²", "9" * 5000)),
+        *((f"1,0.9,1,{value}", "tokens") for value in ("²", "٣", "1_0", "9" * 5000)),
+    ],
 )
 def test_bad_values_of_a_csv_name_file_row_and_field(tmp_path, row, field):
-    (tmp_path / "p.csv").write_text(f"id,confidence,correct\n0,0.5,true\n{row}\n")
+    (tmp_path / "p.csv").write_text(f"id,confidence,correct,tokens\n0,0.5,true,7\n{row}\n")
     with pytest.raises(DataError, match=rf"p\.csv:2: field '{field}'"):
         read_predictions(tmp_path / "p.csv")
 

@@ -15,6 +15,7 @@ from coca_mindspeed.utils.console import markdown_table
 
 DATASETS = ("gsm8k", "math500", "aime24", "aime25", "mbpp_sanitized", "humaneval", "simpleqa", "triviaqa")
 HOSTILE = "<script>document.title='hacked'</script><img src=http://example.org/x.png> | pipe {{ 7*7 }}"
+MARKUP = "![x](http://example.org/y.png) [y](http://example.org) <i>z</i> **b** `c` &lt; _d_ 数学 \\ ~~~"
 
 
 def predictions(dataset, n, seed, method=None, bias=0.0):
@@ -26,7 +27,7 @@ def predictions(dataset, n, seed, method=None, bias=0.0):
     for i in range(n):
         question, response = f"question {i} {HOSTILE}", f"<confidence>{stated[i]}</confidence> {HOSTILE}"
         confidence, tokens = (None, None) if i % 40 == 0 else (float(stated[i]), 10)
-        named = (str(i), dataset, question, response, confidence, bool(right[i]), tokens)
+        named = (f"{i} {HOSTILE}", dataset, question, response, confidence, bool(right[i]), tokens)
         rows.append(Prediction(*named, method=method, gold="42"))
     return rows
 
@@ -41,11 +42,14 @@ def make_run(folder, name, datasets, n, method=None, bias=0.0, steps=20):
 
 
 class References(HTMLParser):
-    """Everything that a page refers to, and its tags."""
+    """Everything that a page refers to, its tags and its text."""
 
     def __init__(self):
         super().__init__()
-        self.tags, self.links, self.images = [], [], 0
+        self.tags, self.links, self.images, self.text = [], [], 0, ""
+
+    def handle_data(self, data):
+        self.text += data
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
@@ -76,9 +80,26 @@ def test_page_refers_to_nothing_outside_itself(report):
     assert not {"script", "link", "iframe", "object", "i"} & set(parsed.tags)
     assert not [part for part in ("url(", "@import", "<script") if part in text]
     # Text of models stays text.
-    assert "&lt;script&gt;document.title" in text
-    assert "{{ 7*7 }}" in text
-    assert "a|b &lt;i&gt;" in text
+    for shown in (rf"question \d+ {re.escape(HOSTILE)}", re.escape("a|b <i>"), r"^\s*Ours & theirs"):
+        assert re.search(shown, parsed.text)
+
+
+def test_names_are_text(tmp_path):
+    rows = [Prediction(MARKUP, MARKUP, MARKUP, f"```\n{MARKUP}", 0.9, i % 2 == 0, None, sample=i) for i in range(4)]
+    page, _ = write_report([Run(MARKUP, rows)], tmp_path, title=MARKUP)
+    parsed = References()
+    parsed.feed(page.read_text())
+    assert parsed.images == 2
+    assert all(link.startswith(("data:image/png;base64,iVBOR", "#section-")) for link in parsed.links)
+    assert not {"i", "em", "s"} & set(parsed.tags)
+    parts = (
+        "{}\n",
+        "Reliability: {}\n",
+        "Error by threshold: {}\n",
+        "{0}: {0} {0}\n",
+        "```\n{}",
+    )  # the last: a response
+    assert [part for part in parts if part.format(MARKUP) not in parsed.text] == []
 
 
 def test_best_is_bold_in_markdown_and_pictures_are_there(report):
@@ -100,8 +121,8 @@ def test_best_is_bold_in_markdown_and_pictures_are_there(report):
 
 def test_undefined_says_why(tmp_path):
     run = Run("all right", [Prediction(str(i), "d", "q", "r", 0.9, True, None) for i in range(3)])
-    text = write_report([run], tmp_path)[0].read_text()
-    assert 'title="all answers with a valid confidence are correct"><span>--</span>' in text
+    lines = write_report([run], tmp_path)[1].read_text().splitlines()
+    assert "- all right, AUROC ↑: all answers with a valid confidence are correct" in lines
 
 
 def test_one_data_set_has_one_table_with_metrics_as_columns(tmp_path):
@@ -111,7 +132,6 @@ def test_one_data_set_has_one_table_with_metrics_as_columns(tmp_path):
     assert header in [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     [good] = [line for line in text.splitlines() if line.startswith("| good")][:1]
     assert [cell.strip().startswith("**") for cell in good.split("|")[2:8]] == [*[False] * 3, True, False, False]
-    assert 'title="expected calibration error' in (tmp_path / "report.html").read_text()
 
 
 def test_samples_are_the_most_miscalibrated():

@@ -98,6 +98,19 @@ REFUSED = [
 ]
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize("name", ["tools", "response_format", "tool_calls"])
+def test_numbers_that_are_not_finite_are_refused(name, number):
+    field = f'"{name}": [{{"x": {number}}}]'
+    messages = f'[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": null, {field}}}]'
+    more = f'"messages": {messages}' if name == "tool_calls" else f'"messages": {json.dumps(QUESTION)}, {field}'
+    small = FakeEngine(*SURE)
+    with routed(small, small_tier={"passthrough": True}) as (url, _):
+        body, kind = f'{{"model": "coca", {more}}}', {"content-type": "application/json"}
+        answer = httpx.post(f"{url}/chat/completions", content=body, headers=kind)
+    assert (answer.status_code, small.requests) == (400, [])
+
+
 @pytest.mark.parametrize("more", REFUSED)
 def test_other_parameters_stay_refused(more):
     small = FakeEngine(*SURE)

@@ -5,6 +5,7 @@ import resource
 import signal
 import sqlite3
 import threading
+from collections import Counter
 
 import httpx
 import pytest
@@ -50,6 +51,14 @@ def test_one_label_for_each_answer(tmp_path):
     assert log.label("d", True)
     assert not other.label("d", False)
     assert [(p.id, p.correct) for p in labelled(tmp_path)] == [("a", True), ("d", True)]
+
+
+def test_the_tokens_of_a_prediction_are_those_of_its_tier_with_the_confidence(tmp_path):
+    log = RequestLog(tmp_path, "coca")
+    written(log, "a", tokens=Counter({"s": 8, "t": 25}), answer_tokens=20)
+    assert log.label("a", True)
+    [prediction] = labelled(tmp_path)
+    assert (prediction.tokens, prediction.tokens_to_confidence) == (25, 5)
 
 
 def test_old_records_are_deleted(tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from coca_mindspeed.grading.math import units
+from coca_mindspeed.utils.characters import compatible_character, without_invisible
 
 _COMMANDS = """× times; · cdot; ⋅ cdot; ÷ div; π pi; ∞ infty; ≤ le; ≥ ge; ≈ approx; ≠ ne; ¬ neg; ∪ cup; ∩ cap; ± pm
 ∅ emptyset; ∈ in; ℝ R; √ sqrt; α alpha; β beta; γ gamma; θ theta; λ lambda; μ mu; σ sigma; φ phi; ω omega; Ω Omega
@@ -18,6 +19,7 @@ _SIGN = re.compile("[" + "".join(_SIGNS) + "]")
 # Raised and lowered digits; ³√ is a cube root. µg is a unit, but μg may be a product.
 _SHIFTED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻₀₁₂₃₄₅₆₇₈₉", "0123456789+-0123456789")
 _SHIFTED_RUN = re.compile("[⁺⁻]?[⁰¹²³⁴-⁹]+(?![⁰¹²³⁴-⁹√])|[₀-₉]+")
+_VULGAR_FRACTION = re.compile("[¼½¾⅐-⅟↉]")
 _MICRO = re.compile(r"(?<=\d)\s*(?:µ|μ(?!g))([msgLFCAVW])(?![a-zA-Z])")
 
 
@@ -27,19 +29,15 @@ def _shifted(run: re.Match[str]) -> str:
 
 
 def plain_characters(text: str) -> str:
-    """Drop invisible characters; signs become LaTeX, and the rest its NFKC form."""
+    """Drop invisible characters; signs become LaTeX, fractions text, and the rest its compatible form."""
     if text.isascii():
         return text
-    text = "".join(each for each in text if unicodedata.category(each) != "Cf")
-    text = _SHIFTED_RUN.sub(_shifted, text)
+    text = _SHIFTED_RUN.sub(_shifted, without_invisible(text))
     text = _MICRO.sub(r" \\text{\\mu \1}", text)
-    text = re.sub("[¼½¾⅐-⅞]", r" \g<0>", re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text))
+    text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
+    text = _VULGAR_FRACTION.sub(lambda match: f" {unicodedata.normalize('NFKC', match[0])}", text)
     text = _SIGN.sub(lambda match: _SIGNS[match[0]], text)
-    # Raised and lowered characters stay, because they are no digits and letters beside the base.
-    shifted = (unicodedata.decomposition(each).startswith(("<super>", "<sub>")) for each in text)
-    pairs = zip(text, shifted, strict=True)
-    text = "".join(each if keep else unicodedata.normalize("NFKC", each) for each, keep in pairs)
-    return unicodedata.normalize("NFC", text.replace("\u2044", "/"))
+    return unicodedata.normalize("NFC", "".join(map(compatible_character, text)).replace("\u2044", "/"))
 
 
 TEXT = (

@@ -1,0 +1,142 @@
+"""Ask an OpenAI-compatible server for chat completions, with retries."""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, stop_before_delay
+
+from coca_mindspeed.utils.console import one_line
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+_CONNECT_SECONDS = 5.0
+_SHOWN = 500  # characters of a server's message
+
+
+class Completion(NamedTuple):
+    """A reply; ``tokens`` is None if the server does not count them."""
+
+    text: str
+    tokens: int | None
+    finish_reason: str | None
+
+
+class ChatError(Exception):
+    """A request without a chat completion.
+
+    ``status`` is the reply's HTTP status, None if it has no meaning; ``pause`` the seconds that the server asks for.
+    """
+
+    def __init__(self, problem: str, status: int | None = None, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(one_line(problem)[:_SHOWN])
+        self.status, self.pause = status, _asked_pause(headers or {})
+
+
+class ChatClient:
+    """A client of one event loop.
+
+    Args:
+        url: base URL, such as ``http://127.0.0.1:8000/v1``.
+        key: None if the server needs none.
+        retries: further attempts, with exponential backoff or as the server asks, after connection errors, timeouts,
+            the statuses 408, 409, 429 and 5xx, and replies that are no chat completion.
+        seconds: timeout of one attempt, until its last byte.
+        total_seconds: timeout of all attempts of a request.
+    """
+
+    def __init__(
+        self, url: str, key: str | None, *, retries: int = 5, seconds: float = 600.0, total_seconds: float = math.inf
+    ) -> None:
+        import openai  # takes most of a second
+
+        # Its other timeouts are between bytes, so an endless reply never reaches them.
+        timeout = openai.Timeout(None, connect=_CONNECT_SECONDS)
+        self._client = openai.AsyncOpenAI(base_url=url, api_key=key or "none", max_retries=0, timeout=timeout)
+        self._retries, self._seconds, self._total_seconds = retries, seconds, total_seconds
+        self._errors = openai.APIError
+        self._fatal_errors = openai.APIConnectionError, openai.AuthenticationError
+
+    async def complete(self, request: Mapping[str, Any]) -> Completion:
+        """Return the reply to a request, given as its fields.  Raises ChatError, of the last attempt."""
+        attempts = AsyncRetrying(
+            retry=retry_if_exception(_may_pass),
+            wait=_pause,
+            stop=stop_after_attempt(self._retries + 1) | stop_before_delay(self._total_seconds),
+            reraise=True,
+        )
+        return await attempts(self._attempt, request, time.monotonic() + self._total_seconds)
+
+    async def _attempt(self, request: Mapping[str, Any], deadline: float) -> Completion:
+        reply = self._client.chat.completions.with_raw_response.create(**request)
+        limit = min(self._seconds, deadline - time.monotonic())
+        try:
+            found = await asyncio.wait_for(reply, limit)
+        except self._errors as error:
+            raise _described(error) from error
+        except asyncio.TimeoutError as error:
+            raise ChatError(f"no whole reply in {limit:.3g} s") from error
+        try:
+            return _completion(json.loads(found.content))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            problem = f"expected a chat completion, found {found.content[:80]!r} ({error!s:.80})"
+            raise ChatError(problem, headers=found.headers) from None
+
+    async def models(self) -> list[str] | None:
+        """Return the server's models; None if it does not list them.
+
+        Raises ChatError if it cannot be reached or refuses the key.
+        """
+        try:
+            return [str(model.id) for model in (await self._client.models.list()).data]
+        except self._fatal_errors as error:
+            raise _described(error) from error
+        except (self._errors, AttributeError, TypeError, ValueError, RecursionError):
+            return None
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _completion(reply: Any) -> Completion:
+    """Read a chat completion; its text is empty where there is none."""
+    choice = reply["choices"][0] if reply["choices"] else {"message": {"content": None}}
+    text, reason = choice["message"]["content"] or "", choice.get("finish_reason")
+    if not isinstance(text, str) or not isinstance(reason, str | None):
+        raise TypeError("content and finish_reason should be text")
+    tokens = (reply.get("usage") or {}).get("completion_tokens")
+    return Completion(text, tokens if type(tokens) is int and tokens >= 0 else None, reason)
+
+
+def _described(error: Any) -> ChatError:
+    if (status := getattr(error, "status_code", None)) is not None:
+        return ChatError(str(error), status, error.response.headers)
+    return ChatError(f"{type(error).__name__}: {error} {error.__cause__ or ''}")
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, ChatError) and (error.status in (None, 408, 409, 429) or error.status >= 500)
+
+
+def _pause(state: RetryCallState) -> float:
+    """Seconds until the next attempt."""
+    asked = getattr(state.outcome and state.outcome.exception(), "pause", None)
+    return (
+        min(_FIRST_PAUSE_SECONDS * 2.0 ** (state.attempt_number - 1), _LONGEST_PAUSE_SECONDS)
+        if asked is None
+        else asked
+    )
+
+
+def _asked_pause(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait as given by the server; None if it gives none."""
+    for header, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(header, "")) * scale
+        except ValueError:  # absent, or a date
+            continue
+        if 0 <= seconds < math.inf:
+            return seconds
+    return None
