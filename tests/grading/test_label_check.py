@@ -61,12 +61,8 @@ def test_what_no_answer_can_be_graded_by_is_refused_with_file_and_line(
     ]
     path = tmp_path / "train.jsonl"
     write_records(path, [*good, bad])
-    check_records(grader, {path: good})
-    records = list(read_records(path))
     with pytest.raises(DataError, match=r"train\.jsonl:4: .*'bad'"):
-        check_records(grader, {"data.evaluate": good, path: records})
-    with pytest.raises(DataError, match=r"data\.evaluate: row 4: .*'bad'"):
-        check_records(grader, {"data.evaluate": records})
+        check_records(grader, {"data.evaluate": good, path: list(read_records(path))})
 
 
 @pytest.mark.published

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.code.extraction import build_job, extract_program, time_limit
-from tests.processor import allowed
+from tests.processor import within
 
 PROMPT = 'import math\n\ndef helper(x):\n    return x\n\ndef answer(x):\n    """Say it."""\n'
 
@@ -81,19 +81,19 @@ def test_the_block_that_defines_what_the_tests_call_is_the_program() -> None:
 @pytest.mark.parametrize(
     "hostile",
     [
-        "`" * 900_000,
-        "```" + "a" * 900_000,
-        "```python\nasync" * 50_000,
-        "```python\ndef f\n```\n" * 40_000,
-        "`\n" * 400_000,
-        "def f" + "\n" * 800_000 + "async ",
-        ">" * 900_000 + "```",
-        "- " * 400_000 + "```\n```",
-        "> ```python\n" + "> x\n" * 200_000,
-        "    ```python\n" + "     x\n" * 100_000 + "def f",
-        '"""' + '" ' * 400_000 + "\ndef f",
-        "from __future__ import a\n" * 40_000 + "def f",
-        "\n" * 800_000 + "def f",
+        "`" * 300_000,
+        "```" + "a" * 300_000,
+        "```python\nasync" * 20_000,
+        "```python\ndef f\n```\n" * 15_000,
+        "`\n" * 150_000,
+        "def f" + "\n" * 300_000 + "async ",
+        ">" * 300_000 + "```",
+        "- " * 150_000 + "```\n```",
+        "> ```python\n" + "> x\n" * 70_000,
+        "    ```python\n" + "     x\n" * 35_000 + "def f",
+        '"""' + '" ' * 150_000 + "\ndef f",
+        "from __future__ import a\n" * 15_000 + "def f",
+        "\n" * 300_000 + "def f",
     ],
     ids=range(13),
 )
@@ -103,7 +103,7 @@ def test_extraction_is_linear(hostile: str) -> None:
     build_job(
         record({"tests": {"kind": "asserts", "code": "assert f()", "entry_point": "f"}, "prompt": PROMPT}), hostile
     )
-    assert time.process_time() - started < allowed(5.0)
+    assert within(time.process_time() - started, 2.0)
 
 
 @given(st.text(alphabet="`~python \nx", max_size=200))
@@ -138,22 +138,21 @@ def test_an_import_from_the_future_behind_code_stays_an_error(before: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("tests", "message"),
+    "tests",
     [
-        (None, "should be an object"),
-        ({"kind": "unit"}, "'asserts', 'stdio' or 'call'"),
-        ({"kind": "asserts"}, "'code'"),
-        ({"kind": "asserts", "code": "", "entry_point": "a b"}, "entry_point"),
-        ({"kind": "stdio", "cases": []}, "any program would pass"),
-        ({"kind": "stdio", "cases": [{"input": "1"}]}, "case 1"),
-        ({"kind": "stdio", "cases": [{"input": "1", "output": 2}]}, "'output'"),
-        ({"kind": "call", "cases": [{"arguments": [], "expected": None}]}, "entry_point"),
+        None,
+        {"kind": "unit"},
+        {"kind": "asserts"},
+        {"kind": "asserts", "code": "", "entry_point": "a b"},
+        {"kind": "stdio", "cases": []},
+        {"kind": "stdio", "cases": [{"input": "1"}]},
+        {"kind": "stdio", "cases": [{"input": "1", "output": 2}]},
+        {"kind": "call", "cases": [{"arguments": [], "expected": None}]},
     ],
 )
-def test_malformed_tests_are_refused_by_name(tests: object, message: str) -> None:
-    with pytest.raises(DataError, match=message) as caught:
+def test_malformed_tests_are_refused_with_the_record(tests: object) -> None:
+    with pytest.raises(DataError, match="'r1' of 'test'"):
         build_job(record({"tests": tests}), "x = 1")
-    assert "'r1' of 'test'" in str(caught.value)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "2", True, float("inf"), float("nan")])

@@ -94,16 +94,15 @@ def test_a_worker_that_dies_while_it_sends_loses_only_its_own_result(workers: Wo
 
 def test_a_result_that_is_read_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 1.0)
-    with closing(Workers(count=2, seconds=0.5)) as workers:
-        for result in workers.map(nap, [0.0, 0.1, 0.1, 0.0]):
+    with closing(Workers(count=1, seconds=0.3)) as workers:
+        for result in workers.map(nap, [0.0, 0.1]):
             assert result.failure is None
-            time.sleep(0.7)
+            time.sleep(0.4)
 
 
-@pytest.mark.parametrize(("warm_up", "exit_code"), [(die, -9), (fail, 1)])
-def test_workers_that_do_not_start_are_an_error_and_not_a_verdict(warm_up: Any, exit_code: int) -> None:
-    workers = Workers(count=1, seconds=5.0, warm_up=partial(warm_up, 0))
-    with closing(workers), pytest.raises(GradingError, match=rf"exit code {exit_code}\b"):
+def test_workers_that_do_not_start_are_an_error_and_not_a_verdict() -> None:
+    workers = Workers(count=1, seconds=5.0, warm_up=partial(die, 0))
+    with closing(workers), pytest.raises(GradingError, match=r"exit code -9\b"):
         list(workers.map(double, [1]))
 
 
@@ -120,6 +119,7 @@ def test_a_process_that_is_refused_is_asked_for_again(
         return popen(*arguments, **options)
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(workers_module, "_PAUSE_SECONDS", 0.01)
     with closing(Workers(count=3, seconds=5.0)) as workers:
         if refusals == 9:
             with pytest.raises(GradingError, match="temporarily unavailable"):
@@ -150,8 +150,6 @@ def test_a_busy_machine_costs_a_task_time_and_not_its_result() -> None:
         started = time.perf_counter()
         assert [result.value for result in workers.map(compute, [0.3])] == [0.3]
         assert time.perf_counter() - started > 0.5
-        (result,) = workers.map(compute, [60.0])
-        assert result.failure in (Failure.TIMEOUT, Failure.STARVED)  # the latter where it is busier still
 
 
 ENDLESS = {
