@@ -56,7 +56,7 @@ def test_progressions_step_by_step(draw, modulus, digits, operators):
     assert min(seen.values()) > 300
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_of_the_long_setting_asks_no_question_twice():
     setting = read_plan(plan_path("miniature")).settings["long"]
     run = run_config(setting, [], 0)

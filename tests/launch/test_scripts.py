@@ -71,6 +71,8 @@ def test_a_python_without_packages_is_named_with_them(script, arguments, tmp_pat
 def test_smoke_trains_the_same_configuration_on_the_tiny_model(tmp_path):
     """The command that the script shows is called here, which saves the start of Python."""
     options = ["--smoke", "--output", str(tmp_path / "run"), "trainer.device=cpu", "--dry-run"]
+    options += ["rollout.prompts=2", "rollout.group_size=2", "data.train_size=40", "data.evaluate_size=8"]
+    options += ["warm_up.steps=2", "evaluation.preflight=0"]
     ran = call(ROOT / "launch" / "qwen25_7b_taco_910b.sh", *options)
     assert ran.returncode == 0, ran.stderr
     shown = shlex.split(ran.stdout.splitlines()[0])
