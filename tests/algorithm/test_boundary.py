@@ -117,13 +117,6 @@ def test_random_ids_and_a_hostile_padding_value(data):
     check(tokenizer, data.draw(st.lists(ids, min_size=1, max_size=5)), pad=close)
 
 
-def test_a_straddling_token_is_confidence():
-    table = TokenText([b"<confidence>", b"0.5", b"</confid", b"ence", b">\n", b"4", b"2"])
-    ids = torch.tensor([[0, 1, 2, 3, 4, 5, 6]])
-    found = confidence_segment_lengths(ids, torch.tensor([7]), table, torch.tensor([True]))
-    assert found.tolist() == [5]
-
-
 @pytest.mark.parametrize(
     ("pieces", "ends"),
     [
