@@ -117,7 +117,7 @@ def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: 
     assert not Path("/tmp/grading_was_here").exists()
 
 
-def test_metrics_count_every_outcome_and_each_distinct_answer_is_compared_once(impatient_grader: MathGrader) -> None:
+def test_metrics_count_outcomes_and_distinct_answers_are_compared_once(impatient_grader: MathGrader) -> None:
     before = impatient_grader.metrics()
     impatient_grader.grade([record("7")] * 19, [r"\boxed{7}", r"\boxed{8}", "", *[r"\boxed{99999999!}"] * 16])
     metrics = {name: value - before[name] for name, value in impatient_grader.metrics().items()}
@@ -191,9 +191,7 @@ DEEP = ["(" * 500 + "1" + ")" * 500, "{" * 500 + "1" + "}" * 500, r"\sqrt{" * 20
 
 
 @pytest.mark.parametrize("text", DEEP, ids=["parentheses", "braces", "roots", "digits"])
-def test_what_is_too_deep_or_too_long_is_wrong_as_an_answer_and_an_error_as_a_gold_one(
-    impatient_grader: MathGrader, text: str
-) -> None:
+def test_too_deep_or_long_is_a_wrong_answer_and_a_gold_error(impatient_grader: MathGrader, text: str) -> None:
     answers = [rf"\boxed{{{text}}}", text, f"The answer is {text}.", rf"\boxed{{{text} million}}"]
     verdicts = impatient_grader.grade([record("7"), record("x+1"), record("A"), record(r"\text{one}")], answers)
     assert {verdicts[0].outcome, verdicts[3].outcome} == {Outcome.WRONG}

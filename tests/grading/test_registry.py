@@ -48,7 +48,7 @@ def test_the_choice_by_record(record: Record, expected: str) -> None:
     "bad",
     [record(category="poetry"), record(grader="maths"), record(grader=3), record("simpleqa", "factual", answer="x")],
 )
-def test_a_record_without_a_grader_stops_the_batch_before_anything_is_graded(bad: Record) -> None:
+def test_a_record_without_a_grader_stops_the_batch_first(bad: Record) -> None:
     grader = build_grader("auto")
     with pytest.raises(GradingError):
         grader.grade([record("arithmetic", answer="1"), bad], ["1", "1"])

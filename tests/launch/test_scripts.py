@@ -282,7 +282,7 @@ def test_commands_that_fail_in_canns_script_do_not_end_ours(tmp_path):
         assert "still here" not in ended.stdout
 
 
-def test_a_new_cann_comes_before_an_old_toolkit_and_an_environment_that_is_set_before_both(tmp_path, monkeypatch):
+def test_the_order_of_cann_toolkit_and_environment(tmp_path, monkeypatch):
     ascend = ascend_scripts(tmp_path, "export ASCEND_TOOLKIT_HOME=/old\n", "export ATB_HOME_PATH=/atb\n")
     for name in ("ASCEND_TOOLKIT_HOME", "ATB_HOME_PATH"):
         monkeypatch.delenv(name, raising=False)
