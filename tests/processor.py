@@ -12,14 +12,16 @@ def _work() -> None:
         sum(ord(c) for c in text[:400]) + len(text.replace("{", str(n)).split())
 
 
-def allowed(seconds: float) -> float:
-    """`seconds` of processor time on the machine where a bound was set, as seconds of this one, never fewer.
+def within(seconds: float, bound: float) -> bool:
+    """Whether processor time keeps a bound of the machine where it was set, as seconds of this one, never fewer.
 
     Call it beside the work that is bounded: a core that is shared with a hyper-thread is slower for both.
     """
+    if seconds < bound:
+        return True
     measured = []
     for _ in range(3):
         started = time.process_time()
         _work()
         measured.append(time.process_time() - started)
-    return seconds * max(1.0, sorted(measured)[1] / _REFERENCE_SECONDS)
+    return seconds < bound * sorted(measured)[1] / _REFERENCE_SECONDS

@@ -28,10 +28,8 @@ FOLDERS = [" *.?  a", " *.?  b"]
     ("arguments", "passed", "shown"),
     [
         ((), 2, [*FOLDERS, *COUNTED]),
-        (("-m", "not slow"), 2, [*FOLDERS, *COUNTED]),
         (("-n", "1"), 2, [*FOLDERS, *COUNTED]),
         (("-m", "nightly"), 1, []),
-        (("-m", "published"), 2, []),
         (("-m", "nightly or not nightly"), 5, FOLDERS),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_group_of_fewer_than_two_gradable_answers_is_dropped(correct):
     assert result.confidence_reward.isnan().all()
 
 
-def test_an_invalid_response_does_not_enter_the_comparison_of_the_valid_ones():
+def test_an_invalid_response_is_not_compared_with_the_valid_ones():
     """GESR is 1/2.  s = (.5, 0, -, -): Brier 0 and -.25 among the valid; valid = (1, 1, 0, 0), deviation 1/sqrt(3)."""
     given = ([True, False, True, False], [0.5, 0.0, N, N])
     form = 0.5 * math.sqrt(3)
@@ -267,7 +267,7 @@ def test_a_split_or_another_order_of_a_step_changes_nothing(method, scale):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_step_without_members_has_no_advantages_and_still_takes_part_in_the_sum():
+def test_a_step_without_members_still_takes_part_in_the_sum():
     seen = []
     rule = CreditRule(training_method("coca"), scale="batch")
     reduce = lambda *own: seen.append(own) or own  # noqa: E731

@@ -112,7 +112,7 @@ def command(tmp_path):
     return words
 
 
-def test_results_are_not_those_of_other_questions_or_of_another_model_under_the_same_names(command, tmp_path, capsys):
+def test_results_of_other_questions_or_another_model_are_refused(command, tmp_path, capsys):
     assert cli.main(command) == 0
     write_records(tmp_path / "data.jsonl", arithmetic_records(3, "evaluate", 1))
     assert cli.main(command) == 1

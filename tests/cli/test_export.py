@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -79,7 +77,7 @@ def test_a_card_names_the_base_model_and_no_folder_of_the_author(finished, tmp_p
 
 
 @pytest.mark.parametrize("method", ["coca", "rlcr"])
-def test_the_card_states_metrics_format_and_data(finished, tmp_path, method):
+def test_the_card_states_metrics_format_and_data(finished, tmp_path, capsys, method):
     run, output = finished(method), tmp_path / "out"
     assert main(["export", str(run), "--output", str(output), "--card"]) == 0
     assert (output / "config.json").read_text() == "{}"
@@ -91,8 +89,9 @@ def test_the_card_states_metrics_format_and_data(finished, tmp_path, method):
     assert all(text in card for text in ("156", "ab12", "cd34"))
     assert "/home/me" not in card
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
-    printed = subprocess.run([sys.executable, "-c", code[1]], capture_output=True, text=True, check=True).stdout
-    assert printed.split() == ["0.83", "The", "answer", "is", "42."]
+    capsys.readouterr()
+    exec(code[1], {})  # noqa: S102 - written by our own command
+    assert capsys.readouterr().out.split() == ["0.83", "The", "answer", "is", "42."]
 
 
 @pytest.mark.parametrize("missing", ["model/config.json", "summary.json", "coca-mindspeed.json"])

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.utils.directories import write_marker
 from tests.local.models_for_tests import write_random_model
 from tests.local.starts_for_tests import QUESTIONS, write_rows
+from tests.tables import read_table
 
 # Reads [[name, argv], ...], and writes [code, whether torch is imported, message] of each.
 _PROGRAM = """
@@ -27,11 +30,13 @@ for name, argv in json.load(sys.stdin):
 json.dump(results, sys.stdout)
 """
 _LOCAL = ("local", "model.path=model", "data.evaluate=good.jsonl", "rollout.max_new_tokens=8")
-_TRAIN = ("train", *_LOCAL, "--output", "new/run")
+_WORDS = {
+    "TRAIN": ("train", *_LOCAL, "--output"),
+    "BASELINE": ("baseline", "verbalised", "--model", "model", "--max-new-tokens", "8", "--output"),
+}
+_TRAIN = (*_WORDS["TRAIN"], "new/run")
 _CHECK = ("check", *_LOCAL)
-_GOOD = "data.train=good.jsonl"
-_BASELINE = ("baseline", "verbalised", "--model", "model", "--max-new-tokens", "8", "--output", "new/run")
-_ASSESSOR = ("baseline", "assessor", *_BASELINE[2:], "--data", "good.jsonl", "--assessor-model")
+_BASELINE = (*_WORDS["BASELINE"], "new/run")
 # name of a file -> what its last line is
 _BAD_LINES = {
     "column": {"question": "q", "gold": "1"},
@@ -53,7 +58,7 @@ _ENDINGS = {"table": ".csv", "array": ".json"}
 
 class Refusal(NamedTuple):
     argv: tuple[str, ...]
-    named: tuple[str, ...]
+    named: Sequence[str]
     code: int = 1
 
 
@@ -82,45 +87,12 @@ REFUSALS = {
     **{f"train, {name}": refusal for name, refusal in _of_file(_TRAIN, "data.train").items()},
     **{f"check, {name}": _of_file(_CHECK, "data.train")[name] for name in _FEW},
     **{f"baseline, {name}": _of_file(_BASELINE, "--data")[name] for name in (*_FEW, *_ENDINGS)},
-    "output": Refusal((*_TRAIN[:-1], "good.jsonl/run", _GOOD), ("--output",)),
-    "grader": Refusal((*_TRAIN, _GOOD, "data.grader=exakt"), ("'exakt'", "'exact'")),
-    "disk": Refusal((*_TRAIN, _GOOD), ("[disk]", "--output")),
-    "model id": Refusal((*_TRAIN, _GOOD, "model.path=Org/Name"), ("[no-model]", "hf download Org/Name ")),
-    "model path": Refusal((*_TRAIN, _GOOD, "model.path=models/x"), ("[no-model]", "hf download ORG/NAME ")),
-    "not a run": Refusal((*_TRAIN[:-1], "exported", _GOOD), ("[not-a-run]", "--output")),
-    "no run": Refusal((*_TRAIN, _GOOD, "--resume"), ("[no-run]", "--output")),
-    "changed key": Refusal(("train", "demo", "--output", "run", "--resume", "seed=3"), ("config.yaml", "seed=0")),
-    "changed data": Refusal(
-        ("train", "demo", "--output", "run", "--resume", "data.train_size=70"), ("config.yaml", "data.train_size=")
-    ),
-    "baseline, bad training": Refusal((*_ASSESSOR, "model", "--train", "bad_others.jsonl"), ("metadata['aliases']",)),
-    "baseline, output": Refusal((*_BASELINE[:-1], "good.jsonl/x", "--data", "good.jsonl"), ("--output",)),
-    "evaluate, no file": Refusal(("evaluate", "nowhere.jsonl", "--output", "new"), ("nowhere.jsonl",)),
-    "evaluate, bad row": Refusal(("evaluate", "integer.jsonl", "--output", "new"), ("integer.jsonl:1",)),
-    "evaluate, no gold": Refusal(
-        ("evaluate", "good.jsonl", "--format", "responses", "--output", "new"), ("--gold",), code=2
-    ),
-    "watch": Refusal(("watch", "."), ("run",)),
-    "demo, taken": Refusal(("demo", "--output", "run"), ("run", "--resume", "--overwrite")),
-    "demo, another's": Refusal(("demo", "--output", "mine", "--overwrite"), ("[not-a-run]", "--output")),
-    "demo, no run": Refusal(("demo", "--output", "new", "--resume"), ("[no-run]", "--output", "nearby: run")),
-    "demo, two seeds": Refusal(("demo", "--seed", "3", "--output", "new", "++seed=4"), ("--seed",), code=2),
-    "too few sums": Refusal(
-        ("train", "demo", "--output", "new", "data.evaluate_size=2500"), ("data.evaluate_size=2500",)
-    ),
-    "no evaluation": Refusal(
-        ("train", "demo", "--output", "new", "checkpoint.best=eval/brier", "evaluation.interval=0"),
-        ("[no-evaluation]",),
-    ),
-    "nothing to evaluate": Refusal(
-        ("check", "local", "model.path=/nowhere", "data.train=/x", "checkpoint.best=eval/brier"),
-        ("[no-evaluation]", "data.evaluate"),
-    ),
-    "unknown key": Refusal(("train", "demo", "--output", "new", "rollout.prompt=1"), ("rollout.prompt",), code=2),
-    "no file": Refusal(
-        ("train", "local", "--output", "new", "model.path=/nowhere", "data.train=/x", "data.evaluate=/y"),
-        ("[no-data]", "[no-model]", "data.train", "data.evaluate", "model.path"),
-    ),
+    **{
+        name: Refusal(
+            tuple(chain(*(_WORDS.get(word, [word]) for word in words.split()))), named.split(" | "), int(code)
+        )
+        for name, code, words, named in read_table(__file__, "refusals.tsv")
+    },
 }
 
 

@@ -67,32 +67,21 @@ def test_local_needs_a_model_and_data():
 
 
 @pytest.mark.parametrize(
-    ("override", "key"),
-    [("rollout.prompts=abc", "rollout.prompts"), ("hardware.nodes=abc", "hardware.nodes"), ("seed=abc", "seed")],
-)
-def test_a_wrong_type_is_reported_on_its_key_and_not_on_an_interpolation(override, key):
-    """MindSpeed-RL's max_num_seqs, num_npus and seed are computed from these."""
-    with pytest.raises(UsageError) as caught:
-        compose_run("qwen25_7b_910b", [override])
-    assert [(problem.code, problem.key, problem.value) for problem in caught.value.problems] == [
-        ("int_type", key, "abc")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("override", "key"),
+    ("override", "key", "expected"),
     [
-        ("tp=4", "actor_config.tensor_model_parallel_size"),
-        ("PP=2", "actor_config.pipeline_model_parallel_size"),
-        ("rollout_tp=2", "generate_config.infer_tensor_parallel_size"),
-        ("tensor_model_parallel_size=4", "actor_config.tensor_model_parallel_size"),
+        # MindSpeed-RL's max_num_seqs is computed from it.
+        ("rollout.prompts=abc", "rollout.prompts", "integer"),
+        # The long key of a layout.
+        ("PP=2", "PP", "'mindspeed_rl.actor_config.pipeline_model_parallel_size'"),
+        ("rollout_tp=2", "rollout_tp", "'mindspeed_rl.generate_config.infer_tensor_parallel_size'"),
     ],
 )
-def test_the_long_key_of_the_layout_is_suggested(override, key):
+def test_an_override_of_a_run_on_mindspeed_rl_is_refused_with_the_key_to_write(override, key, expected):
     with pytest.raises(UsageError) as caught:
         compose_run("qwen25_7b_910b", [override])
     (problem,) = caught.value.problems
-    assert f"'mindspeed_rl.{key}'" in problem.expected
+    assert problem.key.startswith(key)
+    assert expected in problem.expected
 
 
 @pytest.mark.parametrize(
@@ -124,36 +113,17 @@ def test_mistakes_in_a_file_name_the_file(tmp_path):
     assert "optimizer.lr='fast': input should be a valid number" in lines[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [1", r"(?s)bad\.yaml: is not valid YAML: .*line 1"),
-        ("- 1\n- 2\n", "cannot be composed|expected a mapping"),
-        ("\x00", "YAML"),
-        ("seed: !!python/object/apply:os.getpid []\n", "could not determine a constructor"),
-    ],
-)
-def test_files_that_are_not_a_configuration(tmp_path, text, message):
-    (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=message):
+def test_a_list_is_no_configuration(tmp_path):
+    (tmp_path / "bad.yaml").write_text("- 1\n- 2\n")
+    with pytest.raises(ConfigError, match=r"bad\.yaml"):
         compose_run(str(tmp_path / "bad.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("dmo", r"unknown run 'dmo', did you mean 'demo'\?; ready-made: "),
-        ("nowhere.yaml", r"nowhere\.yaml: no such configuration file"),
-        ("mine.yml", r"expected a file whose name ends in \.yaml"),
-        ("folder/mine", r"expected a file whose name ends in \.yaml"),
-    ],
-)
-def test_names_that_are_no_run(tmp_path, monkeypatch, name, message):
+@pytest.mark.parametrize(("name", "named"), [("dmo", "'demo'"), ("nowhere.yaml", "nowhere"), ("mine.yml", r"\.yaml")])
+def test_names_that_are_no_run(tmp_path, monkeypatch, name, named):
     monkeypatch.chdir(tmp_path)
-    Path("folder").mkdir()
-    for file in ("mine.yml", "folder/mine"):
-        Path(file).write_text("defaults: [demo, _self_]\n")
-    with pytest.raises(UsageError, match=message):
+    Path("mine.yml").write_text("defaults: [demo, _self_]\n")
+    with pytest.raises(UsageError, match=named):
         compose_run(name)
 
 
@@ -184,10 +154,8 @@ def test_epochs_decide_where_they_are_given():
 @pytest.mark.parametrize(
     ("text", "overrides", "refused"),
     [
-        ("defaults: [demo, _self_]\ntrainer: {steps: 5}", [], False),
         ("defaults: [demo, _self_]\ntrainer: {steps: 5}", ["data.epochs=0.5"], False),
         ("defaults: [demo, _self_]\ntrainer: {steps: 5}\ndata: {epochs: 1}", [], False),  # as a run's config.yaml
-        ("defaults: [demo, _self_]\ndata: {epochs: 1}", [], False),
         ("defaults: [demo, _self_]\ndata: {epochs: 1}", ["trainer.steps=5"], True),
         ("defaults: [demo, _self_]\ndata: {epochs: 1}", ["trainer.steps=5", "data.epochs=null"], False),
         ("defaults: [qwen25_7b_910b, _self_]\ntrainer: {steps: 5}", [], True),

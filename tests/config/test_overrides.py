@@ -84,18 +84,3 @@ def test_a_file_is_blamed_for_its_own_mistakes_whatever_is_typed(tmp_path):
     with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be composed") as caught:
         compose_run(str(mine), ["seed=3"])
     assert caught.value.exit_code == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("seed: " + "9" * 5000, "mine.yaml: is not valid YAML: .*digits"),
-        ("seed: 0x" + "f" * 9000, "a number of more than 4300 digits"),
-        ("a: " + "[" * 3000 + "]" * 3000, "mine.yaml: is not valid YAML: nested too deeply"),
-        ("a: \udc80", "mine.yaml: is not valid YAML"),
-    ],
-)
-def test_files_that_would_break_a_parser(tmp_path, text, message):
-    (tmp_path / "mine.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ConfigError, match=message):
-        compose_run(str(tmp_path / "mine.yaml"))

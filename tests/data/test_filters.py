@@ -158,10 +158,3 @@ def test_a_repeated_question_looks_the_same(question, repeated):
     found = ExactDuplicates()
     assert found.first(Record("a", "mine", "math", "What is 2²?", "4"), 0) is None
     assert (found.first(Record("b", "mine", "math", question, "４"), 1) == (0, True)) is repeated
-
-
-def test_a_short_evaluation_question_counts_whole():
-    index = EvaluationIndex(records(["What is the sum of 1 and 2", "What is 7?"]), 13)
-    assert index.overlap(records(["Tell me: what is the sum of 1 and 2, and why?"])[0]).record == "eval-0"
-    assert index.overlap(records(["What is 7 times 8?"])[0]) is None  # three words are too common to be a run
-    assert index.overlap(records(["what is 7"])[0]).record == "eval-1"

@@ -78,7 +78,7 @@ def test_columnar_files_are_read_only_where_asked(tmp_path, name):
     assert [dict(row.values) for row in rows] == [{"answer": row["answer"]} for row in ROWS]
 
 
-def test_narrow_floats_within_lists_and_objects_are_their_shortest_decimals(tmp_path):
+def test_nested_narrow_floats_are_their_shortest_decimals(tmp_path):
     kind = pa.struct({"rate": pa.float32(), "all": pa.list_(pa.float32()), "pairs": pa.large_list(pa.list_(pa.int8()))})
     rows = [{"metadata": {"rate": 0.3, "all": [0.1, None], "pairs": [[1]]}}, {"metadata": None}]
     pq.write_table(pa.table({"metadata": pa.array([row["metadata"] for row in rows], kind)}), tmp_path / "a.parquet")
@@ -172,7 +172,7 @@ def test_prepare_by_name(hub, tmp_path, capsys):
     assert "--hub" in capsys.readouterr().err
 
 
-def test_without_a_network_or_the_package_the_error_names_the_data_set_and_the_option(monkeypatch):
+def test_the_hub_without_a_network_or_the_package(monkeypatch):
     def load_dataset(*arguments, **options):
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
 

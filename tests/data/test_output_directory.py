@@ -25,7 +25,7 @@ def names(path):
     return sorted(child.name for child in path.iterdir())
 
 
-def test_failure_changes_nothing_and_overwriting_replaces_the_whole_directory(tmp_path):
+def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path):
     with pytest.raises(KeyError):
         fail_in_the_middle(tmp_path / "out", overwrite=False)
     assert names(tmp_path) == []

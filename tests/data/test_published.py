@@ -8,8 +8,7 @@ from coca_mindspeed.data import published
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.published import RowError, Ungradable, big_math, taco
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.data.registry import SOURCES, source_named
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.data.registry import SOURCES
 from tests.data import source_rows
 from tests.data.source_rows import BIG_MATH, TACO_CALL, taco_row
 
@@ -124,16 +123,6 @@ def test_taco_rows_that_nothing_can_grade(tests, message):
 
 
 AIME24 = SOURCES["aime24"].convert
-
-
-def test_the_papers_ten_data_sets_are_known():
-    training = {name for name, source in SOURCES.items() if source.role == "training"}
-    assert training == {"big_math", "taco", "records"}
-    assert set(SOURCES) - training == {
-        "gsm8k", "math500", "aime24", "aime25", "mbpp_sanitized", "humaneval", "simpleqa", "triviaqa",
-    }  # fmt: skip
-    with pytest.raises(DataError, match=r"'gsm9k'.*'gsm8k'"):
-        source_named("gsm9k")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def short_lines(monkeypatch):
     monkeypatch.setattr(json_text, "LONGEST_LINE", len(GOOD) + 1)
 
 
-def test_a_line_that_is_too_long_is_one_bad_row_and_the_longest_needs_no_end(tmp_path, short_lines, capsys):
+def test_a_line_that_is_too_long_is_one_bad_row(tmp_path, short_lines, capsys):
     path = tmp_path / "mine.jsonl"
     path.write_text(f"{GOOD}\n{GOOD[:-1]}  }}\n{GOOD}\n")
     assert prepare(path) == 1

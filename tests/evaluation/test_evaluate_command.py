@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
+from tests.tables import read_table
 
 
 @pytest.fixture
@@ -220,27 +222,8 @@ def test_files_without_a_model_are_runs_of_their_own(files):
     assert list(json.loads((files / "out" / "metrics.json").read_text())["results"]) == ["coca"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "code"),
-    [
-        (["one.jsonl", "two.jsonl", "--method", "coca"], "gsm8k 0, sample 0", 1),
-        (["no.jsonl"], "no.jsonl: ", 1),
-        (["one.jsonl", "--gold", "x"], "--format responses", 2),
-        (["one.jsonl", "--format", "responses"], "--gold", 2),
-        (["one.jsonl", "--position", "last", "--tokenizer", "t"], "--position, --tokenizer: ", 2),
-        (["one.jsonl", "--format", "opencompass", "--grader", "math"], "--grader: ", 2),
-        (["one.jsonl", "--against", "two_methods.jsonl"], "(coca, rlvr)", 1),
-        (["one.jsonl", "--against", "other.jsonl"], "other.jsonl: ", 1),
-        (["theirs.csv", "--columns", '{"confidence": "pct", "correct": "right"}'], "30 looks like percent", 1),
-        (["theirs.csv", "--columns", '{"confidence": "pc", "correct": "right"}'], "'pct'", 1),
-        (["theirs.csv", "--columns", '{"confidense": "p", "correct": "right"}'], "'confidence'", 2),
-        (["theirs.csv", "--columns", '{"confidence": "p"}'], "correct", 2),
-        (["theirs.csv", "one.jsonl", "--columns", MAPPED], "'id'", 1),
-        (["theirs.csv", "--against", "one.jsonl", "--columns", MAPPED], "'id'", 1),
-        (["one.jsonl", "--format", "opencompass", "--columns", MAPPED], "--columns: ", 2),
-    ],
-)
-def test_errors(files, capsys, arguments, message, code, monkeypatch):
+@pytest.mark.parametrize(("code", "arguments", "named"), read_table(__file__, "evaluate_errors.tsv"))
+def test_errors(files, capsys, code, arguments, named, monkeypatch):
     write_predictions(files / "other.jsonl", [Prediction("x", "other", "q", "r", 0.5, True, 1)])
     one = read_predictions(files / "one.jsonl")
     both = [replace(p, method=method) for method in ("coca", "rlvr") for p in one]
@@ -248,11 +231,11 @@ def test_errors(files, capsys, arguments, message, code, monkeypatch):
     write_theirs(files / "theirs.csv", 3)
     monkeypatch.chdir(files)
     try:
-        found = evaluate(*arguments, "--output", "out")
+        found = evaluate(*shlex.split(arguments), "--output", "out")
     except SystemExit as stopped:
         found = stopped.code
-    assert found == code
-    assert message in capsys.readouterr().err
+    assert found == int(code)
+    assert named in capsys.readouterr().err
     assert not (files / "out").exists()
 
 

@@ -10,8 +10,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.cli.watch import dashboard
 from coca_mindspeed.evaluation.plots import plot_text, png_bytes, reliability_diagram, training_curves
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
-from coca_mindspeed.evaluation.tables import print_metrics, summary_metrics
-from coca_mindspeed.utils.console import one_line, printable
+from coca_mindspeed.utils.console import one_line
 
 NAMES = [
     "[bold]run[/x]",
@@ -29,13 +28,6 @@ NAMES = [
 
 def rows(**fields):
     return [Prediction(str(i), "d", "q", "r", 0.8, i % 2 == 0, 6, **fields) for i in range(6)]
-
-
-def test_names_in_a_terminal_table_are_what_they_are(capsys):
-    print_metrics({name: summary_metrics(rows()) for name in NAMES})
-    shown = capsys.readouterr().out
-    assert all(printable(name) in shown for name in NAMES)
-    assert "\x1b[2J" not in shown
 
 
 @pytest.mark.filterwarnings("error")  # "Glyph missing from font"

@@ -75,15 +75,8 @@ def test_predictions_are_read_from_our_evaluators_details(tmp_path):
     write(tmp_path / "results" / "m", "gsm8k", {"accuracy": 100.0, "details": [ROW]})
     write(tmp_path / "results" / "m", "gsm8k_replica0", {})
     [p] = read_opencompass(tmp_path)
-    assert (p.id, p.sample, p.dataset, p.model, p.gold, p.confidence, p.correct) == (
-        "3",
-        1,
-        "gsm8k",
-        "m",
-        "7",
-        0.3,
-        True,
-    )
+    found = (p.id, p.sample, p.dataset, p.model, p.gold, p.confidence, p.correct)
+    assert found == ("3", 1, "gsm8k", "m", "7", 0.3, True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from coca_mindspeed.evaluation.plots import (
     gap_curves,
     png_bytes,
     reliability_diagram,
-    threshold_curves,
     training_curves,
 )
 from coca_mindspeed.evaluation.predictions import GradedPredictions
@@ -71,23 +70,6 @@ def test_gap_curves_show_each_kind_of_question_that_the_metrics_have():
     assert [list(line.get_xdata()) for line in last] == [[1, 2, 3, 4], [4]]
     [legend] = figure.legends
     assert len(legend.get_texts()) == 2
-
-
-EMPTY = {"x": group(np.array([np.nan, np.nan]), np.array([True, False]))}
-
-
-@pytest.mark.parametrize(
-    ("figure", "reasons"),
-    [
-        (reliability_diagram(EMPTY), ["no valid confidence"]),
-        (threshold_curves(EMPTY), ["no valid confidence", "needs right and wrong answers\nwith a valid confidence"]),
-        (training_curves({"": [{"step": 1, "rollout/ece": None}]}), ["rollout/ece is undefined in every step"]),
-        (gap_curves([{"step": 1, "first_sight/accuracy": None}]), ["no response with a valid confidence"]),
-        (training_curves({"": [{"step": 1, "rollout/ece": None}]}), ["reward/answer is not in the metrics"]),
-    ],
-)
-def test_an_empty_panel_says_why(figure, reasons):
-    assert set(reasons) <= set(texts(figure))
 
 
 def test_risk_coverage_by_hand():

@@ -35,7 +35,7 @@ def test_columns_are_in_the_papers_order_with_averages_behind(board):
     assert [run.label for run in board.runs] == ["coca", "rlvr"]
 
 
-def test_a_data_set_has_the_category_that_its_predictions_state_and_of_several_none():
+def test_a_data_set_has_the_category_that_its_predictions_state():
     def columns(*runs):
         return {c.name: c.datasets for c in Scoreboard([Run(*run) for run in runs], replicates=5).columns}
 

@@ -48,7 +48,7 @@ def test_the_command_writes_a_row_for_each_question(tmp_path, capsys):
     """Warmed up for a moment: an untrained model states no confidence."""
     keys = ["rollout.max_new_tokens=16", "rollout.max_prompt_tokens=64", "data.grader=exact"]
     warm_up = [
-        "warm_up.steps=200",
+        "warm_up.steps=120",
         "warm_up.batch=16",
         "trainer.steps=1",
         "evaluation.final_questions=0",

@@ -56,7 +56,7 @@ def test_progressions_step_by_step(draw, modulus, digits, operators):
     assert min(seen.values()) > 300
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_of_the_long_setting_asks_no_question_twice():
     setting = read_plan(plan_path("miniature")).settings["long"]
     run = run_config(setting, [], 0)
@@ -68,7 +68,7 @@ def test_a_run_of_the_long_setting_asks_no_question_twice():
 
 
 @pytest.mark.nightly  # four minutes
-def test_the_warm_start_of_the_long_setting_answers_new_questions_as_well_as_those_of_the_training(tmp_path):
+def test_the_warm_start_of_the_long_setting_generalises(tmp_path):
     config = run_config(read_plan(plan_path("miniature")).settings["long"], [], 0)
     data, device = miniature("long"), torch.device("cpu")
     policy = load_policy(warm_start(config, tmp_path, data.warm_up, device, False, SYMBOLS), config.model, device)

@@ -17,7 +17,7 @@ from coca_mindspeed.grading.math.normalise import one_spelling, read_answer
 from coca_mindspeed.grading.math.plain import verdict_without_algebra
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.tables import read_table
-from tests.processor import allowed
+from tests.processor import within
 
 equal = pytest.importorskip("coca_mindspeed.grading.math.equal")
 
@@ -124,7 +124,7 @@ def test_the_table_of_expressions(a: str, b: str, expected: str) -> None:
 def test_large_powers_cost_neither_time_nor_memory(a: str, b: str) -> None:
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     assert equal_scalars(a, b) is False
-    assert time.process_time() - started < allowed(1.0)
+    assert within(time.process_time() - started, 1.0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
 
 
@@ -175,7 +175,7 @@ def test_integers(a: int, b: int, dress: Any, number_dress: Any, unit: str) -> N
 UNITS = read_table("units.tsv")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(2, 999), st.sampled_from(UNITS), st.sampled_from(UNITS), st.randoms(use_true_random=False))
 def test_units_in_any_spelling(n: int, unit: tuple[str, ...], other: tuple[str, ...], draw: Any) -> None:
     first, second, third = draw.choice(unit), draw.choice(unit), draw.choice(other)
@@ -192,7 +192,7 @@ SIGNS = r"""² ³ ⁰ ⁻ ₂ ₙ ⁿ ½ ① Ⅳ ٣ ३ ፩ ༳ ↉ 五 𝟛 �
 12 1,000"""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.sampled_from(SIGNS.split()), max_size=9),
     st.sampled_from(["", " "]),

@@ -68,7 +68,7 @@ NO_PROCESS = 'echo "bwrap: Creating new namespace failed: Resource temporarily u
     ("failures", "failure", "reason"),
     [(2, NO_PROCESS, ""), (9, NO_PROCESS, "temporarily unavailable"), (9, "sleep 60", "did not start within 0.3 s")],
 )
-def test_a_sandbox_that_does_not_start_is_started_again_and_then_ungradable(
+def test_a_sandbox_that_does_not_start_is_tried_again(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failures: int, failure: str, reason: str
 ) -> None:
     if failure != NO_PROCESS:
@@ -229,9 +229,7 @@ def test_nothing_that_a_program_does_passes_for_a_busy_machine(sandbox: Sandbox,
 
 
 @needs_sandbox
-def test_a_program_that_gets_no_processor_is_tried_again_and_then_ungradable(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_without_a_processor_is_tried_again(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report_of(sandbox, "asserts", "", 5.0).outcome == "right"  # reading files would be charged for
     attempt, attempts = Sandbox._attempt, 0
 
@@ -244,21 +242,6 @@ def test_a_program_that_gets_no_processor_is_tried_again_and_then_ungradable(
     with one_processor(competitors=24):
         report = report_of(sandbox, "asserts", "while True: pass", seconds=0.4)
     assert (report.outcome, attempts) == ("ungradable", 2), report
-
-
-def test_time_in_which_the_observer_stood_still_is_free() -> None:
-    """A container that is paused, say: everything in it stands still."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)"])
-    try:
-        clock = Clock(lambda: descendants(process.pid))
-        time.sleep(1.0)
-        clock.excuse(0.9)
-        assert clock.now() < 0.5
-        time.sleep(0.5)
-        assert clock.now() > 0.5
-    finally:
-        process.kill()
-        process.wait()
 
 
 @needs_sandbox

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -18,9 +20,8 @@ pytestmark = [needs_sandbox, pytest.mark.timing]
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[CodeGrader]:
-    grader = CodeGrader(seconds=3.0, total_seconds=8.0, workers=2)
-    yield grader
-    grader.close()
+    with closing(CodeGrader(seconds=1.5, total_seconds=3.0, workers=2)) as grader:
+        yield grader
 
 
 def record(tests: dict[str, object], **metadata: object) -> Record:
@@ -35,14 +36,16 @@ def grade(grader: CodeGrader, record: Record, answer: str) -> Verdict:
     return grader.grade([record], [answer])[0]
 
 
-PROGRAMS = read_programs()
+def check_programs(grader: CodeGrader, cases: Sequence[tuple[Record, str, str]]) -> None:
+    """Grade answers to records in one batch, whose verdicts come in order, and compare their outcomes."""
+    verdicts = grader.grade([record for record, _, _ in cases], [answer for _, answer, _ in cases])
+    found = [(answer, v.outcome.value, v.reason) for (_, answer, _), v in zip(cases, verdicts, strict=True)]
+    assert [each for each, case in zip(found, cases, strict=True) if each[1] != case[2]] == []
+    assert all(verdict.correct or verdict.reason for verdict in verdicts)
 
 
-@pytest.mark.parametrize(("name", "outcome", "tests", "program"), PROGRAMS, ids=[program[0] for program in PROGRAMS])
-def test_the_table_of_programs(grader: CodeGrader, name: str, outcome: str, tests: str, program: str) -> None:
-    verdict = grade(grader, asserts(tests), program)
-    assert verdict.outcome.value == outcome, (name, verdict.reason)
-    assert verdict.correct or verdict.reason
+def test_the_table_of_programs(grader: CodeGrader) -> None:
+    check_programs(grader, [(asserts(tests), program, outcome) for _, outcome, tests, program in read_programs()])
 
 
 def test_tests_see_the_packages_that_programs_see(grader: CodeGrader) -> None:
@@ -53,70 +56,100 @@ def test_tests_see_the_packages_that_programs_see(grader: CodeGrader) -> None:
     assert verdict.outcome is (Outcome.RIGHT if there else Outcome.UNGRADABLE), verdict.reason
 
 
-def test_a_prompt_that_does_not_run_is_ungradable_not_wrong(grader: CodeGrader) -> None:
-    tests = {"kind": "asserts", "code": "assert f() == 1", "entry_point": "f"}
-    record = Record("1", "mine", "code", "q", "", None, {"tests": tests, "prompt": "import nowhere\ndef f():\n"})
-    (verdict,) = grader.grade([record], ["    return 1"])
-    assert (verdict.outcome, verdict.reason) == (
-        Outcome.UNGRADABLE,
-        "the prompt does not run: ModuleNotFoundError: No module named 'nowhere'",
-    )
-
-
 PROMPT = (
     "import math\n\ndef poly(xs, x):\n    return sum(c * x**i for i, c in enumerate(xs))\n\n"
     'def find_zero(xs):\n    """A zero."""\n'
 )
 CHECK = "def check(candidate):\n    assert abs(poly([1, 2], candidate([1, 2]))) < 1e-4\ncheck(find_zero)\n"
+SUMS = [{"input": "1 2\n", "output": "3\n"}, {"input": "10 20", "output": "30"}]
+PAIRS = [{"arguments": [1, "x"], "expected": [1, ["x"]]}, {"arguments": [1, None], "expected": [1, [None]]}]
+ADD = {"kind": "asserts", "code": "assert add(1, 2) == 3", "entry_point": "add"}
+ECHO = {"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2}
+ADDS = "def add(a, b):\n    return a + b"
+# Tests, right answers, wrong ones.
+FORMS: dict[str, tuple[Record, list[str], list[str]]] = {
+    "HumanEval with a prompt": (
+        asserts(CHECK, "find_zero", prompt=PROMPT),
+        ["    return -xs[0] / xs[1]", "```python\ndef find_zero(xs):\n    return -xs[0] / xs[1]\n```"],
+        [
+            "    return 0",
+            # A program may not redefine the helpers of the tests, Python's or the prompt's.
+            "```python\ndef poly(xs, x): return 0\ndef find_zero(xs): return 1\n```",
+            "```python\ndef abs(x): return 0\ndef find_zero(xs): return 1\n```",
+            "```python\ndef check(f): pass\ndef find_zero(xs): return 1\n```",
+            "```python\nimport math\nmath.fabs = abs = lambda x: 0\ndef find_zero(xs): return 1\n```",
+        ],
+    ),
+    "standard input and output": (
+        record({"kind": "stdio", "cases": SUMS}),
+        [
+            "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}\\n\\n')",
+            "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()",
+            "a, b = map(int, input().split())\nprint(a + b, end='')\nexit(0)",
+        ],
+        [
+            "print(3)",
+            "a, b = map(int, input().split())\nprint(a + b)\nexit(1)",
+            "while True: print('x' * 100000)",
+            "import os\nos.close(1)",
+            "",
+        ],
+    ),
+    "a call": (
+        record({"kind": "call", "entry_point": "pair", "cases": PAIRS}),
+        [
+            "def pair(a: int, b: Union[str, None]) -> List[Any]: return (a, [b])",
+            "class Solution:\n    def pair(self, a, b): return [a, [b]]",
+        ],
+        [
+            "def pair(a, b): return [a, b]",
+            "def pair(a, b): raise KeyError(a)",
+            "pair = 3",
+            "x = 1",
+            "def pair(a, b): return [True, [b]]",
+        ],
+    ),
+    "a function that exhausts something": (
+        record(ADD),
+        [ADDS],
+        [
+            "import no_such_module",
+            "def add(a, b):\n    return [0] * 10**10",
+            "def add(a, b):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)",
+            "x" * 300_000,
+        ],
+    ),
+    "a script that does not run twice": (
+        record(ECHO),
+        ["print(input())"],
+        ["import os\nos.unlink(__file__)\nprint(input())", "print(input()"],
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("answer", "right"),
-    [
-        ("    return -xs[0] / xs[1]", True),
-        ("```python\ndef find_zero(xs):\n    return -xs[0] / xs[1]\n```", True),
-        ("    return 0", False),
-        # A program may not redefine the helpers of the tests, Python's or the prompt's.
-        ("```python\ndef poly(xs, x): return 0\ndef find_zero(xs): return 1\n```", False),
-        ("```python\ndef abs(x): return 0\ndef find_zero(xs): return 1\n```", False),
-        ("```python\ndef check(f): pass\ndef find_zero(xs): return 1\n```", False),
-        ("```python\nimport math\nmath.fabs = abs = lambda x: 0\ndef find_zero(xs): return 1\n```", False),
-    ],
-)
-def test_humaneval_with_a_prompt(grader: CodeGrader, answer: str, right: bool) -> None:
-    verdict = grade(grader, asserts(CHECK, "find_zero", prompt=PROMPT), answer)
-    assert verdict.correct is right, verdict.reason
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(grader: CodeGrader, form: str) -> None:
+    tested, right, wrong = FORMS[form]
+    check_programs(grader, [(tested, a, "right") for a in right] + [(tested, a, "wrong") for a in wrong])
 
 
-@pytest.mark.parametrize(
-    ("program", "right"),
-    [
-        ("a, b = map(int, input().split())\nprint(a + b)", True),
-        ("import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}\\n\\n')", True),
-        ("def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()", True),
-        ("print(3)", False),
-        ("a, b = map(int, input().split())\nprint(a + b, end='')\nexit(0)", True),
-        ("a, b = map(int, input().split())\nprint(a + b)\nexit(1)", False),
-        ("print(input())", False),
-        ("while True: print('x' * 100000)", False),
-        ("import os\nos.close(1)", False),
-        ("", False),
-    ],
-)
-def test_stdio(grader: CodeGrader, program: str, right: bool) -> None:
-    cases = [{"input": "1 2\n", "output": "3\n"}, {"input": "10 20", "output": "30"}]
-    verdict = grade(grader, record({"kind": "stdio", "cases": cases}), program)
-    assert verdict.correct is right, verdict.reason
+def test_a_fault_of_the_tests_is_ungradable(grader: CodeGrader) -> None:
+    faults: list[dict[str, Any]] = [
+        {"code": "import no_such_module\nassert add(1, 2) == 3"},
+        {"code": "assert add(1, 2) =="},
+        {"code": "assert True", "entry_point": None},
+    ]
+    cases = [(record({**ADD, **fault}), ADDS, "ungradable") for fault in faults]
+    # The prompt does not run.
+    asked = asserts("assert f() == 1", "f", prompt="import nowhere\ndef f():\n")
+    check_programs(grader, [*cases, (asked, "    return 1", "ungradable")])
 
 
 def test_stdio_takes_large_input_and_output(grader: CodeGrader) -> None:
     text = "\n".join(str(n) for n in range(300_000))
-    cases = [{"input": text, "output": text}]
-    program = "import sys\nsys.stdout.write(sys.stdin.read())"
-    assert grade(grader, record({"kind": "stdio", "cases": cases}), program).correct
-    # A program need not read its input.
-    cases = [{"input": text, "output": "ok"}]
-    assert grade(grader, record({"kind": "stdio", "cases": cases}), "print('ok')").correct
+    copied, ignored = (record({"kind": "stdio", "cases": [{"input": text, "output": end}]}) for end in (text, "ok"))
+    copy = "import sys\nsys.stdout.write(sys.stdin.read())"
+    check_programs(grader, [(copied, copy, "right"), (ignored, "print('ok')", "right")])  # need not read its input
 
 
 OUTPUTS = {
@@ -130,32 +163,6 @@ def test_stdio_compares_words(grader: CodeGrader) -> None:
     records = [record({"kind": "stdio", "cases": [{"input": "", "output": expected}]}) for expected, _ in OUTPUTS]
     verdicts = grader.grade(records, [f"print({printed!r})" for _, printed in OUTPUTS])
     assert dict(zip(OUTPUTS, [verdict.correct for verdict in verdicts], strict=True)) == OUTPUTS
-
-
-@pytest.mark.parametrize(
-    ("program", "right"),
-    [
-        ("def pair(a, b): return (a, [b])", True),
-        ("def pair(a: int, b: Union[str, None]) -> List[Any]: return (a, [b])", True),
-        ("class Solution:\n    def pair(self, a, b): return [a, [b]]", True),
-        ("def pair(a, b): return [a, b]", False),
-        ("def pair(a, b): raise KeyError(a)", False),
-        ("pair = 3", False),
-        ("x = 1", False),
-        ("def pair(a, b): return [True, [b]]", False),
-    ],
-)
-def test_call(grader: CodeGrader, program: str, right: bool) -> None:
-    cases = [{"arguments": [1, "x"], "expected": [1, ["x"]]}, {"arguments": [1, None], "expected": [1, [None]]}]
-    verdict = grade(grader, record({"kind": "call", "entry_point": "pair", "cases": cases}), program)
-    assert verdict.correct is right, verdict.reason
-
-
-def test_verdicts_come_in_order_whatever_they_take(grader: CodeGrader) -> None:
-    programs = [f"import time\ntime.sleep({0.3 if n % 7 == 0 else 0})\ndef f(): return {n}" for n in range(8)]
-    records = [asserts(f"assert f() == {n if n % 3 else -1}", time_limit=60) for n in range(8)]
-    verdicts = grader.grade(records, programs)
-    assert [v.correct for v in verdicts] == [bool(n % 3) for n in range(8)], [v.reason for v in verdicts]
 
 
 def test_only_a_limit_on_time_counts_as_a_timeout(grader: CodeGrader) -> None:

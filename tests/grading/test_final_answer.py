@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from coca_mindspeed.grading.math.extract import final_answer, last_boxed, without_boxes
 from coca_mindspeed.grading.math.normalise import plain_characters
 from tests.grading.tables import text_cases
-from tests.processor import allowed
+from tests.processor import within
 from tests.tables import check_rows
 
 FUNCTIONS = {f.__name__: f for f in (final_answer, last_boxed, plain_characters, without_boxes)}
@@ -39,9 +39,11 @@ HOSTILE += ["answer is not 5. ", "The answer a ", "because 5 ", "**", "5 (", r"\
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("piece", HOSTILE)
-def test_time_is_linear_in_the_response(piece: str) -> None:
-    text = piece * (300_000 // len(piece))
-    started = time.process_time()
-    final_answer(text)
-    assert time.process_time() - started < allowed(0.6)
+def test_time_is_linear_in_the_response() -> None:
+    def check(piece: str) -> None:
+        text = piece * (300_000 // len(piece))
+        started = time.process_time()
+        final_answer(text)
+        assert within(time.process_time() - started, 0.6)
+
+    check_rows(check, [(piece,) for piece in HOSTILE])

@@ -1,15 +1,15 @@
 """Programs that answer for the tests instead of passing them: by the protocol, by names, by how they end."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
-from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.code.inside.names import undefined
-from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.sandbox_attacks import read_attacks
 from tests.grading.sandbox_package import needs_sandbox
+from tests.grading.test_code import asserts, check_programs
 
 pytestmark = needs_sandbox
 
@@ -29,38 +29,30 @@ FORGED = read_attacks("forged") | {name: SERVER + source for name, source in rea
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[CodeGrader]:
-    grader = CodeGrader(seconds=5.0, total_seconds=10.0, workers=2)
-    yield grader
-    grader.close()
+    with closing(CodeGrader(seconds=5.0, total_seconds=10.0, workers=2)) as grader:
+        yield grader
 
 
-def outcome(grader: CodeGrader, tests: str, program: str, entry_point: str | None = None) -> Outcome:
-    metadata = {"tests": {"kind": "asserts", "code": tests, "entry_point": entry_point}}
-    return grader.grade([Record("r", "mbpp", "code", "?", "", metadata=metadata)], [program])[0].outcome
+def test_the_protocol_gives_no_more_than_a_function_does(grader: CodeGrader) -> None:
+    for tests in (
+        asserts("assert set(f([1, 2])) == set([3, 4])"),
+        asserts("assert sorted(f([1, 2])) == sorted([3, 4])", "f"),
+    ):
+        check_programs(grader, [(tests, program, "wrong") for program in FORGED.values()])
 
 
-@pytest.mark.parametrize("name", FORGED)
-def test_the_protocol_gives_no_more_than_a_function_does(grader: CodeGrader, name: str) -> None:
-    assert outcome(grader, "assert set(f([1, 2])) == set([3, 4])", FORGED[name]) is Outcome.WRONG
-    assert outcome(grader, "assert sorted(f([1, 2])) == sorted([3, 4])", FORGED[name], "f") is Outcome.WRONG
-
-
-def test_a_module_that_the_sandbox_lacks_is_not_taken_from_the_program(grader: CodeGrader) -> None:
-    program = "class np:\n    allclose = lambda *a: True\ndef f(): return 0"
-    assert outcome(grader, "assert np.allclose(f(), 2.5)", program) is not Outcome.RIGHT
-
-
-@pytest.mark.parametrize(
-    "tests", ["assert True", "assert sqrt(4) == abs(-2)", "def check(candidate):\n    assert candidate(1)"]
-)
-def test_tests_that_use_nothing_of_the_program_are_ungradable(grader: CodeGrader, tests: str) -> None:
-    assert outcome(grader, tests, "def f(): return 0") is Outcome.UNGRADABLE
-    assert outcome(grader, tests, "def f(): return 0", "f") is Outcome.UNGRADABLE
-
-
-def test_expected_exceptions_still_count(grader: CodeGrader) -> None:
-    tests = "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False"
-    assert outcome(grader, tests, "def f(x): raise ValueError") is Outcome.RIGHT
+def test_what_tests_use_of_a_program(grader: CodeGrader) -> None:
+    nothing = ("assert True", "assert sqrt(4) == abs(-2)", "def check(candidate):\n    assert candidate(1)")
+    lacking = "class np:\n    allclose = lambda *a: True\ndef f(): return 0"
+    raised = "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False"
+    check_programs(
+        grader,
+        [
+            *((asserts(tests, name), "def f(): return 0", "ungradable") for tests in nothing for name in (None, "f")),
+            (asserts("assert np.allclose(f(), 2.5)"), lacking, "wrong"),
+            (asserts(raised), "def f(x): raise ValueError", "right"),
+        ],
+    )
 
 
 def test_names_are_sorted_by_the_tests_alone() -> None:

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.grading.sandbox_package import needs_sandbox
 
 REPOSITORY = Path(__file__).parents[2]
@@ -24,8 +22,8 @@ grader = MathGrader(workers=1, seconds=10)
 assert grader.grade([Record("1", "d", "math", "?", "x+1")], ["\\\\boxed{1+x}"])[0].correct
 grader.close()
 workers = Workers(count=1, seconds=5.0)
-(found,) = workers.map(hard_limit, [NAME])
-assert found.value == min(LIMIT, found.value), found
+for name, found in zip(LIMITS, workers.map(hard_limit, LIMITS)):
+    assert found.value == min(LIMITS[name], found.value), found
 workers.close()
 """
 GRADE_PROGRAMS = """
@@ -33,11 +31,11 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.code.grader import CodeGrader
 
 grader = CodeGrader(workers=2)
-source = "import resource\\ndef f(): return resource.getrlimit(resource." + NAME + ")[1]"
-tests = {"kind": "asserts", "code": f"assert f() <= {LIMIT}", "entry_point": "f"}
-records = [Record(str(n), "d", "code", "?", "", metadata={"tests": tests}) for n in range(4)]
-verdicts = grader.grade(records, [source] * 4)
-assert [verdict.outcome.value for verdict in verdicts] == ["right"] * 4, verdicts
+source = "import resource\\ndef f(name): return resource.getrlimit(getattr(resource, name))[1]"
+tests = [{"kind": "asserts", "code": f"assert f({name!r}) <= {LIMITS[name]}", "entry_point": "f"} for name in LIMITS]
+records = [Record("r", "d", "code", "?", "", metadata={"tests": each}) for each in tests]
+verdicts = grader.grade(records, [source] * len(LIMITS))
+assert [verdict.outcome.value for verdict in verdicts] == ["right"] * len(LIMITS), verdicts
 grader.close()
 """
 LIMITS = {
@@ -50,30 +48,28 @@ LIMITS = {
 }
 
 
-def run(code: str, name: str, limit: int) -> None:
-    """Run the code under the limit, by a user that may not raise it; a normal one, or root without that right."""
+def run(code: str, limits: dict[str, int]) -> None:
+    """Run the code under the limits, by a user that may not raise them; a normal one, or root without that right."""
 
     def lower() -> None:
-        kind = getattr(resource, name)
-        resource.setrlimit(kind, (limit, limit))
+        for name, limit in limits.items():
+            resource.setrlimit(getattr(resource, name), (limit, limit))
         ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_SYS_RESOURCE, 0, 0, 0)
 
-    code = f"NAME, LIMIT = {name!r}, {limit}\n{code}"
+    code = f"LIMITS = {limits}\n{code}"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, preexec_fn=lower, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2_000:]
 
 
-@pytest.mark.parametrize("name", ["RLIMIT_CPU", "RLIMIT_AS"])
-def test_mathematics_is_graded_under_inherited_limits(name: str) -> None:
-    run(GRADE, name, LIMITS[name])
+def test_mathematics_is_graded_under_inherited_limits() -> None:
+    run(GRADE, {name: LIMITS[name] for name in ("RLIMIT_CPU", "RLIMIT_AS")})
 
 
 @needs_sandbox
-@pytest.mark.parametrize("name", LIMITS)
-def test_programs_are_graded_under_inherited_limits(name: str) -> None:
-    run(GRADE_PROGRAMS, name, LIMITS[name])
+def test_programs_are_graded_under_inherited_limits() -> None:
+    run(GRADE_PROGRAMS, LIMITS)
 
 
 @needs_sandbox
@@ -85,7 +81,7 @@ job = {"kind": "stdio", "source": "print(1)", "cases": [{"input": "", "output": 
 assert sandbox.run(job, 60.0).outcome == "ungradable"
 assert sandbox.run(job, 15.0).outcome == "right"
 """
-    run(code, "RLIMIT_CPU", 20)
+    run(code, {"RLIMIT_CPU": 20})
 
 
 def test_a_worker_that_has_used_up_an_inherited_limit_is_replaced() -> None:
@@ -97,4 +93,4 @@ workers = Workers(count=1, seconds=2.0)
 assert [result.value for result in workers.map(compute, [0.7] * 4)] == [0.7] * 4
 workers.close()
 """
-    run(code, "RLIMIT_CPU", 3)
+    run(code, {"RLIMIT_CPU": 3})

@@ -15,7 +15,7 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.tables import read_table
-from tests.processor import allowed
+from tests.processor import within
 
 PAIRS = read_table("math_pairs.tsv")
 
@@ -117,10 +117,10 @@ def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: 
     assert not Path("/tmp/grading_was_here").exists()
 
 
-def test_metrics_count_every_outcome_and_each_distinct_answer_is_compared_once() -> None:
-    with closing(MathGrader(seconds=1.0, workers=1)) as grader:
-        grader.grade([record("7")] * 19, [r"\boxed{7}", r"\boxed{8}", "", *[r"\boxed{99999999!}"] * 16])
-        metrics = grader.metrics()
+def test_metrics_count_outcomes_and_distinct_answers_are_compared_once(impatient_grader: MathGrader) -> None:
+    before = impatient_grader.metrics()
+    impatient_grader.grade([record("7")] * 19, [r"\boxed{7}", r"\boxed{8}", "", *[r"\boxed{99999999!}"] * 16])
+    metrics = {name: value - before[name] for name, value in impatient_grader.metrics().items()}
     expected = {"right": 1, "wrong": 18, "ungradable": 0, "timeouts": 1, "restarts": 1}
     assert {name: metrics[name] for name in expected} == expected
     assert metrics["seconds"] >= 1.0
@@ -136,10 +136,9 @@ def test_gold_answers_that_cannot_be_used_are_named(grader: MathGrader) -> None:
 
 
 def test_boxed_only_takes_no_other_answer() -> None:
-    strict, lenient = MathGrader(workers=1, boxed_only=True), MathGrader(workers=1)
-    for grader, expected in ((strict, False), (lenient, True)):
-        assert grader.grade([record("7")], ["The answer is 7."])[0].correct is expected
-        grader.close()
+    with closing(MathGrader(workers=1, boxed_only=True)) as grader:
+        verdicts = grader.grade([record("7")] * 2, ["The answer is 7.", r"\boxed{7}"])
+    assert [verdict.correct for verdict in verdicts] == [False, True]
 
 
 def test_equivalence_does_not_depend_on_the_order_of_the_pair(grader: MathGrader) -> None:
@@ -179,11 +178,11 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 @pytest.mark.timing
 def test_a_step_of_hostile_answers_is_graded_in_seconds(impatient_grader: MathGrader) -> None:
     kinds = list(HOSTILE.values())
-    answers = [rf"\boxed{{{kinds[n % len(kinds)](n)}}}" for n in range(2_048)]
+    answers = [rf"\boxed{{{kinds[n % len(kinds)](n)}}}" for n in range(1_024)]
     timeouts = impatient_grader.metrics()["timeouts"]
     started = time.process_time()
-    verdicts = impatient_grader.grade([record("7")] * 2_048, answers)
-    assert time.process_time() - started < allowed(6.0)
+    verdicts = impatient_grader.grade([record("7")] * 1_024, answers)
+    assert within(time.process_time() - started, 3.0)
     assert not any(verdict.correct for verdict in verdicts)
     assert impatient_grader.metrics()["timeouts"] - timeouts < 5  # a worker sees nearly none of them
 
@@ -192,9 +191,7 @@ DEEP = ["(" * 500 + "1" + ")" * 500, "{" * 500 + "1" + "}" * 500, r"\sqrt{" * 20
 
 
 @pytest.mark.parametrize("text", DEEP, ids=["parentheses", "braces", "roots", "digits"])
-def test_what_is_too_deep_or_too_long_is_wrong_as_an_answer_and_an_error_as_a_gold_one(
-    impatient_grader: MathGrader, text: str
-) -> None:
+def test_too_deep_or_long_is_a_wrong_answer_and_a_gold_error(impatient_grader: MathGrader, text: str) -> None:
     answers = [rf"\boxed{{{text}}}", text, f"The answer is {text}.", rf"\boxed{{{text} million}}"]
     verdicts = impatient_grader.grade([record("7"), record("x+1"), record("A"), record(r"\text{one}")], answers)
     assert {verdicts[0].outcome, verdicts[3].outcome} == {Outcome.WRONG}

@@ -1,19 +1,16 @@
 """Tests of the outcomes: no answer can make itself ungradable, and no fault of the gold makes an answer wrong."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.code.sandbox import Sandbox
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.factual import FactualGrader
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.grading.workers import Failure, TaskResult
-from tests.grading.sandbox_package import needs_sandbox
 
 WRONG, UNGRADABLE = Outcome.WRONG, Outcome.UNGRADABLE
 
@@ -40,46 +37,13 @@ def test_a_comparison_that_fails(monkeypatch: pytest.MonkeyPatch, failure: Failu
     grader.close()
 
 
-@pytest.fixture(scope="module")
-def code() -> Iterator[CodeGrader]:
-    grader = CodeGrader(seconds=3.0, total_seconds=6.0, workers=1)
-    yield grader
-    grader.close()
-
-
-ADD = {"kind": "asserts", "code": "assert add(1, 2) == 3", "entry_point": "add"}
-NO_SUCH_MODULE = {"kind": "asserts", "code": "import no_such_module\nassert add(1, 2) == 3", "entry_point": "add"}
-ECHO = {"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2}
-
-
-@needs_sandbox
-@pytest.mark.parametrize(
-    ("tests", "program", "outcome"),
-    [
-        (ADD, "", WRONG),
-        (ADD, "import no_such_module", WRONG),
-        (ADD, "def add(a, b):\n    return [0] * 10**10", WRONG),
-        (ADD, "def add(a, b):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)", WRONG),
-        (ADD, "def add(a, b):\n    import sys\n    sys.setrecursionlimit(10**9)\n    return add(a, b)", WRONG),
-        (ADD, "x" * 300_000, WRONG),
-        (ECHO, "import os\nos.unlink(__file__)\nprint(input())", WRONG),
-        (ECHO, "print(input()", WRONG),
-        (NO_SUCH_MODULE, "def add(a, b):\n    return a + b", UNGRADABLE),
-        ({**ADD, "code": "assert add(1, 2) =="}, "def add(a, b):\n    return a + b", UNGRADABLE),
-        ({**ADD, "code": "assert True", "entry_point": None}, "def add(a, b):\n    return a + b", UNGRADABLE),
-    ],
-)
-def test_programs(code: CodeGrader, tests: dict[str, Any], program: str, outcome: Outcome) -> None:
-    verdict = code.grade([record("", "code", tests=tests)], [f"```python\n{program}\n```"])[0]
-    assert verdict.outcome is outcome, verdict.reason
-
-
-def test_a_program_that_takes_away_its_own_directory_is_wrong() -> None:
+def test_a_program_that_takes_away_its_own_directory_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next case cannot start then, which without a sandbox a program can bring about."""
+    monkeypatch.setattr("shutil.which", lambda name: None)
     sandbox = Sandbox(allow_unsandboxed=True)
-    sandbox._prefix = None
     program = "import os, shutil\nshutil.rmtree(os.path.dirname(__file__))\nprint(input())"
-    report = sandbox.run({**ECHO, "source": program, "seconds": 10.0}, total_seconds=10.0)
+    job = {"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2, "source": program, "seconds": 10.0}
+    report = sandbox.run(job, total_seconds=10.0)
     assert report.outcome == "wrong", report.reason
 
 

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.code.extraction import build_job, extract_program, time_limit
-from tests.processor import allowed
+from tests.grading.tables import read_table
+from tests.processor import within
+from tests.tables import check_rows
 
 PROMPT = 'import math\n\ndef helper(x):\n    return x\n\ndef answer(x):\n    """Say it."""\n'
 
@@ -18,55 +20,11 @@ def record(metadata: dict[str, object]) -> Record:
     return Record("r1", "test", "code", "?", "", metadata=metadata)
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        ("```python\nx = 1\n```", "x = 1\n"),
-        ("a\n```python\nx = 1\n```\nb\n```python\nx = 2\n```\nc", "x = 2\n"),
-        ("```py\nx = 1\n```\n```\noutput\n```", "x = 1\n"),
-        ("```\nx = 1\n```\n```text\ny\n```", "y\n"),
-        ("```python\nx = 1\n", "x = 1\n"),
-        ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
-        ("~~~python\nx = 1\n~~~", "x = 1\n"),
-        ("    return x\n", "    return x"),
-        ("x = 1", "x = 1"),
-        ("```Python3\nx\n```", "x\n"),
-        ("", ""),
-        # A block that only uses what an earlier one defines is an example.
-        ("```python\ndef f(): pass\n```\n```python\nprint(f())\n```", "def f(): pass\n"),
-        ("```python\nclass A: pass\n```\n```python\na = A()\nprint(a)\n```", "class A: pass\n"),
-        ("```python\ndef f(): pass\n```\n```python\ndef g(): f()\n```", "def g(): f()\n"),
-        ("```python\ndef f(): pass\n```\n```python\nprint(1)\n```", "print(1)\n"),
-        ("```\ndef f(): pass\n```\n```\nf()\n```", "def f(): pass\n"),
-        ("```python\nx\n````", "x\n"),
-        ("a ```x = 1``` b\n```y```\n```\nz\n```", "z\n"),
-        ("```python\r\nx\r\n```\r\n", "x\r\n"),
-        # Blocks in list items and quotes, as CommonMark reads them.
-        ("1. So:\n   ```python\n   def f():\n       return 1\n   ```", "def f():\n    return 1\n"),
-        ("- ```python\n  x = 1\n\n  y = 2\n  ```\n", "x = 1\n\ny = 2\n"),
-        ("10.\t~~~python\n\tif x:\n\t\ty\n\t~~~", "if x:\n    y\n"),
-        ("\t```python\n\tif x:\n\t    y\n\t```", "if x:\n    y\n"),
-        ("> ```python\n> if x:\n>     y\n>\n>z\n> ```\n> so", "if x:\n    y\n\nz\n"),
-        ("> > 1. ```py\n> >    if x > 1:\n>>        y\n> >    ```", "if x > 1:\n    y\n"),
-        ("- > ```python\n  > x\n  > ```", "x\n"),
-        ("  ```python\n  s = '''\na\n  b'''\n  ```", "s = '''\na\nb'''\n"),
-        ("    ```python\n    x = 1", "x = 1"),
-        # The fence alone is indented, or the content is.
-        ("   ```python\ndef f():\n    return 1\n   ```", "def f():\n    return 1\n"),
-        ("    ```python\n  def f():\n      return 1\n    ```", "def f():\n    return 1\n"),
-        ("```python\n    return 1\n```", "    return 1\n"),
-        ("```python\n> x\n```", "> x\n"),
-        ("```python\nx\n> ```\n```", "x\n> ```\n"),
-        # A closing fence that was never opened, and blocks without content.
-        ("def f(): return 1\n```", "def f(): return 1"),
-        ("    return x\n  ~~~~ \n\n", "    return x"),
-        ("```\ndef f(): return 1\n```\n```\n", "def f(): return 1\n"),
-        ("```\n```", "```"),
-        ("x = 1\n`", "x = 1\n`"),
-    ],
-)
-def test_extract_program(answer: str, expected: str) -> None:
-    assert extract_program(answer) == expected
+def test_the_table_of_extractions() -> None:
+    def check(answer: str, program: str) -> None:
+        assert extract_program(answer) == program
+
+    check_rows(check, read_table("extraction.tsv"))
 
 
 def test_the_block_that_defines_what_the_tests_call_is_the_program() -> None:
@@ -81,19 +39,19 @@ def test_the_block_that_defines_what_the_tests_call_is_the_program() -> None:
 @pytest.mark.parametrize(
     "hostile",
     [
-        "`" * 900_000,
-        "```" + "a" * 900_000,
-        "```python\nasync" * 50_000,
-        "```python\ndef f\n```\n" * 40_000,
-        "`\n" * 400_000,
-        "def f" + "\n" * 800_000 + "async ",
-        ">" * 900_000 + "```",
-        "- " * 400_000 + "```\n```",
-        "> ```python\n" + "> x\n" * 200_000,
-        "    ```python\n" + "     x\n" * 100_000 + "def f",
-        '"""' + '" ' * 400_000 + "\ndef f",
-        "from __future__ import a\n" * 40_000 + "def f",
-        "\n" * 800_000 + "def f",
+        "`" * 300_000,
+        "```" + "a" * 300_000,
+        "```python\nasync" * 20_000,
+        "```python\ndef f\n```\n" * 15_000,
+        "`\n" * 150_000,
+        "def f" + "\n" * 300_000 + "async ",
+        ">" * 300_000 + "```",
+        "- " * 150_000 + "```\n```",
+        "> ```python\n" + "> x\n" * 70_000,
+        "    ```python\n" + "     x\n" * 35_000 + "def f",
+        '"""' + '" ' * 150_000 + "\ndef f",
+        "from __future__ import a\n" * 15_000 + "def f",
+        "\n" * 300_000 + "def f",
     ],
     ids=range(13),
 )
@@ -103,7 +61,7 @@ def test_extraction_is_linear(hostile: str) -> None:
     build_job(
         record({"tests": {"kind": "asserts", "code": "assert f()", "entry_point": "f"}, "prompt": PROMPT}), hostile
     )
-    assert time.process_time() - started < allowed(5.0)
+    assert within(time.process_time() - started, 2.0)
 
 
 @given(st.text(alphabet="`~python \nx", max_size=200))
@@ -138,22 +96,21 @@ def test_an_import_from_the_future_behind_code_stays_an_error(before: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("tests", "message"),
+    "tests",
     [
-        (None, "should be an object"),
-        ({"kind": "unit"}, "'asserts', 'stdio' or 'call'"),
-        ({"kind": "asserts"}, "'code'"),
-        ({"kind": "asserts", "code": "", "entry_point": "a b"}, "entry_point"),
-        ({"kind": "stdio", "cases": []}, "any program would pass"),
-        ({"kind": "stdio", "cases": [{"input": "1"}]}, "case 1"),
-        ({"kind": "stdio", "cases": [{"input": "1", "output": 2}]}, "'output'"),
-        ({"kind": "call", "cases": [{"arguments": [], "expected": None}]}, "entry_point"),
+        None,
+        {"kind": "unit"},
+        {"kind": "asserts"},
+        {"kind": "asserts", "code": "", "entry_point": "a b"},
+        {"kind": "stdio", "cases": []},
+        {"kind": "stdio", "cases": [{"input": "1"}]},
+        {"kind": "stdio", "cases": [{"input": "1", "output": 2}]},
+        {"kind": "call", "cases": [{"arguments": [], "expected": None}]},
     ],
 )
-def test_malformed_tests_are_refused_by_name(tests: object, message: str) -> None:
-    with pytest.raises(DataError, match=message) as caught:
+def test_malformed_tests_are_refused_with_the_record(tests: object) -> None:
+    with pytest.raises(DataError, match="'r1' of 'test'"):
         build_job(record({"tests": tests}), "x = 1")
-    assert "'r1' of 'test'" in str(caught.value)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "2", True, float("inf"), float("nan")])

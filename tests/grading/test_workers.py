@@ -80,12 +80,6 @@ def test_other_failures_are_told_apart(workers: Workers) -> None:
     assert next(iter(workers.map(double, [21]))).value == 42
 
 
-def test_an_idle_worker_that_is_killed_from_outside_is_replaced(workers: Workers) -> None:
-    os.kill(next(r.value for r in workers.map(process_id, [0]) if r.value), signal.SIGKILL)
-    time.sleep(0.3)
-    assert [r.value for r in workers.map(double, range(10))] == [2 * n for n in range(10)]
-
-
 def test_a_worker_that_dies_while_it_sends_loses_only_its_own_result(workers: Workers) -> None:
     results = list(workers.map(dispatch, [(die_while_sending, 0), (nap, 0.2), (nap, 0.0), (nap, 0.1)]))
     assert [result.value for result in results] == [None, 0.2, 0.0, 0.1]
@@ -94,16 +88,15 @@ def test_a_worker_that_dies_while_it_sends_loses_only_its_own_result(workers: Wo
 
 def test_a_result_that_is_read_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 1.0)
-    with closing(Workers(count=2, seconds=0.5)) as workers:
-        for result in workers.map(nap, [0.0, 0.1, 0.1, 0.0]):
+    with closing(Workers(count=1, seconds=0.3)) as workers:
+        for result in workers.map(nap, [0.0, 0.1]):
             assert result.failure is None
-            time.sleep(0.7)
+            time.sleep(0.4)
 
 
-@pytest.mark.parametrize(("warm_up", "exit_code"), [(die, -9), (fail, 1)])
-def test_workers_that_do_not_start_are_an_error_and_not_a_verdict(warm_up: Any, exit_code: int) -> None:
-    workers = Workers(count=1, seconds=5.0, warm_up=partial(warm_up, 0))
-    with closing(workers), pytest.raises(GradingError, match=rf"exit code {exit_code}\b"):
+def test_workers_that_do_not_start_are_an_error_and_not_a_verdict() -> None:
+    workers = Workers(count=1, seconds=5.0, warm_up=partial(die, 0))
+    with closing(workers), pytest.raises(GradingError, match=r"exit code -9\b"):
         list(workers.map(double, [1]))
 
 
@@ -120,6 +113,7 @@ def test_a_process_that_is_refused_is_asked_for_again(
         return popen(*arguments, **options)
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(workers_module, "_PAUSE_SECONDS", 0.01)
     with closing(Workers(count=3, seconds=5.0)) as workers:
         if refusals == 9:
             with pytest.raises(GradingError, match="temporarily unavailable"):
@@ -128,13 +122,7 @@ def test_a_process_that_is_refused_is_asked_for_again(
             assert [result.value for result in workers.map(double, range(10))] == [2 * n for n in range(10)]
 
 
-def test_workers_start_although_the_callers_search_path_holds_more_than_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [Path("/nowhere"), "/n\u00f6where's", *sys.path])
-    with closing(Workers(count=1, seconds=5.0)) as workers:
-        assert [result.value for result in workers.map(double, [1])] == [2]
-
-
-def test_a_task_is_limited_in_processor_time_even_if_nobody_watches_the_clock() -> None:
+def test_a_kernel_timer_limits_a_tasks_processor_time() -> None:
     """By a timer of the kernel."""
     with closing(Workers(count=1, seconds=1.0)) as workers:
         (left,) = workers.map(processor_time_left, [0])
@@ -150,8 +138,6 @@ def test_a_busy_machine_costs_a_task_time_and_not_its_result() -> None:
         started = time.perf_counter()
         assert [result.value for result in workers.map(compute, [0.3])] == [0.3]
         assert time.perf_counter() - started > 0.5
-        (result,) = workers.map(compute, [60.0])
-        assert result.failure in (Failure.TIMEOUT, Failure.STARVED)  # the latter where it is busier still
 
 
 ENDLESS = {
@@ -236,7 +222,7 @@ run_tasks()
 """
 
 
-def test_workers_that_nobody_closes_end_without_a_word_and_leave_descriptors_alone() -> None:
+def test_workers_that_nobody_closes_leave_descriptors_alone() -> None:
     command = [sys.executable, "-c", LEFT_OPEN]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

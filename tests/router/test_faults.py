@@ -37,7 +37,7 @@ def timeouts(name):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_next_tier_answers_and_without_one_it_is_an_error_in_openais_form(name, tmp_path, caplog):
+def test_the_next_tier_answers_or_an_openai_error_is_returned(name, tmp_path, caplog):
     """The proxy's own log has one line of it, which names backend, error and request, and holds no text."""
     fault, status = FAULTS[name]
     log = {"directory": str(tmp_path)}

@@ -76,23 +76,23 @@ TRUTHS = {
 
 @pytest.mark.parametrize("name", TRUTHS)
 def test_the_certified_error_is_exceeded_in_at_most_one_set_in_twenty(name):
-    """2,000 calibration sets whose truth is known; the error of what is accepted is computed, not sampled."""
+    """1,000 calibration sets whose truth is known; the error of what is accepted is computed, not sampled."""
     grid = np.arange(101) / 100
     right = TRUTHS[name](grid)
     # Error of accepting from each hundredth on.
     error = np.cumsum((1 - right)[::-1])[::-1] / np.arange(101, 0, -1)
     rng = np.random.default_rng(7)
     broken = certified = 0
-    for _ in range(2000):
+    for _ in range(1000):
         place = rng.integers(0, 101, size=400)
         correct = rng.random(400) < right[place]
         found = certify(grid[place], correct, risk=0.1, confidence=0.95)
         if found.threshold is not None:
             certified += 1
             broken += error[round(found.threshold * 100)] > 0.1 + 1e-12
-    assert broken <= 0.05 * 2000
+    assert broken <= 0.05 * 1000
     if name == "sure above 0.8":
-        assert certified > 900
+        assert certified > 450
 
 
 def test_the_least_number_of_labels():
@@ -117,13 +117,13 @@ def test_more_labels_certify_no_less(right, risk):
     """A few overconfident answers at the top, which more labels make certain, do not hide the sure ones below."""
     rng = np.random.default_rng(3)
     shares = []
-    for labels in (300, 1000, 3000, 10_000):
+    for labels in (300, 1000, 10_000):
         certified = 0
-        for _ in range(200):
+        for _ in range(100):
             place = rng.integers(0, 101, size=labels)
             correct = rng.random(labels) < right[place]
             found = certify(place / 100, correct, risk=risk, confidence=0.95)
             certified += found.threshold is not None
-        shares.append(certified / 200)
-    assert all(more >= fewer - 0.01 for fewer, more in itertools.pairwise(shares)), shares
+        shares.append(certified / 100)
+    assert all(more >= fewer - 0.02 for fewer, more in itertools.pairwise(shares)), shares
     assert shares[-1] > 0.98, shares

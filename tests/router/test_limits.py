@@ -2,18 +2,13 @@
 
 import contextlib
 import json
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.responses import HTMLResponse
-from starlette.routing import Route
 
 from tests.router.servers_for_tests import (
     QUESTION,
@@ -154,29 +149,6 @@ def test_a_page_may_read_answers_and_errors(streamed, monkeypatch):
     assert [answer.status_code for answer in answers] == [200, 404, 500]
     assert {answer.headers.get("access-control-allow-origin") for answer in answers} == {PAGE}
     assert "x-coca-confidence" in answers[0].headers["access-control-expose-headers"]
-
-
-_BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-_SCRIPT = """<script>
-fetch("URL/chat/completions", {method: "POST", headers: {"content-type": "application/json"}, body: BODY})
-  .then(async (a) => a.headers.get("x-coca-confidence") + " " + (await a.json()).choices[0].message.content)
-  .catch((error) => "refused").then((text) => { document.title = text; document.body.textContent = text; });
-</script>"""
-
-
-@pytest.mark.skipif(_BROWSER is None, reason="needs chromium")
-@pytest.mark.parametrize("allowed", [True, False])
-def test_the_script_of_a_page_in_a_real_browser(allowed, tmp_path):
-    page = {}
-    site = Starlette(routes=[Route("/v1", lambda _: HTMLResponse(page["html"]))])
-    with served_in_background(site) as address_:
-        origin = address_.removesuffix("/v1")
-        with routed(FakeEngine(*SURE), listen={"origins": [origin] if allowed else []}) as (url, _):
-            page["html"] = f"<body>{_SCRIPT}</body>".replace("URL", url).replace("BODY", repr(json.dumps(BODY)))
-            command = [_BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
-                       "--virtual-time-budget=10000", "--dump-dom", address_]  # fmt: skip
-            shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    assert ("0.9 Forty-two." if allowed else "refused") in shown.partition("<body>")[2]
 
 
 def test_labels_have_a_key_of_their_own(tmp_path):

@@ -82,7 +82,7 @@ def test_a_stop_ends_the_text_and_the_generation(babbler):
             assert http.post(f"{url}/chat/completions", json={**body, **refused}).status_code == 400
 
 
-def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(babbler):
+def test_a_client_that_leaves_frees_its_place(babbler):
     server = ModelServer(babbler, "tiny", concurrent=1, waiting=1, max_tokens=400)
     with ExitStack() as stack:
         # Slow enough that the first is not done before the others have come, however busy the machine is.

@@ -128,10 +128,10 @@ def test_the_interval_of_a_share_covers():
     """The threshold is chosen on 200 questions; the share on all others is in its 95% interval."""
     others = tiers_of(20_000)
     covered = 0
-    for seed in range(100):
+    for seed in range(40):
         tiers = join_tiers({"s": drawn(200, 100 + seed), "l": drawn(200, 900 + seed, skill=0.85)}, (1.0, 5.0))
         found = setting_of_share(tiers, 0.3)
         stated = others.confidence[0]
         truth = float((np.isnan(stated) | (stated < found.threshold)).mean())
         covered += found.low <= truth <= found.high
-    assert covered >= 88  # binomial: 0.95 gives fewer with a chance of 1 in 250
+    assert covered >= 34  # binomial: 0.95 gives fewer with a chance of 1 in 200

@@ -155,7 +155,7 @@ def test_kill_loses_no_acknowledged_record(tmp_path):
                 for thread in threads:
                     thread.start()
                 before = len(acknowledged)
-                until(lambda before=before: len(acknowledged) > before + 50, 60)
+                until(lambda before=before: len(acknowledged) > before + 20, 60)
                 process.send_signal(signal.SIGKILL)
                 for thread in threads:
                     thread.join()

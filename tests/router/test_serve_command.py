@@ -7,13 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from unittest.mock import Mock
 
 import httpx
 import pytest
 
 from coca_mindspeed.local.tiny_model import write_tiny_model
-from coca_router import serve
 from coca_router.cli import main
 from tests.router.test_pinned import calibrated
 
@@ -41,15 +39,6 @@ def test_it_checks_before_it_listens(tmp_path, capsys):
     for arguments in ([], [config, "--model", str(tmp_path)]):
         assert main(["serve", *arguments]) == 2
         assert "CONFIG" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["absent.yaml", "interrupt", "package"])
-def test_errors_begin_with_the_name_of_the_command(name, capsys, monkeypatch):
-    raised = {"interrupt": KeyboardInterrupt(), "package": ModuleNotFoundError(name="aiohttp")}.get(name)
-    if raised is not None:
-        monkeypatch.setattr(serve, "run", Mock(side_effect=raised))
-    assert main(["serve", name]) != 0
-    assert capsys.readouterr().err.startswith("coca-router: ")
 
 
 @pytest.mark.parametrize(

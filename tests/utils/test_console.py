@@ -1,13 +1,12 @@
 """Printed text: nothing in it is obeyed, no line is wrapped, and no number is lost on a narrow terminal."""
 
 import io
-import subprocess
-import sys
 
 import pytest
 from rich.table import Table
 
-from coca_mindspeed.utils.console import PlainConsole, one_line, print_text, printable
+from coca_mindspeed.cli import main
+from coca_mindspeed.utils.console import PlainConsole, SlowProgress, one_line, print_text, printable
 
 PATH = "/data/[bold]" + "/".join(["a folder with a long name"] * 8) + "/[/bold]/:smile:.jsonl"
 
@@ -74,8 +73,17 @@ def test_print_text_writes_what_the_stream_can_hold_at_once():
     assert raw.getvalue() == rb"\u6570 \x1b[2J \udcff" + b"\n"
 
 
-def test_the_command_line_prints_errors_so():
-    command = [sys.executable, "-m", "coca_mindspeed.cli", "config", "show", "\x1b[31m[bold].yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "\x1b" not in done.stderr
-    assert "\\x1b[31m[bold].yaml: " in done.stderr
+def test_the_command_line_prints_errors_so(capsys):
+    main(["config", "show", "\x1b[31m[bold].yaml"])
+    error = capsys.readouterr().err
+    assert "\x1b" not in error
+    assert "\\x1b[31m[bold].yaml: " in error
+
+
+def test_slow_work_is_reported_after_ten_seconds_and_no_more_often(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("coca_mindspeed.utils.console.time.monotonic", lambda: now[0])
+    progress = SlowProgress("parsing", 1_000)
+    for done, now[0] in ((100, 5.0), (200, 10.0), (300, 15.0), (400, 20.0), (1_000, 50.0)):
+        progress.show(done)
+    assert ["40 s" in line for line in capsys.readouterr().err.splitlines()] == [True, False]

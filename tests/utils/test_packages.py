@@ -96,7 +96,7 @@ def run_hiding(names, arguments, package="coca_mindspeed"):
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_a_training_without_the_optional_packages_leaves_only_its_plots_out(tmp_path):
+def test_a_training_without_the_optional_packages_lacks_only_plots(tmp_path):
     """All extras are hidden; the report names the command that adds plots."""
     optional = ["tensorboard", "matplotlib", "sklearn", "openai", "diskcache", "pyarrow"]
     sizes = ["warm_up.steps=1", "trainer.steps=1", "rollout.prompts=2", "data.train_size=8", "data.evaluate_size=4"]

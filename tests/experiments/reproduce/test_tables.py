@@ -175,7 +175,7 @@ def test_families_apart_have_no_discrimination_within():
     assert statistics([*rows, *sure], _draws([*rows, *sure], 0))["within"][0] == 0.5
 
 
-def test_the_bootstrap_draws_questions_with_all_their_answers_within_families():
+def test_the_bootstrap_draws_whole_questions_within_families():
     rows = [*answers("a", *[((0.5, True), (0.4, False))] * 30), *answers("b", *[((0.5, True), (0.5, True))] * 10)]
     draws = _draws(rows, 200)
     assert all(weights[0] == 1 for weights in draws.values())

@@ -135,7 +135,7 @@ def test_weights_not_handed_over_or_permuted_are_noticed(found: Found) -> None:
     assert not _agrees(found, "permuted", "after")
 
 
-def test_every_rollout_has_noise_of_its_own_and_ranks_of_an_engine_share_it(found: Found) -> None:
+def test_each_rollout_has_its_own_noise_shared_by_an_engines_ranks(found: Found) -> None:
     """Upstream's every rollout draws the same; the hook's first tokens come as often as the model says."""
     engines = [engine[0] for engine in found.layout.engines]
     for engine in found.layout.engines:

@@ -28,7 +28,7 @@ def score(evaluator, predictions, references, n=1, **columns):
     )
 
 
-def test_a_gold_answer_that_does_not_parse_raises_instead_of_shifting_the_confidences():
+def test_a_gold_answer_that_does_not_parse_raises():
     evaluator = ConfidenceEvaluator(VERIFY)
     replies = [f"<confidence>0.{i}</confidence> \\boxed{{{i}}}" for i in range(1, 4)]
     with pytest.raises(DataError, match="graded 2 of 3 samples"):

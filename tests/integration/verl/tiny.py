@@ -16,8 +16,6 @@ from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sft import warm_up
 from tests.support.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
 
-MAX_PROMPT, MAX_NEW = 32, 24
-
 
 def write_model(directory: Path, *, method: str = "coca", seed: int = 0, warm_up_steps: int = 0) -> None:
     """Write the tiny model, warmed up into one that answers and is too sure of itself."""
@@ -63,79 +61,16 @@ def configuration(directory: Path, run: Path, *, gpus: int = 1, **keys: Any) -> 
         gpus: data-parallel ranks.
         keys: dotted keys with ``__`` for each dot, on top of what is here.
     """
-    config: dict[str, Any] = {
-        "defaults": ["ppo_trainer", "_self_"],
-        "coca": {"method": {"name": "coca"}, "grader": "exact", "samples_interval": 1, "samples_prompts": 1000},
-        "trainer": {
-            "v1": {"trainer_mode": "coca"},
-            "device": "cpu",
-            "n_gpus_per_node": gpus,
-            "nnodes": 1,
-            "logger": ["console", "file"],
-            "project_name": "coca",
-            "experiment_name": "test",
-            "val_before_train": False,
-            "test_freq": -1,
-            "save_freq": -1,
-            "total_training_steps": 2,
-            "total_epochs": 1000,
-            "default_local_dir": str(run / "checkpoints"),
-            "rollout_data_dir": str(run / "rollouts"),
-            "validation_data_dir": str(run / "validation"),
-        },
-        "data": {
-            "train_files": str(directory / "train.jsonl"),
-            "val_files": str(directory / "val.jsonl"),
-            "train_batch_size": 16,
-            "max_prompt_length": MAX_PROMPT,
-            "max_response_length": MAX_NEW,
-            "dataloader_num_workers": 0,
-            "seed": 1,
-        },
-        "algorithm": {"adv_estimator": "coca"},
-        "reward": {"num_workers": 1, "reward_manager": {"name": "coca"}},
-        "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 1}}},
-        "actor_rollout_ref": {
-            "model": {
-                "path": str(directory / "model"),
-                "use_remove_padding": False,
-                "enable_gradient_checkpointing": False,
-                "override_config": {"attn_implementation": "sdpa"},
-            },
-            "actor": {
-                "strategy": "fsdp2",
-                "ppo_mini_batch_size": 16,
-                "ppo_micro_batch_size_per_gpu": 32,
-                "use_torch_compile": False,
-                "optim": {"lr": 1e-3, "weight_decay": 0.0, "betas": [0.9, 0.95], "clip_grad": 1.0},
-                "fsdp_config": {
-                    "dtype": "float32",
-                    "model_dtype": "fp32",
-                    "mixed_precision": {"param_dtype": "fp32"},
-                    "use_torch_compile": False,
-                },
-            },
-            "rollout": {
-                "name": "host",
-                "n": 8,
-                "tensor_model_parallel_size": 1,
-                "log_prob_micro_batch_size_per_gpu": 64,
-                "calculate_log_probs": True,
-                "agent": {"num_workers": 1},
-                "val_kwargs": {"temperature": 1.0, "do_sample": True},
-                "checkpoint_engine": {"update_weights_bucket_megabytes": 16},
-            },
-        },
-        "critic": {"strategy": "fsdp2"},
-        "ray_kwargs": {
-            "ray_init": {
-                "num_gpus": gpus,
-                "num_cpus": 12,
-                "object_store_memory": 500_000_000,
-                "include_dashboard": False,
-            }
-        },
+    config: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    config["trainer"] |= {
+        "n_gpus_per_node": gpus,
+        "default_local_dir": str(run / "checkpoints"),
+        "rollout_data_dir": str(run / "rollouts"),
+        "validation_data_dir": str(run / "validation"),
     }
+    config["data"] |= {"train_files": str(directory / "train.jsonl"), "val_files": str(directory / "val.jsonl")}
+    config["actor_rollout_ref"]["model"]["path"] = str(directory / "model")
+    config["ray_kwargs"]["ray_init"]["num_gpus"] = gpus
     for key, value in keys.items():
         *path, last = key.split("__")
         section = config
