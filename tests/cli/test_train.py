@@ -131,20 +131,3 @@ def test_a_baseline_of_other_settings_is_not_kept(tmp_path, whole, monkeypatch, 
     assert train(output, "--resume") == 0
     assert evaluated == [35, 7, 35, 35]
     assert (output / "predictions_before.jsonl").read_bytes() == (whole / "predictions_before.jsonl").read_bytes()
-
-
-@pytest.mark.parametrize(("interval", "saved"), [(1, True), (9, False)])
-def test_a_best_model_is_named_only_if_there_is_one(tmp_path, capsys, no_pictures, interval, saved):
-    keys = ("warm_up.steps=1", "trainer.steps=1", f"evaluation.interval={interval}", "checkpoint.best=eval/accuracy")
-    assert train(tmp_path / "run", *keys) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("best model"))
-    assert (tmp_path / "run/best_model").is_dir() == saved
-    assert (str(tmp_path / "run/best_model") in line) == saved
-
-
-def test_a_model_that_states_no_confidence_is_named(tmp_path, capsys, no_pictures):
-    assert train(tmp_path / "run", "warm_up.steps=1", "trainer.steps=1", "evaluation.interval=0") == 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["after"]["success_rate"] < 0.5
-    assert "state a valid confidence" in capsys.readouterr().err
-    shown = (tmp_path / "run" / "report.md").read_text().partition("## Responses after training")[2]
-    assert shown.count(" -- | wrong ") == 8

@@ -161,16 +161,6 @@ def test_a_grader_of_ones_own(files, capsys, monkeypatch):
     assert "'arabic'" in capsys.readouterr().err
 
 
-def test_a_grader_that_does_not_fit_is_noticed(files, capsys):
-    write_records(files / "gold.jsonl", [Record(i, "d", "factual", "?", "Athens") for i in "abc"])
-    (files / "r.jsonl").write_text("".join(json.dumps({"id": i, "response": "It is Athens"}) + "\n" for i in "abc"))
-    for match, warned in (("exact", True), ("contains", False)):
-        options = ("--grader", "factual", "--grader-options", json.dumps({"match": match}))
-        graded = ("--format", "responses", "--gold", files / "gold.jsonl", "--output", files / "out")
-        assert evaluate(files / "r.jsonl", *graded, *options) == 0
-        assert ("3 of 3" in capsys.readouterr().err) == warned
-
-
 MAPPED = '{"confidence": "p", "correct": "right", "dataset": "kind"}'
 
 

@@ -6,83 +6,81 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
 
 
-def double(number: int) -> int:
+def double(number):
     return 2 * number
 
 
-def nap(seconds: float) -> float:
+def nap(seconds):
     time.sleep(seconds)
     return seconds
 
 
-def hang_in_one_bytecode(_: int) -> int:
+def hang_in_one_bytecode(_):
     return 9**9**9  # signals are not handled before this is done
 
 
-def eat_memory(_: int) -> int:
+def eat_memory(_):
     return len(bytearray(8 << 30))
 
 
-def die(_: int) -> None:
+def die(_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_while_sending(_: int) -> bytes:
+def die_while_sending(_):
     """Send a part of the result, as a worker does that is killed from outside."""
 
-    def send(self: Connection, data: bytes, _write: object = None) -> None:
+    def send(self, data, _write=None):
         os.write(self.fileno(), bytes(data[:20_000]))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Connection._send = send  # type: ignore[attr-defined]
+    Connection._send = send
     return b"x" * 100_000
 
 
-def fail(_: int) -> None:
+def fail(_):
     raise KeyError("nothing there")
 
 
-def ignore_termination_and_sleep(_: int) -> None:
+def ignore_termination_and_sleep(_):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(60)
 
 
-def process_id(_: int) -> int:
+def process_id(_):
     return os.getpid()
 
 
-def compute(seconds: float) -> float:
+def compute(seconds):
     until = time.process_time() + seconds
     while time.process_time() < until:
         pass
     return seconds
 
 
-def processor_time_left(_: int) -> float:
+def processor_time_left(_):
     return signal.getitimer(signal.ITIMER_PROF)[0]
 
 
-def imported(name: str) -> bool:
+def imported(name):
     return name in sys.modules
 
 
-def dispatch(task: tuple[Callable[[Any], Any], Any]) -> Any:
+def dispatch(task):
     function, value = task
     return function(value)
 
 
-def hard_limit(name: str) -> int:
+def hard_limit(name):
     return resource.getrlimit(getattr(resource, name))[1]
 
 
 @contextmanager
-def one_processor(competitors: int) -> Iterator[None]:
+def one_processor(competitors):
     """Only one processor for this thread and what it starts, and others that compute on it all the time."""
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(mine)})

@@ -5,10 +5,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ NOBODY = 65534
 _PARTS = ("__init__", *(f"code/{name}" for name in ("__init__", "sandbox")))
 
 
-def sandbox_problem() -> str:
+def sandbox_problem():
     """Why no sandbox can be made here, or ``""``."""
     from coca_mindspeed.grading.code.sandbox import Sandbox
 
@@ -30,7 +28,7 @@ def sandbox_problem() -> str:
     return ""
 
 
-def python_for_everybody() -> str | None:
+def python_for_everybody():
     """An interpreter that an unprivileged user may start (not one below /root)."""
     for candidate in (getattr(sys, "_base_executable", sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"):
         code = "import sys; sys.exit(sys.version_info < (3, 10))"
@@ -47,7 +45,7 @@ needs_sandbox = pytest.mark.skipif(bool(problem := sandbox_problem()), reason=f"
 
 
 @contextmanager
-def copied_package(*files: str) -> Iterator[Path]:
+def copied_package(*files):
     """A directory that holds the sandbox's modules as the package, and files of these tests beside them."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -67,7 +65,7 @@ def copied_package(*files: str) -> Iterator[Path]:
 
 
 @contextmanager
-def script_of(user: str, name: str, *others: str) -> Iterator[tuple[list[str], dict[str, Any]]]:
+def script_of(user, name, *others):
     """Command and ``Popen`` options that run a script of these tests as ``this user`` or as ``nobody``."""
     if user == "this user":
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -5,8 +5,6 @@ expressions are equal if they are, not if their first digits are; what differs i
 import itertools
 import resource
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -55,7 +53,7 @@ EXPRESSIONS = [
 pairs_of_symbols = st.tuples(st.sampled_from(SYMBOLS), st.sampled_from(SYMBOLS)).filter(lambda pair: pair[0] != pair[1])
 
 
-def outcome(gold: str, answer: str) -> Outcome:
+def outcome(gold, answer):
     final = final_answer(rf"\boxed{{{answer}}}")
     assert final is not None
     wanted, given_ = read_answer(gold), read_answer(final)
@@ -63,20 +61,18 @@ def outcome(gold: str, answer: str) -> Outcome:
     return equal.compare((wanted.body, given_.body))[0] if verdict is None else verdict.outcome
 
 
-def put(template: str, symbol: str, other: str = "") -> str:
+def put(template, symbol, other=""):
     return template.replace("S", f"{{{symbol}}}").replace("Z", f"{{{other}}}")
 
 
 @settings(max_examples=100, deadline=None)
 @given(pairs_of_symbols, st.sampled_from(EXPRESSIONS), st.booleans())
-def test_an_answer_with_another_symbol_is_not_right(
-    symbols: tuple[str, str], expression: tuple[str, str], again: bool
-) -> None:
+def test_an_answer_with_another_symbol_is_not_right(symbols, expression, again):
     gold, answer = expression[0], expression[again]
     assert outcome(put(gold, symbols[0]), put(answer, symbols[1])) is not Outcome.RIGHT
 
 
-def test_all_pairs_of_symbols_alone_differ() -> None:
+def test_all_pairs_of_symbols_alone_differ():
     different = [
         pair for pair in itertools.combinations(SYMBOLS, 2) if outcome(pair[0], pair[1]) is Outcome.RIGHT
     ]  # fmt: skip
@@ -85,13 +81,13 @@ def test_all_pairs_of_symbols_alone_differ() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([symbol for symbol in SYMBOLS if symbol not in ("i", "T")]), st.sampled_from(EXPRESSIONS))
-def test_the_same_symbol_is_the_same(symbol: str, expression: tuple[str, str]) -> None:
+def test_the_same_symbol_is_the_same(symbol, expression):
     gold, answer = (put(side, symbol) for side in expression)
     assert outcome(gold, answer) is Outcome.RIGHT
 
 
 @pytest.mark.parametrize("gold", ["x=x", "0=0", "2+3=5", "x+1=1+x", "x<x+1", "1<2", "x=x+1", r"\{x=x, y=2\}"])
-def test_a_gold_answer_that_says_nothing_accepts_no_other(gold: str) -> None:
+def test_a_gold_answer_that_says_nothing_accepts_no_other(gold):
     assert equal.compare((gold, "y=y"))[0] is not Outcome.RIGHT
     assert equal.compare((gold, "z<z+1"))[0] is not Outcome.RIGHT
 
@@ -99,14 +95,14 @@ def test_a_gold_answer_that_says_nothing_accepts_no_other(gold: str) -> None:
 @pytest.mark.parametrize(
     "gold", ["N=n", "x=5", "x=2y", r"f(x)=x", "x<5", r"x=\frac{1}{2}=0.5", "x=1,y=2", "0", "1", "x", "[0,1]", "x^2=1"]
 )
-def test_a_gold_answer_that_says_something_is_used(gold: str) -> None:
+def test_a_gold_answer_that_says_something_is_used(gold):
     assert equal.compare((gold, gold))[0] is Outcome.RIGHT
 
 
 parse = pytest.importorskip("coca_mindspeed.grading.math.parse")
 
 
-def equal_scalars(a: str, b: str) -> bool | None:
+def equal_scalars(a, b):
     """Whether two expressions are equal; None if one of them is not read."""
     try:
         return bool(equal.same_scalar(*(parse.parse(one_spelling(side)) for side in (a, b))))
@@ -115,13 +111,13 @@ def equal_scalars(a: str, b: str) -> bool | None:
 
 
 @pytest.mark.parametrize(("a", "b", "expected"), read_table("expressions.tsv"))
-def test_the_table_of_expressions(a: str, b: str, expected: str) -> None:
+def test_the_table_of_expressions(a, b, expected):
     assert (equal_scalars(a, b) is True) is (equal_scalars(b, a) is True) is (expected == "true")
 
 
 @pytest.mark.timing
 @pytest.mark.parametrize(("a", "b"), [("x^{10^{12}}", "x"), ("(x+1)^{10^{9}}", "(x-1)^{10^{9}}")])
-def test_large_powers_cost_neither_time_nor_memory(a: str, b: str) -> None:
+def test_large_powers_cost_neither_time_nor_memory(a, b):
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     assert equal_scalars(a, b) is False
     assert within(time.process_time() - started, 1.0)
@@ -130,7 +126,7 @@ def test_large_powers_cost_neither_time_nor_memory(a: str, b: str) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=3, unique=True), st.integers(-30, 30), st.integers(30, 400))
-def test_squares_of_sums_of_roots(radicands: Sequence[int], whole: int, digits: int) -> None:
+def test_squares_of_sums_of_roots(radicands, whole, digits):
     roots = [rf"\sqrt{{{radicand}}}" for radicand in radicands]
     square = rf"({'+'.join(roots)}{whole:+d})^2"
     terms = [str(whole**2 + sum(radicands)), *(f"{2 * whole}{root}" for root in roots)]
@@ -142,7 +138,7 @@ def test_squares_of_sums_of_roots(radicands: Sequence[int], whole: int, digits: 
 
 integers = st.integers(min_value=-(10**6), max_value=10**6)
 units = st.sampled_from([r"\text{ cm}", r"\text{ square units}", " apples", r"\ \text{dollars}", r"\,\mathrm{kg}"])
-CLOTHES: list[Callable[[str], str]] = [
+CLOTHES = [
     lambda text: f" {text} ",
     lambda text: rf"\,{text}\,",
     lambda text: rf"\!{text}",
@@ -154,7 +150,7 @@ CLOTHES: list[Callable[[str], str]] = [
     lambda text: f"**{text}**",
 ]
 clothes = st.sampled_from(CLOTHES)
-NUMBER_CLOTHES: list[Callable[[str], str]] = [
+NUMBER_CLOTHES = [
     lambda text: f"={text}",
     lambda text: rf"\approx {text}",
     lambda text: rf"\text{{about }} {text}",
@@ -164,7 +160,7 @@ NUMBER_CLOTHES: list[Callable[[str], str]] = [
 
 @settings(max_examples=80, deadline=None)
 @given(integers, integers, clothes, st.sampled_from(NUMBER_CLOTHES), units)
-def test_integers(a: int, b: int, dress: Any, number_dress: Any, unit: str) -> None:
+def test_integers(a, b, dress, number_dress, unit):
     same = [dress(str(a)), number_dress(str(a)), f"{a}{unit}", f"{a:,}", f"{a}.0"]
     assert [answer for answer in same if outcome(str(a), answer) is not Outcome.RIGHT] == []
     if a != b:
@@ -177,7 +173,7 @@ UNITS = read_table("units.tsv")
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(2, 999), st.sampled_from(UNITS), st.sampled_from(UNITS), st.randoms(use_true_random=False))
-def test_units_in_any_spelling(n: int, unit: tuple[str, ...], other: tuple[str, ...], draw: Any) -> None:
+def test_units_in_any_spelling(n, unit, other, draw):
     first, second, third = draw.choice(unit), draw.choice(unit), draw.choice(other)
     assert outcome(f"{n}{first}", f"{n}{second}") is Outcome.RIGHT
     assert outcome(str(n), f"{n}{first}") is outcome(f"{n}{first}", str(n)) is Outcome.RIGHT
@@ -198,7 +194,7 @@ SIGNS = r"""² ³ ⁰ ⁻ ₂ ₙ ⁿ ½ ① Ⅳ ٣ ३ ፩ ༳ ↉ 五 𝟛 �
     st.sampled_from(["", " "]),
     st.sampled_from(["5", "x<2", "(1,2)"]),
 )
-def test_no_order_of_signs_raises(pieces: list[str], blank: str, other: str) -> None:
+def test_no_order_of_signs_raises(pieces, blank, other):
     text = blank.join(pieces)
     if final_answer(rf"\boxed{{{text}}}"):
         assert outcome(other, text) is not Outcome.UNGRADABLE
@@ -208,5 +204,5 @@ DEEP = ["-" * 1_500 + "5", "x²+2x+1", "፩+x", r"[1,\infty-\infty)", r"\{\infty
 
 
 @pytest.mark.parametrize("text", DEEP, ids=lambda text: text[:12])
-def test_odd_answers_are_compared_and_wrong(text: str) -> None:
+def test_odd_answers_are_compared_and_wrong(text):
     assert outcome("x<2", text) is Outcome.WRONG

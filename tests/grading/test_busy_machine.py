@@ -4,14 +4,11 @@ import importlib
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,7 +29,7 @@ jobs = importlib.import_module("jobs")
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
+def sandbox():
     return Sandbox()
 
 
@@ -43,15 +40,13 @@ JOBS = {
 }
 
 
-def report_of(sandbox: Sandbox, kind: str, source: str, seconds: float) -> sandboxes.Report:
+def report_of(sandbox, kind, source, seconds):
     ending = "print(42)" if kind == "stdio" else "def f(): return 42"
     return sandbox.run({**JOBS[kind], "source": f"{source}\n{ending}", "seconds": seconds}, total_seconds=seconds)
 
 
 @needs_sandbox
-def test_a_sandbox_that_starts_late_leaves_a_program_its_time(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sandbox_that_starts_late_leaves_a_program_its_time(sandbox, monkeypatch):
     monkeypatch.setattr(sandboxes, "_GRACE_SECONDS", 1.0)
     monkeypatch.setattr(sandboxes, "WALL_FACTOR", 1.0)
     assert sandbox._prefix is not None
@@ -68,9 +63,7 @@ NO_PROCESS = 'echo "bwrap: Creating new namespace failed: Resource temporarily u
     ("failures", "failure", "reason"),
     [(2, NO_PROCESS, ""), (9, NO_PROCESS, "temporarily unavailable"), (9, "sleep 60", "did not start within 0.3 s")],
 )
-def test_a_sandbox_that_does_not_start_is_tried_again(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failures: int, failure: str, reason: str
-) -> None:
+def test_a_sandbox_that_does_not_start_is_tried_again(sandbox, monkeypatch, tmp_path, failures, failure, reason):
     if failure != NO_PROCESS:
         monkeypatch.setattr(sandboxes, "_START_SECONDS", 0.3)
     monkeypatch.setattr(sandboxes, "_PAUSE_SECONDS", 0.01)
@@ -86,7 +79,7 @@ def test_a_sandbox_that_does_not_start_is_tried_again(
 
 
 @pytest.fixture
-def many_files() -> Iterator[None]:
+def many_files():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
@@ -98,13 +91,13 @@ def many_files() -> Iterator[None]:
 
 @needs_sandbox
 @pytest.mark.usefixtures("many_files")
-def test_a_caller_with_many_open_files_grades_as_well(sandbox: Sandbox) -> None:
+def test_a_caller_with_many_open_files_grades_as_well(sandbox):
     assert report_of(sandbox, "stdio", "", 5.0).outcome == "right"
 
 
 @needs_sandbox
 @pytest.mark.parametrize("kind", ["asserts", "call"])
-def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
+def test_all_calls_of_a_program_share_its_time(kind):
     """Whatever the machine took to start it."""
     with closing(CodeGrader(seconds=2.0, total_seconds=2.0, workers=1)) as grader:
         calls = range(3)
@@ -120,17 +113,17 @@ def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
         assert grade(grader, tested, "def f(n): return n").outcome is Outcome.RIGHT
 
 
-def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch, tmp_path):
     script = tmp_path / "program.py"
     script.write_text("print(42)")
     until_ready, start = processes.until_ready, jobs.processes.start
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
 
-    def remember(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+    def remember(*arguments, **options):
         started.append(start(*arguments, **options))
         return started[-1]
 
-    def late(reading: list[int], writing: list[int], deadline: Any) -> Any:
+    def late(reading, writing, deadline):
         if started[-1].returncode is None:  # not read to its end yet
             os.waitid(os.P_PID, started[-1].pid, os.WEXITED | os.WNOWAIT)
         time.sleep(max(0.0, deadline.left() + 0.1))
@@ -156,10 +149,10 @@ os._exit(0)
 """
 
 
-def test_children_that_write_on_win_no_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_children_that_write_on_win_no_time(monkeypatch, tmp_path):
     until_ready = processes.until_ready
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments):
         time.sleep(0.01)  # so that there is always something left to read
         return until_ready(*arguments)
 
@@ -174,13 +167,13 @@ def test_children_that_write_on_win_no_time(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @needs_sandbox
-def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_that_is_read_late_counts(sandbox, monkeypatch):
     """The caller stood still, say, from when the program had started until long behind its limit."""
     monkeypatch.setattr(sandboxes, "_GRACE_SECONDS", 0.1)
     monkeypatch.setattr(sandboxes, "WALL_FACTOR", 1.0)
     poll, calls = sandboxes.processes.poll, 0
 
-    def late(*arguments: Any) -> Any:
+    def late(*arguments):
         nonlocal calls
         found = poll(*arguments)
         if found[0]:
@@ -198,7 +191,7 @@ COMPUTE = "import time\nwhile time.process_time() < {}: pass\n"
 
 
 @needs_sandbox
-def test_a_busy_machine_costs_a_program_time_and_not_its_verdict(sandbox: Sandbox) -> None:
+def test_a_busy_machine_costs_a_program_time_and_not_its_verdict(sandbox):
     with one_processor(competitors=4):
         started = time.monotonic()
         for kind in JOBS:
@@ -222,18 +215,18 @@ HIDING = {
 
 @needs_sandbox
 @pytest.mark.parametrize("name", HIDING)
-def test_nothing_that_a_program_does_passes_for_a_busy_machine(sandbox: Sandbox, name: str) -> None:
+def test_nothing_that_a_program_does_passes_for_a_busy_machine(sandbox, name):
     with one_processor(competitors=2):
         report = report_of(sandbox, "asserts", f"import os, time\n{HIDING[name]}", seconds=0.5)
     assert report.outcome == "wrong", report
 
 
 @needs_sandbox
-def test_a_program_without_a_processor_is_tried_again(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_without_a_processor_is_tried_again(sandbox, monkeypatch):
     assert report_of(sandbox, "asserts", "", 5.0).outcome == "right"  # reading files would be charged for
     attempt, attempts = Sandbox._attempt, 0
 
-    def count(*arguments: Any) -> sandboxes.Report:
+    def count(*arguments):
         nonlocal attempts
         attempts += 1
         return attempt(*arguments)
@@ -245,7 +238,7 @@ def test_a_program_without_a_processor_is_tried_again(sandbox: Sandbox, monkeypa
 
 
 @needs_sandbox
-def test_a_sandbox_that_is_stopped_from_outside_costs_no_verdict(sandbox: Sandbox) -> None:
+def test_a_sandbox_that_is_stopped_from_outside_costs_no_verdict(sandbox):
     with ThreadPoolExecutor(1) as thread:
         pending = thread.submit(report_of, sandbox, "asserts", COMPUTE.format(1.0), 2.0)
         time.sleep(0.7)
@@ -257,13 +250,13 @@ def test_a_sandbox_that_is_stopped_from_outside_costs_no_verdict(sandbox: Sandbo
         assert pending.result().outcome == "right", pending.result()
 
 
-def command(process: int) -> str:
+def command(process):
     with suppress(OSError):
         return Path(f"/proc/{process}/cmdline").read_text()
     return ""
 
 
-def test_a_deadline_is_in_charged_time_and_at_last_in_wall_time() -> None:
+def test_a_deadline_is_in_charged_time_and_at_last_in_wall_time():
     clock = Clock(lambda: [os.getpid()])
     deadline = clock.deadline(0.2)
     assert 0 < deadline.left() <= 0.2

@@ -2,16 +2,14 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any
 
 import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.code.grader import CodeGrader
-from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.tables import read_programs
 
@@ -19,24 +17,24 @@ pytestmark = [needs_sandbox, pytest.mark.timing]
 
 
 @pytest.fixture(scope="module")
-def grader() -> Iterator[CodeGrader]:
+def grader():
     with closing(CodeGrader(seconds=1.5, total_seconds=3.0, workers=2)) as grader:
         yield grader
 
 
-def record(tests: dict[str, object], **metadata: object) -> Record:
+def record(tests, **metadata):
     return Record("r1", "test", "code", "?", "", metadata={"tests": tests, **metadata})
 
 
-def asserts(code: str, entry_point: str | None = None, **metadata: object) -> Record:
+def asserts(code, entry_point=None, **metadata):
     return record({"kind": "asserts", "code": code, "entry_point": entry_point}, **metadata)
 
 
-def grade(grader: CodeGrader, record: Record, answer: str) -> Verdict:
+def grade(grader, record, answer):
     return grader.grade([record], [answer])[0]
 
 
-def check_programs(grader: CodeGrader, cases: Sequence[tuple[Record, str, str]]) -> None:
+def check_programs(grader, cases):
     """Grade answers to records in one batch, whose verdicts come in order, and compare their outcomes."""
     verdicts = grader.grade([record for record, _, _ in cases], [answer for _, answer, _ in cases])
     found = [(answer, v.outcome.value, v.reason) for (_, answer, _), v in zip(cases, verdicts, strict=True)]
@@ -44,11 +42,11 @@ def check_programs(grader: CodeGrader, cases: Sequence[tuple[Record, str, str]])
     assert all(verdict.correct or verdict.reason for verdict in verdicts)
 
 
-def test_the_table_of_programs(grader: CodeGrader) -> None:
+def test_the_table_of_programs(grader):
     check_programs(grader, [(asserts(tests), program, outcome) for _, outcome, tests, program in read_programs()])
 
 
-def test_tests_see_the_packages_that_programs_see(grader: CodeGrader) -> None:
+def test_tests_see_the_packages_that_programs_see(grader):
     interpreter = getattr(sys, "_base_executable", sys.executable)
     there = subprocess.run([interpreter, "-I", "-c", "import pip"], capture_output=True, check=False).returncode == 0
     program = "def f():\n    import pip\n    return pip.__name__"
@@ -67,7 +65,7 @@ ADD = {"kind": "asserts", "code": "assert add(1, 2) == 3", "entry_point": "add"}
 ECHO = {"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2}
 ADDS = "def add(a, b):\n    return a + b"
 # Tests, right answers, wrong ones.
-FORMS: dict[str, tuple[Record, list[str], list[str]]] = {
+FORMS = {
     "HumanEval with a prompt": (
         asserts(CHECK, "find_zero", prompt=PROMPT),
         ["    return -xs[0] / xs[1]", "```python\ndef find_zero(xs):\n    return -xs[0] / xs[1]\n```"],
@@ -128,13 +126,13 @@ FORMS: dict[str, tuple[Record, list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_forms(grader: CodeGrader, form: str) -> None:
+def test_forms(grader, form):
     tested, right, wrong = FORMS[form]
     check_programs(grader, [(tested, a, "right") for a in right] + [(tested, a, "wrong") for a in wrong])
 
 
-def test_a_fault_of_the_tests_is_ungradable(grader: CodeGrader) -> None:
-    faults: list[dict[str, Any]] = [
+def test_a_fault_of_the_tests_is_ungradable(grader):
+    faults = [
         {"code": "import no_such_module\nassert add(1, 2) == 3"},
         {"code": "assert add(1, 2) =="},
         {"code": "assert True", "entry_point": None},
@@ -145,7 +143,7 @@ def test_a_fault_of_the_tests_is_ungradable(grader: CodeGrader) -> None:
     check_programs(grader, [*cases, (asked, "    return 1", "ungradable")])
 
 
-def test_stdio_takes_large_input_and_output(grader: CodeGrader) -> None:
+def test_stdio_takes_large_input_and_output(grader):
     text = "\n".join(str(n) for n in range(300_000))
     copied, ignored = (record({"kind": "stdio", "cases": [{"input": text, "output": end}]}) for end in (text, "ok"))
     copy = "import sys\nsys.stdout.write(sys.stdin.read())"
@@ -159,15 +157,15 @@ OUTPUTS = {
 }  # fmt: skip
 
 
-def test_stdio_compares_words(grader: CodeGrader) -> None:
+def test_stdio_compares_words(grader):
     records = [record({"kind": "stdio", "cases": [{"input": "", "output": expected}]}) for expected, _ in OUTPUTS]
     verdicts = grader.grade(records, [f"print({printed!r})" for _, printed in OUTPUTS])
     assert dict(zip(OUTPUTS, [verdict.correct for verdict in verdicts], strict=True)) == OUTPUTS
 
 
-def test_only_a_limit_on_time_counts_as_a_timeout(grader: CodeGrader) -> None:
-    stdio: dict[str, object] = {"kind": "stdio", "cases": [{"input": "", "output": "1"}]}
-    call: dict[str, object] = {"kind": "call", "entry_point": "f", "cases": [{"arguments": [], "expected": 1}]}
+def test_only_a_limit_on_time_counts_as_a_timeout(grader):
+    stdio = {"kind": "stdio", "cases": [{"input": "", "output": "1"}]}
+    call = {"kind": "call", "entry_point": "f", "cases": [{"arguments": [], "expected": 1}]}
     says_so, hangs = "raise ValueError('took longer than 10 s')", "while True: pass"
     claims = [
         (asserts("assert f() == 1"), f"def f(): {says_so}"),
@@ -187,7 +185,7 @@ def test_only_a_limit_on_time_counts_as_a_timeout(grader: CodeGrader) -> None:
         assert grader.metrics()["timeouts"] - before == timeouts
 
 
-def test_malformed_tests_stop_the_batch_before_anything_runs(grader: CodeGrader) -> None:
+def test_malformed_tests_stop_the_batch_before_anything_runs(grader):
     with pytest.raises(DataError, match="r1"):
         grader.grade([asserts("assert True"), record({"kind": "?"})], ["", ""])
 
@@ -195,6 +193,6 @@ def test_malformed_tests_stop_the_batch_before_anything_runs(grader: CodeGrader)
 @pytest.mark.parametrize(
     "options", [{"workers": 0}, {"workers": 99}, {"seconds": 0}, {"seconds": 9.0, "total_seconds": 1.0}]
 )
-def test_senseless_options_are_refused(options: dict[str, float]) -> None:
+def test_senseless_options_are_refused(options):
     with pytest.raises(GradingError):
-        CodeGrader(**options)  # type: ignore[arg-type]
+        CodeGrader(**options)

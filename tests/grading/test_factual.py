@@ -12,22 +12,22 @@ from tests.grading.tables import read_table, text_cases
 from tests.tables import check_rows
 
 
-def record(aliases: object) -> Record:
+def record(aliases):
     return Record("t1", "triviaqa", "factual", "Who?", "", metadata={"aliases": aliases})
 
 
 FUNCTIONS = {"normalise": normalise_fact, "stated_fact": stated_fact}
 
 
-def test_the_table_of_texts() -> None:
-    def check(function: str, text: str, expected: str | None) -> None:
+def test_the_table_of_texts():
+    def check(function, text, expected):
         assert FUNCTIONS[function](text) == expected
 
     check_rows(check, text_cases(*FUNCTIONS))
 
 
-def test_the_table_of_facts() -> None:
-    def check(aliases: str, answer: str, exact: str, contains: str) -> None:
+def test_the_table_of_facts():
+    def check(aliases, answer, exact, contains):
         for grader, expected in ((FactualGrader("exact"), exact), (FactualGrader("contains"), contains)):
             [verdict] = grader.grade([record(aliases.split(" | "))], [answer])
             assert verdict.correct is (expected == "true")
@@ -36,7 +36,7 @@ def test_the_table_of_facts() -> None:
 
 
 @pytest.mark.parametrize(("question", "aliases", "answer", "sentence"), read_table("fact_sentences.tsv"))
-def test_the_table_of_sentences(question: str, aliases: str, answer: str, sentence: str) -> None:
+def test_the_table_of_sentences(question, aliases, answer, sentence):
     asked = Record("t1", "mine", "factual", question, "", metadata={"aliases": aliases.split(" | ")})
     [verdict] = FactualGrader().grade([asked], [answer])
     assert verdict.correct is (sentence == "true")
@@ -47,16 +47,16 @@ def test_the_table_of_sentences(question: str, aliases: str, answer: str, senten
 @pytest.mark.parametrize(
     ("answer", "named"), [("Maybe it is not Athens, but Sparta.", True), ("Athenser", False), ("", False)]
 )
-def test_an_answer_names_the_gold_answer_whatever_surrounds_it(answer: str, named: bool) -> None:
+def test_an_answer_names_the_gold_answer_whatever_surrounds_it(answer, named):
     assert names_answer(Record("t1", "mine", "factual", "Who?", "Athens"), answer) is named
 
 
-def test_votes_are_counted_by_the_same_rule() -> None:
+def test_votes_are_counted_by_the_same_rule():
     pairs = [("Łódź", "Lodz\u200b"), ("x²", "x2"), ("\u200b", "\u200e")]
     assert FactualGrader().equivalent(pairs) == [True, False, False]
 
 
-def test_tags_tell_flags_apart() -> None:
+def test_tags_tell_flags_apart():
     tags = ("".join(chr(0xE0000 + ord(letter)) for letter in f"{name}\x7f") for name in ("gbeng", "gbsct"))
     england, scotland = (f"\U0001f3f4{tag}" for tag in tags)
     verdicts = FactualGrader().grade([record([england])] * 2, [england, scotland])
@@ -64,11 +64,11 @@ def test_tags_tell_flags_apart() -> None:
 
 
 @given(st.text())
-def test_normalising_twice_is_normalising_once(text: str) -> None:
+def test_normalising_twice_is_normalising_once(text):
     assert normalise_fact(normalise_fact(text)) == normalise_fact(text)
 
 
 @pytest.mark.parametrize("aliases", [None, [], "Paris", [1], ["A"], ["The The", "?"]])
-def test_records_without_aliases_are_refused(aliases: object) -> None:
+def test_records_without_aliases_are_refused(aliases):
     with pytest.raises(DataError, match=r"'t1' of 'triviaqa'.*aliases"):
         FactualGrader().grade([record(aliases)], ["Paris"])

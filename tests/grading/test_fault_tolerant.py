@@ -1,7 +1,5 @@
 """A grader that answers whatever happens."""
 
-from collections.abc import Callable, Sequence
-
 import pytest
 
 from coca_mindspeed.data.records import Record
@@ -16,16 +14,16 @@ RECORD = Record(id="a", dataset="d", category="math", question="q", answer="1")
 class _Grader:
     """Finds every answer right, and raises ``failure`` for a batch with one for which ``fails`` holds."""
 
-    def __init__(self, failure: Exception, fails: Callable[[str], bool] = "b".__eq__) -> None:
+    def __init__(self, failure, fails="b".__eq__):
         self.failure, self.fails, self.calls, self.closed = failure, fails, 0, False
 
-    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+    def grade(self, records, answers):
         self.calls += 1
         if any(map(self.fails, answers)):
             raise self.failure
         return [Verdict(RIGHT) for _ in answers]
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
 
 
@@ -40,12 +38,12 @@ class _Grader:
         (MemoryError(), UNGRADABLE),
     ],
 )
-def test_whose_fault_a_failure_is(failure: Exception, outcome: Outcome) -> None:
+def test_whose_fault_a_failure_is(failure, outcome):
     for fails, expected in (("b".__eq__, outcome), (lambda answer: True, UNGRADABLE)):  # the gold answer fails too
         assert FaultTolerantGrader(_Grader(failure, fails)).grade([RECORD], ["b"])[0].outcome is expected
 
 
-def test_a_failure_is_its_own_answers_alone_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_its_own_answers_alone_and_says_why(caplog):
     grader = _Grader(OSError("out of memory"))
     steady = FaultTolerantGrader(grader)
     verdicts = steady.grade([RECORD] * 3, ["a", "b", "c"])

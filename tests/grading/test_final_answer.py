@@ -15,19 +15,19 @@ from tests.tables import check_rows
 FUNCTIONS = {f.__name__: f for f in (final_answer, last_boxed, plain_characters, without_boxes)}
 
 
-def test_the_table_of_texts() -> None:
-    def check(function: str, text: str, expected: str | None) -> None:
+def test_the_table_of_texts():
+    def check(function, text, expected):
         assert FUNCTIONS[function](text) == expected
 
     check_rows(check, text_cases(*FUNCTIONS))
 
 
-def test_a_number_far_from_the_end_is_no_final_answer() -> None:
+def test_a_number_far_from_the_end_is_no_final_answer():
     assert final_answer("The answer is 5. " + "and then words follow " * 200) is None
 
 
 @given(st.text(alphabet=r"\{}boxed$.1 ", max_size=300))
-def test_finding_never_raises_and_gives_a_part_of_the_text(text: str) -> None:
+def test_finding_never_raises_and_gives_a_part_of_the_text(text):
     boxed = last_boxed(text)
     assert boxed is None or boxed in text
     final_answer(text)
@@ -39,8 +39,8 @@ HOSTILE += ["answer is not 5. ", "The answer a ", "because 5 ", "**", "5 (", r"\
 
 
 @pytest.mark.timing
-def test_time_is_linear_in_the_response() -> None:
-    def check(piece: str) -> None:
+def test_time_is_linear_in_the_response():
+    def check(piece):
         text = piece * (300_000 // len(piece))
         started = time.process_time()
         final_answer(text)

@@ -1,6 +1,5 @@
 """Programs that answer for the tests instead of passing them: by the protocol, by names, by how they end."""
 
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -28,12 +27,12 @@ FORGED = read_attacks("forged") | {name: SERVER + source for name, source in rea
 
 
 @pytest.fixture(scope="module")
-def grader() -> Iterator[CodeGrader]:
+def grader():
     with closing(CodeGrader(seconds=5.0, total_seconds=10.0, workers=2)) as grader:
         yield grader
 
 
-def test_the_protocol_gives_no_more_than_a_function_does(grader: CodeGrader) -> None:
+def test_the_protocol_gives_no_more_than_a_function_does(grader):
     for tests in (
         asserts("assert set(f([1, 2])) == set([3, 4])"),
         asserts("assert sorted(f([1, 2])) == sorted([3, 4])", "f"),
@@ -41,7 +40,7 @@ def test_the_protocol_gives_no_more_than_a_function_does(grader: CodeGrader) -> 
         check_programs(grader, [(tests, program, "wrong") for program in FORGED.values()])
 
 
-def test_what_tests_use_of_a_program(grader: CodeGrader) -> None:
+def test_what_tests_use_of_a_program(grader):
     nothing = ("assert True", "assert sqrt(4) == abs(-2)", "def check(candidate):\n    assert candidate(1)")
     lacking = "class np:\n    allclose = lambda *a: True\ndef f(): return 0"
     raised = "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False"
@@ -55,7 +54,7 @@ def test_what_tests_use_of_a_program(grader: CodeGrader) -> None:
     )
 
 
-def test_names_are_sorted_by_the_tests_alone() -> None:
+def test_names_are_sorted_by_the_tests_alone():
     names = undefined("assert math.isclose(f(x), 2) and Counter(g()) == {}\nassert len(f(1)) == LIMIT\nx = 3")
     assert names.program == {"f", "g", "LIMIT"}
     assert names.called == {"f", "g"}

@@ -48,10 +48,10 @@ LIMITS = {
 }
 
 
-def run(code: str, limits: dict[str, int]) -> None:
+def run(code, limits):
     """Run the code under the limits, by a user that may not raise them; a normal one, or root without that right."""
 
-    def lower() -> None:
+    def lower():
         for name, limit in limits.items():
             resource.setrlimit(getattr(resource, name), (limit, limit))
         ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_SYS_RESOURCE, 0, 0, 0)
@@ -63,17 +63,17 @@ def run(code: str, limits: dict[str, int]) -> None:
     assert done.returncode == 0, done.stderr[-2_000:]
 
 
-def test_mathematics_is_graded_under_inherited_limits() -> None:
+def test_mathematics_is_graded_under_inherited_limits():
     run(GRADE, {name: LIMITS[name] for name in ("RLIMIT_CPU", "RLIMIT_AS")})
 
 
 @needs_sandbox
-def test_programs_are_graded_under_inherited_limits() -> None:
+def test_programs_are_graded_under_inherited_limits():
     run(GRADE_PROGRAMS, LIMITS)
 
 
 @needs_sandbox
-def test_an_inherited_limit_below_a_programs_makes_it_ungradable_not_wrong() -> None:
+def test_an_inherited_limit_below_a_programs_makes_it_ungradable_not_wrong():
     code = """
 from coca_mindspeed.grading.code.sandbox import Sandbox
 sandbox = Sandbox()
@@ -84,7 +84,7 @@ assert sandbox.run(job, 15.0).outcome == "right"
     run(code, {"RLIMIT_CPU": 20})
 
 
-def test_a_worker_that_has_used_up_an_inherited_limit_is_replaced() -> None:
+def test_a_worker_that_has_used_up_an_inherited_limit_is_replaced():
     """It is given more to do, in tasks, than one process may compute."""
     code = """
 from coca_mindspeed.grading.workers import Workers

@@ -2,9 +2,6 @@
 
 import json
 import pickle
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,13 +14,13 @@ from tests.shared_data import shared_data
 TESTS = {"kind": "asserts", "code": "assert f(1) == 1"}
 
 
-def record(answer: str = "1", category: str = "math", **fields: Any) -> Record:
+def record(answer="1", category="math", **fields):
     values = {"id": "bad", "dataset": "d", "category": category, "question": "?", "answer": answer}
     return Record(**{**values, **fields})
 
 
 @pytest.fixture(scope="module")
-def grader() -> Iterator[AutoGrader]:
+def grader():
     grader = AutoGrader(
         math={"workers": 1, "seconds": 1.0},
         code={"allow_unsandboxed": True},  # a check runs no program
@@ -50,9 +47,7 @@ def grader() -> Iterator[AutoGrader]:
         record("", "code", metadata={"tests": {"kind": "stdio", "cases": []}}),
     ],
 )
-def test_what_no_answer_can_be_graded_by_is_refused_with_file_and_line(
-    tmp_path: Path, grader: AutoGrader, bad: Record
-) -> None:
+def test_what_no_answer_can_be_graded_by_is_refused_with_file_and_line(tmp_path, grader, bad):
     good = [
         record(r"\frac{\pi}{2}", id="a"),
         record("", "code", id="b", metadata={"tests": TESTS}),
@@ -65,7 +60,7 @@ def test_what_no_answer_can_be_graded_by_is_refused_with_file_and_line(
 
 
 @pytest.mark.published
-def test_raw_answers_of_gsm8k_are_refused() -> None:
+def test_raw_answers_of_gsm8k_are_refused():
     rows = [json.loads(line) for line in shared_data("gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()]
     grader = MathGrader(workers=1)
     assert all(grader.gold_problems([row["answer"] for row in rows]))
@@ -73,7 +68,7 @@ def test_raw_answers_of_gsm8k_are_refused() -> None:
     grader.close()
 
 
-def test_a_record_error_crosses_processes() -> None:
+def test_a_record_error_crosses_processes():
     error = pickle.loads(pickle.dumps(RecordError(record(), "no tests")))  # noqa: S301
     assert isinstance(error, RecordError)
     assert (error.record, str(error)) == (record(), "record 'bad' of 'd': no tests")

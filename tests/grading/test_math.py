@@ -1,10 +1,8 @@
 """Math grading: the table of settled pairs, and what must hold for any answers."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,13 +18,13 @@ from tests.processor import within
 PAIRS = read_table("math_pairs.tsv")
 
 
-def record(gold: str, number: int = 0) -> Record:
+def record(gold, number=0):
     return Record(id=str(number), dataset="test", category="math", question="?", answer=gold)
 
 
-def grader_with(seconds: float) -> Any:
+def grader_with(seconds):
     @pytest.fixture(scope="module")
-    def grader() -> Iterator[MathGrader]:
+    def grader():
         with closing(MathGrader(seconds=seconds, workers=2)) as grader:
             yield grader
 
@@ -37,12 +35,12 @@ def grader_with(seconds: float) -> Any:
 grader, patient_grader, impatient_grader = map(grader_with, (5.0, 60.0, 1.0))
 
 
-def outcomes(grader: MathGrader, pairs: Sequence[tuple[str, ...]]) -> list[str]:
+def outcomes(grader, pairs):
     records = [record(gold, number) for number, (gold, _) in enumerate(pairs)]
     return [v.outcome.value for v in grader.grade(records, [rf"So it is $\boxed{{{a}}}$." for _, a in pairs])]
 
 
-def test_the_table_of_pairs(patient_grader: MathGrader, impatient_grader: MathGrader) -> None:
+def test_the_table_of_pairs(patient_grader, impatient_grader):
     assert len(PAIRS) >= 500
     assert len({pair[:2] for pair in PAIRS}) == len(PAIRS)
     bombs = [pair for pair in PAIRS if "bomb" in pair[3]]
@@ -57,7 +55,7 @@ def test_the_table_of_pairs(patient_grader: MathGrader, impatient_grader: MathGr
     assert different == []
 
 
-def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(patient_grader: MathGrader) -> None:
+def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(patient_grader):
     # Time limits depend on the machine's load, so the bombs are left out here.
     grader = patient_grader
     pairs = [pair[:2] for pair in PAIRS if pair[2] != "ungradable" and "bomb" not in pair[3]][::27]
@@ -70,14 +68,14 @@ def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(patien
 
 @settings(max_examples=40, deadline=None)
 @given(st.decimals(min_value=-(10**6), max_value=10**6, places=4), st.integers(min_value=1, max_value=99))
-def test_decimals_are_not_rounded(grader: MathGrader, gold: object, difference: int) -> None:
+def test_decimals_are_not_rounded(grader, gold, difference):
     text = f"{gold:.4f}"
     assert outcomes(grader, [(text, text + "00"), (text, f"{text}{difference:02d}")]) == ["right", "wrong"]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=200), st.sampled_from(["12", r"\frac{1}{2}", "x+1", r"\text{yes}", "(1,2)", "50\\%"]))
-def test_no_text_raises_or_is_right_by_accident(grader: MathGrader, answer: str, gold: str) -> None:
+def test_no_text_raises_or_is_right_by_accident(grader, answer, gold):
     verdict = grader.grade([record(gold)], [answer])[0]
     if verdict.correct:  # then it says so: something of the gold answer stands in it
         assert any(character.isalnum() for character in answer)
@@ -108,7 +106,7 @@ BOMBS = [
 ]
 
 
-def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: MathGrader) -> None:
+def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader):
     records = [record("7", number) for number in range(len(BOMBS))]
     *verdicts, last = impatient_grader.grade([*records, record("x+1")], [*BOMBS, r"\boxed{1+x}"])
     assert {verdict.outcome for verdict in verdicts} == {Outcome.WRONG}
@@ -117,7 +115,7 @@ def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: 
     assert not Path("/tmp/grading_was_here").exists()
 
 
-def test_metrics_count_outcomes_and_distinct_answers_are_compared_once(impatient_grader: MathGrader) -> None:
+def test_metrics_count_outcomes_and_distinct_answers_are_compared_once(impatient_grader):
     before = impatient_grader.metrics()
     impatient_grader.grade([record("7")] * 19, [r"\boxed{7}", r"\boxed{8}", "", *[r"\boxed{99999999!}"] * 16])
     metrics = {name: value - before[name] for name, value in impatient_grader.metrics().items()}
@@ -126,7 +124,7 @@ def test_metrics_count_outcomes_and_distinct_answers_are_compared_once(impatient
     assert metrics["seconds"] >= 1.0
 
 
-def test_gold_answers_that_cannot_be_used_are_named(grader: MathGrader) -> None:
+def test_gold_answers_that_cannot_be_used_are_named(grader):
     golds = ["7", r"\frac{1}{2}", "x^2+1", r"\text{Tuesday}", "(C)"]
     bad = ["", r"2n+1, n\in\mathbb{Z}", r"\frac{1", "9" * 3_000]
     assert [bool(problem) for problem in grader.gold_problems(golds + bad)] == [False] * 5 + [True] * 4
@@ -135,13 +133,13 @@ def test_gold_answers_that_cannot_be_used_are_named(grader: MathGrader) -> None:
             grader.grade([record(gold)], ["7"])
 
 
-def test_boxed_only_takes_no_other_answer() -> None:
+def test_boxed_only_takes_no_other_answer():
     with closing(MathGrader(workers=1, boxed_only=True)) as grader:
         verdicts = grader.grade([record("7")] * 2, ["The answer is 7.", r"\boxed{7}"])
     assert [verdict.correct for verdict in verdicts] == [False, True]
 
 
-def test_equivalence_does_not_depend_on_the_order_of_the_pair(grader: MathGrader) -> None:
+def test_equivalence_does_not_depend_on_the_order_of_the_pair(grader):
     finals = grader.final_answers(
         [r"\boxed{\frac{1}{2}}", "The answer is 0.5.", r"\boxed{x<2}", r"\boxed{(-\infty,2)}", "?"]
     )
@@ -151,7 +149,7 @@ def test_equivalence_does_not_depend_on_the_order_of_the_pair(grader: MathGrader
     assert grader.equivalent(pairs) == [True, True, True, True, False]
 
 
-HOSTILE: dict[str, Callable[[int], str]] = {
+HOSTILE = {
     "slashes": lambda n: f"{n}" + "a/" * 990,
     "words": lambda n: f"{n}" + " ab" * 660,
     "braces": lambda n: f"{n}" + "{" * 950 + "}" * 950,
@@ -176,7 +174,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.timing
-def test_a_step_of_hostile_answers_is_graded_in_seconds(impatient_grader: MathGrader) -> None:
+def test_a_step_of_hostile_answers_is_graded_in_seconds(impatient_grader):
     kinds = list(HOSTILE.values())
     answers = [rf"\boxed{{{kinds[n % len(kinds)](n)}}}" for n in range(1_024)]
     timeouts = impatient_grader.metrics()["timeouts"]
@@ -191,7 +189,7 @@ DEEP = ["(" * 500 + "1" + ")" * 500, "{" * 500 + "1" + "}" * 500, r"\sqrt{" * 20
 
 
 @pytest.mark.parametrize("text", DEEP, ids=["parentheses", "braces", "roots", "digits"])
-def test_too_deep_or_long_is_a_wrong_answer_and_a_gold_error(impatient_grader: MathGrader, text: str) -> None:
+def test_too_deep_or_long_is_a_wrong_answer_and_a_gold_error(impatient_grader, text):
     answers = [rf"\boxed{{{text}}}", text, f"The answer is {text}.", rf"\boxed{{{text} million}}"]
     verdicts = impatient_grader.grade([record("7"), record("x+1"), record("A"), record(r"\text{one}")], answers)
     assert {verdicts[0].outcome, verdicts[3].outcome} == {Outcome.WRONG}

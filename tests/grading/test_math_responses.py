@@ -3,8 +3,6 @@
 import gzip
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -22,21 +20,21 @@ RESPONSES = [
 
 
 @pytest.fixture(scope="module")
-def grader() -> Iterator[MathGrader]:
+def grader():
     grader = MathGrader(seconds=60.0, workers=2)
     yield grader
     grader.close()
 
 
-def right(grader: MathGrader, records: list[Record], responses: list[str]) -> list[bool]:
+def right(grader, records, responses):
     return [verdict.correct for verdict in grader.grade(records, responses)]
 
 
-def published(name: str) -> list[dict[str, Any]]:
+def published(name):
     return [json.loads(line) for line in shared_data(name).read_text(encoding="utf-8").splitlines()]
 
 
-def test_the_table_of_responses(grader: MathGrader) -> None:
+def test_the_table_of_responses(grader):
     assert len(set(RESPONSES)) == len(RESPONSES)
     assert {verdict for _, _, verdict in RESPONSES} == {"right", "wrong"}
     records = [Record(str(i), "test", "math", "?", gold) for i, (gold, _, _) in enumerate(RESPONSES)]
@@ -45,7 +43,7 @@ def test_the_table_of_responses(grader: MathGrader) -> None:
 
 
 @pytest.mark.published
-def test_solutions_of_gsm8k_are_right_and_wrong_for_the_next_question(grader: MathGrader) -> None:
+def test_solutions_of_gsm8k_are_right_and_wrong_for_the_next_question(grader):
     rows = published("gsm8k_test.jsonl")
     records = [gsm8k(row, number) for number, row in enumerate(rows)]
     solutions = [row["answer"] for row in rows]
@@ -73,7 +71,7 @@ def test_solutions_of_gsm8k_are_right_and_wrong_for_the_next_question(grader: Ma
         "Answer: %s",
     ],
 )
-def test_gold_answers_of_math_500_are_right_in_every_form(grader: MathGrader, form: str) -> None:
+def test_gold_answers_of_math_500_are_right_in_every_form(grader, form):
     records = [math500(row, number) for number, row in enumerate(published("math500_test.jsonl"))]
     responses = [form % record.answer for record in records]
     found = right(grader, records, responses)
@@ -84,14 +82,14 @@ def test_gold_answers_of_math_500_are_right_in_every_form(grader: MathGrader, fo
 
 
 @pytest.mark.published
-def test_gold_answers_of_math_500_can_be_used_and_solutions_are_right(grader: MathGrader) -> None:
+def test_gold_answers_of_math_500_can_be_used_and_solutions_are_right(grader):
     rows = published("math500_test.jsonl")
     records = [math500(row, number) for number, row in enumerate(rows)]
     assert not any(grader.gold_problems([record.answer for record in records]))
     assert all(right(grader, records, [row["solution"] for row in rows]))
 
 
-def test_real_answers_keep_their_verdicts(grader: MathGrader) -> None:
+def test_real_answers_keep_their_verdicts(grader):
     """Final answers of models, other than plain numbers, with the gold answers of their questions."""
     rows = read_table("real_answers.tsv")
     records = [Record(str(i), "test", "math", "?", gold) for i, (gold, _, _) in enumerate(rows)]
@@ -100,19 +98,19 @@ def test_real_answers_keep_their_verdicts(grader: MathGrader) -> None:
     assert [row for row, was in zip(rows, found, strict=True) if row[2] != was] == []
 
 
-def compressed(name: str) -> list[dict[str, Any]]:
+def compressed(name):
     return [json.loads(line) for line in gzip.decompress(shared_data(name).read_bytes()).decode().splitlines()]
 
 
 @pytest.mark.published
-def test_gold_answers_of_publishers_are_right_in_a_box(grader: MathGrader) -> None:
+def test_gold_answers_of_publishers_are_right_in_a_box(grader):
     golds = [row["gold"] for row in compressed("real_golds.jsonl.gz")]
     records = [Record(str(i), "test", "math", "?", gold) for i, gold in enumerate(golds)]
     assert all(right(grader, records, [rf"\boxed{{{gold}}}" for gold in golds]))
 
 
 @pytest.mark.published
-def test_responses_of_models_are_graded_as_their_publishers_did(grader: MathGrader) -> None:
+def test_responses_of_models_are_graded_as_their_publishers_did(grader):
     rows = [row for row in compressed("real_responses.jsonl.gz") if row["publisher"] is not None]
     records = [Record(str(i), "test", "math", "?", row["gold"]) for i, row in enumerate(rows)]
     found = right(grader, records, [row["response"] for row in rows])

@@ -1,7 +1,5 @@
 """Tests of the outcomes: no answer can make itself ungradable, and no fault of the gold makes an answer wrong."""
 
-from typing import Any
-
 import pytest
 
 from coca_mindspeed.data.records import Record
@@ -15,17 +13,17 @@ from coca_mindspeed.grading.workers import Failure, TaskResult
 WRONG, UNGRADABLE = Outcome.WRONG, Outcome.UNGRADABLE
 
 
-def record(gold: str, category: str = "math", **metadata: Any) -> Record:
+def record(gold, category="math", **metadata):
     return Record(id="r", dataset="d", category=category, question="?", answer=gold, metadata=metadata)
 
 
 @pytest.mark.parametrize("failure", list(Failure))
 @pytest.mark.parametrize("gold_fails", [False, True])
-def test_a_comparison_that_fails(monkeypatch: pytest.MonkeyPatch, failure: Failure, gold_fails: bool) -> None:
+def test_a_comparison_that_fails(monkeypatch, failure, gold_fails):
     """Of the machine's own failures, none is an answer's."""
     grader = MathGrader(workers=1)
 
-    def compared(_: Any, pairs: Any) -> Any:
+    def compared(_, pairs):
         for gold, answer in pairs:
             failed = answer != gold or gold_fails
             yield TaskResult(None, failure) if failed else TaskResult((Outcome.RIGHT, ""))
@@ -37,7 +35,7 @@ def test_a_comparison_that_fails(monkeypatch: pytest.MonkeyPatch, failure: Failu
     grader.close()
 
 
-def test_a_program_that_takes_away_its_own_directory_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_takes_away_its_own_directory_is_wrong(monkeypatch):
     """The next case cannot start then, which without a sandbox a program can bring about."""
     monkeypatch.setattr("shutil.which", lambda name: None)
     sandbox = Sandbox(allow_unsandboxed=True)
@@ -48,6 +46,6 @@ def test_a_program_that_takes_away_its_own_directory_is_wrong(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("answer", ["", "\n\n", r"\boxed{Par", "x" * 100_000, "\ud800", "no " * 10_000])
-def test_facts_and_spellings_are_right_or_wrong(answer: str) -> None:
+def test_facts_and_spellings_are_right_or_wrong(answer):
     assert FactualGrader().grade([record("Paris", "factual", aliases=["Paris"])], [answer])[0].outcome is WRONG
     assert ExactGrader().grade([record("Paris")], [answer])[0].outcome is WRONG

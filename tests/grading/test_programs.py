@@ -16,18 +16,18 @@ from tests.tables import check_rows
 PROMPT = 'import math\n\ndef helper(x):\n    return x\n\ndef answer(x):\n    """Say it."""\n'
 
 
-def record(metadata: dict[str, object]) -> Record:
+def record(metadata):
     return Record("r1", "test", "code", "?", "", metadata=metadata)
 
 
-def test_the_table_of_extractions() -> None:
-    def check(answer: str, program: str) -> None:
+def test_the_table_of_extractions():
+    def check(answer, program):
         assert extract_program(answer) == program
 
     check_rows(check, read_table("extraction.tsv"))
 
 
-def test_the_block_that_defines_what_the_tests_call_is_the_program() -> None:
+def test_the_block_that_defines_what_the_tests_call_is_the_program():
     answer = "```python\ndef f(x): return x\n```\n```python\ndef test():\n    assert f(1)\n```"
     assert extract_program(answer, {"f"}) == "def f(x): return x\n"
     assert extract_program(answer, {"test"}).startswith("def test")
@@ -55,7 +55,7 @@ def test_the_block_that_defines_what_the_tests_call_is_the_program() -> None:
     ],
     ids=range(13),
 )
-def test_extraction_is_linear(hostile: str) -> None:
+def test_extraction_is_linear(hostile):
     started = time.process_time()
     extract_program(hostile, {"f"})
     build_job(
@@ -65,11 +65,11 @@ def test_extraction_is_linear(hostile: str) -> None:
 
 
 @given(st.text(alphabet="`~python \nx", max_size=200))
-def test_extraction_gives_a_part_of_the_answer(answer: str) -> None:
+def test_extraction_gives_a_part_of_the_answer(answer):
     assert "".join(extract_program(answer).split()) in "".join(answer.split())
 
 
-def test_a_completion_continues_the_prompt_and_a_function_replaces_it() -> None:
+def test_a_completion_continues_the_prompt_and_a_function_replaces_it():
     tests = {"kind": "asserts", "code": "assert answer(1) == 2", "entry_point": "answer"}
     r = record({"tests": tests, "prompt": PROMPT})
     function = "def answer(x: Unknown):\n    return helper(x) + 1"
@@ -79,7 +79,7 @@ def test_a_completion_continues_the_prompt_and_a_function_replaces_it() -> None:
         f"# Mine.\n\n'''Words.'''\nfrom __future__ import (  \n    annotations)  # late\n\nimport os\n{function}",
     ):  # fmt: skip
         source = build_job(r, answer)["source"]
-        names: dict[str, object] = {}
+        names = {}
         exec(source, names)  # noqa: S102  # written here
         assert callable(names["answer"])
         assert names["answer"](1) == 2
@@ -87,7 +87,7 @@ def test_a_completion_continues_the_prompt_and_a_function_replaces_it() -> None:
 
 
 @pytest.mark.parametrize("before", ["import os", "x = 1", "'''Words.'''; x = 1", "def answer(x): pass"])
-def test_an_import_from_the_future_behind_code_stays_an_error(before: str) -> None:
+def test_an_import_from_the_future_behind_code_stays_an_error(before):
     tests = {"kind": "asserts", "code": "assert answer(1) == 2", "entry_point": "answer"}
     program = f"{before}\nfrom __future__ import annotations\ndef answer(x):\n    return x + 1"
     source = build_job(record({"tests": tests, "prompt": PROMPT}), program)["source"]
@@ -108,13 +108,13 @@ def test_an_import_from_the_future_behind_code_stays_an_error(before: str) -> No
         {"kind": "call", "cases": [{"arguments": [], "expected": None}]},
     ],
 )
-def test_malformed_tests_are_refused_with_the_record(tests: object) -> None:
+def test_malformed_tests_are_refused_with_the_record(tests):
     with pytest.raises(DataError, match="'r1' of 'test'"):
         build_job(record({"tests": tests}), "x = 1")
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "2", True, float("inf"), float("nan")])
-def test_time_limits(seconds: object) -> None:
+def test_time_limits(seconds):
     assert time_limit(record({}), 10.0) == 10.0
     assert time_limit(record({"time_limit": 2}), 10.0) == 2.0
     with pytest.raises(DataError, match="time_limit"):

@@ -3,14 +3,12 @@
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.published import mbpp_sanitized
-from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.data.records import read_records
 from coca_mindspeed.grading.code.grader import CodeGrader
 from tests.grading.sandbox_package import needs_sandbox
 from tests.shared_data import shared_data
@@ -19,26 +17,26 @@ pytestmark = [needs_sandbox, pytest.mark.published]
 
 
 @pytest.fixture(scope="module")
-def grader() -> Iterator[CodeGrader]:
+def grader():
     grader = CodeGrader()  # as runs have it
     yield grader
     grader.close()
 
 
-def prepared(dataset: str, path: Path, output: Path) -> list[Record]:
+def prepared(dataset, path, output):
     """The records that ``coca-mindspeed data prepare`` makes of a publisher's file."""
     assert main(["data", "prepare", dataset, "--input", str(path), "--output", str(output)]) == 0
     return list(read_records(output / "test.jsonl"))
 
 
-def outcomes(grader: CodeGrader, records: Sequence[Record], answers: Sequence[str]) -> tuple[Counter[str], list[str]]:
+def outcomes(grader, records, answers):
     """How many answers have each outcome, and the reasons of those that are not right."""
     verdicts = grader.grade(records, answers)
     reasons = [f"{record.id}: {v.reason}" for record, v in zip(records, verdicts, strict=True) if not v.correct]
     return Counter(verdict.outcome.value for verdict in verdicts), reasons
 
 
-def test_humaneval_solutions_are_right_and_empty_ones_wrong(grader: CodeGrader, tmp_path: Path) -> None:
+def test_humaneval_solutions_are_right_and_empty_ones_wrong(grader, tmp_path):
     path = shared_data("HumanEval.jsonl.gz")
     with gzip.open(path, "rt", encoding="utf-8") as file:
         solutions = {row["task_id"]: row["canonical_solution"] for row in map(json.loads, file)}
@@ -50,7 +48,7 @@ def test_humaneval_solutions_are_right_and_empty_ones_wrong(grader: CodeGrader, 
     assert found == {"wrong": len(some)}, reasons
 
 
-def test_mbpp_solutions_are_right(grader: CodeGrader, tmp_path: Path) -> None:
+def test_mbpp_solutions_are_right(grader, tmp_path):
     """A third of them: those of its test split as prepared, and the others."""
     path = shared_data("sanitized-mbpp.json")
     rows = json.loads(path.read_text(encoding="utf-8"))

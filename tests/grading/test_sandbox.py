@@ -6,7 +6,6 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.timing
 
 
 @pytest.fixture(scope="module")
-def server_port() -> Iterator[int]:
+def server_port():
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -35,7 +34,7 @@ def server_port() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module", params=["this user", "nobody"])
-def reports(request: pytest.FixtureRequest, server_port: int) -> dict[str, dict[str, object]]:
+def reports(request, server_port):
     """Every attack's report; run once as the user of these tests and, where that is root, once as nobody."""
     if request.param == "this user":
         with pytest.MonkeyPatch.context() as environment:
@@ -48,19 +47,18 @@ def reports(request: pytest.FixtureRequest, server_port: int) -> dict[str, dict[
     if "no sandbox" in done.stderr or "there is none" in done.stderr:
         pytest.skip(f"a normal user has no sandbox here: {done.stderr.strip().splitlines()[-1]:.200}")
     assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, object]] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 @needs_sandbox
-def test_nothing_of_the_host_can_be_reached(reports: dict[str, dict[str, object]]) -> None:
+def test_nothing_of_the_host_can_be_reached(reports):
     found = {name: (reports[name]["outcome"], reports[name]["reason"]) for name in sandbox_attacks.PROBES}
     assert {name: report for name, report in found.items() if report != ("right", "")} == {}
 
 
 @needs_sandbox
-def test_no_hostile_program_passes_or_outlives_its_limit(reports: dict[str, dict[str, object]]) -> None:
-    def check(name: str) -> None:
+def test_no_hostile_program_passes_or_outlives_its_limit(reports):
+    def check(name):
         report = reports[name]
         assert report["outcome"] == "wrong", report
         assert report["reason"]
@@ -71,7 +69,7 @@ def test_no_hostile_program_passes_or_outlives_its_limit(reports: dict[str, dict
     check_rows(check, [(name,) for name in sandbox_attacks.HOSTILE])
 
 
-def programs_that_run() -> dict[str, str]:
+def programs_that_run():
     """Command lines, by process and time of its start, of programs of a sandbox; other tests may be running theirs."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -86,7 +84,7 @@ def programs_that_run() -> dict[str, str]:
 
 @needs_sandbox
 @pytest.mark.usefixtures("reports")
-def test_no_process_is_left_behind() -> None:
+def test_no_process_is_left_behind():
     """What outlives every limit of a program; the attacks' own would sleep for a quarter of an hour."""
     left = programs_that_run()
     deadline = time.monotonic() + 60
@@ -97,7 +95,7 @@ def test_no_process_is_left_behind() -> None:
     assert not list(REPOSITORY.glob("attack"))
 
 
-def test_running_without_a_sandbox_is_an_explicit_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_without_a_sandbox_is_an_explicit_choice(monkeypatch):
     monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None)
     with pytest.raises(GradingError, match="allow_unsandboxed"):
         Sandbox()
@@ -114,7 +112,7 @@ X86_64, AARCH64 = 0xC000003E, 0xC00000B7
 ALLOWED, KILLED, FAKED = "allowed", "killed", 0
 
 
-def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> str | int:
+def verdict(machine, number, *arguments, architecture=None):
     """The filter's verdict on a system call: an error number, or one of the words above."""
     found = {"x86_64": X86_64, "aarch64": AARCH64}[machine] if architecture is None else architecture
     words = {0: number, 4: found}
@@ -133,8 +131,8 @@ def verdict(machine: str, number: int, *arguments: int, architecture: int | None
             at += if_true if taken else if_false
 
 
-def test_the_filter() -> None:
-    def check(name: str, arguments: str, on_x86_64: str, on_aarch64: str, expected: str) -> None:
+def test_the_filter():
+    def check(name, arguments, on_x86_64, on_aarch64, expected):
         for machine, number in (("x86_64", on_x86_64), ("aarch64", on_aarch64)):
             found = verdict(machine, int(number), *(int(argument, 0) for argument in arguments.split()))
             assert found == {"allowed": ALLOWED, "0": FAKED}.get(expected, getattr(errno, expected, None)), machine
@@ -142,11 +140,11 @@ def test_the_filter() -> None:
     check_rows(check, read_table("system_calls.tsv"))
 
 
-def test_calls_of_another_machine_are_not_taken_for_this_ones() -> None:
+def test_calls_of_another_machine_are_not_taken_for_this_ones():
     assert verdict("x86_64", 0, architecture=AARCH64) == KILLED
     assert verdict("x86_64", 0x40000000) == errno.ENOSYS
 
 
-def test_an_unknown_machine_has_no_filter() -> None:
+def test_an_unknown_machine_has_no_filter():
     with pytest.raises(ValueError, match="riscv64"):
         filter_program("riscv64")

@@ -29,7 +29,7 @@ time.sleep(1000)
 """
 
 
-def end_and_count(trainer: "subprocess.Popen[str]", how: int, at_least: int) -> list[str]:
+def end_and_count(trainer, how, at_least):
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == "running\n"
     processes = descendants(trainer.pid)
@@ -42,13 +42,13 @@ def end_and_count(trainer: "subprocess.Popen[str]", how: int, at_least: int) -> 
 
 @needs_sandbox
 @pytest.mark.parametrize(("how", "user"), [(signal.SIGKILL, "this user"), (signal.SIGTERM, "nobody")])
-def test_sandboxes_end_with_the_trainer(how: int, user: str) -> None:
+def test_sandboxes_end_with_the_trainer(how, user):
     with script_of(user, "dying_trainer.py") as (command, options):
         trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
         assert end_and_count(trainer, how, at_least=12) == []
 
 
-def test_workers_end_with_the_trainer_whatever_it_forked() -> None:
+def test_workers_end_with_the_trainer_whatever_it_forked():
     trainer = subprocess.Popen([sys.executable, "-c", WORKERS], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     left = end_and_count(trainer, signal.SIGKILL, at_least=3)
     assert left  # the forked process itself

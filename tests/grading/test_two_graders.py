@@ -18,7 +18,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has several
 
 
 @pytest.mark.parametrize("user", ["this user", "nobody"])
-def test_programs_that_use_all_their_processes_stay_right(user: str) -> None:
+def test_programs_that_use_all_their_processes_stay_right(user):
     with script_of(user, "greedy_programs.py") as (command, options):
         graders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) for _ in range(2)]
         for grader in graders:
@@ -27,7 +27,7 @@ def test_programs_that_use_all_their_processes_stay_right(user: str) -> None:
 
 
 @needs_root
-def test_a_user_id_is_taken_until_the_last_holder_of_its_lock_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_id_is_taken_until_the_last_holder_of_its_lock_ends(monkeypatch):
     monkeypatch.setattr(sandbox_module, "_RANGES", ((1_900_000_000, 2),))
     with locked_user_id() as (first, lock):
         with locked_user_id() as (second, _):
@@ -47,9 +47,7 @@ def test_a_user_id_is_taken_until_the_last_holder_of_its_lock_ends(monkeypatch: 
 
 
 @needs_root
-def test_a_directory_of_locks_that_somebody_else_made_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_directory_of_locks_that_somebody_else_made_is_not_used(monkeypatch, tmp_path):
     elsewhere = tmp_path / "coca-mindspeed-user-ids"
     elsewhere.mkdir()
     elsewhere.chmod(0o777)
@@ -59,7 +57,7 @@ def test_a_directory_of_locks_that_somebody_else_made_is_not_used(
         pass
 
 
-def test_what_a_case_leaves_behind_does_not_count_against_the_next() -> None:
+def test_what_a_case_leaves_behind_does_not_count_against_the_next():
     source = """
 import os, time
 print(input())

@@ -5,11 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,19 +36,19 @@ pytestmark = pytest.mark.timing
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
+def workers():
     workers = Workers(count=2, seconds=2.0, memory_bytes=2 << 30)
     yield workers
     workers.close()
 
 
-def test_results_come_in_order(workers: Workers) -> None:
+def test_results_come_in_order(workers):
     naps = [0.2, 0.0, 0.1, 0.0]
     assert [r.value for r in workers.map(nap, naps)] == naps
     assert [r.value for r in workers.map(double, range(1000))] == [2 * n for n in range(1000)]
 
 
-def test_a_hang_is_killed_and_delays_only_itself(workers: Workers) -> None:
+def test_a_hang_is_killed_and_delays_only_itself(workers):
     timeouts, restarts = workers.timeouts, workers.restarts
     started = time.perf_counter()
     results = list(workers.map(dispatch, [(double, 1), (hang_in_one_bytecode, 0), *[(double, n) for n in range(200)]]))
@@ -63,7 +61,7 @@ def test_a_hang_is_killed_and_delays_only_itself(workers: Workers) -> None:
     assert (workers.timeouts, workers.restarts) == (timeouts + 1, restarts + 1)
 
 
-def test_a_worker_that_ignores_termination_is_killed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_ignores_termination_is_killed_all_the_same(monkeypatch):
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 1.0)
     with closing(Workers(count=1, seconds=0.5)) as workers:
         results = list(workers.map(ignore_termination_and_sleep, [1]))
@@ -72,7 +70,7 @@ def test_a_worker_that_ignores_termination_is_killed_all_the_same(monkeypatch: p
         assert next(iter(workers.map(double, [4]))).value == 8
 
 
-def test_other_failures_are_told_apart(workers: Workers) -> None:
+def test_other_failures_are_told_apart(workers):
     died, raised, memory = (next(iter(workers.map(f, [0]))) for f in (die, fail, eat_memory))
     assert (died.failure, died.detail) == (Failure.DIED, "killed its worker process")
     assert (raised.failure, raised.detail) == (Failure.RAISED, "KeyError: 'nothing there'")
@@ -80,13 +78,13 @@ def test_other_failures_are_told_apart(workers: Workers) -> None:
     assert next(iter(workers.map(double, [21]))).value == 42
 
 
-def test_a_worker_that_dies_while_it_sends_loses_only_its_own_result(workers: Workers) -> None:
+def test_a_worker_that_dies_while_it_sends_loses_only_its_own_result(workers):
     results = list(workers.map(dispatch, [(die_while_sending, 0), (nap, 0.2), (nap, 0.0), (nap, 0.1)]))
     assert [result.value for result in results] == [None, 0.2, 0.0, 0.1]
     assert results[0].failure is Failure.DIED
 
 
-def test_a_result_that_is_read_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_is_read_late_counts(monkeypatch):
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 1.0)
     with closing(Workers(count=1, seconds=0.3)) as workers:
         for result in workers.map(nap, [0.0, 0.1]):
@@ -94,19 +92,17 @@ def test_a_result_that_is_read_late_counts(monkeypatch: pytest.MonkeyPatch) -> N
             time.sleep(0.4)
 
 
-def test_workers_that_do_not_start_are_an_error_and_not_a_verdict() -> None:
+def test_workers_that_do_not_start_are_an_error_and_not_a_verdict():
     workers = Workers(count=1, seconds=5.0, warm_up=partial(die, 0))
     with closing(workers), pytest.raises(GradingError, match=r"exit code -9\b"):
         list(workers.map(double, [1]))
 
 
 @pytest.mark.parametrize(("allowed", "refusals"), [(0, 2), (0, 9), (1, 99)])
-def test_a_process_that_is_refused_is_asked_for_again(
-    monkeypatch: pytest.MonkeyPatch, allowed: int, refusals: int
-) -> None:
+def test_a_process_that_is_refused_is_asked_for_again(monkeypatch, allowed, refusals):
     popen, asked = subprocess.Popen, []
 
-    def refuse(*arguments: Any, **options: Any) -> Any:
+    def refuse(*arguments, **options):
         asked.append(1)
         if allowed < len(asked) <= allowed + refusals:
             raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -122,7 +118,7 @@ def test_a_process_that_is_refused_is_asked_for_again(
             assert [result.value for result in workers.map(double, range(10))] == [2 * n for n in range(10)]
 
 
-def test_a_kernel_timer_limits_a_tasks_processor_time() -> None:
+def test_a_kernel_timer_limits_a_tasks_processor_time():
     """By a timer of the kernel."""
     with closing(Workers(count=1, seconds=1.0)) as workers:
         (left,) = workers.map(processor_time_left, [0])
@@ -132,7 +128,7 @@ def test_a_kernel_timer_limits_a_tasks_processor_time() -> None:
         assert [result.value for result in workers.map(compute, [0.7, 0.7])] == [0.7, 0.7]
 
 
-def test_a_busy_machine_costs_a_task_time_and_not_its_result() -> None:
+def test_a_busy_machine_costs_a_task_time_and_not_its_result():
     with one_processor(competitors=2), closing(Workers(count=1, seconds=0.5)) as workers:
         list(workers.map(double, [1]))  # it has started
         started = time.perf_counter()
@@ -160,7 +156,7 @@ grader.grade(records, ["import time\\ndef f(): time.sleep(1000)"] * 20)
 
 
 @pytest.mark.parametrize("work", ["tasks", pytest.param("programs", marks=needs_sandbox)])
-def test_an_interrupt_ends_grading_and_the_process(work: str) -> None:
+def test_an_interrupt_ends_grading_and_the_process(work):
     command = [sys.executable, "-c", ENDLESS[work]]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -181,12 +177,12 @@ def test_an_interrupt_ends_grading_and_the_process(work: str) -> None:
     assert end_survivors(below, 2.0) == []
 
 
-def test_workers_are_recycled() -> None:
+def test_workers_are_recycled():
     with closing(Workers(count=1, seconds=5.0, tasks_per_worker=5)) as workers:
         assert len({r.value for r in workers.map(process_id, range(12))}) == 3
 
 
-def test_closing_leaves_no_process_and_the_pool_refuses_more() -> None:
+def test_closing_leaves_no_process_and_the_pool_refuses_more():
     workers = Workers(count=2, seconds=5.0)
     worker = next(iter(workers.map(process_id, [0]))).value
     workers.close()
@@ -222,7 +218,7 @@ run_tasks()
 """
 
 
-def test_workers_that_nobody_closes_leave_descriptors_alone() -> None:
+def test_workers_that_nobody_closes_leave_descriptors_alone():
     command = [sys.executable, "-c", LEFT_OPEN]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -240,7 +236,7 @@ grader.close()
 """
 
 
-def test_workers_do_not_import_the_callers_main(tmp_path: Path) -> None:
+def test_workers_do_not_import_the_callers_main(tmp_path):
     """It has no `if __name__ == "__main__"`: with the standard spawn it would start processes without end."""
     (tmp_path / "heavy.py").touch()
     (tmp_path / "train.py").write_text(TRAINER, encoding="utf-8")

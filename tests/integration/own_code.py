@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from coca_mindspeed.algorithm.methods.base import GroupOutcomes, OneReward
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.algorithm.methods.base import OneReward
 
 
 @dataclass(frozen=True)
@@ -14,10 +11,10 @@ class Shy(OneReward):
 
     name: str = "shy"
 
-    def reward(self, outcomes: GroupOutcomes, stage: str) -> Tensor:
+    def reward(self, outcomes, stage):
         return outcomes.correct - outcomes.stated.nan_to_num(1.0)
 
 
-def even(record: Record, answer: str) -> bool:
+def even(record, answer):
     """Right is every answer to a question with an even gold answer."""
     return record.answer[-1] in "02468"

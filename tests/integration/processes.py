@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 
-def processes_below(ray_directory: str) -> Iterator[Path]:
+def processes_below(ray_directory):
     """``/proc`` of each process whose environment or command names the folder, and of no others."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -15,7 +14,7 @@ def processes_below(ray_directory: str) -> Iterator[Path]:
                 yield process
 
 
-def processor_seconds(ray_directory: str) -> float:
+def processor_seconds(ray_directory):
     """That the processes which still run have used."""
     ticks = 0
     for process in processes_below(ray_directory):

@@ -99,7 +99,8 @@ def run_hiding(names, arguments, package="coca_mindspeed"):
 def test_a_training_without_the_optional_packages_lacks_only_plots(tmp_path):
     """All extras are hidden; the report names the command that adds plots."""
     optional = ["tensorboard", "matplotlib", "sklearn", "openai", "diskcache", "pyarrow"]
-    sizes = ["warm_up.steps=1", "trainer.steps=1", "rollout.prompts=2", "data.train_size=8", "data.evaluate_size=4"]
+    sizes = ["warm_up.steps=1", "warm_up.batch=4", "trainer.steps=1", "rollout.prompts=2", "rollout.group_size=2"]
+    sizes += ["data.train_size=8", "data.evaluate_size=4", "evaluation.preflight=0"]
     arguments = ["demo", *sizes, "trainer.threads=1", "--quiet", "--output", str(tmp_path / "run")]
     ran = run_hiding(optional, arguments)
     assert ran.returncode == 0, ran.stderr

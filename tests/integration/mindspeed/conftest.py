@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,13 @@ from tests.integration.mindspeed import tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+def _one_thread():
     """Two threads on a tiny model wait for each other, and for whatever else runs beside them."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def warm(tmp_path_factory):
     """A folder with a warmed-up model and questions; to be copied for every run."""
     directory = tmp_path_factory.mktemp("warm")
     (directory / "model").mkdir()
@@ -28,7 +27,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ray_directory() -> Iterator[str]:
+def ray_directory():
     """Ray's sockets need a short path of their own."""
     directory = Path(f"/tmp/coca-ray-{os.getpid()}")
     yield str(directory)

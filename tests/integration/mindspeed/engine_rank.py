@@ -11,7 +11,6 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import ray
 import torch
@@ -19,10 +18,10 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from tests.integration.mindspeed.tiny import padded
-from tests.support.collectives import Call, RecordCollectives
+from tests.support.collectives import RecordCollectives
 
 
-def main(job: dict[str, Any]) -> None:
+def main(job):
     # Rank and device come from the environment here, not from a Ray actor's resources.
     ray.get_runtime_context = lambda: SimpleNamespace(get_accelerator_ids=lambda: {"NPU": ["0"]})
     ray.nodes = lambda: [{"Alive": True}]
@@ -33,8 +32,8 @@ def main(job: dict[str, Any]) -> None:
     engine = worker.actor_hybrid.train_actor
     if job["offload"]:
         offload_and_load(worker, engine)
-    found: dict[str, torch.Tensor] = {}
-    calls: dict[str, list[Call]] = {}
+    found = {}
+    calls = {}
     for name, path in job["batches"].items():
         gradient, calls[name] = gradient_of(worker, engine, load_file(path))
         found |= {f"{name}/{key}": value for key, value in gradient.items()}
@@ -47,7 +46,7 @@ def main(job: dict[str, Any]) -> None:
     torch.distributed.barrier()
 
 
-def build_worker(config: Any) -> Any:
+def build_worker(config):
     train_grpo = importlib.import_module("cli.train_grpo")
     from coca_mindspeed.mindspeed.stages.actor_worker import ActorWithoutReference
 
@@ -69,7 +68,7 @@ def build_worker(config: Any) -> Any:
     return worker
 
 
-def offload_and_load(worker: Any, engine: Any) -> None:
+def offload_and_load(worker, engine):
     """Move gradients, parameters and optimizer state out and in again by MindSpeed-RL's own off-loader.
 
     The worker's is replaced on a CPU, where nothing has to move; the storages are emptied and filled all the same.
@@ -98,7 +97,7 @@ def offload_and_load(worker: Any, engine: Any) -> None:
     loader.onload_grad()
 
 
-def gradient_of(worker: Any, engine: Any, batch: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[Call]]:
+def gradient_of(worker, engine, batch):
     """The gradient of one mini-batch in Hugging Face's names, joined over ranks, and this rank's collectives.
 
     Nothing is updated.
@@ -117,7 +116,7 @@ def gradient_of(worker: Any, engine: Any, batch: dict[str, torch.Tensor]) -> tup
         statistics = engine._forward_backward_batch(mine)
     gradients = {name: parameter.main_grad.clone() for name, parameter in _named_parameters(engine.model)}
     shard = Shard(parallel.get_tensor_model_parallel_rank(), gradients)
-    shards: list[Any] = [None] * torch.distributed.get_world_size(parallel.get_model_parallel_group())
+    shards = [None] * torch.distributed.get_world_size(parallel.get_model_parallel_group())
     torch.distributed.all_gather_object(shards, shard, group=parallel.get_model_parallel_group())
     layout = Layout.of(worker.inference_model.hf_config, parallel.get_tensor_model_parallel_world_size())
     joined = layout.join(shards)
@@ -126,7 +125,7 @@ def gradient_of(worker: Any, engine: Any, batch: dict[str, torch.Tensor]) -> tup
     return {**joined, "loss": losses.mean()}, record.calls
 
 
-def rollout_and_log_probs(worker: Any, engine: Any, prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+def rollout_and_log_probs(worker, engine, prompts):
     """Sample from the current weights, and compute the samples' log-probabilities by the training engine."""
     from coca_mindspeed.mindspeed.stages.rollout_engine import RolloutCount
 
@@ -156,7 +155,7 @@ def rollout_and_log_probs(worker: Any, engine: Any, prompts: list[list[int]]) ->
     return {"rollout_gap": gap.max(), "rollout_tokens": inside.sum(), "world": torch.tensor(world)}
 
 
-def count_reference_models(worker: Any) -> int:
+def count_reference_models(worker):
     """How many attributes of the worker hold a reference model."""
     return sum(getattr(worker, name, None) is not None for name in ("reference", "ref_model", "ref_manager"))
 

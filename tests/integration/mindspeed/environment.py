@@ -25,7 +25,7 @@ needs_mindspeed = [
 ]
 
 
-def environment(**changes: str) -> dict[str, str]:
+def environment(**changes):
     """For a child process: one thread, bytecode beside the read-only checkouts, and our package found first."""
     paths = [str(REPOSITORY), *(os.environ[name] for name in CHECKOUTS)]
     return {
@@ -41,13 +41,13 @@ def environment(**changes: str) -> dict[str, str]:
     }
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
-def run_ranks(module: str, argument: Path, world_size: int, log: Path, timeout: float = 300, **variables: str) -> None:
+def run_ranks(module, argument, world_size, log, timeout=300, **variables):
     """Run ``python -m module argument`` as ``world_size`` ranks; fail with the log's end if one of them does."""
     port = str(free_port())
     with log.open("wb") as output:

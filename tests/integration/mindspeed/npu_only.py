@@ -9,7 +9,6 @@ import importlib
 import os
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 from coca_mindspeed.mindspeed.stages.rollout_engine import (
     RolloutCount,
@@ -25,25 +24,25 @@ class _Weights:
 
     weight_buffers = ()
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.there = True
 
-    def onload_param(self) -> None:
+    def onload_param(self):
         self.there = True
 
-    def offload_param(self) -> None:
+    def offload_param(self):
         self.there = False
 
-    def get_infer_params(self) -> None:
+    def get_infer_params(self):
         if not self.there:
             raise RuntimeError("offloaded weights were read")
 
-    def sync_model_weights(self, *_args: Any, **_kwargs: Any) -> None: ...
+    def sync_model_weights(self, *_args, **_kwargs): ...
 
     offload_model_weights = sync_model_weights
 
 
-def rollouts_in_a_row() -> None:
+def rollouts_in_a_row():
     from mindspeed_rl.workers.resharding.megatron_sharding_manager import MegatronShardingManager
 
     original = MegatronShardingManager.enter_infer_mode
@@ -67,34 +66,34 @@ class _Engine:
 
     sampling_params = None
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.llm = self.tokenizer = self
-        self.asked: dict[str, Any] = {}
+        self.asked = {}
 
     @property
-    def seen(self) -> list[Any]:
+    def seen(self):
         """The prompts, as token ids or as text."""
         ids = self.asked.get("prompt_token_ids")
         return ids or [p["prompt_token_ids"] if isinstance(p, dict) else p for p in self.asked["prompts"]]
 
-    def init_cache_engine(self) -> None: ...
+    def init_cache_engine(self): ...
 
     free_cache_engine = init_cache_engine
 
     @contextlib.contextmanager
-    def update_sampling_params(self, **_changes: Any) -> Any:
+    def update_sampling_params(self, **_changes):
         yield
 
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+    def decode(self, ids, skip_special_tokens):
         return " ".join(str(token) for token in ids if not (skip_special_tokens and token > 100))
 
-    def generate(self, **asked: Any) -> None:
+    def generate(self, **asked):
         self.asked = asked
 
-    def _post_process_outputs(self, _outputs: None) -> None: ...
+    def _post_process_outputs(self, _outputs): ...
 
 
-def special_tokens(release: str) -> None:
+def special_tokens(release):
     from mindspeed_rl.models.rollout import vllm_engine
     from mindspeed_rl.utils import utils
 
@@ -111,7 +110,7 @@ def special_tokens(release: str) -> None:
         assert upstream.seen == prompts, "upstream no longer hands over token ids: it needs the hook of master"
 
 
-def noise() -> None:
+def noise():
     """The real ``init_cache_engine`` over an executor that seeds as vLLM-Ascend's workers do at the end of it."""
     import torch
     from mindspeed_rl.models.rollout.vllm_engine import VLLMInferEngine
@@ -126,7 +125,7 @@ def noise() -> None:
     llm_engine = SimpleNamespace(model_executor=executor, engine_core=core, reset_prefix_cache=lambda: None)
     engine = SimpleNamespace(llm=SimpleNamespace(llm_engine=llm_engine), coca_rollouts=RolloutCount(1, 0))
 
-    def draw(init: Any) -> float:
+    def draw(init):
         init(engine)
         return float(torch.rand(()))
 

@@ -4,8 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,15 +13,7 @@ from tests.integration.mindspeed.environment import REPOSITORY, environment
 DRIVER = "coca_mindspeed.mindspeed.start.driver"
 
 
-def start_driver(
-    directory: Path,
-    config: dict[str, Any],
-    ray_directory: str,
-    *,
-    module: str = DRIVER,
-    python: str = sys.executable,
-    **variables: str,
-) -> subprocess.Popen[bytes]:
+def start_driver(directory, config, ray_directory, *, module=DRIVER, python=sys.executable, **variables):
     """Start the driver, or a module that is called like it, on ``config``, its output appended to ``directory/log``."""
     path = tiny.write_configuration(directory / "run.yaml", config)
     with (directory / "log").open("ab") as log:
@@ -36,7 +26,7 @@ def start_driver(
         )
 
 
-def finish(process: subprocess.Popen[bytes], directory: Path, timeout: float = 900) -> str:
+def finish(process, directory, timeout=900):
     """Wait for a run; its log, and a failed test if it failed."""
     try:
         code = process.wait(timeout=timeout)
@@ -48,30 +38,28 @@ def finish(process: subprocess.Popen[bytes], directory: Path, timeout: float = 9
     return log
 
 
-def json_lines(path: Path) -> list[dict[str, Any]]:
+def json_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def metrics_of(directory: Path, name: str = "metrics.jsonl") -> list[dict[str, float]]:
+def metrics_of(directory, name="metrics.jsonl"):
     """The lines of a file that a run of :func:`start_driver` wrote."""
     return json_lines(directory / "output" / name)
 
 
-def copy_of(warm: Path, target: Path) -> Path:
+def copy_of(warm, target):
     """A run's own copy of a warmed-up folder."""
     shutil.copytree(warm, target, dirs_exist_ok=True)
     return target
 
 
-def going_on(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+def going_on(config, directory):
     """The run file of a run that goes on from its own last checkpoint."""
     resume = {"load": str(directory / "checkpoints"), "finetune": False, "no_load_optim": False, "no_load_rng": False}
     return {**config, "actor_config": {**config["actor_config"], **resume}}
 
 
-def run_and_check(
-    warm: Path, directory: Path, ray_directory: str, changes: dict[str, dict[str, Any]], **start: str
-) -> list[dict[str, float]]:
+def run_and_check(warm, directory, ray_directory, changes, **start):
     """Three iterations with validation and samples, from a copy of a warmed-up folder; what each must have left.
 
     Returns:

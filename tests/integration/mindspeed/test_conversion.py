@@ -39,15 +39,15 @@ SMOLLM2 = REPOSITORY / "models" / "smollm2"
 _ROLLOUT_OF_SMOLLM2 = ("rollout.max_prompt_tokens=128", "rollout.max_new_tokens=24", "rollout.group_size=4")
 
 
-def _warm_qwen2(directory: Path) -> None:
+def _warm_qwen2(directory):
     tiny.write_model(directory / "model", warm_up_steps=150)
 
 
-def _untrained_llama(directory: Path) -> None:
+def _untrained_llama(directory):
     tiny.write_model(directory / "model", config=tiny.llama_config())
 
 
-def _untrained_qwen3(directory: Path) -> None:
+def _untrained_qwen3(directory):
     sizes = {**tiny.llama_config().to_dict(), "head_dim": 16, "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-6}
     policy = tiny.write_model(directory / "model", config=Qwen3Config(**{**sizes, "model_type": "qwen3"}))
     for name, weight in policy.model.named_parameters():
@@ -59,12 +59,12 @@ def _untrained_qwen3(directory: Path) -> None:
     policy.tokenizer.save_pretrained(directory / "model")
 
 
-def _warm_llama_of_smollm2s_heads(directory: Path) -> None:
+def _warm_llama_of_smollm2s_heads(directory):
     heads = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
     tiny.write_model(directory / "model", config=tiny.llama_config(**heads), warm_up_steps=150)
 
 
-def _warm_smollm2(directory: Path) -> None:
+def _warm_smollm2(directory):
     """The real weights, tokenizer and template, which are taught the format as ``train local`` would teach it."""
     data = [f"data.train={directory / 'train.jsonl'}", f"warm_up.records={directory / 'train.jsonl'}"]
     lessons = ["warm_up.steps=24", "warm_up.batch=8", "warm_up.lr=1e-4", "method.confidence_decimals=2"]
@@ -109,7 +109,7 @@ CASES = {
 }
 
 
-def _script(directory: Path, script: str, *arguments: str, ray_directory: str = "/nonexistent") -> None:
+def _script(directory, script, *arguments, ray_directory="/nonexistent"):
     python = directory / "python"
     python.write_text(PYTHON.format(python=sys.executable, repository=REPOSITORY))
     python.chmod(0o755)
@@ -126,18 +126,18 @@ def _script(directory: Path, script: str, *arguments: str, ray_directory: str = 
     assert done.returncode == 0, log.read_text(errors="replace")[-4000:]
 
 
-def half_ulp_of_bfloat16(weights: torch.Tensor) -> torch.Tensor:
+def half_ulp_of_bfloat16(weights):
     """How far what was rounded to each of ``weights`` (bfloat16's eight bits of significand) can be from it."""
     ulps = torch.exp2(torch.frexp(weights.float()).exponent - 9.0)
     return torch.where(weights == 0, 0.0, ulps)
 
 
-def _weights(directory: Path) -> dict[str, torch.Tensor]:
+def _weights(directory):
     return AutoModelForCausalLM.from_pretrained(directory).state_dict()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_there_trained_and_back(name: str, tmp_path: Path, ray_directory: str) -> None:
+def test_there_trained_and_back(name, tmp_path, ray_directory):
     case = CASES[name]
     if case.write is _warm_smollm2 and not SMOLLM2.is_dir():
         pytest.skip("needs SmolLM2's weights in models/smollm2 (make real)")

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,9 +34,7 @@ SHIPPED_LAYOUTS = {
 }
 
 
-def _launch(
-    directory: Path, ray_directory: str, *arguments: str, script: str = SMALLEST, **variables: str
-) -> subprocess.Popen[bytes]:
+def _launch(directory, ray_directory, *arguments, script=SMALLEST, **variables):
     with (directory / "log").open("ab") as log:
         return subprocess.Popen(
             [
@@ -52,11 +49,11 @@ def _launch(
         )
 
 
-def _iterations(stage: Path) -> list[int]:
+def _iterations(stage):
     return [int(row["step"]) for row in json_lines(stage / "metrics.jsonl")]
 
 
-def test_both_stages_of_a_method_one_after_the_other(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+def test_both_stages_of_a_method_one_after_the_other(warm, tmp_path, ray_directory):
     directory = copy_of(warm, tmp_path)
     log = finish(_launch(directory, ray_directory, "method=sequential", "trainer.steps=2"), directory)
     assert "the Ray cluster has 1 NPUs" in log
@@ -75,7 +72,7 @@ def test_both_stages_of_a_method_one_after_the_other(warm: Path, tmp_path: Path,
     assert abs(last["eval/accuracy"] - first["eval/accuracy"]) < 0.05
 
 
-def test_a_run_that_was_stopped_is_resumed(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+def test_a_run_that_was_stopped_is_resumed(warm, tmp_path, ray_directory):
     directory = copy_of(warm, tmp_path)
     process = _launch(directory, ray_directory, "trainer.steps=8")
     checkpoints = directory / "run" / "stage0" / "checkpoints"
@@ -113,9 +110,7 @@ def test_a_run_that_was_stopped_is_resumed(warm: Path, tmp_path: Path, ray_direc
 
 
 @pytest.mark.parametrize("layout", SHIPPED_LAYOUTS)
-def test_a_shipped_layout_trains_and_resumes_after_a_killed_worker(
-    layout: str, warm: Path, tmp_path: Path, ray_directory: str
-) -> None:
+def test_a_shipped_layout_trains_and_resumes_after_a_killed_worker(layout, warm, tmp_path, ray_directory):
     """The pad token is not EOS here, as in Qwen2.5."""
     script, overrides, ranks = SHIPPED_LAYOUTS[layout]
     directory = copy_of(warm, tmp_path)
@@ -145,7 +140,7 @@ def test_a_shipped_layout_trains_and_resumes_after_a_killed_worker(
     assert all(row["rollout/invalid_share"] < 0.5 for row in rows)
 
 
-def _often_end_by_the_pad_token(model: Path) -> None:
+def _often_end_by_the_pad_token(model):
     """Let "#" pad and also end responses, as Qwen2.5's <|endoftext|>; a quarter of the responses begin with it."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tiny.VOCABULARY_OF_64[0]
@@ -163,7 +158,7 @@ def _often_end_by_the_pad_token(model: Path) -> None:
     policy.save_pretrained(model)
 
 
-def test_responses_that_end_by_the_pad_token_and_empty_ones(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+def test_responses_that_end_by_the_pad_token_and_empty_ones(warm, tmp_path, ray_directory):
     """Upstream cuts a response at its first pad token, so that one which begins with it is empty."""
     directory = copy_of(warm, tmp_path)
     _often_end_by_the_pad_token(directory / "model")
@@ -179,7 +174,7 @@ def test_responses_that_end_by_the_pad_token_and_empty_ones(warm: Path, tmp_path
     assert 0.1 < rows[0]["rollout/invalid_share"] < 0.8
 
 
-def test_two_nodes(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+def test_two_nodes(warm, tmp_path, ray_directory):
     """Two Ray nodes on this machine, each with one NPU: data-parallel training, a reward worker on each."""
     directory = copy_of(warm, tmp_path)
     variables = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "RAY_PORT": str(free_port())}

@@ -14,7 +14,7 @@ CHECKOUTS = {"2.3.0": "MINDSPEED_RL_HOME", "master": "MINDSPEED_RL_MASTER_HOME"}
 
 
 @pytest.mark.parametrize("release", CHECKOUTS)
-def test_what_upstream_does_and_what_it_does_hooked(release: str) -> None:
+def test_what_upstream_does_and_what_it_does_hooked(release):
     home = os.environ.get(CHECKOUTS[release])
     if home is None:
         pytest.skip(f"needs a checkout of {release}: {CHECKOUTS[release]} not set")

@@ -15,7 +15,7 @@ from tests.mindspeed.test_patch_export import apply_patch
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_the_loop_runs_on_a_patched_checkout(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+def test_the_loop_runs_on_a_patched_checkout(warm, tmp_path, ray_directory):
     root = tmp_path / "mindspeed_rl"
     for folder in ("cli", "mindspeed_rl", "configs"):
         shutil.copytree(Path(os.environ["MINDSPEED_RL_HOME"], folder), root / folder)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,12 +34,12 @@ LEARNING_ITERATIONS = 100
 
 UPSTREAM_VERIFIER = "a verifier of MindSpeed-RL"  # right is what stands in a box; the tiny model cannot draw one
 # What differs from tiny.configuration, section by section.
-SEPARATE: dict[str, dict[str, Any]] = {
+SEPARATE = {
     "rl_config": {"use_integrated_worker": False, "reference_resource": {"num_npus": 1}},
     "ref_config": {"model": "tiny", "micro_batch_size": 32},
     "reward_config": {"model": "tiny", "micro_batch_size": 32},
 }
-LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
+LAYOUTS = {
     "TP1": {},
     "TP2": {
         "actor_config": {"tensor_model_parallel_size": 2},
@@ -70,7 +69,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_loop_runs_at(layout: str, warm: Path, tmp_path: Path, ray_directory: str) -> None:
+def test_the_loop_runs_at(layout, warm, tmp_path, ray_directory):
     rows = run_and_check(warm, tmp_path, ray_directory, LAYOUTS[layout])
     assert "reference" not in "".join(key for row in rows for key in row)
     assert all(("advantage/deviation" in row) == (layout == "DP2") for row in rows)
@@ -80,9 +79,7 @@ def test_the_loop_runs_at(layout: str, warm: Path, tmp_path: Path, ray_directory
 
 
 @pytest.mark.parametrize(("method", "stage"), [("dcpo", 0), ("caliber", 0), ("caliber", 1)])
-def test_a_method_with_a_confidence_after_the_answer(
-    method: str, stage: int, tmp_path: Path, ray_directory: str
-) -> None:
+def test_a_method_with_a_confidence_after_the_answer(method, stage, tmp_path, ray_directory):
     warm = tmp_path / "warm"
     (warm / "model").mkdir(parents=True)
     tiny.write_model(warm / "model", warm_up_steps=300, method=method)
@@ -97,7 +94,7 @@ def test_a_method_with_a_confidence_after_the_answer(
         assert row[f"{after}/entropy"] > 0
 
 
-def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm, tmp_path, ray_directory):
     coca = {"grader": f"{own_code.__file__}:even", "method": {**tiny.METHOD, "name": f"{own_code.__file__}:Shy"}}
     run_and_check(warm, tmp_path / "run", ray_directory, {"coca": coca})
     samples = json_lines(tmp_path / "run" / "output" / "samples" / "iteration_000002.jsonl")
@@ -108,9 +105,7 @@ def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm: Path, tmp_pa
 
 
 @pytest.mark.parametrize("mode", ["integrated", "separate"])
-def test_with_a_kl_term_the_reference_is_what_training_began_with(
-    mode: str, warm: Path, tmp_path: Path, ray_directory: str
-) -> None:
+def test_with_a_kl_term_the_reference_is_what_training_began_with(mode, warm, tmp_path, ray_directory):
     """MindSpeed-RL's own reference, in both of its modes; both models load the same Megatron checkpoint."""
     directory = copy_of(warm, tmp_path / "first")
     config = tiny.configuration(directory, megatron_training={"train_iters": 1})
@@ -118,7 +113,7 @@ def test_with_a_kl_term_the_reference_is_what_training_began_with(
     weights = {"load": str(directory / "checkpoints")}
 
     separate = SEPARATE if mode == "separate" else {}
-    changes: dict[str, dict[str, Any]] = {
+    changes = {
         "actor_config": weights,
         "rl_config": {**separate.get("rl_config", {}), "init_kl_coef": 0.05, "mini_batch_size": 16},
     }
@@ -132,7 +127,7 @@ def test_with_a_kl_term_the_reference_is_what_training_began_with(
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_it_learns_to_say_how_sure_it_is(seed: int, tmp_path: Path, ray_directory: str) -> None:
+def test_it_learns_to_say_how_sure_it_is(seed, tmp_path, ray_directory):
     """Confidence reward up and batch ECE down, first against last ten iterations of a run on arithmetic.
 
     MindSpeed-RL draws the order of the prompts anew in every run: the reward came to .31 to .63 of what it was.
@@ -150,7 +145,7 @@ def test_it_learns_to_say_how_sure_it_is(seed: int, tmp_path: Path, ray_director
     rows = metrics_of(tmp_path)
     assert len(rows) == LEARNING_ITERATIONS
 
-    def mean(name: str, part: list[dict[str, float]]) -> float:
+    def mean(name, part):
         return sum(row[name] for row in part) / len(part)
 
     before, after = rows[:10], rows[-10:]
@@ -162,18 +157,18 @@ def test_it_learns_to_say_how_sure_it_is(seed: int, tmp_path: Path, ray_director
 
 
 @pytest.mark.skipif(MASTER not in os.environ, reason=f"needs a checkout of MindSpeed-RL's master: {MASTER} not set")
-def test_the_loop_runs_on_master(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+def test_the_loop_runs_on_master(warm, tmp_path, ray_directory):
     run_and_check(warm, tmp_path, ray_directory, {}, MINDSPEED_RL_HOME=os.environ[MASTER])
 
 
 @pytest.mark.skipif(
     PINNED not in os.environ, reason=f"needs upstream's pinned packages (docs/port.md): {PINNED} not set"
 )
-def test_the_loop_runs_on_the_pinned_versions(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+def test_the_loop_runs_on_the_pinned_versions(warm, tmp_path, ray_directory):
     run_and_check(warm, tmp_path, ray_directory, {}, python=os.environ[PINNED])
 
 
-def test_an_edited_mindspeed_rl_is_refused_before_anything_starts(warm: Path, tmp_path: Path) -> None:
+def test_an_edited_mindspeed_rl_is_refused_before_anything_starts(warm, tmp_path):
     directory = copy_of(warm, tmp_path / "run")
     edited = tmp_path / "edited"
     original = Path(os.environ["MINDSPEED_RL_HOME"])
@@ -189,7 +184,7 @@ def test_an_edited_mindspeed_rl_is_refused_before_anything_starts(warm: Path, tm
     assert "Ray" not in log, f"something started within {time.monotonic() - started:.0f} s"
 
 
-def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm, tmp_path, ray_directory):
     directory = copy_of(warm, tmp_path)
     config = tiny.configuration(directory, megatron_training={"train_iters": 20, "save_interval": 2})
     process = start_driver(directory, config, ray_directory)

@@ -8,11 +8,10 @@ import json
 import string
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import compose_run
@@ -39,15 +38,7 @@ METHOD = {"confidence_decimals": 2, "advantage_eps": 0.05, "max_confidence_token
 VOCABULARY_OF_64 = _EVEN + string.ascii_letters[:44]  # vLLM pads any other
 
 
-def write_model(
-    directory: Path,
-    *,
-    seed: int = 0,
-    warm_up_steps: int = 0,
-    config: PretrainedConfig | None = None,
-    symbols: str = _EVEN,
-    method: str = "coca",
-) -> Policy:
+def write_model(directory, *, seed=0, warm_up_steps=0, config=None, symbols=_EVEN, method="coca"):
     """Write the tiny model, warmed up into one that answers and is too sure of itself; EOS also pads.
 
     MindSpeed-RL takes EOS for padding where the pad token's id is 0, as the tiny tokenizer's is, so both engines are
@@ -84,9 +75,9 @@ def write_model(
     return policy
 
 
-def llama_config(symbols: str = _EVEN, **changes: Any) -> LlamaConfig:
+def llama_config(symbols=_EVEN, **changes):
     """A tiny Llama 3: output weights of its own, no biases, groups of queries."""
-    sizes: dict[str, Any] = {
+    sizes = {
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 2,
@@ -102,16 +93,16 @@ def llama_config(symbols: str = _EVEN, **changes: Any) -> LlamaConfig:
     return LlamaConfig(vocab_size=len(tokenizer), **special, **{**sizes, **changes})
 
 
-def write_questions(directory: Path, *, seed: int = 0, train: int = 4000, evaluate: int = 120) -> None:
+def write_questions(directory, *, seed=0, train=4000, evaluate=120):
     """Write ``train.jsonl`` and ``eval.jsonl``."""
     write_records(directory / "train.jsonl", arithmetic_records(train, "train", seed))
     write_records(directory / "eval.jsonl", arithmetic_records(evaluate, "evaluate", seed))
 
 
-def configuration(directory: Path, **changes: dict[str, Any]) -> dict[str, Any]:
+def configuration(directory, **changes):
     """A configuration for the model in ``directory/model``; ``changes`` update whole sections key by key."""
     hf = json.loads((directory / "model" / "config.json").read_text())
-    config: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    config = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     config["megatron_training"] |= {
         "tokenizer_name_or_path": str(directory / "model"),
         "data_path": str(directory / "train.jsonl"),
@@ -139,14 +130,14 @@ def configuration(directory: Path, **changes: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def write_configuration(path: Path, config: dict[str, Any]) -> Path:
+def write_configuration(path, config):
     """Write ``config`` as YAML; returns ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     return path
 
 
-def run_overrides(directory: Path) -> list[str]:
+def run_overrides(directory):
     """What turns a ready-made run for Ascend into one for the model and the questions in ``directory``."""
     hf = json.loads((directory / "model" / "config.json").read_text())
     architecture = {
@@ -173,13 +164,13 @@ def run_overrides(directory: Path) -> list[str]:
     ]
 
 
-def padded(rows: list[torch.Tensor], value: int, multiple: int = 2) -> torch.Tensor:
+def padded(rows, value, multiple=2):
     """Rows as MindSpeed-RL hands them to the training engine: as wide as two ranks can share."""
     width = -(-max(map(len, rows)) // multiple) * multiple
     return torch.stack([torch.nn.functional.pad(row, (0, width - len(row)), value=value) for row in rows])
 
 
-def main(directory: Path) -> None:
+def main(directory):
     """Write model and questions, and print the overrides."""
     write_model(directory / "model", warm_up_steps=150)
     write_questions(directory)

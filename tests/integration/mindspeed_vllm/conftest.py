@@ -1,8 +1,6 @@
 """Models that vLLM's build for CPUs can serve, and the fixtures of the other tests of the port."""
 
 import functools
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +12,12 @@ __all__ = ["_one_thread", "folder_of", "ray_directory"]
 
 
 @pytest.fixture(scope="session")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def folder_of(tmp_path_factory):
     """A folder with a model and questions for each of :data:`models.MODELS`, made when first asked for."""
     root = tmp_path_factory.mktemp("warm")
 
     @functools.cache
-    def folder(name: str, *, warm: bool) -> Path:
+    def folder(name, *, warm):
         directory = root / f"{name.replace(' ', '-')}-{'warm' if warm else 'untrained'}"
         (directory / "model").mkdir(parents=True)
         config, symbols = models.MODELS[name](), tiny.VOCABULARY_OF_64

@@ -19,11 +19,11 @@ class Installed:
     variable: str
 
     @property
-    def pin(self) -> str:
+    def pin(self):
         return stack_of(self.release).packages["vllm"]
 
     @property
-    def home(self) -> dict[str, str]:
+    def home(self):
         """For a child process: the checkout in the place of the one that all other tests take."""
         return {"MINDSPEED_RL_HOME": os.environ[self.variable]}
 
@@ -34,7 +34,7 @@ _KNOWN = (
 )
 
 
-def _version() -> str | None:
+def _version():
     try:
         return importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:

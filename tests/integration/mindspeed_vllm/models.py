@@ -3,11 +3,6 @@
 Heads of 32, the smallest that vLLM's build for CPUs knows, and a vocabulary of 64, to which vLLM would pad.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-from transformers import PretrainedConfig
-
 from coca_mindspeed.local.tiny_model import tiny_config
 from tests.integration.mindspeed import tiny
 
@@ -15,14 +10,14 @@ NEW_TOKENS = 8  # of greedy responses
 ROLLOUTS = 8  # in a row, from the same weights
 
 
-def _qwen2(**changes: Any) -> PretrainedConfig:
+def _qwen2(**changes):
     config = tiny_config(tiny.VOCABULARY_OF_64)
     for name, value in {"num_attention_heads": 2, "num_key_value_heads": 2, **changes}.items():
         setattr(config, name, value)
     return config
 
 
-MODELS: dict[str, Callable[[], PretrainedConfig]] = {
+MODELS = {
     "tied Qwen2": _qwen2,  # as 1.5B and 3B are
     "Qwen2": lambda: _qwen2(tie_word_embeddings=False),  # as 7B is
     "Llama 3": lambda: tiny.llama_config(

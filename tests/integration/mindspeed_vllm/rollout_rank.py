@@ -9,7 +9,6 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import ray
 import torch
@@ -23,7 +22,7 @@ from tests.integration.mindspeed_vllm.models import NEW_TOKENS, ROLLOUTS
 GREEDY = {"n": 1, "temperature": 0.0, "max_tokens": NEW_TOKENS}
 
 
-def main(job: dict[str, Any]) -> None:
+def main(job):
     # Rank and device come from the environment here, not from a Ray actor's resources.
     ray.get_runtime_context = lambda: SimpleNamespace(get_accelerator_ids=lambda: {"NPU": [os.environ["RANK"]]})
     ray.nodes = lambda: [{"Alive": True}]
@@ -35,7 +34,7 @@ def main(job: dict[str, Any]) -> None:
     rollouts = Rollouts(worker, job["prompts"])
 
     manager = worker.sharding_manager
-    found: dict[str, torch.Tensor] = {}
+    found = {}
     manager.enter_infer_mode()
     found |= rollouts.greedy("before")
     found |= rollouts.in_a_row("hooked")
@@ -60,11 +59,11 @@ def main(job: dict[str, Any]) -> None:
 class Rollouts:
     """Of one worker, all from the same prompts."""
 
-    def __init__(self, worker: Any, prompts: list[list[int]]) -> None:
+    def __init__(self, worker, prompts):
         self.worker, self.engine, self.prompts = worker, worker.inference_model, prompts
         self._iteration = 0
 
-    def _generate(self, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _generate(self, **changes):
         """Responses ``[prompts * n, tokens]``, and their log-probabilities."""
         from coca_mindspeed.mindspeed.stages.rollout_engine import RolloutCount
 
@@ -72,7 +71,7 @@ class Rollouts:
         self._iteration += 1
         return self.engine.generate_sequences(self.prompts, **changes)
 
-    def greedy(self, name: str) -> dict[str, torch.Tensor]:
+    def greedy(self, name):
         """Responses padded with the end of text, and their log-probabilities, padded with 0."""
         ids, log_probs = self._generate(**GREEDY)
         log_probs = log_probs * self._inside(ids)  # upstream pads them with a token's id
@@ -80,12 +79,12 @@ class Rollouts:
         eos = self.worker.tokenizer.eod
         return {f"{name}/ids": pad(ids, (0, width), value=eos), f"{name}/log_probs": pad(log_probs, (0, width))}
 
-    def _inside(self, ids: torch.Tensor) -> torch.Tensor:
+    def _inside(self, ids):
         """Which tokens are of a response, its end of text included."""
         ended = (ids == self.worker.tokenizer.eod).int()
         return ended.cumsum(1) - ended == 0
 
-    def in_a_row(self, name: str, hooked: bool = True) -> dict[str, torch.Tensor]:
+    def in_a_row(self, name, hooked=True):
         """First tokens of several rollouts, ``[rollouts, prompts * n]``."""
         owner = type(self.engine)
         wrapped = owner.init_cache_engine
@@ -95,7 +94,7 @@ class Rollouts:
         owner.init_cache_engine = wrapped
         return {f"{name}/first": torch.stack(drawn)}
 
-    def optimizer_step(self) -> torch.Tensor:
+    def optimizer_step(self):
         """MindSpeed-RL's own update by sampled responses and arbitrary advantages; returns the gradient's norm."""
         from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SEGMENT_ENDS
 
@@ -126,14 +125,14 @@ class Rollouts:
         metrics = engine.update(batch, SimpleNamespace(value=0.0))
         return torch.tensor(float(metrics["actor/grad_norm"][0]))
 
-    def trained_weights(self) -> dict[str, torch.Tensor]:
+    def trained_weights(self):
         """The weights as they are in training, by Hugging Face's names; collective."""
         from tests.support.mindspeed_host.weights import Layout, local_shard
 
         parallel = self.worker.parallel_state
         layout = Layout.of(self.engine.hf_config, parallel.get_tensor_model_parallel_world_size())
         group = parallel.get_model_parallel_group()
-        shards: list[Any] = [None] * torch.distributed.get_world_size(group)
+        shards = [None] * torch.distributed.get_world_size(group)
         mine = local_shard(self.worker.model, parallel.get_tensor_model_parallel_rank())
         torch.distributed.all_gather_object(shards, mine, group=group)
         return layout.join(shards)
@@ -142,18 +141,18 @@ class Rollouts:
 class query_and_key_swapped:  # noqa: N801  used as a function
     """While it lasts, vLLM is handed queries for keys in every matrix that holds both."""
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         from mindspeed_rl.models.rollout.vllm_adapter import megatron_weight_loaders as loaders
 
         self._loaders, self._original = loaders, loaders.qkv_split_weight
 
-        def swapped(*args: Any) -> Any:
+        def swapped(*args):
             query, key, value = self._original(*args)
             return torch.cat([query[len(key) :], key]), query[: len(key)], value
 
         loaders.qkv_split_weight = swapped
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, *_exception):
         self._loaders.qkv_split_weight = self._original
 
 

@@ -1,8 +1,5 @@
 """Whole loops of ``train`` with MindSpeed-RL's own rollout engine and resharding (vLLM, CPU build, patched)."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.integration.mindspeed import tiny
@@ -14,7 +11,7 @@ pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 VLLM = {"coca": {"rollout": "vllm"}}
 TWO = {"actor_resource": {"num_npus": 2}}
 TP2 = {"tensor_model_parallel_size": 2}
-LOOPS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+LOOPS = {
     "tied Qwen2 at TP1": ("tied Qwen2", {}),
     "TP2 to TP2": (
         "tied Qwen2",
@@ -31,13 +28,13 @@ LOOPS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_loop_runs_at(loop: str, folder_of: Any, tmp_path: Path, ray_directory: str) -> None:
+def test_the_loop_runs_at(loop, folder_of, tmp_path, ray_directory):
     model, changes = LOOPS[loop]
     run_and_check(folder_of(model, warm=True), tmp_path, ray_directory, {**changes, **VLLM}, **INSTALLED.home)
     assert f"Initializing a V1 LLM engine (v{INSTALLED.pin}" in (tmp_path / "log").read_text()
 
 
-def test_a_resumed_run_repeats_the_one_that_was_not_stopped(folder_of: Any, tmp_path: Path, ray_directory: str) -> None:
+def test_a_resumed_run_repeats_the_one_that_was_not_stopped(folder_of, tmp_path, ray_directory):
     """From the checkpoint in the middle of a run that ended; vLLM is handed the weights of that checkpoint."""
     directory = copy_of(folder_of("tied Qwen2", warm=True), tmp_path)
     # Otherwise the dock hands prompts out in an order that nobody has seeded; on one rank it cannot be guaranteed.

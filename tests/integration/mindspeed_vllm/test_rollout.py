@@ -35,7 +35,7 @@ class Layout:
     rollout_tp: int = 1
 
     @property
-    def engines(self) -> list[list[int]]:
+    def engines(self):
         ranks = range(self.ranks)
         return [list(ranks[first : first + self.rollout_tp]) for first in ranks[:: self.rollout_tp]]
 
@@ -65,7 +65,7 @@ class Found:
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def found(request: pytest.FixtureRequest, folder_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(request, folder_of, tmp_path_factory):
     layout = LAYOUTS[request.param]
     folder, directory = folder_of(layout.model, warm=False), tmp_path_factory.mktemp("rollout")
     config = tiny.configuration(
@@ -98,7 +98,7 @@ def found(request: pytest.FixtureRequest, folder_of: Any, tmp_path_factory: pyte
 
 
 @torch.no_grad()
-def _greedy(model: Any, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _greedy(model, prompts):
     """Transformers' greedy responses, padded with the end of text, and their log-probabilities, padded with 0."""
     eos = model.config.eos_token_id
     ids, log_probs = torch.full((len(prompts), NEW_TOKENS), eos), torch.zeros(len(prompts), NEW_TOKENS)
@@ -113,7 +113,7 @@ def _greedy(model: Any, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.T
     return ids, log_probs
 
 
-def _agrees(found: Found, rollout: str, model: str) -> bool:
+def _agrees(found, rollout, model):
     """Whether every rank's greedy tokens are transformers', with the same log-probabilities to 1e-4."""
     ids, log_probs = found.greedy[model]
     return all(
@@ -124,18 +124,18 @@ def _agrees(found: Found, rollout: str, model: str) -> bool:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_greedy_tokens_and_log_probs_are_those_of_transformers(found: Found, when: str) -> None:
+def test_greedy_tokens_and_log_probs_are_those_of_transformers(found, when):
     assert all(float(rank["grad_norm"]) > 0 for rank in found.ranks)
     assert _agrees(found, when, when)
 
 
-def test_weights_not_handed_over_or_permuted_are_noticed(found: Found) -> None:
+def test_weights_not_handed_over_or_permuted_are_noticed(found):
     assert _agrees(found, "not handed over", "before")
     assert not _agrees(found, "not handed over", "after")
     assert not _agrees(found, "permuted", "after")
 
 
-def test_each_rollout_has_its_own_noise_shared_by_an_engines_ranks(found: Found) -> None:
+def test_each_rollout_has_its_own_noise_shared_by_an_engines_ranks(found):
     """Upstream's every rollout draws the same; the hook's first tokens come as often as the model says."""
     engines = [engine[0] for engine in found.layout.engines]
     for engine in found.layout.engines:
@@ -153,7 +153,7 @@ def test_each_rollout_has_its_own_noise_shared_by_an_engines_ranks(found: Found)
     assert often < 0.6 * always
 
 
-def _distance(model: Any, prompts: list[list[int]], first: torch.Tensor) -> float:
+def _distance(model, prompts, first):
     """Mean over prompts of the total variation between how often first tokens come and how often they should."""
     drawn = first.view(len(first), len(prompts), -1).transpose(0, 1).flatten(1)
     distances = []

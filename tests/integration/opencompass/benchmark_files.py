@@ -3,7 +3,6 @@
 import csv
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 # (stated confidence, is the answer right); None states it in a way that is not valid.
 CRAFTED = (
@@ -33,22 +32,22 @@ class Question:
     reply: str
 
 
-def _reply(stated: str | None, answer: str) -> str:
+def _reply(stated, answer):
     head = "<confidence> 90% </confidence>" if stated is None else f"<confidence> {stated} </confidence>"
     # TriviaQA's grader reads the first line; of an invalid response that is the line with the confidence.
     return f"{head} {answer}" if answer.startswith("The answer is") else f"{head}\n{answer}"
 
 
-def _json_lines(path: Path, rows: list[dict]) -> None:
+def _json_lines(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_benchmarks(root: Path) -> dict[str, list[Question]]:
+def write_benchmarks(root):
     """Write all eight data sets below ``root`` and return their questions, each with its crafted reply."""
     data = root / "data"
     names = ("gsm8k", "math500", "aime24", "aime25", "mbpp_sanitized", "humaneval", "simpleqa", "triviaqa")
-    questions: dict[str, list[Question]] = {}
+    questions = {}
     for offset, name in enumerate(names):
         crafted = [CRAFTED[(i + offset) % len(CRAFTED)] for i in range(len(CRAFTED) - offset % 3)]
         questions[name] = [
@@ -114,7 +113,7 @@ def write_benchmarks(root: Path) -> dict[str, list[Question]]:
     return questions
 
 
-def _answer(name: str, i: int, right: bool) -> str:
+def _answer(name, i, right):
     """The answer segment; a wrong one is of the right form."""
     if name == "gsm8k":
         value = (f"1,00{i}" if i < 10 else f"10{i}") if right else "5"

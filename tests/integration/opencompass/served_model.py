@@ -3,16 +3,13 @@
 import json
 import re
 import threading
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 
-def save_tiny_tokenizer(folder: Path) -> None:
+def save_tiny_tokenizer(folder):
     """A byte-level BPE tokenizer whose merges straddle the confidence tags."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -30,11 +27,11 @@ def save_tiny_tokenizer(folder: Path) -> None:
 class ServedModels:
     """The endpoint; ``requests`` keeps what was asked, for the test to look at."""
 
-    def __init__(self, replies: Mapping[str, str]) -> None:
-        self.requests: list[dict[str, Any]] = []
+    def __init__(self, replies):
+        self.requests = []
         requests = self.requests
 
-        def answer(body: dict[str, Any]) -> str:
+        def answer(body):
             prompt = body["messages"][-1]["content"]
             if body["model"] == "judge":
                 gold, predicted = re.findall(
@@ -47,7 +44,7 @@ class ServedModels:
             return replies[marker]
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:  # the base class's name
+            def do_POST(self):  # the base class's name
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 requests.append(body)
                 message = {"role": "assistant", "content": answer(body)}
@@ -61,21 +58,21 @@ class ServedModels:
                 self.end_headers()
                 self.wfile.write(data)
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, *_):
                 """Silence."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
-    def __enter__(self) -> "ServedModels":
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._server.shutdown()
         self._server.server_close()
 
     @property
-    def url(self) -> str:
+    def url(self):
         """The endpoint's base address."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmark_files import Question, write_benchmarks
+from benchmark_files import write_benchmarks
 from served_model import ServedModels, save_tiny_tokenizer
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 NAMES = tuple(configuration.STOCK)
 
 
-def opencompass(work_dir: Path, cache: Path, *arguments: str) -> str:
+def opencompass(work_dir, cache, *arguments):
     """Run the `opencompass` command line in this environment and return its output."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COMPASS_DATA_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "opencompass.cli.main", *arguments, "-w", str(work_dir), "--debug"]
@@ -31,7 +31,7 @@ def opencompass(work_dir: Path, cache: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def one_task(config: dict) -> dict:
+def one_task(config):
     """All data sets of a model in one process: importing OpenCompass takes longer than these data sets."""
     partitioner = {"type": "opencompass.partitioners.NaivePartitioner", "n": 100}
     return config | {
@@ -67,11 +67,11 @@ def run(tmp_path_factory):
         yield work_dir, questions, list(served.requests)
 
 
-def expected(questions: list[Question]) -> dict[str, float]:
+def expected(questions):
     """Metrics of the crafted responses by other means than ours."""
     valid = [(float(q.stated), q.right) for q in questions if q.stated is not None]
     stated, right = [s for s, _ in valid], [y for _, y in valid]
-    bins: dict[int, list[tuple[float, bool]]] = {}
+    bins = {}
     for s, y in valid:
         hundredths = round(100 * s)
         bins.setdefault(max(0, -(-hundredths // 10) - 1), []).append((s, y))

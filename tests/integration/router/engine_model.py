@@ -8,7 +8,6 @@ size of a head from the hidden size, so the result is written as a Llama: the sa
 import json
 import math
 import shutil
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 HEAD = 32
 
 
-def widen_heads(source: Path, target: Path, *, context: int) -> None:
+def widen_heads(source, target, *, context):
     """Write the Qwen2 model of a directory as a Llama with heads of :data:`HEAD` and room for ``context`` tokens."""
     target.mkdir(parents=True)
     for path in source.iterdir():

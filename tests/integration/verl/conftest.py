@@ -1,7 +1,6 @@
 """These tests run in verl's own environment (`make test-verl`)."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("verl") else ["test_*.py"]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+def _one_thread():
     """Two threads on a tiny model wait for each other, and for whatever else runs beside them."""
     if importlib.util.find_spec("verl"):
         import torch
@@ -19,11 +18,11 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def warm(tmp_path_factory):
     """A folder with a warmed-up model and questions, to be read from."""
     from tests.integration.verl import tiny
 
-    directory: Path = tmp_path_factory.mktemp("warm")
+    directory = tmp_path_factory.mktemp("warm")
     tiny.write_model(directory / "model", warm_up_steps=200)
     tiny.write_questions(directory, "coca", train=400, evaluate=24)
     return directory

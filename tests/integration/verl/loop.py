@@ -10,14 +10,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from tests.integration.processes import processes_below, processor_seconds
 
 ROOT = Path(__file__).parents[3]
 
 
-def environment(run: Path, ray_directory: str, **more: str) -> dict[str, str]:
+def environment(run, ray_directory, **more):
     """Of a verl process on this machine's CPU."""
     modules = ["tests.support.verl_host", *filter(None, [more.pop("modules", "")])]
     return {
@@ -44,7 +43,7 @@ _RAY_WAS_SLOW = b"The current node timed out during startup"  # it allows itself
 _STARTS = 4
 
 
-def start(config: Path, *overrides: str, **more: str) -> "Loop":
+def start(config, *overrides, **more):
     """Start a run, and once more where Ray itself did not come up in time; nothing of ours has run by then."""
     log = config.parent / "log.txt"
     for _ in range(_STARTS):
@@ -58,7 +57,7 @@ def start(config: Path, *overrides: str, **more: str) -> "Loop":
     raise TimeoutError(f"Ray did not come up in {_STARTS} starts; is this machine very busy?")
 
 
-def _start(config: Path, *overrides: str, **more: str) -> "Loop":
+def _start(config, *overrides, **more):
     """In a process group of its own; its output goes beside its configuration."""
     run = config.parent
     ray_directory = tempfile.mkdtemp(prefix="coca-", dir="/tmp")  # Ray's sockets need a short path
@@ -84,10 +83,10 @@ def _start(config: Path, *overrides: str, **more: str) -> "Loop":
 class Loop:
     """A run that was started."""
 
-    def __init__(self, run: Path, process: "subprocess.Popen[bytes]", ray_directory: str) -> None:
+    def __init__(self, run, process, ray_directory):
         self.run, self._process, self._ray_directory = run, process, ray_directory
 
-    def wait(self, timeout: float = 1500) -> int:
+    def wait(self, timeout=1500):
         """Its exit code; whatever it has started is ended."""
         try:
             return self._process.wait(timeout)
@@ -95,14 +94,14 @@ class Loop:
             self.kill()
 
     @property
-    def running(self) -> bool:
+    def running(self):
         return self._process.poll() is None
 
-    def processor_seconds(self) -> float:
+    def processor_seconds(self):
         """That the processes which it has started and which still run have used."""
         return processor_seconds(self._ray_directory)
 
-    def kill(self) -> None:
+    def kill(self):
         """SIGKILL to it and to everything that it has started."""
         for group in {self._process.pid, *_process_groups_below(self._ray_directory)}:
             try:
@@ -113,7 +112,7 @@ class Loop:
         shutil.rmtree(self._ray_directory, ignore_errors=True)
 
 
-def _process_groups_below(ray_directory: str) -> set[int]:
+def _process_groups_below(ray_directory):
     found = set()
     for process in processes_below(ray_directory):
         with contextlib.suppress(OSError):
@@ -121,16 +120,16 @@ def _process_groups_below(ray_directory: str) -> set[int]:
     return found - {os.getpgid(0)}
 
 
-def metrics(run: Path) -> dict[int, dict[str, Any]]:
+def metrics(run):
     """Step -> metrics, of verl's own file logger."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {row["step"]: row["data"] for row in rows}
 
 
-def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
+def rollouts(run, step):
     """Our dump of a step."""
     return [json.loads(line) for line in (run / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()]
 
 
-def log_of(run: Path) -> str:
+def log_of(run):
     return (run / "log.txt").read_text(errors="replace")

@@ -9,15 +9,14 @@ turns: of a question with an even gold answer every other response is right, of 
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from coca_mindspeed.utils.packages import after_import
 
 
-def _keep_batches(module: Any) -> None:
+def _keep_batches(module):
     original = module.SegmentTrainer._update_actor
 
-    def update_actor(self: Any, batch: Any, metrics: Any) -> Any:
+    def update_actor(self, batch, metrics):
         import torch
         import transfer_queue
 
@@ -40,10 +39,10 @@ def _keep_batches(module: Any) -> None:
     module.SegmentTrainer._update_actor = update_actor
 
 
-def _fail_grader(module: Any) -> None:
+def _fail_grader(module):
     digit, original = os.environ["COCA_TEST_GRADER_FAILS"], module.ExactGrader.grade
 
-    def grade(self: Any, records: Any, answers: Any) -> Any:
+    def grade(self, records, answers):
         if any(record.answer.endswith(digit) for record in records):
             raise ValueError("a grader of the test's")
         return original(self, records, answers)
@@ -51,10 +50,10 @@ def _fail_grader(module: Any) -> None:
     module.ExactGrader.grade = grade
 
 
-def _grade_by_turns(module: Any) -> None:
-    seen: Counter[str] = Counter()
+def _grade_by_turns(module):
+    seen = Counter()
 
-    def grade(self: Any, records: Any, answers: Any) -> Any:
+    def grade(self, records, answers):
         verdicts = []
         for record in records:
             seen[record.id] += 1
@@ -65,10 +64,10 @@ def _grade_by_turns(module: Any) -> None:
     module.ExactGrader.grade = grade
 
 
-def _script_responses(module: Any) -> None:
-    asked: Counter[tuple[int, ...]] = Counter()
+def _script_responses(module):
+    asked = Counter()
 
-    def sample(self: Any, prompts: Any, temperature: float) -> Any:
+    def sample(self, prompts, temperature):
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(self._model.name_or_path)
@@ -84,10 +83,10 @@ def _script_responses(module: Any) -> None:
     module.HostServer._sample = sample
 
 
-def _fail_session(module: Any) -> None:
+def _fail_session(module):
     number, original, asked = int(os.environ["COCA_TEST_SESSION_FAILS"]), module.HostServer.generate, []
 
-    async def generate(self: Any, *arguments: Any, **options: Any) -> Any:
+    async def generate(self, *arguments, **options):
         asked.append(None)
         if len(asked) == number:
             raise RuntimeError("a session of the test's")

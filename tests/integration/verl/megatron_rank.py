@@ -10,13 +10,11 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 
-def main(path: Path) -> None:
+def main(path):
     job = torch.load(path, weights_only=False)
     use_the_cpu()
     torch.distributed.init_process_group("gloo")
@@ -41,28 +39,26 @@ def main(path: Path) -> None:
     torch.distributed.barrier()
 
 
-def use_the_cpu() -> None:
+def use_the_cpu():
     """Megatron-Core creates its communication buffers and counters on CUDA's current device."""
     zeros = torch.zeros
 
-    def on_the_cpu(*arguments: Any, device: Any = None, **options: Any) -> Tensor:
+    def on_the_cpu(*arguments, device=None, **options):
         return zeros(*arguments, device="cpu" if device == "cuda" else device, **options)
 
-    torch.zeros = on_the_cpu  # type: ignore[assignment]
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    torch.zeros = on_the_cpu
+    torch.Tensor.cuda = lambda self, *_, **__: self
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.synchronize = lambda *_: None
 
 
-def build_engine(job: dict[str, Any]) -> tuple[Any, torch.nn.Module]:
+def build_engine(job):
     from megatron.core import parallel_state
     from megatron.core.transformer import TransformerConfig
     from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
     class Engine(MegatronEngineWithLMHead):
-        def forward_step(
-            self, batch_iter: Any, model: Any, logits_processor_func: Any, postprocess_micro_batch_func: Any
-        ) -> Any:
+        def forward_step(self, batch_iter, model, logits_processor_func, postprocess_micro_batch_func):
             batch = next(batch_iter)
             ids = batch["input_ids"]
             padded, lengths = ids.to_padded_tensor(0), ids.offsets().diff().tolist()
@@ -115,31 +111,31 @@ def build_engine(job: dict[str, Any]) -> tuple[Any, torch.nn.Module]:
 class Stage(torch.nn.Module):
     """This rank's part of ``logits = tanh(embedding[ids]) @ head``; the head is split over the vocabulary."""
 
-    def __init__(self, job: dict[str, Any], config: Any) -> None:
+    def __init__(self, job, config):
         super().__init__()
         from megatron.core import parallel_state
         from megatron.core.enums import ModelType
 
         self.config, self.model_type = config, ModelType.encoder_or_decoder
         self._first, self._last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-        self._received: Tensor | None = None
+        self._received = None
         if self._first:
             self.embedding = torch.nn.Parameter(job["embedding"].clone())
         if self._last:
             rank = parallel_state.get_tensor_model_parallel_rank()
             self.head = torch.nn.Parameter(job["head"].chunk(job["tp"], 1)[rank].clone())
 
-    def set_input_tensor(self, received: Any) -> None:
+    def set_input_tensor(self, received):
         self._received = received[0] if isinstance(received, list) else received
 
-    def forward(self, ids: Tensor) -> Any:
+    def forward(self, ids):
         from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
 
         hidden = self.embedding[ids].tanh() if self._first else self._received
         return copy_to_tensor_model_parallel_region(hidden) @ self.head if self._last else hidden
 
 
-def batch_of(job: dict[str, Any], rank: int, ranks: int) -> Any:
+def batch_of(job, rank, ranks):
     from tensordict import TensorDict
     from verl.utils import tensordict_utils
 

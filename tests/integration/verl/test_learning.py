@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_confidence_reward_rises_and_the_calibration_error_halves(seed: int, tmp_path: Path):
+def test_the_confidence_reward_rises_and_the_calibration_error_halves(seed, tmp_path):
     tiny.widen_model(Path(MODEL).absolute(), tmp_path / "model")
     tiny.write_questions(tmp_path, "coca", train=PROMPTS * STEPS, evaluate=128, seed=seed)
     run = tmp_path / "run"

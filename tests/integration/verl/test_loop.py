@@ -7,8 +7,6 @@ A start takes a minute or two, so each run is asked several questions.
 
 import json
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,22 +26,21 @@ MINIBATCH = "actor_rollout_ref__actor__ppo_mini_batch_size"
 STEPS = "trainer__total_training_steps"
 
 
-def finished(config: Path, **environment: str) -> None:
+def finished(config, **environment):
     code = loop.start(config, **environment).wait()
     assert code == 0, loop.log_of(config.parent)[-6000:]
 
 
-def kept(run: Path, step: int = 1) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = torch.load(run / "batches" / f"{step}.pt", weights_only=False)
-    return rows
+def kept(run, step=1):
+    return torch.load(run / "batches" / f"{step}.pt", weights_only=False)
 
 
-def keeping(run: Path) -> dict[str, str]:
+def keeping(run):
     (run / "batches").mkdir(parents=True, exist_ok=True)
     return {"modules": MEDDLING, "COCA_TEST_BATCHES": str(run / "batches")}
 
 
-def assert_same_gradient(warm: Path, run: Path, method: MethodConfig, *, ranks: int, minibatches: int) -> None:
+def assert_same_gradient(warm, run, method, *, ranks, minibatches):
     norms, difference = gradient_norms(warm / "model", kept(run), method, ranks=ranks, minibatches=minibatches, group=8)
     assert difference < 1e-6
     theirs = loop.metrics(run)[1]["actor/grad_norm"]
@@ -51,9 +48,9 @@ def assert_same_gradient(warm: Path, run: Path, method: MethodConfig, *, ranks: 
 
 
 @pytest.fixture(scope="module")
-def resumed(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def resumed(warm, tmp_path_factory):
     """Four steps of two updates each; killed with everything it had started in the third, and resumed."""
-    run: Path = tmp_path_factory.mktemp("resumed")
+    run = tmp_path_factory.mktemp("resumed")
     keys = {MINIBATCH: 8, STEPS: 4, "trainer__save_freq": 1, "trainer__test_freq": 2}
     config = tiny.configuration(warm, run, **keys)
     killed = loop.start(config, **keeping(run))
@@ -66,14 +63,14 @@ def resumed(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_two_updates_a_step_are_those_of_the_local_engine(warm: Path, resumed: Path):
+def test_two_updates_a_step_are_those_of_the_local_engine(warm, resumed):
     assert_same_gradient(warm, resumed, MethodConfig(), ranks=1, minibatches=2)
     first = loop.metrics(resumed)[1]
     assert first["confidence/clip_fraction"] + first["answer/clip_fraction"] > 0
     assert {"reward/confidence", "reward/answer", "rollout/gesr", "rollout/ece", "rollout/brier"} <= first.keys()
 
 
-def test_a_killed_run_goes_on_to_its_end_and_asks_nothing_twice(resumed: Path):
+def test_a_killed_run_goes_on_to_its_end_and_asks_nothing_twice(resumed):
     # verl writes a checkpoint before it logs and dumps its step, so both of step 2 may be lost.
     logged = [json.loads(line)["step"] for line in (resumed / "metrics.jsonl").read_text().splitlines()]
     assert logged in ([1, 2, 3, 4], [1, 3, 4])
@@ -84,7 +81,7 @@ def test_a_killed_run_goes_on_to_its_end_and_asks_nothing_twice(resumed: Path):
     assert (resumed / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "4"
 
 
-def test_a_validation_is_ours_and_its_predictions_are_evaluated(resumed: Path, tmp_path: Path):
+def test_a_validation_is_ours_and_its_predictions_are_evaluated(resumed, tmp_path):
     last = loop.metrics(resumed)[4]
     assert {"eval/accuracy", "eval/ece", "eval/brier", "eval/success_rate", "eval/tokens_to_confidence"} <= last.keys()
     assert last["eval/missing"] == 0
@@ -94,7 +91,7 @@ def test_a_validation_is_ours_and_its_predictions_are_evaluated(resumed: Path, t
     assert len(predictions.read_text().splitlines()) == 24
 
 
-def test_the_dump_says_what_each_response_stated_earned_and_learned(resumed: Path):
+def test_the_dump_says_what_each_response_stated_earned_and_learned(resumed):
     rows = loop.rollouts(resumed, 3)
     assert len(rows) == 128
     assert {"confidence", "verdict", "gesr", "confidence_advantage", "answer_advantage", "response"} <= rows[0].keys()
@@ -104,17 +101,17 @@ def test_the_dump_says_what_each_response_stated_earned_and_learned(resumed: Pat
         assert group[0]["gesr"] == pytest.approx(sum(row["verdict"] == "right" for row in group) / 8)
 
 
-def test_two_ranks_with_segment_means_and_the_scale_of_the_batch(warm: Path, tmp_path: Path):
-    keys: dict[str, Any] = {"loss_aggregation": "segment_mean", "advantage_scale": "batch"}
+def test_two_ranks_with_segment_means_and_the_scale_of_the_batch(warm, tmp_path):
+    keys = {"loss_aggregation": "segment_mean", "advantage_scale": "batch"}
     method = MethodConfig(**keys)
-    changes: dict[str, Any] = {MINIBATCH: 8, STEPS: 1, "coca__method": keys}
+    changes = {MINIBATCH: 8, STEPS: 1, "coca__method": keys}
     finished(tiny.configuration(warm, tmp_path / "run", gpus=2, **changes), **keeping(tmp_path / "run"))
     assert_same_gradient(warm, tmp_path / "run", method, ranks=2, minibatches=2)
 
 
-def test_a_failing_grader_and_a_failing_session_with_token_means(warm: Path, tmp_path: Path):
+def test_a_failing_grader_and_a_failing_session_with_token_means(warm, tmp_path):
     """An answer that cannot be graded is counted; a group that lacks a response teaches nothing, and is counted."""
-    changes: dict[str, Any] = {STEPS: 1, MINIBATCH: 8}
+    changes = {STEPS: 1, MINIBATCH: 8}
     changes |= {"coca__method": {"loss_aggregation": "token_mean"}, "coca__broken_groups": 1}
     run = tmp_path / "run"
     # Five of the 16 answers end with 1, so some are graded whichever group loses a response.
@@ -132,10 +129,10 @@ def test_a_failing_grader_and_a_failing_session_with_token_means(warm: Path, tmp
     assert_same_gradient(warm, run, MethodConfig(loss_aggregation="token_mean"), ranks=1, minibatches=2)
 
 
-def test_an_asynchronous_loop_counts_discarded_groups(warm: Path, tmp_path: Path):
+def test_an_asynchronous_loop_counts_discarded_groups(warm, tmp_path):
     """Of the 48 questions of step 1, 16 train in each of two steps; those left in the third are too old."""
     run = tmp_path / "run"
-    changes: dict[str, Any] = {
+    changes = {
         STEPS: 3,
         MINIBATCH: 8,
         "coca__broken_groups": 1,
@@ -168,7 +165,7 @@ def test_an_asynchronous_loop_counts_discarded_groups(warm: Path, tmp_path: Path
     assert (run / "checkpoints" / "best" / "global_step_3" / "actor").is_dir()
 
 
-def test_a_failing_session_ends_a_run_that_allows_none(warm: Path, tmp_path: Path):
+def test_a_failing_session_ends_a_run_that_allows_none(warm, tmp_path):
     config = tiny.configuration(warm, tmp_path / "run", **{STEPS: 1})
     code = loop.start(config, modules=MEDDLING, COCA_TEST_SESSION_FAILS="37").wait()
     log = loop.log_of(tmp_path / "run")
@@ -177,7 +174,7 @@ def test_a_failing_session_ends_a_run_that_allows_none(warm: Path, tmp_path: Pat
     assert "coca.broken_groups" in log
 
 
-def test_sequential_changes_its_reward_half_way(warm: Path, tmp_path: Path):
+def test_sequential_changes_its_reward_half_way(warm, tmp_path):
     run = tmp_path / "run"
     finished(tiny.configuration(warm, run, **{STEPS: 2, "coca__method": {"name": "sequential"}}), **BY_TURNS)
     assert [loop.metrics(run)[step]["stage"] for step in (1, 2)] == [0.0, 1.0]
@@ -190,7 +187,7 @@ def test_sequential_changes_its_reward_half_way(warm: Path, tmp_path: Path):
     assert any(row["answer_advantage"] for row in loop.rollouts(run, 2) if row["gesr"] == 0)
 
 
-def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm: Path, tmp_path: Path):
+def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm, tmp_path):
     run = tmp_path / "run"
     keys = {STEPS: 1, "coca__method": {"name": f"{own_code.__file__}:Shy"}, "coca__grader": f"{own_code.__file__}:even"}
     finished(tiny.configuration(warm, run, **keys), **BY_TURNS)
@@ -205,7 +202,7 @@ def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm: Path, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["rlcr", "dcpo", "caliber"])
-def test_methods_that_state_a_confidence_after_the_answer(tmp_path: Path, name: str):
+def test_methods_that_state_a_confidence_after_the_answer(tmp_path, name):
     warm, run = tmp_path / "warm", tmp_path / "run"
     warm.mkdir()
     tiny.write_model(warm / "model", method=name, warm_up_steps=200)

@@ -7,16 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.algorithm.advantages import segment_masks
-from coca_mindspeed.algorithm.objective import Objective, segment_objective
+from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.algorithm.parsing import SEGMENTS
 from coca_mindspeed.verl.segment_loss import SEGMENT_ENDS
 from tests.integration.verl.loop import ROOT
@@ -26,7 +23,7 @@ HOME = os.environ.get("MEGATRON_HOME")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HOME, reason="MEGATRON_HOME names no Megatron-LM checkout")]
 
 
-def made_up(seed: int = 0) -> dict[str, Any]:
+def made_up(seed=0):
     """Weights, and rows of responses of 4 to 9 tokens whose old log-probs make the clip bite."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(4, 10, (ROWS,), generator=draw).tolist()
@@ -47,7 +44,7 @@ def made_up(seed: int = 0) -> dict[str, Any]:
     return {"rows": rows, "embedding": embedding, "head": head * 0.3}
 
 
-def expected(job: dict[str, Any], aggregation: str) -> tuple[dict[str, Tensor], Objective]:
+def expected(job, aggregation):
     """Gradients and statistics of the whole mini-batch on one device.
 
     An importance weight of the rollout correction scales the advantage of its own token, of either segment.
@@ -82,7 +79,7 @@ def expected(job: dict[str, Any], aggregation: str) -> tuple[dict[str, Tensor], 
         (2, 2, 1, 2, "segment_mean"),
     ],
 )
-def test_the_gradient_is_that_of_the_objective(tmp_path: Path, tp: int, pp: int, dp: int, micro: int, aggregation: str):
+def test_the_gradient_is_that_of_the_objective(tmp_path, tp, pp, dp, micro, aggregation):
     job = {**made_up(), "tp": tp, "pp": pp, "micro": micro, "aggregation": aggregation}
     torch.save(job, tmp_path / "job.pt")
     with socket.socket() as free:

@@ -1,7 +1,6 @@
 """A tiny model that verl can serve, easy arithmetic as verl's data, and a configuration for them."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -12,12 +11,11 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sft import warm_up
 from tests.support.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
 
 
-def write_model(directory: Path, *, method: str = "coca", seed: int = 0, warm_up_steps: int = 0) -> None:
+def write_model(directory, *, method="coca", seed=0, warm_up_steps=0):
     """Write the tiny model, warmed up into one that answers and is too sure of itself."""
     write_tiny_model_for_verl(directory, seed)
     if not warm_up_steps:
@@ -28,7 +26,7 @@ def write_model(directory: Path, *, method: str = "coca", seed: int = 0, warm_up
     policy.model.save_pretrained(directory)
 
 
-def widen_model(source: Path, directory: Path) -> None:
+def widen_model(source, directory):
     """Write the local engine's warmed-up model with the tokens that verl wants, as unlikely as its padding."""
     write_tiny_model_for_verl(directory, seed=0)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -39,7 +37,7 @@ def widen_model(source: Path, directory: Path) -> None:
     model.save_pretrained(directory)
 
 
-def load_tiny(directory: Path) -> Policy:
+def load_tiny(directory):
     """The model as the local engine sees it."""
     run = compose_run("demo", [f"model.path={directory}"]).run
     policy = load_policy(directory, run.model, torch.device("cpu"))
@@ -47,12 +45,12 @@ def load_tiny(directory: Path) -> Policy:
     return policy
 
 
-def write_questions(directory: Path, method: str, *, train: int, evaluate: int, seed: int = 0) -> None:
+def write_questions(directory, method, *, train, evaluate, seed=0):
     """Write ``train.jsonl`` and ``val.jsonl`` in verl's form."""
     write_questions_for_verl(directory, method, train=train, evaluate=evaluate, seed=seed)
 
 
-def configuration(directory: Path, run: Path, *, gpus: int = 1, **keys: Any) -> Path:
+def configuration(directory, run, *, gpus=1, **keys):
     """Write a YAML on verl's own defaults for the model and the questions of a directory.
 
     Args:
@@ -61,7 +59,7 @@ def configuration(directory: Path, run: Path, *, gpus: int = 1, **keys: Any) -> 
         gpus: data-parallel ranks.
         keys: dotted keys with ``__`` for each dot, on top of what is here.
     """
-    config: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    config = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     config["trainer"] |= {
         "n_gpus_per_node": gpus,
         "default_local_dir": str(run / "checkpoints"),
