@@ -38,16 +38,8 @@ from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.process import GIB
-from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.configuration import (
-    find_verl_run,
-    known_keys,
-    plan_rows,
-    unknown_keys,
-    verl_configuration,
-    verls_directory,
-)
-from coca_mindspeed.verl.settings import verl_settings
+from coca_mindspeed.verl import plan as verl_plan
+from coca_mindspeed.verl.configuration import find_verl_run
 
 _CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "metrics")
 _GRAPH_MODE = (
@@ -110,12 +102,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
-    config = verl_configuration(file, arguments.overrides)
-    settings = verl_settings(config)
-    unknown = unknown_keys(config, arguments.overrides, known_keys(verls_directory()))
-    raise_problems([*unknown, *verl_problems(config, settings)], f"{file.name} cannot run:")
+    plan = verl_plan.make_plan(file, arguments.overrides)
+    raise_problems(plan.problems, f"{file.name} cannot run:")
     if not arguments.quiet:
-        _print(f"{file.stem} on verl", plan_rows(config, settings), [], [])
+        _print(plan.title, plan.rows, [], [])
 
 
 def _check_local(composed: ComposedConfig, quiet: bool) -> None:
