@@ -5,11 +5,8 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 
 import argparse
 import sys
-import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.table import Table
 
@@ -17,11 +14,11 @@ from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub
 from coca_mindspeed.config.compose import ComposedConfig
+from coca_mindspeed.config.plan import Phase, Plan, evaluations
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError, find_problems, raise_problems
 from coca_mindspeed.mindspeed.plan import (
     ClusterPlan,
-    Part,
     Rates,
     checkpoint_bytes,
     host_gib,
@@ -63,15 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print problems only")
 
 
-class Phase(NamedTuple):
-    """Memory of one phase, in GiB."""
-
-    name: str
-    parts: Sequence[Part]
-    total: float
-    limit: float
-
-
 def run(arguments: argparse.Namespace) -> int:
     try:
         _check(arguments)
@@ -105,94 +93,34 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
     plan = verl_plan.make_plan(file, arguments.overrides)
     raise_problems(plan.problems, f"{file.name} cannot run:")
     if not arguments.quiet:
-        _print(plan.title, plan.rows, [], [])
+        _print(plan)
 
 
 def _check_local(composed: ComposedConfig, quiet: bool) -> None:
     """Check a run of the local engine as its start does, print its plan, and sample responses of its model."""
-    from coca_mindspeed.local.model_files import weight_shapes
     from coca_mindspeed.local.run_directory import RunState
     from coca_mindspeed.local.validation import checked_grader, read_inputs
 
     config, name = composed.run, composed.name
     checks = (*CHECKS, *map(or_on_the_hub, (missing_data, missing_model)))
     raise_problems(find_problems(config, checks), f"{name} cannot run:")
-    with tempfile.TemporaryDirectory() as empty:
-        output = Path(empty) / "run"
-        inputs = read_inputs(config, RunState(output), show_progress=not quiet)
-        grader = checked_grader(inputs)
-        with ExitStack() as until_opened:
-            until_opened.callback(grader.close)
-            if not quiet:
-                _print_local(inputs.config, name)
-            from coca_mindspeed.local.preflight import run_preflight  # torch takes seconds to import
-            from coca_mindspeed.local.run import LocalRun
+    inputs = read_inputs(config, RunState(Path("runs")), show_progress=not quiet)
+    with closing(checked_grader(inputs)) as grader:
+        from coca_mindspeed.local.plan import make_plan, sample_responses  # torch takes seconds to import
 
-            until_opened.pop_all()  # the run closes its grader
-            with LocalRun.open(composed, output, show_progress=not quiet, validated=(inputs, grader)) as run:
-                config, path = run.config, run.config.model.path
-                if path is None or not weight_shapes(Path(path)):
-                    return
-                policy = run.load()
-                if not config.evaluation.preflight:
-                    return
-                if not quiet:
-                    print_text(f"sampling {config.evaluation.preflight} responses", sys.stderr)
-                found = run_preflight(policy, inputs.train, grader, config)
+        plan = make_plan(inputs.config, name)
+        if not quiet:
+            _print(plan)
+        raise_problems(plan.problems, f"{name} cannot run:")
+        found = sample_responses(composed, inputs, grader, show_progress=not quiet)
+    if found is None:
+        return
     if not quiet:
         print_text(found)
     if config.warm_up.records is None:
         raise_problems(found.problems())
     elif not quiet:
         print_text("the run samples again after its warm-up")
-
-
-def _print_local(config: RunConfig, name: str) -> None:
-    """Print the plan of a local run, and its memory by formula."""
-    from coca_mindspeed.local.memory import estimate_memory, free_bytes
-    from coca_mindspeed.local.model_files import TINY_MODEL, read_model_config, weight_shapes
-    from coca_mindspeed.local.policy import choose_device
-    from coca_mindspeed.local.sft import sft_microbatch_tokens
-    from coca_mindspeed.local.tiny_model import tiny_config
-
-    device, rollout, warm_up = choose_device(config.trainer.device), config.rollout, config.warm_up
-    files = {"data.train": config.data.train, "data.evaluate": config.data.evaluate, "model.path": config.model.path}
-    rows = [
-        ("method", config.method.name),
-        ("learning rate", f"{config.optimizer.lr:g}"),
-        ("length", f"{config.trainer.steps} steps per stage"),
-        ("evaluation while training", _evaluation(config, "steps")),
-        *((key, path) for key, path in files.items() if path is not None),
-    ]
-    if warm_up.records is not None:
-        stage = f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
-        rows.append(("before training", f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass"))
-    if config.model.path is None:
-        need = estimate_memory(config, tiny_config(), TINY_MODEL, device)
-    else:
-        path = Path(config.model.path)
-        need = estimate_memory(config, read_model_config(path, config.model), weight_shapes(path), device)
-    kept = [Part(part, getattr(need, part), "") for part in ("weights", "moments", "logits")]
-    update = [*kept, Part("gradients", need.gradients, ""), Part("activations", need.activations, "")]
-    if need.decoder:
-        update.append(Part("buffers of decoding", need.decoder, "kept for the next rollout"))
-    sampling = [*kept, Part("KV cache", need.cache, "at the end of the longest responses")]
-    phases = [
-        Phase(phase, parts, sum(part.gib for part in parts), free_bytes(device) / GIB)
-        for phase, parts in (("update", update), ("rollout", sampling))
-    ]
-    note = (
-        f"formula for prompts of {rollout.max_prompt_tokens} and responses of {rollout.max_new_tokens} tokens, the "
-        "longest; Python and its libraries come on top (docs/training.md, Memory)"
-    )
-    _print(f"{name} on {device}", rows, phases, [note])
-
-
-def _evaluation(config: RunConfig, unit: str) -> str:
-    if not config.data.has_held_out:
-        return "none: data.evaluate is null, so nothing is evaluated"
-    interval = config.evaluation.interval
-    return f"every {interval} {unit}" if interval else "none"
 
 
 def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:
@@ -207,17 +135,16 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
     plan = make_plan(config)
     rates = published_rates(plan.resolved) if arguments.metrics is None else read_rates(arguments.metrics)
     if not arguments.quiet:
-        memory, notes = [], []
+        memory: tuple[Phase, ...] = ()
+        notes: list[str] = []
         if (need := plan.memory) is not None:
-            memory = [
-                Phase("training", need.training, need.training_gib, need.limit_gib),
-                Phase("rollout", need.rollout, need.rollout_gib, need.limit_gib),
-            ]
+            limit = need.limit_gib
+            memory = (Phase("training", need.training, limit), Phase("rollout", need.rollout, limit))
             held = f"{need.longest_responses:.0f} sequences of {plan.resolved.max_model_len} tokens"
             notes = [f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend.md)"]
         if not plan.resolved.enforce_eager:
             notes.append(_GRAPH_MODE)
-        _print(composed.name, _cluster_rows(plan, config, rates), memory, notes)
+        _print(Plan(composed.name, tuple(_cluster_rows(plan, config, rates)), memory, tuple(notes)))
     raise_problems(plan.problems, f"{composed.name} cannot run:")
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
@@ -278,7 +205,7 @@ def _cluster_rows(plan: ClusterPlan, config: RunConfig, rates: Rates | None) -> 
         ("iterations", iterations),
         ("time", _time(plan, config, rates) if r.npus > 0 else "?"),
         ("host memory", f"about {host} GiB a node, without Ray's object store and the data"),
-        ("validation", _evaluation(config, "iterations")),
+        ("validation", evaluations(config, "iterations")),
         ("checkpoints", f"{checkpoints}, at most {most * size:.0f} GB at once"),
     ]
 
@@ -303,19 +230,19 @@ def _slots(plan: ClusterPlan) -> str:
     return f"{r.max_sequences} for {r.engine_responses} responses: {waves} waves; {raise_it}"
 
 
-def _print(name: str, rows: Sequence[tuple[str, str]], memory: Sequence[Phase], notes: Sequence[str]) -> None:
+def _print(plan: Plan) -> None:
     console = PlainConsole()
-    table = Table("", "", title=f"plan of {name}", show_header=False, title_justify="left")
-    for row in rows:
+    table = Table("", "", title=f"plan of {plan.title}", show_header=False, title_justify="left")
+    for row in plan.rows:
         table.add_row(*row)
     console.print_table(table)
-    if memory:
+    if plan.memory:
         table = Table("estimated memory of one device", "GiB", "formula", title_justify="left")
-        for phase in memory:
+        for phase in plan.memory:
             for part in phase.parts:
-                table.add_row(f"{phase.name}: {part.name}", f"{part.gib:.2f}", part.formula)
-            table.add_row(f"{phase.name}, together", f"{phase.total:.2f}", f"of {phase.limit:.2f}", style="bold")
+                table.add_row(f"{phase.name}: {part.name}", f"{part.bytes / GIB:.2f}", part.formula)
+            table.add_row(f"{phase.name}, together", f"{phase.gib:.2f}", f"of {phase.limit_gib:.2f}", style="bold")
             table.add_section()
         console.print_table(table)
-    for note in notes:
+    for note in plan.notes:
         print_text(note)

@@ -72,3 +72,9 @@ def evaluations(config: RunConfig, unit: str) -> str:
         return "none: data.evaluate is null, so nothing is evaluated"
     interval = config.evaluation.interval
     return f"every {interval} {unit}" if interval else "none"
+
+
+def batch_rows(step: str, prompts: int, group: int, mini_batch: int, passes: int) -> Iterator[Row]:
+    """Responses and updates of a step, by the engine's name of it; a minibatch has ``mini_batch`` prompts."""
+    yield step, f"{prompts} prompts x {group} responses = {prompts * group}"
+    yield f"updates per {step}", f"{prompts // max(1, mini_batch) * passes} of {mini_batch} prompts"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coca_mindspeed.config.checks import steps_of_epochs, training_rows
+from coca_mindspeed.config.plan import Part
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
@@ -42,19 +43,6 @@ _PUBLISHED = ((28, 3584, 18944), (64, 5120, 27648))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a memory estimate: name, bytes on the fullest device, and the formula in words."""
-
-    name: str
-    bytes: float
-    formula: str
-
-    @property
-    def gib(self) -> float:
-        return self.bytes / GIB
-
-
-@dataclass(frozen=True, slots=True)
 class NpuMemory:
     """The two phases of an iteration, which take turns on an NPU.
 
@@ -72,11 +60,11 @@ class NpuMemory:
 
     @property
     def training_gib(self) -> float:
-        return sum(part.gib for part in self.training)
+        return sum(part.bytes for part in self.training) / GIB
 
     @property
     def rollout_gib(self) -> float:
-        return sum(part.gib for part in self.rollout)
+        return sum(part.bytes for part in self.rollout) / GIB
 
 
 @dataclass(frozen=True, slots=True)
