@@ -2,11 +2,11 @@
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -85,12 +85,11 @@ def known_keys(section: str) -> list[str]:
     return [key.rpartition(".")[2] for key in facts_of(RunConfig) if key.rpartition(".")[0] == section]
 
 
-# Interpolations compute with these: MindSpeed-RL's keys are derived from ours, never written twice.
+# Interpolations compute defaults with these.
 OmegaConf.register_new_resolver("sum", lambda *terms: sum(terms), replace=True)
 OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
 OmegaConf.register_new_resolver("quotient", lambda a, b: a // b, replace=True)
 OmegaConf.register_new_resolver("if_equal", lambda a, b, value: value if a == b else None, replace=True)
-OmegaConf.register_new_resolver("is_set", lambda value: value is not None, replace=True)
 
 
 @dataclass(frozen=True)
@@ -126,11 +125,18 @@ def ready_made_runs() -> list[str]:
     return sorted(path.stem for path in config_directory().glob("*.yaml") if path.stem != "base")
 
 
-def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool = False) -> ComposedConfig:
+def compose_run(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    allow_missing: bool = False,
+    renames: Mapping[str, str] = MappingProxyType({}),
+) -> ComposedConfig:
     """Compose and validate a run: a ready-made one (``demo``), or the path of a YAML file that may name our groups.
 
     ``overrides`` are Hydra's: ``method=joint`` chooses from a group, ``rollout.prompts=64`` sets a key.
-    ``allow_missing`` keeps ``???`` as the value of a key that still needs one.
+    ``allow_missing`` keeps ``???`` as the value of a key that still needs one.  ``renames`` are an engine's keys and
+    ours that errors name instead.
 
     Raises ConfigError if the name is unknown, the YAML cannot be composed, or a value is not valid or has no effect.
     """
@@ -176,7 +182,7 @@ def compose_run(name: str, overrides: Sequence[str] = (), *, allow_missing: bool
         raise ConfigError(f"{file}: cannot be composed: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected a mapping of keys, found {type(values).__name__}")
-    run = validate_config({str(k): v for k, v in values.items()}, file, overrides)
+    run = validate_config({str(k): v for k, v in values.items()}, file, overrides, renames)
     if run.data.epochs is not None:
         _refuse_unused_steps(run, file, overrides)
     return ComposedConfig(run, name)
@@ -220,8 +226,13 @@ def _composes(directory: Path, stem: str) -> bool:
     return True
 
 
-def validate_config(values: dict[str, Any], file: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Check a mapping that was composed of a run's ``file`` against the schema.
+def validate_config(
+    values: dict[str, Any],
+    file: Path,
+    overrides: Sequence[str] = (),
+    renames: Mapping[str, str] = MappingProxyType({}),
+) -> RunConfig:
+    """Check a mapping that was composed of a run's ``file`` against the schema; ``renames`` as of :func:`compose_run`.
 
     Raises ConfigError with every problem, a line each, with the file (or override), key, value and nearest valid name.
     """
@@ -229,32 +240,25 @@ def validate_config(values: dict[str, Any], file: Path, overrides: Sequence[str]
         return RunConfig.model_validate(values)
     except ValidationError as error:
         sections = values.get("mindspeed_rl")
-        problems = [_explained(problem, sections) for problem in validation_problems(error)]
+        problems = [_explained(problem, sections, renames) for problem in validation_problems(error)]
         origins = [_origin(problem.key, file, overrides) for problem in problems]
         kind = UsageError if all(origin.startswith("override ") for origin in origins) else ConfigError
         lines = [f"{origin}: {problem}" for origin, problem in zip(origins, problems, strict=True)]
         raise kind("\n".join(lines), problems) from error
 
 
-def _explained(problem: Problem, mindspeed_rl: object) -> Problem:
+def _explained(problem: Problem, mindspeed_rl: object, renames: Mapping[str, str]) -> Problem:
     """A problem of the schema, with how the key is written."""
     if problem.key in GROUPS and isinstance(problem.value, str):
         return problem._replace(expected=f"a group: write `- override {problem.key}: {problem.value}` under defaults")
     if problem.code == UNKNOWN_KEY and isinstance(mindspeed_rl, Mapping) and problem.key in mindspeed_rl:
-        written = _set_by(problem.key, problem.value) or f"mindspeed_rl.{problem.key}"
+        names = problem.value if isinstance(problem.value, Mapping) else ()
+        ours = [renames.get(f"{problem.key}.{name}") for name in names]
+        written = " and ".join(filter(None, ours)) if ours and all(ours) else f"mindspeed_rl.{problem.key}"
         return problem._replace(expected=f"a section of MindSpeed-RL: write {written}")
     if problem.code == UNKNOWN_KEY:
         return problem._replace(expected=unknown_key(*problem.key.rpartition(".")[::2]))
     return problem
-
-
-def _set_by(section: str, values: object) -> str:
-    """The keys of ours that set the ``values`` of a section of MindSpeed-RL; empty if one of them has no such key."""
-    texts = value_of(read_yaml(config_directory() / "hardware" / "ascend.yaml"), f"mindspeed_rl.{section}")
-    if not isinstance(texts, Mapping) or not isinstance(values, Mapping):
-        return ""
-    found = [re.fullmatch(r"\$\{([\w.]+)\}", str(texts.get(name))) for name in values]
-    return " and ".join(match[1] for match in found if match) if all(found) else ""
 
 
 def _add_defaults(composed: DictConfig) -> None:

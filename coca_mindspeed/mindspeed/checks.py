@@ -25,6 +25,7 @@ from coca_mindspeed.errors import (
     raise_problems,
     show_value,
 )
+from coca_mindspeed.mindspeed.keys import set_twice
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.process import CocaSettings
@@ -33,7 +34,6 @@ from coca_mindspeed.mindspeed.upstream_keys import (
     MINDSPEED_VERIFIERS,
     OWN_VERIFIER,
     ignored_keys,
-    set_twice,
     shipped_keys,
 )
 from coca_mindspeed.scoring.settings import checked_section
@@ -152,22 +152,13 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
             yield "local-only", key, found == default, reason, facts.cluster
 
 
-def run_problems(
-    run: RunConfig,
-    resolved: ResolvedConfig,
-    written: Mapping[str, tuple[Any, str]],
-    file_values: Callable[[], dict[str, Any]],
-) -> list[Problem]:
-    """Find all problems of a cluster run.
-
-    ``file_values`` makes the configuration that the driver reads; ``written`` are the keys of it that get their value
-    only then (``written_keys``).
-    """
+def run_problems(run: RunConfig, resolved: ResolvedConfig, file_values: Callable[[], dict[str, Any]]) -> list[Problem]:
+    """Find all problems of a cluster run; ``file_values`` makes the configuration that the driver reads."""
     checks: tuple[Check[RunConfig], ...] = (
         *CHECKS,
         as_check(_run_conditions),
         lambda run: differing_shapes("model.path", run.model.path, run.model.architecture, "model.architecture"),
-        lambda run: set_twice(run, written),
+        set_twice,
         lambda run: _npus(run, resolved),
         lambda run: _layout(resolved),
         lambda run: _driver(run, file_values()),

@@ -247,7 +247,7 @@ def _run(machine: Machine, run: RunConfig, output: Path) -> Iterator[Finding]:
     if not problems:
         yield _item("plan", "configuration", "no problems", True, "no problems", "")
     if plan is not None:
-        if run.hardware.platform == "npu" or run.mindspeed_rl["actor_config"].get("load"):
+        if run.hardware.platform == "npu" or plan.resolved.load:
             yield _weights(run, plan)
         yield _disk(machine, run, plan, output)
         if plan.memory is not None:
@@ -256,7 +256,7 @@ def _run(machine: Machine, run: RunConfig, output: Path) -> Iterator[Finding]:
 
 
 def _weights(run: RunConfig, plan: ClusterPlan) -> Finding:
-    wanted, path = (plan.resolved.tp, plan.resolved.pp), str(run.mindspeed_rl["actor_config"].get("load"))
+    wanted, path = (plan.resolved.tp, plan.resolved.pp), str(plan.resolved.load)
     shown, fix = f"Megatron weights for TP {wanted[0]}, PP {wanted[1]}", "bash launch/convert_weights.sh hf2mcore RUN"
     try:
         layout = checkpoint_layout(Path(path))
@@ -298,11 +298,10 @@ def _host_memory(machine: Machine, needed: float) -> Iterator[Finding]:
 def _grader(run: RunConfig) -> Finding:
     """Whether the grader can be built: every node grades its share.  The driver checks the gold answers."""
     names = list((run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or [])
-    coca, problem = run.mindspeed_rl.get("coca") or {}, ""
-    grader = coca.get("grader", "auto")
+    grader, problem = run.data.grader, ""
     named = (run.data.train, run.data.evaluate) if grader == "auto" else ()  # which names one for each record
     try:
-        check_verifier(names, grader, coca.get("grading") or {}, [Path(path) for path in named if path is not None])
+        check_verifier(names, grader, run.data.grader_options, [Path(path) for path in named if path is not None])
     except (CocaError, ImportError) as error:
         problem = str(error)
     shown = f"{', '.join(names)} ({run.data.grader})"

@@ -16,7 +16,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
-from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, written_keys
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.utils.process import GIB
 
@@ -100,9 +100,8 @@ def make_plan(run: RunConfig) -> ClusterPlan:
         except ConfigError as error:
             iterations, problems = None, error.problems
     # The number of iterations and the directory are unknown to the conditions; any do.
-    files = StageFiles(Path("runs"))
-    values = partial(mindspeed_values, run, iterations or 1, files)
-    problems += run_problems(run, resolved, written_keys(run, iterations or 1, files), values)
+    values = partial(mindspeed_values, run, iterations or 1, StageFiles(Path("runs")))
+    problems += run_problems(run, resolved, values)
     if memory is not None:
         problems += _memory_problems(resolved, memory)
     return ClusterPlan(resolved, memory, rows, rows_from, iterations, tuple(problems))

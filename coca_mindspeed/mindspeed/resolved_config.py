@@ -1,107 +1,92 @@
-"""The resolved configuration of a cluster run: one flat record of the typed sections and of MindSpeed-RL's.
+"""The resolved configuration of a cluster run: one flat record of what the run file says.
 
 Defaults are those of MindSpeed-RL's config classes, because a key that a YAML file leaves out has that value there.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
 
-from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import Problem, raise_problems
-from coca_mindspeed.mindspeed.upstream_keys import underscored
+from pydantic import Field, ValidationError
 
-_SECTIONS = {
-    "hardware": "hardware",
-    "actor": "mindspeed_rl.actor_config",
-    "rl": "mindspeed_rl.rl_config",
-    "resource": "mindspeed_rl.rl_config.actor_resource",
-    "generate": "mindspeed_rl.generate_config",
-    "sampling": "mindspeed_rl.generate_config.sampling_config",
-    "coca": "mindspeed_rl.coca",
-    "method": "mindspeed_rl.coca.method",
-}
-_REQUIRED = object()
-_PACKING = object()  # rl_config.max_packing_token_size
+from coca_mindspeed.config.schema import RunConfig, Section
+from coca_mindspeed.errors import Problem, raise_problems, validation_problems
+from coca_mindspeed.mindspeed.keys import actor_values, translate, underscored
+from coca_mindspeed.utils.text_formats import value_of
+
 # MindSpeed-RL counts the microbatches that hold their limit and then evens them out by another rule (Karmarkar-Karp),
 # which keeps to no limit: on response-like lengths it exceeded the limit by up to 2.5%.
 _PACKING_EXCESS = 1.025
 
 
-def _key(name: str, default: Any = _REQUIRED, *, key: str | None = None) -> Any:
-    """A field read from ``section.name``; messages name ``key`` instead if given."""
-    return field(metadata={"name": name, "default": default, "key": key})
+class ResolvedConfig(Section):
+    """Numbers and switches of one run; sizes in tokens, ``None`` where MindSpeed-RL fills in the value itself.
 
+    An alias names the key: ours, or a free key of MindSpeed-RL.
+    """
 
-@dataclass(frozen=True, slots=True)
-class ResolvedConfig:
-    """Numbers and switches of one run; sizes in tokens, ``None`` where MindSpeed-RL fills in the value itself."""
-
-    method: str | None = _key("method.name", "coca")
-    lr: float = _key("actor.lr")
-    save_interval: int = _key("actor.save_interval")
-    eval_interval: int = _key("coca.eval_interval", 0)
-    keep_checkpoints: int | None = _key("coca.keep_checkpoints", None)
-    train_data: str | None = _key("actor.data_path", None)
-    eval_data: str | None = _key("coca.eval_data", None)
-    tokenizer: str | None = _key("actor.tokenizer_name_or_path", None)
-    load: str | None = _key("actor.load", None)
-    nodes: int = _key("hardware.nodes")
-    npus: int = _key("resource.num_npus")
-    memory_gib: float = _key("hardware.memory_gib")
-    reserved_gib: float = _key("hardware.reserved_gib")
+    method: str = Field(alias="method.name")
+    lr: float = Field(alias="optimizer.lr")
+    save_interval: int = Field(alias="checkpoint.interval")
+    eval_interval: int = Field(alias="evaluation.interval")
+    keep_checkpoints: int | None = Field(alias="checkpoint.keep")
+    train_data: str | None = Field(alias="data.train")
+    eval_data: str | None = Field(alias="data.evaluate")
+    tokenizer: str | None = Field(alias="model.path")
+    load: str | None = Field(alias="model.megatron_path")
+    nodes: int = Field(alias="hardware.nodes")
+    npus: int = Field(alias="mindspeed_rl.rl_config.actor_resource.num_npus")
+    memory_gib: float = Field(alias="hardware.memory_gib")
+    reserved_gib: float = Field(alias="hardware.reserved_gib")
     # the model
-    layers: int = _key("actor.num_layers")
-    hidden: int = _key("actor.hidden_size")
-    heads: int = _key("actor.num_attention_heads")
-    query_groups: int = _key("actor.num_query_groups", 1)
-    grouped_queries: bool = _key("actor.group_query_attention", False)
-    ffn: int = _key("actor.ffn_hidden_size")
-    vocab: int = _key("actor.padded_vocab_size")
-    untied_embeddings: bool = _key("actor.untie_embeddings_and_output_weights", False)
-    qkv_bias: bool = _key("actor.add_qkv_bias", False)
-    qk_layernorm: bool = _key("actor.qk_layernorm", False)
-    context: int = _key("actor.max_position_embeddings")
+    layers: int = Field(alias="model.architecture.layers")
+    hidden: int = Field(alias="model.architecture.hidden")
+    heads: int = Field(alias="model.architecture.heads")
+    query_groups: int = Field(alias="model.architecture.kv_groups")
+    grouped_queries: bool = Field(False, alias="mindspeed_rl.model.actor.group_query_attention")
+    ffn: int = Field(alias="model.architecture.ffn")
+    vocab: int = Field(alias="model.architecture.vocab")
+    untied_embeddings: bool = Field(alias="model.architecture.untied_embeddings")
+    qkv_bias: bool = Field(alias="model.architecture.qkv_bias")
+    qk_layernorm: bool = Field(alias="model.architecture.qk_layernorm")
+    context: int = Field(alias="model.architecture.context")
     # training
-    tp: int = _key("actor.tensor_model_parallel_size", 1)
-    pp: int = _key("actor.pipeline_model_parallel_size", 1)
-    cp: int = _key("actor.context_parallel_size", 1)
-    micro_batch: int = _key("actor.micro_batch_size")
-    sequence_parallel: bool = _key("actor.sequence_parallel", False)
-    distributed_optimizer: bool = _key("actor.use_distributed_optimizer", False)
-    recompute: str | None = _key("actor.recompute_granularity", None)
+    tp: int = Field(1, alias="mindspeed_rl.actor_config.tensor_model_parallel_size")
+    pp: int = Field(1, alias="mindspeed_rl.actor_config.pipeline_model_parallel_size")
+    cp: int = Field(1, alias="mindspeed_rl.actor_config.context_parallel_size")
+    micro_batch: int = Field(alias="mindspeed_rl.actor_config.micro_batch_size")
+    sequence_parallel: bool = Field(False, alias="mindspeed_rl.megatron_training.sequence_parallel")
+    distributed_optimizer: bool = Field(False, alias="mindspeed_rl.megatron_training.use_distributed_optimizer")
+    recompute: str | None = Field(None, alias="mindspeed_rl.megatron_training.recompute_granularity")
     # the batch
-    prompts: int = _key("actor.global_batch_size", key="rollout.prompts")
-    group: int = _key("rl.n_samples_per_prompt", 1, key="rollout.group_size")
-    mini_batch: int = _key("rl.mini_batch_size", 1, key="trainer.minibatches")
-    epochs: int = _key("rl.epochs", 1)
-    remove_padding: bool = _key("rl.use_remove_padding", False)
-    dynamic_batch: bool = _key("rl.use_dynamic_bsz", False)
-    update_tokens: int = _key("rl.update_max_packing_token_size", _PACKING)
-    logprob_tokens: int = _key("rl.actor_max_packing_token_size", _PACKING)
-    rollout_dispatch: int | None = _key("rl.actor_rollout_dispatch_size", None)
-    update_dispatch: int | None = _key("rl.actor_update_dispatch_size", None)
-    kl_coefficient: float = _key("rl.init_kl_coef", 0.01)
-    guarantee_order: bool = _key("rl.guarantee_order", False)
+    prompts: int = Field(alias="rollout.prompts")
+    group: int = Field(alias="rollout.group_size")
+    mini_batch: int = Field(alias="trainer.minibatches")
+    epochs: int = Field(alias="trainer.ppo_epochs")
+    remove_padding: bool = Field(False, alias="mindspeed_rl.rl_config.use_remove_padding")
+    dynamic_batch: bool = Field(False, alias="mindspeed_rl.rl_config.use_dynamic_bsz")
+    update_tokens: int = Field(4096, alias="mindspeed_rl.rl_config.update_max_packing_token_size")
+    logprob_tokens: int = Field(4096, alias="mindspeed_rl.rl_config.actor_max_packing_token_size")
+    rollout_dispatch: int | None = Field(None, alias="mindspeed_rl.rl_config.actor_rollout_dispatch_size")
+    update_dispatch: int | None = Field(None, alias="mindspeed_rl.rl_config.actor_update_dispatch_size")
+    kl_coefficient: float = Field(0.01, alias="mindspeed_rl.rl_config.init_kl_coef")
+    guarantee_order: bool = Field(False, alias="mindspeed_rl.rl_config.guarantee_order")
     # rollout
-    rollout_tp: int = _key("generate.infer_tensor_parallel_size", 8)
-    max_prompt: int = _key("rl.max_prompt_length", 512, key="rollout.max_prompt_tokens")
-    max_new: int = _key("sampling.max_tokens", 128, key="rollout.max_new_tokens")
-    max_model_len: int = _key("generate.max_model_len", 2048)
-    max_batched_tokens: int = _key("generate.max_num_batched_tokens", 2048)
-    ascend_scheduler: bool = _key("generate.ascend_scheduler_config_enabled", True)
-    max_sequences: int = _key("generate.max_num_seqs", 1)
-    memory_utilization: float = _key("generate.gpu_memory_utilization", 0.5)
-    enforce_eager: bool = _key("generate.enforce_eager", True)
-    temperature: float = _key("sampling.temperature", 1.0, key="rollout.temperature")
-    sampling_seed: int | None = _key("sampling.seed", None)
-    top_k: int = _key("sampling.top_k", 50)
-    top_p: float = _key("sampling.top_p", 1.0)
-    min_p: float = _key("sampling.min_p", 0.0)
-    offload_param: bool = _key("generate.offload_train_param", False)
-    offload_grad: bool = _key("generate.offload_train_grad", False)
-    offload_optimizer: bool = _key("generate.offload_train_optimizer", False)
+    rollout_tp: int = Field(8, alias="mindspeed_rl.generate_config.infer_tensor_parallel_size")
+    max_prompt: int = Field(alias="rollout.max_prompt_tokens")
+    max_new: int = Field(alias="rollout.max_new_tokens")
+    max_model_len: int = Field(2048, alias="mindspeed_rl.generate_config.max_model_len")
+    max_batched_tokens: int = Field(2048, alias="mindspeed_rl.generate_config.max_num_batched_tokens")
+    ascend_scheduler: bool = Field(True, alias="mindspeed_rl.generate_config.ascend_scheduler_config_enabled")
+    max_sequences: int = Field(1, alias="mindspeed_rl.generate_config.max_num_seqs")
+    memory_utilization: float = Field(0.5, alias="mindspeed_rl.generate_config.gpu_memory_utilization")
+    enforce_eager: bool = Field(True, alias="mindspeed_rl.generate_config.enforce_eager")
+    temperature: float = Field(alias="rollout.temperature")
+    sampling_seed: int | None = Field(None, alias="mindspeed_rl.generate_config.sampling_config.seed")
+    top_k: int = Field(50, alias="mindspeed_rl.generate_config.sampling_config.top_k")
+    top_p: float = Field(1.0, alias="mindspeed_rl.generate_config.sampling_config.top_p")
+    min_p: float = Field(0.0, alias="mindspeed_rl.generate_config.sampling_config.min_p")
+    offload_param: bool = Field(False, alias="mindspeed_rl.generate_config.offload_train_param")
+    offload_grad: bool = Field(False, alias="mindspeed_rl.generate_config.offload_train_grad")
+    offload_optimizer: bool = Field(False, alias="mindspeed_rl.generate_config.offload_train_optimizer")
 
     @property
     def files(self) -> dict[str, str | None]:
@@ -171,21 +156,9 @@ class ResolvedConfig:
         return -(-tokens // self.cp)
 
 
-def _full_key(name: str) -> str:
-    section, _, rest = name.partition(".")
-    return f"{_SECTIONS[section]}.{rest}"
-
-
 #: The configuration key of each field, for messages.
-KEYS: dict[str, str] = {f.name: f.metadata["key"] or _full_key(f.metadata["name"]) for f in fields(ResolvedConfig)}
-
-_TYPES: dict[Any, tuple[str, Callable[[Any], bool]]] = {
-    int: ("must be a whole number", lambda value: type(value) is int),
-    int | None: ("must be a whole number or null", lambda value: value is None or type(value) is int),
-    float: ("must be a finite number", lambda value: type(value) in (int, float) and math.isfinite(value)),
-    bool: ("must be true or false", lambda value: type(value) is bool),
-    str | None: ("must be text", lambda value: value is None or isinstance(value, str)),
-}
+KEYS = {name: str(field.alias) for name, field in ResolvedConfig.model_fields.items()}
+_ABSENT = object()
 
 
 def resolve_config(run: RunConfig) -> ResolvedConfig:
@@ -193,40 +166,29 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
 
     Raises ConfigError if it is not for a cluster, or keys of MindSpeed-RL have values of the wrong type.
     """
-    theirs, platform = run.mindspeed_rl, run.hardware.platform
-    if platform == "local" or not theirs.get("actor_config"):
+    if (platform := run.hardware.platform) == "local":
         fix = "choose hardware=ascend_910b or hardware=ascend_910c, and a model for it"
         raise_problems(
             [Problem("no-cluster", "hardware.platform", platform, "must be npu or host for a cluster run", fix)]
         )
-    mappings = ("model", "megatron_training", "actor_config", "rl_config", "generate_config", "coca")
-    wrong = [key for key in mappings if not isinstance(theirs.get(key, {}), Mapping)]
-    raise_problems([Problem("wrong-type", f"mindspeed_rl.{key}", theirs[key], "must be a mapping") for key in wrong])
-    theirs = underscored(theirs)
-    training, own, coca = theirs.get("megatron_training", {}), theirs["actor_config"], theirs.get("coca", {})
-    named = str(own.get("model", training.get("model"))).replace("-", "_")
-    shapes = theirs.get("model", {}).get(named) or {}
-    if not isinstance(shapes, Mapping):
-        raise_problems([Problem("wrong-type", "mindspeed_rl.model", run.mindspeed_rl["model"], "must hold mappings")])
-    actor = {**shapes, **training, **own}  # BaseConfig.update: later wins
-    rl, generate = theirs.get("rl_config", {}), theirs.get("generate_config", {})
-    sections = {
-        **{"hardware": run.hardware.model_dump(), "actor": actor, "rl": rl, "generate": generate, "coca": coca},
-        **{"method": coca.get("method") or {}, "resource": rl.get("actor_resource") or {}},
-        "sampling": generate.get("sampling_config") or {},
-    }
+    if run.model.architecture is None:
+        fix = "choose a model for a cluster: model=qwen25_7b"
+        raise_problems([Problem("no-architecture", "model.architecture", None, "must be the model's shapes", fix)])
+    theirs = underscored(translate(run))
+    actor = actor_values(theirs)
     if (experts := actor.get("num_experts")) is not None:
         reason = "must be absent: neither the layout nor the memory of a mixture of experts is planned"
         fix = "untried: start the driver with this YAML, without a plan (docs/port.md, How a run starts)"
-        raise_problems([Problem("mixture-of-experts", "mindspeed_rl.model.actor.num_experts", experts, reason, fix)])
-    packing, values, problems = rl.get("max_packing_token_size", 4096), dict[str, Any](), list[Problem]()
-    for each in fields(ResolvedConfig):
-        section, _, name = each.metadata["name"].partition(".")
-        default = {_PACKING: packing, _REQUIRED: None}.get(each.metadata["default"], each.metadata["default"])
-        value = sections[section].get(name, default)
-        expected, holds = _TYPES[each.type]
-        if not holds(value):
-            problems.append(Problem("wrong-type", _full_key(each.metadata["name"]), value, expected))
-        values[each.name] = float(value) if each.type is float and holds(value) else value
-    raise_problems(problems)
-    return ResolvedConfig(**values)
+        key = f"mindspeed_rl.model.{actor.get('model', 'actor')}.num_experts"
+        raise_problems([Problem("mixture-of-experts", key, experts, reason, fix)])
+    packing = value_of(theirs, "rl_config.max_packing_token_size", 4096)
+    rl = dict.fromkeys(("update_max_packing_token_size", "actor_max_packing_token_size"), packing) | theirs["rl_config"]
+    merged = {"model": {"actor": actor}, "megatron_training": actor, "actor_config": actor, "rl_config": rl}
+    values = {**run.model_dump(), "mindspeed_rl": theirs | merged}
+    read = {key: value for key in KEYS.values() if (value := value_of(values, key, _ABSENT)) is not _ABSENT}
+    read |= {KEYS["mini_batch"]: rl["mini_batch_size"], KEYS["load"]: actor["load"]}
+    try:
+        return ResolvedConfig.model_validate(read)
+    except ValidationError as error:
+        raise_problems([problem._replace(code="wrong-type") for problem in validation_problems(error)])
+        raise

@@ -1,27 +1,17 @@
-"""Keys of MindSpeed-RL: which there are, which of them have no effect, and which our sections set.
+"""Keys of MindSpeed-RL: which there are, and which of them have no effect.
 
 ``upstream_keys.json`` lists the keys of each release with their types (CONTRIBUTING.md).  MindSpeed-RL itself refuses
 others only inside Ray.
-
-A key with an interpolation of our keys alone in ``configs/hardware/ascend.yaml``, such as ``actor_config.lr:
-${optimizer.lr}``, belongs to our key.  An interpolation that also reads keys of MindSpeed-RL, such as that of
-``max_num_seqs``, is a default that may be changed.
 """
 
-import functools
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from coca_mindspeed.config.compose import config_directory
-from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import Problem, did_you_mean, show_value
-from coca_mindspeed.utils.text_formats import read_yaml, value_of
+from coca_mindspeed.errors import Problem, did_you_mean
+from coca_mindspeed.utils.text_formats import value_of
 
 #: Section of a configuration -> the module and class of ``mindspeed_rl.config_cls`` that takes it.
 CLASSES = {
@@ -36,22 +26,31 @@ CLASSES = {
 }
 #: Keys whose values are mappings that MindSpeed-RL checks too, against its own default.
 NESTED = ("rl_config.actor_resource", "generate_config.sampling_config")
-#: Mappings without a default in those classes -> the names that MindSpeed-RL reads in them.
-_NAMES_BELOW = {
-    "profiler_config": ("integrated",),
-    "rl_config.reference_resource": ("num_npus",),
-    "rl_config.reward_resource": ("num_npus",),
-    "rl_config.integrated_mode_config": ("ref_model_load_path",),
+# The sections of a configuration, and mappings without a default in those classes with the names that MindSpeed-RL
+# reads in them.
+_MAPPINGS: dict[str, dict[str, str]] = {
+    "": dict.fromkeys((*(section.partition(".")[0] for section in CLASSES), "model", "coca"), "dict"),
+    "profiler_config": {"integrated": "dict"},
+    "rl_config.reference_resource": {"num_npus": "any"},
+    "rl_config.reward_resource": {"num_npus": "any"},
+    "rl_config.integrated_mode_config": {"ref_model_load_path": "any"},
 }
 SHIPPED = Path(__file__).with_suffix(".json")
 ANY = "any"
-_EXPECTED = {
-    "bool": "must be true or false",
-    "int": "must be a whole number",
-    "float": "must be a number",
-    "str": "must be text",
-    "list": "must be a list",
-    "dict": "must be a mapping",
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    ANY: ("", lambda value: True),
+    "bool": ("must be true or false", lambda value: isinstance(value, bool)),
+    "int": ("must be a whole number", lambda value: _is_number(value) and float(value).is_integer()),
+    "float": ("must be a number", _is_number),
+    "str": ("must be text", lambda value: isinstance(value, str)),
+    "list": ("must be a list", lambda value: isinstance(value, Sequence) and not isinstance(value, str)),
+    "dict": ("must be a mapping", lambda value: isinstance(value, Mapping)),
 }
 
 
@@ -63,45 +62,25 @@ class UpstreamKeys:
     sections: Mapping[str, Mapping[str, str]]
 
     def problems(self, values: Mapping[str, Any]) -> list[Problem]:
-        """A problem for each section or key that MindSpeed-RL does not know, and for each value of the wrong type.
+        """A problem for each key that MindSpeed-RL does not know, and for each value of the wrong type.
 
         A value needs the type of its default; ``null`` and keys with the default ``null`` take any type.
         """
-        problems = list(self._unknown_sections(values))
-        for section, content, known in self._content(values):
-            for key, value in content.items():
-                name = str(key).replace("-", "_")
-                if name not in known:
-                    expected = f"must be a key of {self.origin}{did_you_mean(name, known)}"
-                    problems.append(Problem("unknown-key", f"{section}.{key}", value, expected))
-                elif not _has_type(value, known[name]):
-                    problems.append(Problem("wrong-type", f"{section}.{key}", value, _EXPECTED[known[name]]))
+        actors = (section for section, (module, _) in CLASSES.items() if module == "megatron_config")
+        shapes = dict.fromkeys(str(value_of(values, f"{section}.model")) for section in actors)  # others are not read
+        known = {**_MAPPINGS, **self.sections}
+        known |= {f"model.{name}": self.sections["megatron_training"] for name in shapes}
+        problems = []
+        for section, types in known.items():
+            content = value_of(values, section) if section else values
+            for key, value in content.items() if isinstance(content, Mapping) else ():
+                place, name = f"{section}.{key}".lstrip("."), str(key).replace("-", "_")
+                if name not in types:
+                    expected = f"must be a key of {self.origin}{did_you_mean(name, types)}"
+                    problems.append(Problem("unknown-key", place, value, expected))
+                elif value is not None and not _TYPES[types[name]][1](value):
+                    problems.append(Problem("wrong-type", place, value, _TYPES[types[name]][0]))
         return problems
-
-    def _unknown_sections(self, values: Mapping[str, Any]) -> Iterator[Problem]:
-        top = (*dict.fromkeys(section.partition(".")[0] for section in self.sections), "model", "coca")
-        for parent, known in {"": top, **_NAMES_BELOW}.items():
-            content = value_of(values, parent) if parent else values
-            for name, value in content.items() if isinstance(content, Mapping) else ():
-                key = f"{parent}.{name}".lstrip(".")
-                if name not in known:
-                    expected = f"must be one of {', '.join(known)}{did_you_mean(str(name), known)}"
-                    yield Problem("unknown-key", key, value, expected)
-                elif not parent and value is not None and not isinstance(value, Mapping):
-                    yield Problem("wrong-type", key, value, _EXPECTED["dict"])
-
-    def _content(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, str]]]:
-        models = set()
-        for section, known in self.sections.items():
-            content = value_of(values, section)
-            if isinstance(content, Mapping):
-                yield section, content, known
-                if CLASSES.get(section, ("",))[0] == "megatron_config" and "model" in content:
-                    models.add(str(content["model"]))
-        shapes = values.get("model")
-        for name in sorted(models):  # only the named shapes of a configuration are read
-            if isinstance(shapes, Mapping) and isinstance(shapes.get(name), Mapping):
-                yield f"model.{name}", shapes[name], self.sections["megatron_training"]
 
 
 def shipped_keys(release: str | None = None) -> UpstreamKeys:
@@ -120,18 +99,6 @@ def shipped_keys(release: str | None = None) -> UpstreamKeys:
 def list_of(section: str) -> str:
     """The class of a section, whose keys are listed once, or the name of a nested section."""
     return CLASSES[section][1] if section in CLASSES else section
-
-
-def _has_type(value: Any, kind: str) -> bool:
-    if value is None or kind == ANY:
-        return True
-    if kind == "bool" or isinstance(value, bool):
-        return kind == "bool" and isinstance(value, bool)
-    if kind in ("int", "float"):
-        return isinstance(value, int | float) and (kind == "float" or float(value).is_integer())
-    if kind == "list":
-        return isinstance(value, Sequence) and not isinstance(value, str)
-    return isinstance(value, str if kind == "str" else Mapping)
 
 
 #: This project's grader, which ``coca.grader`` names.
@@ -181,88 +148,3 @@ def ignored_keys(config: Mapping[str, Any], *, reference: bool) -> Iterator[Prob
     for key, reason in reasons.items():
         if key in rl:
             yield Problem("ignored-key", f"rl_config.{key}", rl[key], f"has no effect: {reason}")
-
-
-_INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
-
-
-@functools.cache
-def mapped_keys(platform: str = "npu") -> dict[str, str]:
-    """Key of MindSpeed-RL -> the interpolation of our keys that sets it; of the CPU shim for the platform ``host``."""
-    directory = config_directory() / "hardware"
-    own_check = "rl_config.actor_resource.num_npus"  # separate workers take a part: hardware-npus compares the sum
-    replaced = dict(leaves(read_yaml(directory / "host.yaml")["mindspeed_rl"])) if platform == "host" else {}
-    found = {}
-    for key, value in leaves(read_yaml(directory / "ascend.yaml")["mindspeed_rl"]):
-        ours = our_keys(value) if isinstance(value, str) else []
-        theirs = any(each.startswith("mindspeed_rl.") for each in ours)
-        if ours and not theirs and key not in replaced and key != own_check:
-            found[key] = value
-    return found
-
-
-def our_keys(interpolation: str) -> list[str]:
-    """The keys that an interpolation reads."""
-    return _INTERPOLATION.findall(interpolation)
-
-
-def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested mappings."""
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def mapped_values(run: RunConfig) -> dict[str, tuple[Any, str]]:
-    """Key of MindSpeed-RL -> the value that our sections give it, and the names of our keys."""
-    mapping = mapped_keys(run.hardware.platform)
-    values = OmegaConf.create({**run.model_dump(mode="json", exclude={"mindspeed_rl"}), "mapped": mapping})
-    resolved = OmegaConf.to_container(values.mapped, resolve=True)
-    assert isinstance(resolved, dict)
-    return {key: (resolved[key], ", ".join(our_keys(text))) for key, text in mapping.items()}
-
-
-def set_twice(run: RunConfig, written: Mapping[str, tuple[Any, str]]) -> Iterator[Problem]:
-    """A problem for each key of MindSpeed-RL whose value differs from that of our keys that set it.
-
-    ``written`` are keys that get their value when the run file is written; unlike the others, they may be absent.
-    """
-    theirs = underscored(run.mindspeed_rl)
-    shapes = value_of(theirs, "actor_config.model", value_of(theirs, "megatron_training.model"))
-    for key, (wanted, source) in {**mapped_values(run), **written}.items():
-        for number, place in enumerate(places(key, str(shapes).replace("-", "_"))):
-            absent = wanted if key in written or number else None
-            if (difference := _difference(wanted, value_of(theirs, place, absent))) is None:
-                continue
-            below, should, found = difference
-            expected = "must be absent" if key in written else f"must be {show_value(should)}"
-            expected, fix = f"{expected}, set by {source}{below}", f"set {source}{below} instead"
-            yield Problem("set-twice", f"mindspeed_rl.{place}{below}", found, expected, fix)
-
-
-def _difference(wanted: Any, found: Any) -> tuple[str, Any, Any] | None:
-    """The name below the key, and both values, of the first difference; names in ``found`` come first."""
-    if isinstance(found, Mapping):
-        for name, value in leaves(found):
-            if value != (should := value_of(wanted, name)):
-                return f".{name}", should, value
-    return None if found == wanted else ("", wanted, found)
-
-
-def places(key: str, shapes: str) -> list[str]:
-    """The keys that mean the same, the first one first: a name of the actor may stand in any of its sections."""
-    section, _, name = key.rpartition(".")
-    actor = {"model.actor": f"model.{shapes}", "megatron_training": "megatron_training", "actor_config": "actor_config"}
-    first = actor.get(section, section)
-    others = [each for each in actor.values() if each != first] if section in actor else []
-    return [f"{each}.{name}" for each in (first, *others)]
-
-
-def underscored(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings with underscores for dashes in their names, as MindSpeed-RL reads them."""
-    return {
-        str(name).replace("-", "_"): underscored(value) if isinstance(value, Mapping) else value
-        for name, value in values.items()
-    }

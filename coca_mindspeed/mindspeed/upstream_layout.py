@@ -1,7 +1,7 @@
 """A YAML file in MindSpeed-RL's own layout (``megatron_training:``, ``rl_config:``, ... at the top) as a run of ours.
 
-Values move to the keys of ours that set them in ready-made runs, so that overrides, plan and launch scripts are the
-same for both layouts. Other keys stay as they are.
+Values move to the keys of ours that set them, by the inverse of the key table; free keys stay as they are.  A value
+without an inverse stays too, and is refused as set twice.
 """
 
 import os
@@ -17,11 +17,12 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import ComposedConfig, compose_run, config_directory, hydra_override
 from coca_mindspeed.config.schema import OptimizerConfig
-from coca_mindspeed.errors import ConfigError, show_value
+from coca_mindspeed.errors import ConfigError, UsageError, show_value
 from coca_mindspeed.mindspeed.checks import needs_reference, other_npus
+from coca_mindspeed.mindspeed.keys import RENAMES, WRITTEN, places, put, table_of, underscored
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.driver import compose_config
-from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES, ignored_keys, mapped_keys, our_keys, places, underscored
+from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES, ignored_keys
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 _MARKS = ("megatron_training", "actor_config", "rl_config", "generate_config")
@@ -31,27 +32,34 @@ _SHAPE = {  # Megatron's defaults
     "rope_theta": 10_000,
     "norm_eps": 1e-5,
 }
-# Keys that get their values when the run file is written, besides train_iters and lr_warmup_fraction.
-_WRITTEN = ("actor_config.save", "rl_config.wandb_exp_name", "rl_config.wandb_save_dir")
-_WRITTEN_OF_COCA = ("stage", "output_dir", "data_sha256")
+_MACHINES = ("ascend_910b", "ascend_910c")
 
 
 def compose_any_layout(name: str, overrides: Sequence[str] = (), *, allow_missing: bool = False) -> ComposedConfig:
     """Compose a run of ours, or a YAML file in MindSpeed-RL's layout.
 
-    Overrides of such a file may name MindSpeed-RL's keys (``actor_config.lr=1e-5``) or ours.
+    Overrides of such a file may name MindSpeed-RL's keys (``actor_config.lr=1e-5``) or ours, and ``hardware=`` chooses
+    its machine.
 
     Raises ConfigError as :func:`~coca_mindspeed.config.compose.compose_run` does.
     """
     file = Path(name).expanduser()
     if not _is_upstream_layout(file):
-        return compose_run(name, overrides, allow_missing=allow_missing)
-    theirs, ours = list[str](), list[str]()
+        return compose_run(name, overrides, allow_missing=allow_missing, renames=RENAMES)
+    theirs, ours, machine = list[str](), list[str](), None
     for override in overrides:
         key = override.lstrip("+~").removeprefix("mindspeed_rl.")
         prefix = override[: len(override) - len(override.lstrip("+~"))]
-        (theirs if key.split(".")[0] in _SECTIONS else ours).append(prefix + key)
-    run, notes = _convert(_compose(file, theirs), file.stem)
+        if key.startswith("hardware="):
+            machine = key.partition("=")[2]
+        else:
+            (theirs if key.split(".")[0] in _SECTIONS else ours).append(prefix + key)
+    if machine not in (*_MACHINES, None):
+        raise UsageError(
+            f"override 'hardware={machine}': expected {' or '.join(_MACHINES)}; it chooses the machine alone, because "
+            f"{file} sets MindSpeed-RL's keys itself"
+        )
+    run, notes = _convert(_compose(file, theirs), machine or _machine_of_name(file.stem))
     # Typed keys of MindSpeed-RL are also set where they are, so that a contradiction to a key of ours is found.
     stay = [f"mindspeed_rl.{each.lstrip('+')}" for each in theirs if not each.lstrip("+").startswith(("~", "coca."))]
     with TemporaryDirectory() as directory:
@@ -88,84 +96,63 @@ def _compose(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     for name, content in sections.items():
         if not isinstance(content, Mapping):
             raise ConfigError(f"{file}: {name}: expected a mapping, found {show_value(content)}")
-    return sections
+    return underscored(sections)
 
 
-def _convert(values: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
-    """A run of ours that gives MindSpeed-RL's keys the values of the file ``name``; and notes on the exceptions."""
-    theirs = underscored({name: content for name, content in values.items() if name != "model"})
-    theirs["model"] = _shapes(values.get("model", {}), theirs)
+def _convert(theirs: dict[str, Any], machine: str | None) -> tuple[dict[str, Any], list[str]]:
+    """A run of ours that gives MindSpeed-RL's keys the values of a file; and notes on the exceptions."""
+    platform = value_of(theirs, "coca.platform", "npu")
     ours: dict[str, Any] = {
         "model": {"compute_dtype": "bfloat16", "architecture": dict(_SHAPE)},
-        "optimizer": {"betas": [*OptimizerConfig().betas]},
-        "hardware": {**_machine(theirs, name), "platform": value_of(theirs, "coca.platform", "npu")},
+        "optimizer": {"betas": dict(zip("01", OptimizerConfig().betas, strict=True))},
+        "hardware": {**_machine(theirs, machine), "platform": platform},
     }
-    ignored, replaced = _drop_ignored(theirs), list[str]()
-    project = _pop(theirs, "rl_config.wandb_project")
-    if value_of(theirs, "rl_config.use_wandb"):
-        ours["logging"] = {"wandb": project or "coca"}
-    for key, text in mapped_keys(ours["hardware"]["platform"]).items():
-        found, (name, *_) = _pop(theirs, key), our_keys(text)
-        _put(theirs, key, text)
-        if found is None:
+    replaced = list[str]()
+
+    def replace_by(key: str, other: object) -> None:
+        if (found := _pop(theirs, key)) not in (None, other):
+            replaced.append(f"{key}={found} by {other}")
+
+    ignored = _drop_ignored(theirs)
+    if _pop(theirs, "rl_config.use_wandb"):
+        ours["logging"] = {"wandb": value_of(theirs, "rl_config.wandb_project", "coca")}
+    replace_by("megatron_training.seq_length", "the longest prompt and response together")
+    for key, entry in table_of(platform).items():
+        *others, name = entry.ours
+        if entry.inverse is None or (found := _pop(theirs, key)) is None:
             continue
-        if text == f"${{{name}}}":
-            _put(ours, name, found)
-        elif key == "megatron_training.seq_length":
-            replaced.append(f"{key}={found} by the longest prompt and response together")
-        elif name == "seed" and type(found) is int:
-            ours["seed"] = found - 1
-        elif key == "rl_config.mini_batch_size" and _divides(found, value_of(ours, "rollout.prompts")):
-            _put(ours, "trainer.minibatches", ours["rollout"]["prompts"] // found)
-        elif key != "rl_config.use_wandb":
-            _put(theirs, key, found)  # no value of ours gives this one: it is refused as set twice
+        try:
+            value = entry.inverse(*(value_of(ours, other) for other in others), found)
+        except (TypeError, ZeroDivisionError):
+            value = None
+        put(*((theirs, key, found) if value is None else (ours, name, value)))
+    ours["optimizer"]["betas"] = [*ours["optimizer"]["betas"].values()]
     architecture = ours["model"]["architecture"]
     architecture.setdefault("kv_groups", architecture.get("heads"))
-    steps, warmup = (
-        value_of(theirs, key) for key in ("megatron_training.train_iters", "actor_config.lr_warmup_fraction")
-    )
-    if type(steps) is int and type(warmup or 0) in (int, float):
-        for key in ("megatron_training.train_iters", "actor_config.lr_warmup_fraction"):
-            _pop(theirs, key)
-        _put(ours, "trainer.steps", steps)
-        ours["optimizer"]["warmup_steps"] = round((warmup or 0) * steps)
-    replaced += [f"{key}={found} by --output" for key in _WRITTEN if (found := _pop(theirs, key)) is not None]
-    for name in _WRITTEN_OF_COCA:
-        _pop(theirs, f"coca.{name}")
-    key, wanted = "megatron_training.dataset_additional_keys", [RECORD]
-    if (found := _pop(theirs, key)) not in (None, wanted):
-        replaced.append(f"{key}={found} by {wanted}")
-    _put(theirs, key, wanted)
+    for key, (source, _) in WRITTEN.items():
+        if source == "--output":
+            replace_by(key, source)
+    for key in ("rl_config.wandb_project", "coca.stage", "coca.output_dir", "coca.data_sha256"):
+        _pop(theirs, key)
+    replace_by("megatron_training.dataset_additional_keys", [RECORD])
+    put(theirs, "megatron_training.dataset_additional_keys", [RECORD])
     notes = [f"{title}: {', '.join(keys)}" for title, keys in (("ignored", ignored), ("replaced", replaced)) if keys]
     defaults = ["base", {"override /model": "hf"}, {"override /data": "records"}, "_self_"]
     return {"defaults": defaults, **ours, "mindspeed_rl": theirs}, notes
 
 
-def _divides(size: Any, number: Any) -> bool:
-    return type(size) is int and type(number) is int and size > 0 and number % size == 0
+def _machine_of_name(name: str) -> str | None:
+    """The group of hardware that the name of a file says: Atlas A2 or A3."""
+    atlas = re.findall(r"(?<![^_\W])A[23](?![^_\W])", name.upper())
+    return {"A2": "ascend_910b", "A3": "ascend_910c"}[atlas[-1]] if atlas else None
 
 
-def _shapes(shapes: Mapping[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """The shapes that sections name, the actor's as ``actor``, as ready-made runs name it."""
-    actor = value_of(theirs, "actor_config.model", value_of(theirs, "megatron_training.model"))
-    found = {"actor": shapes.get(actor) or {}}
-    for section in ("megatron_training", "actor_config"):
-        theirs.setdefault(section, {})["model"] = "actor"
-    for section in ("ref_config", "reward_config"):
-        if (name := value_of(theirs, f"{section}.model")) == actor and name is not None:
-            theirs[section]["model"] = "actor"
-        elif name in shapes:
-            found[name] = shapes[name]
-    return {name: underscored(shape) for name, shape in found.items()}
-
-
-def _machine(theirs: dict[str, Any], name: str) -> dict[str, Any]:
-    """The section ``hardware``: of an Atlas A2 or A3 as the file's name says, or as one node holds the NPUs."""
+def _machine(theirs: dict[str, Any], name: str | None) -> dict[str, Any]:
+    """The section ``hardware`` of a group, or of that whose node holds the NPUs, for the number of NPUs."""
     actor: Any = value_of(theirs, "rl_config.actor_resource.num_npus")
     npus = actor + sum(other_npus(theirs).values()) if isinstance(actor, int) else None
-    atlas = re.findall(r"(?<![^_\W])A[23](?![^_\W])", name.upper())
-    kind = "910b" if atlas[-1:] == ["A2"] or (not atlas and (npus or 0) <= 8) else "910c"
-    machine: dict[str, Any] = read_yaml(config_directory() / "hardware" / f"ascend_{kind}.yaml")["hardware"]
+    name = name or _MACHINES[(npus or 0) > 8]
+    machine: dict[str, Any] = read_yaml(config_directory() / "hardware" / f"{name}.yaml")["hardware"]
     if npus is not None:
         machine["nodes"] = max(1, npus // machine["npus_per_node"])
         machine["npus_per_node"] = f"${{quotient:{npus},${{hardware.nodes}}}}"
@@ -183,19 +170,11 @@ def _drop_ignored(theirs: dict[str, Any]) -> list[str]:
     return dropped
 
 
-def _pop(values: dict[str, Any], key: str) -> Any:
+def _pop(theirs: dict[str, Any], key: str) -> Any:
     """Remove a key from all sections that it may stand in, and return the value that MindSpeed-RL would take."""
-    found = {}
-    for place in places(key, "actor"):
+    found = None
+    for place in places(key, theirs):
         section, _, name = place.rpartition(".")
-        if isinstance(content := value_of(values, section), dict) and name in content:
-            found[section] = content.pop(name)
-    order = ("model.actor", "megatron_training", "actor_config")
-    return next((found[section] for section in (*reversed(order), *found) if section in found), None)
-
-
-def _put(values: Any, key: str, value: Any) -> None:
-    *sections, name = key.split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-    values[int(name) if isinstance(values, list) else name] = value
+        if isinstance(content := value_of(theirs, section), dict):
+            found = content.pop(name, found)
+    return found

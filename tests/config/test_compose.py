@@ -10,6 +10,7 @@ from coca_mindspeed.config.checks import with_steps
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,7 +107,7 @@ def test_the_long_key_of_the_layout_is_suggested(override, key):
 def test_a_key_of_mindspeed_rl_without_its_prefix(override, key):
     """Our key, if it sets the value alone; else the key with the prefix."""
     with pytest.raises(UsageError) as caught:
-        compose_run("qwen25_7b_910b", [override])
+        compose_any_layout("qwen25_7b_910b", [override])
     (problem,) = caught.value.problems
     assert problem.expected.split()[-1] == key
 

@@ -1,7 +1,6 @@
 """Plan and checks of a cluster run: time and memory by hand; each check by code, key and value."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -12,6 +11,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems
+from coca_mindspeed.mindspeed.keys import TABLE, leaves
 from coca_mindspeed.mindspeed.plan import (
     Rates,
     checkpoint_bytes,
@@ -25,11 +25,16 @@ from coca_mindspeed.mindspeed.plan import (
 )
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start import driver
-from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, leaves, our_keys
+from coca_mindspeed.mindspeed.upstream_keys import ignored_keys
 from coca_mindspeed.utils.process import GIB
 from coca_mindspeed.utils.text_formats import read_yaml
 from tests.mindspeed.builders import mindspeed_config
 from tests.tables import check_rows, read_table
+
+
+def changed(resolved, **changes):
+    return resolved.model_copy(update=changes)
+
 
 ACTOR = "mindspeed_rl.actor_config."
 GENERATE = "mindspeed_rl.generate_config."
@@ -59,7 +64,7 @@ def test_ready_made_runs_have_the_papers_settings_and_hold(name):
     assert model_parameters(resolved) == PARAMETERS[name.rpartition("_")[0]]
     assert (resolved.prompts, resolved.group, resolved.max_new, resolved.mini_batch) == (128, 16, 4096, 128)
     assert (resolved.top_k, resolved.top_p, resolved.min_p, run.rollout.temperature) == (-1, 1.0, 0.0, 1.0)
-    assert run.mindspeed_rl["actor_config"]["lr"] == run.optimizer.lr == 1e-6
+    assert resolved.lr == run.optimizer.lr == 1e-6
     assert resolved.kl_coefficient == 0
     assert resolved.npus == (8 if name.endswith("910b") else 16)
     assert resolved.npus == resolved.dp * resolved.tp * resolved.pp == resolved.rollout_dp * resolved.rollout_tp
@@ -68,12 +73,12 @@ def test_ready_made_runs_have_the_papers_settings_and_hold(name):
     assert (resolved.rollout_tp, resolved.memory_utilization) == (1, 0.8)
     # All prompts are answered in one wave.
     assert resolved.max_sequences >= resolved.engine_responses == 128 * 16 // resolved.npus
-    assert replace(resolved, rollout_dispatch=64).engine_responses == 64
+    assert changed(resolved, rollout_dispatch=64).engine_responses == 64
 
 
 def test_memory_by_hand():
     """Two layers of hidden 8, 2 heads, 1 group, MLP 16, vocabulary 32, all by the formulas that ``check`` prints."""
-    resolved = replace(
+    resolved = changed(
         _SEVEN,
         **{"layers": 2, "hidden": 8, "heads": 2, "query_groups": 1, "ffn": 16, "vocab": 32},
         **{"untied_embeddings": True, "qkv_bias": False, "tp": 1, "pp": 1, "cp": 1, "npus": 4, "rollout_tp": 1},
@@ -98,13 +103,13 @@ def test_memory_by_hand():
     kv_bytes_per_token = 2 * 2 * 2 * 4  # keys and values, bf16, two layers, one head of 4
     assert plan.longest_responses == rollout["KV cache"] / (kv_bytes_per_token * 100)
     assert rollout["training state not offloaded"] == 0
-    kept = npu_memory(replace(resolved, offload_optimizer=False))
+    kept = npu_memory(changed(resolved, offload_optimizer=False))
     assert {part.name: part.bytes for part in kept.rollout}["training state not offloaded"] == training["optimizer"]
 
 
 def test_what_layouts_do_to_memory():
     def training(**changes):
-        return {part.name: part.bytes for part in npu_memory(replace(_SEVEN, **changes)).training}
+        return {part.name: part.bytes for part in npu_memory(changed(_SEVEN, **changes)).training}
 
     whole, halves = training(tp=2), training(tp=4)
     assert whole["weights"] == 2 * halves["weights"]
@@ -113,21 +118,21 @@ def test_what_layouts_do_to_memory():
     assert training(recompute="full")["activations"] < halves["activations"] / 10
     assert training(sequence_parallel=False)["activations"] > halves["activations"]
     assert training(kl_coefficient=0.1)["reference model"] == halves["weights"]
-    both_ends = model_parameters(replace(_SEVEN, pp=2)) - model_parameters(replace(_SEVEN, untied_embeddings=False))
+    both_ends = model_parameters(changed(_SEVEN, pp=2)) - model_parameters(changed(_SEVEN, untied_embeddings=False))
     assert both_ends == _SEVEN.vocab * _SEVEN.hidden
     assert checkpoint_bytes(_SEVEN) == 14 * 7_615_616_512
 
 
 def test_time_and_host_memory_by_hand():
     """2,048 responses x 750 tokens / (16 NPUs x 110 tokens/s) = 873 s; 1,961 iterations are 19.8 days."""
-    larger = replace(_SEVEN, npus=16)
+    larger = changed(_SEVEN, npus=16)
     assert iteration_seconds(larger, Rates()) == pytest.approx(2048 * 750 / 1760)
     assert run_days(larger, 1961, Rates()) == pytest.approx(19.8, abs=0.05)
     parameters = 7_615_616_512
     expected = 12 * parameters + 8 * 2 * parameters + 8 * 2 * parameters / 4
     assert host_gib(_SEVEN) == pytest.approx(expected / 2**30)
-    assert host_gib(replace(_SEVEN, offload_optimizer=False)) == pytest.approx((expected - 12 * parameters) / 2**30)
-    assert host_gib(replace(_SEVEN, nodes=2, npus=16)) == pytest.approx((expected - 6 * parameters) / 2**30)
+    assert host_gib(changed(_SEVEN, offload_optimizer=False)) == pytest.approx((expected - 12 * parameters) / 2**30)
+    assert host_gib(changed(_SEVEN, nodes=2, npus=16)) == pytest.approx((expected - 6 * parameters) / 2**30)
 
 
 ITERATION = '{{"step": 1, "prompt_length/mean": {}, "response_length/mean": {}, "e2e_tps": {}}}\n'
@@ -172,7 +177,7 @@ def test_refused_runs():
 
 def test_refused_layouts():
     def check(changes, expected):
-        found = layout_problems(replace(_SEVEN, **json.loads(changes)))
+        found = layout_problems(changed(_SEVEN, **json.loads(changes)))
         assert " ".join(f"{problem.code} {problem.key}" for problem in found) == expected
 
     check_rows(check, read_table(__file__, "refused_layouts.tsv"))
@@ -223,15 +228,21 @@ def test_no_key_of_ours_is_ignored_in_silence():
     """A key is refused by its facts, or MindSpeed-RL's configuration reads it, or it is one of these."""
     facts = facts_of(RunConfig)
     keys = {key for key in facts if not facts[key].cluster and not any(other.startswith(f"{key}.") for other in facts)}
-    ascend = leaves(read_yaml(config_directory() / "hardware" / "ascend.yaml")["mindspeed_rl"])
-    read = {key for _, text in ascend for key in our_keys(str(text))}
+    read = {key for entry in TABLE.values() for key in entry.ours}
     assert {key for key in keys - read if not key.startswith("method.")} == {
-        *("data.epochs", "data.rows", "optimizer.warmup_steps", "trainer.steps"),  # read when the run file is written
+        *("data.epochs", "data.rows"),  # read when the run file is written
         *("hardware.memory_gib", "hardware.reserved_gib"),  # of the plan
+        *("hardware.nodes", "hardware.npus_per_node"),  # defaults of a free key, which is compared with them
         *("data.name", "model.compute_dtype"),  # checked
         *("mindspeed_rl", "optimizer.betas"),  # by their parts
     }
     assert {"method", "optimizer.betas.0", "optimizer.betas.1"} <= read
+
+
+def test_no_key_of_the_table_is_in_the_yaml_of_the_machines():
+    for path in (config_directory() / "hardware").glob("*.yaml"):
+        free = {key for key, _ in leaves(read_yaml(path).get("mindspeed_rl", {}))}
+        assert free & TABLE.keys() == ({"actor_config.load"} if path.stem == "host" else set())
 
 
 HOST = {"platform": "host"}

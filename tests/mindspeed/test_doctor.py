@@ -235,8 +235,8 @@ def test_a_grader_that_cannot_be_built_here(good, monkeypatch):
     code = compose("qwen25_7b_taco_910b", *NO_VALIDATION)
     monkeypatch.setattr("coca_mindspeed.grading.code.sandbox.shutil.which", lambda _name: None)
     assert set(examine(machine, code)) == {"grader"}
-    accepted = {**code.mindspeed_rl, "coca": {"grader": "code", "grading": {"allow_unsandboxed": True}}}
-    assert "grader" not in examine(machine, code.model_copy(update={"mindspeed_rl": accepted}))
+    accepted = with_changes(code, "data", grader="code", grader_options={"allow_unsandboxed": True})
+    assert "grader" not in examine(machine, accepted)
 
 
 @pytest.mark.parametrize(("cpus", "keys"), [(76, {"CPUs"}), (77, set())])  # 8 for each of 8 NPUs, and 13

@@ -122,12 +122,11 @@ def test_the_reference_stays_what_the_run_began_with(tmp_path):
     path = "+mindspeed_rl.rl_config.integrated_mode_config.ref_model_load_path=/ref"
     assert values_of(tmp_path, kl, path)["rl_config"]["integrated_mode_config"] == {"ref_model_load_path": "/ref"}
     with pytest.raises(ConfigError, match="init_kl_coef"):
-        values_of(tmp_path, kl, "mindspeed_rl.actor_config.load=null")
+        values_of(tmp_path, kl, "model.megatron_path=null")
 
 
 def with_interval(run, interval):
-    coca = {**run.mindspeed_rl["coca"], "eval_interval": interval}
-    return run.model_copy(update={"mindspeed_rl": {**run.mindspeed_rl, "coca": coca}})
+    return run.model_copy(update={"evaluation": run.evaluation.model_copy(update={"interval": interval})})
 
 
 def test_a_resume_without_a_run_names_the_runs_nearby(tmp_path):

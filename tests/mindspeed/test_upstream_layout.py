@@ -9,7 +9,7 @@ import yaml
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
@@ -128,7 +128,6 @@ def test_refused_overrides(file, overrides, problems):
         ("low_var_kl", "foo", "hook-algorithm"),
         ("stage: ray_grpo", "stage: ray_dapo", "hook-stage"),
         ("seed: 3", "seed: x", "set-twice"),
-        ("train_iters: 500", "train_iters: many", "set-twice"),
         ("lr_warmup_fraction: 0.0", "lr_warmup_fraction: some", "set-twice"),
         ("mini_batch_size: 16", "mini_batch_sizes: 16", "unknown-key"),
         ("actor_resource:", "use_kl_in_reward: true\n  actor_resource:", "hook-algorithm"),
@@ -140,10 +139,11 @@ def test_a_file_that_asks_for_something_else_is_refused(file, old, new, code):
 
 
 def test_errors_name_the_file(file, tmp_path):
-    file.write_text(FILE.replace("lr: 2e-6", "lr: fast"))
-    with pytest.raises(ConfigError) as caught:
-        compose_any_layout(str(file))
-    assert str(caught.value).startswith(f"{file}: optimizer.lr='fast'")
+    for old, new, ours in (("lr: 2e-6", "lr: fast", "optimizer.lr"), ("_iters: 500", "_iters: many", "trainer.steps")):
+        file.write_text(FILE.replace(old, new))
+        with pytest.raises(ConfigError) as caught:
+            compose_any_layout(str(file))
+        assert str(caught.value).startswith(f"{file}: {ours}={new.split()[-1]!r}")
     elsewhere = write(tmp_path / "elsewhere" / "grpo.yaml", FILE)  # without the group model/ beside it
     with pytest.raises(ConfigError, match="MINDSPEED_RL_HOME"):
         compose_any_layout(str(elsewhere))
@@ -181,6 +181,17 @@ def test_the_machine_is_that_of_the_name_or_of_the_npus(file, name, npus, memory
     other = write(file.with_name(f"{name}.yaml"), FILE.replace("num_npus: 16", f"num_npus: {npus}"))
     hardware = compose_any_layout(str(other)).run.hardware
     assert (hardware.memory_gib, hardware.nodes, hardware.npus_per_node) == (memory, nodes, npus // nodes)
+
+
+@pytest.mark.parametrize(("group", "memory", "nodes"), [("ascend_910b", 60.96, 2), ("ascend_910c", 61.27, 1)])
+def test_hardware_chooses_the_machine_alone(file, tmp_path, group, memory, nodes):
+    """The name of the file says the other one; the keys of ready-made runs are not added."""
+    other = write(file.with_name(f"grpo_{'A3' if nodes == 2 else 'A2'}.yaml"), FILE)
+    run = compose_any_layout(str(other), [f"hardware={group}"]).run
+    assert (run.hardware.memory_gib, run.hardware.nodes, run.hardware.npus_per_node) == (memory, nodes, 16 // nodes)
+    assert run.mindspeed_rl == compose_any_layout(str(file)).run.mindspeed_rl
+    with pytest.raises(UsageError):
+        compose_any_layout(str(file), ["hardware=host"])
 
 
 SEED = "generate_config.sampling_config.seed=null"

@@ -3,7 +3,6 @@
 The file is kept beside the checkpoints.
 """
 
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,36 +11,21 @@ import yaml
 
 from coca_mindspeed.config.checks import check_resumed_settings
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
 from coca_mindspeed.mindspeed.checks import needs_reference
+from coca_mindspeed.mindspeed.keys import WRITTEN, identity_keys, put, translate
 from coca_mindspeed.mindspeed.start.process import VALIDATION
 from coca_mindspeed.mindspeed.start.records import digests, record_files
-from coca_mindspeed.mindspeed.upstream_keys import mapped_keys, our_keys
 from coca_mindspeed.utils.directories import nearby_runs
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import read_steps
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 RUN_FILE = "mindspeed_rl.yaml"
-# Keys of MindSpeed-RL that no key of ours sets and that must not change on a resume (None: the whole section); layout,
-# memory, logging and retention may.
-_IDENTITY_OF_UPSTREAM: dict[str, tuple[str, ...] | None] = {
-    "model": None,
-    "megatron_training": ("split", "no_shuffle"),
-    "actor_config": ("min_lr",),
-    "rl_config": ("init_kl_coef", "shuffle_mini_batch", "verifier_function", "verifier_weight"),
-    "generate_config": ("sampling_config",),
-    "coca": ("rollout_is_threshold",),
-}
-
-_PATHS = (
-    ("megatron_training", "tokenizer_name_or_path"),
-    ("megatron_training", "data_path"),
-    ("actor_config", "load"),
-    ("coca", "eval_data"),
-)
+# Files and directories, made absolute: Ray's workers have working directories of their own.
+_DATA = ("megatron_training.data_path", "coca.eval_data")
+_PATHS = (*_DATA, "megatron_training.tokenizer_name_or_path", "actor_config.load")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +71,7 @@ def stages_to_do(run: RunConfig, iterations: int | None, output: Path, *, resume
 
 def _is_validated(run: RunConfig, log: Path, iteration: int) -> bool:
     """Whether the validation after the last iteration, which follows its checkpoint, is logged."""
-    coca = run.mindspeed_rl.get("coca", {})
-    if not coca.get("eval_interval") or coca.get("eval_data") is None:
+    if not run.evaluation.interval or run.data.evaluate is None:
         return True
     return log.exists() and any(row["step"] == iteration for row in read_steps(log, torn_end=True))
 
@@ -110,18 +93,16 @@ def mindspeed_values(
             f"data.epochs={run.data.epochs}: the number of questions is not known; prepare {run.data.train}, or set "
             "data.rows, or data.epochs=null and trainer.steps"
         )
-    values = deepcopy(run.mindspeed_rl)
-    for section, key in _PATHS:  # Ray's workers have working directories of their own
-        if isinstance(path := values.get(section, {}).get(key), str):
-            values[section][key] = str(Path(path).absolute())
-    for name, (value, _) in written_keys(run, iterations, files).items():
-        section, _, key = name.partition(".")
-        if value is not None:
-            values.setdefault(section, {})[key] = value
+    values = translate(run)
+    for key in _PATHS:
+        if isinstance(path := value_of(values, key), str):
+            put(values, key, str(Path(path).absolute()))
+    for key, (_, value) in WRITTEN.items():
+        if (found := value(run, iterations, files)) is not None:
+            put(values, key, found)
     _fix_reference(values)
-    actor, coca = values["actor_config"], values["coca"]
-    data = record_files(values["megatron_training"].get("data_path"), coca.get("eval_data"))
-    coca["data_sha256"] = digests(data)
+    put(values, "coca.data_sha256", digests(record_files(*(value_of(values, key) for key in _DATA))))
+    actor = values["actor_config"]
     if resume:
         if newest_iteration(files.checkpoints) is None:
             raise ConfigError(f"--resume: {files.checkpoints} holds no checkpoint")
@@ -132,22 +113,6 @@ def mindspeed_values(
         _check_resume(before.results / RUN_FILE, values)
         actor["load"] = str(before.checkpoints.absolute())
     return values
-
-
-def written_keys(run: RunConfig, iterations: int, files: StageFiles) -> dict[str, tuple[Any, str]]:
-    """Keys whose values are known when the run file is written: the values, and their origin; None is not written."""
-    wandb = run.logging.wandb
-    return {
-        "megatron_training.train_iters": (iterations, "trainer.steps or data.epochs"),
-        "actor_config.lr_warmup_fraction": (run.optimizer.warmup_steps / iterations, "optimizer.warmup_steps"),
-        "actor_config.save": (str(files.checkpoints.absolute()), "--output"),
-        "rl_config.wandb_project": (wandb, "logging.wandb"),
-        "rl_config.wandb_exp_name": (wandb and files.output.name, "--output"),
-        "rl_config.wandb_save_dir": (wandb and str(files.results.absolute()), "--output"),
-        "coca.stage": (files.stage, "--stage"),
-        "coca.output_dir": (str(files.results.absolute()), "--output"),
-        "coca.data_sha256": (None, "the content of the record files"),
-    }
 
 
 def _check_resume(written: Path, values: dict[str, Any]) -> None:
@@ -161,7 +126,12 @@ def _check_resume(written: Path, values: dict[str, Any]) -> None:
     if not isinstance(before, dict):
         raise ConfigError(f"{written}: the run to resume should be a mapping, found {type(before).__name__}")
     fix = "resume it with the same settings, or choose another --output"
-    check_resumed_settings(_identity(before), _identity(values), where=written, fix=fix)
+    same = identity_keys()
+
+    def may_change(key: str) -> bool:
+        return not any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in same)
+
+    check_resumed_settings(before, values, where=written, fix=fix, may_change=may_change)
     path = values["megatron_training"].get("data_path")
     then, now = (((each.get("coca") or {}).get("data_sha256") or {}).get(path) for each in (before, values))
     if then is not None and now is not None and then != now:
@@ -169,28 +139,6 @@ def _check_resume(written: Path, values: dict[str, Any]) -> None:
             f"{written}: the run to resume has another content of {path} (SHA-256 {then[:12]}…, found {now[:12]}…); "
             "restore the file, or choose another --output"
         )
-
-
-def identity_keys() -> dict[str, tuple[str, ...] | None]:
-    """Keys of MindSpeed-RL by section (None: the whole section) that a resumed run must not change.
-
-    These are the keys that our keys of a run's identity set, and :data:`_IDENTITY_OF_UPSTREAM`.
-    """
-    known, found = facts_of(RunConfig), dict(_IDENTITY_OF_UPSTREAM)
-    for name, interpolation in mapped_keys().items():
-        section, _, key = name.partition(".")
-        same = all(fact_of(known, ours).resume == "same" for ours in our_keys(interpolation))
-        if same and (others := found.get(section, ())) is not None and key.partition(".")[0] not in others:
-            found[section] = (*others, key)
-    return found
-
-
-def _identity(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        section: content if keys is None else {key: content[key] for key in keys if key in content}
-        for section, keys in identity_keys().items()
-        if isinstance(content := values.get(section) or {}, dict)
-    }
 
 
 def _fix_reference(values: dict[str, Any]) -> None:

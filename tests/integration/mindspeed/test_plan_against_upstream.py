@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.mindspeed.checks import layout_problems
+from coca_mindspeed.mindspeed.keys import translate
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
@@ -110,9 +111,6 @@ def test_what_passes_here_passes_there(upstream: Upstream) -> None:
         ("actor_config", "pipeline_model_parallel_size"): [1, 2, 4],
         ("actor_config", "micro_batch_size"): [1, 2, 3, 16, 256],
         ("generate_config", "infer_tensor_parallel_size"): [1, 2, 4, 8],
-        ("megatron_training", "global_batch_size"): [8, 12, 64, 100, 128],
-        ("rl_config", "mini_batch_size"): [4, 8, 64],
-        ("rl_config", "n_samples_per_prompt"): [2, 8, 16],
     }
     passed = refused = 0
     for nodes in itertools.islice(itertools.cycle([1, 2]), 2000):
@@ -120,13 +118,15 @@ def test_what_passes_here_passes_there(upstream: Upstream) -> None:
         values["rl_config"]["actor_resource"]["num_npus"] = 8 * nodes
         for (section, key), options in choices.items():
             values[section][key] = draw.choice(options)
-        hardware = base.hardware.model_copy(update={"nodes": nodes})
-        facts = resolve_config(base.model_copy(update={"mindspeed_rl": values, "hardware": hardware}))
-        if layout_problems(facts):
+        sizes = {"prompts": draw.choice([8, 12, 64, 100, 128]), "group_size": draw.choice([2, 8, 16])}
+        sections = {"hardware": {"nodes": nodes}, "rollout": sizes, "trainer": {"minibatches": draw.choice([1, 2, 16])}}
+        changed = {name: getattr(base, name).model_copy(update=changes) for name, changes in sections.items()}
+        run = base.model_copy(update={"mindspeed_rl": values, **changed})
+        if layout_problems(resolve_config(run)):
             refused += 1
             continue
         passed += 1
-        upstream.validate(values, nodes)
+        upstream.validate(translate(run), nodes)
     assert passed > 20
     assert refused > 20
 

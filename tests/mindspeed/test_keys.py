@@ -1,4 +1,4 @@
-"""Keys of MindSpeed-RL: the shipped list, the keys that ours set, and the comparison of docs/port.md."""
+"""Keys of MindSpeed-RL: the shipped list, the key table, and the comparison of docs/port.md."""
 
 import copy
 import os
@@ -9,16 +9,9 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.mindspeed.start.run_file import StageFiles, written_keys
-from coca_mindspeed.mindspeed.upstream_keys import (
-    SHIPPED,
-    mapped_keys,
-    mapped_values,
-    our_keys,
-    places,
-    set_twice,
-    shipped_keys,
-)
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.keys import TABLE, WRITTEN, own_values, places, put, set_twice, translate
+from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, shipped_keys
 from tests.mindspeed.test_patch_export import CHECKOUTS
 from tests.support.mindspeed_keys import shipped_text
 from tests.tables import read_table
@@ -66,47 +59,44 @@ def test_each_release_has_keys_of_its_own():
 
 
 RUN = compose_run("qwen25_7b_910b").run
-WRITTEN = written_keys(RUN, 1961, StageFiles(Path("runs")))
-ALL = [*mapped_keys(), *WRITTEN]
-
-
-def with_another_value(keys):
-    """The run with another value of each of these keys of MindSpeed-RL."""
-    values = copy.deepcopy(RUN.mindspeed_rl)
-    for key in keys:
-        *sections, name = key.split(".")
-        content = values
-        for section in sections:
-            content = content.setdefault(section, {})
-        content[name] = "another"
-    return RUN.model_copy(update={"mindspeed_rl": values})
+ALL = [*own_values(RUN), *WRITTEN]
 
 
 def test_a_ready_made_run_has_what_our_keys_say():
-    assert list(set_twice(RUN, WRITTEN)) == []
-    assert len(mapped_keys()) > 40
-    assert mapped_values(RUN)["actor_config.lr"] == (1e-6, "optimizer.lr")
-    assert "generate_config.max_num_seqs" not in mapped_keys(), "its default also reads keys of MindSpeed-RL"
-    assert "actor_config.load" not in mapped_keys("host")
+    assert list(set_twice(RUN)) == []
+    values = translate(RUN)
+    assert (values["actor_config"]["lr"], values["megatron_training"]["seed"]) == (RUN.optimizer.lr, RUN.seed + 1)
+    assert values["rl_config"]["mini_batch_size"] == RUN.rollout.prompts // RUN.trainer.minibatches
+    host = compose_run("qwen25_7b_910b", ["hardware=host", "mindspeed_rl.actor_config.load=/mcore"]).run
+    assert (list(set_twice(host)), translate(host)["actor_config"]["load"]) == ([], "/mcore")
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("spelling", ["_", "-"])
 def test_another_value_of_any_of_them_is_refused(place, spelling):
     """In each of the sections that MindSpeed-RL merges, and as it spells its keys."""
-    keys = [
-        key for key in ALL if len(places(key, "actor")) > place and (spelling == "_" or not key.startswith("coca."))
-    ]
-    typed = [places(key, "actor")[place] for key in keys]
-    spelled = [
-        f"{section}.{name.replace('_', spelling)}" for section, _, name in (key.rpartition(".") for key in typed)
-    ]
-    found = {problem.key: problem for problem in set_twice(with_another_value(spelled), WRITTEN)}
-    assert set(found) == {f"mindspeed_rl.{key}" for key in typed}
-    for key, name in zip(keys, typed, strict=True):
+    keys = {key: names[place] for key in ALL if len(names := places(key, RUN.mindspeed_rl)) > place}
+    values = copy.deepcopy(RUN.mindspeed_rl)
+    for place_of_key in keys.values():
+        section, _, name = place_of_key.rpartition(".")
+        put(values, f"{section}.{name.replace('_', spelling)}", "another")
+    found = {problem.key: problem for problem in set_twice(RUN.model_copy(update={"mindspeed_rl": values}))}
+    assert set(found) == {f"mindspeed_rl.{name}" for name in keys.values()}
+    for key, name in keys.items():
         problem = found[f"mindspeed_rl.{name}"]
         assert (problem.code, problem.value) == ("set-twice", "another")
-        assert all(ours in problem.fix for ours in our_keys(mapped_keys().get(key, "")))
+        assert all(ours in problem.fix for ours in (TABLE[key].ours if key in own_values(RUN) else ()))
+
+
+@pytest.mark.parametrize("section", ["coca", "model.actor", "generate_config.sampling_config"])
+def test_a_section_that_is_no_mapping_is_named(section):
+    values = copy.deepcopy(RUN.mindspeed_rl)
+    put(values, section, 7) if "." in section else values.update({section: 7})
+    with pytest.raises(ConfigError) as caught:
+        translate(RUN.model_copy(update={"mindspeed_rl": values}))
+    assert [(problem.code, problem.key) for problem in caught.value.problems] == [
+        ("wrong-type", f"mindspeed_rl.{section}")
+    ]
 
 
 def test_check_refuses_and_writes_nothing(tmp_path, capsys):

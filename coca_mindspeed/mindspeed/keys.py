@@ -1,0 +1,217 @@
+"""The key table of a cluster run: which keys of ours set which keys of MindSpeed-RL.
+
+No other module knows both names.  The run file, the plan, "set twice", a resumed run's identity and the reading of
+MindSpeed-RL's own YAML follow from the table.  Its other keys are free: ``configs/hardware/ascend.yaml`` and a run's
+section ``mindspeed_rl`` set them.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.values import fact_of, facts_of
+from coca_mindspeed.errors import Problem, raise_problems, show_value
+from coca_mindspeed.utils.text_formats import value_of
+
+#: Key of MindSpeed-RL -> key of ours with the same value.  ``model.actor`` stands for the shapes that the actor names.
+RENAMES = {
+    "model.actor.num_layers": "model.architecture.layers",
+    "model.actor.hidden_size": "model.architecture.hidden",
+    "model.actor.ffn_hidden_size": "model.architecture.ffn",
+    "model.actor.num_attention_heads": "model.architecture.heads",
+    "model.actor.num_query_groups": "model.architecture.kv_groups",
+    "model.actor.rotary_base": "model.architecture.rope_theta",
+    "model.actor.max_position_embeddings": "model.architecture.context",
+    "model.actor.padded_vocab_size": "model.architecture.vocab",
+    "model.actor.untie_embeddings_and_output_weights": "model.architecture.untied_embeddings",
+    "model.actor.add_qkv_bias": "model.architecture.qkv_bias",
+    "model.actor.qk_layernorm": "model.architecture.qk_layernorm",
+    "model.actor.norm_epsilon": "model.architecture.norm_eps",
+    "megatron_training.tokenizer_name_or_path": "model.path",
+    "megatron_training.data_path": "data.train",
+    "megatron_training.global_batch_size": "rollout.prompts",
+    "megatron_training.save_interval": "checkpoint.interval",
+    "actor_config.lr": "optimizer.lr",
+    "actor_config.lr_decay_style": "optimizer.schedule",
+    "actor_config.weight_decay": "optimizer.weight_decay",
+    "actor_config.clip_grad": "optimizer.grad_clip",
+    "actor_config.adam_beta1": "optimizer.betas.0",
+    "actor_config.adam_beta2": "optimizer.betas.1",
+    "actor_config.load": "model.megatron_path",
+    "rl_config.clip_ratio": "method.clip",
+    "rl_config.epochs": "trainer.ppo_epochs",
+    "rl_config.n_samples_per_prompt": "rollout.group_size",
+    "rl_config.max_prompt_length": "rollout.max_prompt_tokens",
+    "rl_config.use_tensorboard": "logging.tensorboard",
+    "generate_config.trust_remote_code": "model.trust_remote_code",
+    "generate_config.sampling_config.temperature": "rollout.temperature",
+    "generate_config.sampling_config.max_tokens": "rollout.max_new_tokens",
+    "coca.platform": "hardware.platform",
+    "coca.method": "method",
+    "coca.grader": "data.grader",
+    "coca.grading": "data.grader_options",
+    "coca.require_evaluated": "data.require_evaluated",
+    "coca.chat_template_kwargs": "model.chat_template_kwargs",
+    "coca.prompt_date": "model.prompt_date",
+    "coca.allow_open_thinking": "model.allow_open_thinking",
+    "coca.eval_data": "data.evaluate",
+    "coca.eval_interval": "evaluation.interval",
+    "coca.keep_checkpoints": "checkpoint.keep",
+    "coca.samples_interval": "logging.samples_interval",
+    "coca.samples_prompts": "logging.samples_prompts",
+}
+
+
+class Entry(NamedTuple):
+    """How a key of MindSpeed-RL follows from keys of ours."""
+
+    ours: tuple[str, ...]
+    value: Callable[..., Any]  # of the values of ours
+    inverse: Callable[..., Any] | None = None  # the last of ours, of the others and the key's own value
+
+
+#: Key of MindSpeed-RL -> its entry, of the renames and of the keys that are computed; the last two unless
+#: ``data.epochs`` decides the length.
+TABLE = {key: Entry((ours,), lambda value: value, lambda value: value) for key, ours in RENAMES.items()} | {
+    # Megatron refuses the seed 0.
+    "megatron_training.seed": Entry(("seed",), lambda seed: seed + 1, lambda theirs: theirs - 1),
+    "megatron_training.seq_length": Entry(("rollout.max_prompt_tokens", "rollout.max_new_tokens"), operator.add),
+    "rl_config.mini_batch_size": Entry(
+        ("rollout.prompts", "trainer.minibatches"),
+        operator.floordiv,
+        lambda prompts, size: None if prompts % size else prompts // size,
+    ),
+    "rl_config.use_wandb": Entry(("logging.wandb",), lambda project: project is not None),
+    "megatron_training.train_iters": Entry(("trainer.steps",), lambda steps: steps, lambda steps: steps),
+    "actor_config.lr_warmup_fraction": Entry(
+        ("trainer.steps", "optimizer.warmup_steps"),
+        lambda steps, warmup: warmup / steps,
+        lambda steps, fraction: round(steps * fraction),
+    ),
+}
+_LENGTH = ("megatron_training.train_iters", "actor_config.lr_warmup_fraction")
+#: Key of MindSpeed-RL that gets its value when the run file is written -> what sets it, and its value from the run, the
+#: iterations of a stage and its ``StageFiles``; None is not written.
+WRITTEN: dict[str, tuple[str, Callable[[RunConfig, int, Any], Any]]] = {
+    "megatron_training.train_iters": ("trainer.steps or data.epochs", lambda run, steps, _: steps),
+    "actor_config.lr_warmup_fraction": ("optimizer.warmup_steps", lambda run, n, _: run.optimizer.warmup_steps / n),
+    "actor_config.save": ("--output", lambda run, _, files: str(files.checkpoints.absolute())),
+    "rl_config.wandb_project": ("logging.wandb", lambda run, *_: run.logging.wandb),
+    "rl_config.wandb_exp_name": ("--output", lambda run, _, files: run.logging.wandb and files.output.name),
+    "rl_config.wandb_save_dir": ("--output", lambda run, _, files: run.logging.wandb and str(files.results.absolute())),
+    "coca.stage": ("--stage", lambda run, _, files: files.stage),
+    "coca.output_dir": ("--output", lambda run, _, files: str(files.results.absolute())),
+    "coca.data_sha256": ("the content of the record files", lambda *_: None),  # of the files that are here
+}
+# Free keys, or whole sections, that must not change on a resume; layout, memory, logging and retention may.
+_FREE_IDENTITY = {
+    "model",
+    *("megatron_training.split", "megatron_training.no_shuffle", "actor_config.min_lr", "rl_config.init_kl_coef"),
+    *("rl_config.shuffle_mini_batch", "rl_config.verifier_function", "rl_config.verifier_weight"),
+    *("generate_config.sampling_config", "coca.rollout_is_threshold"),
+}
+_ACTOR = ("megatron_training", "actor_config")
+
+
+def table_of(platform: str, epochs: float | None = None) -> dict[str, Entry]:
+    """The entries that hold on a platform, and if ``data.epochs`` or ``trainer.steps`` decides the length of a run."""
+    without = {"actor_config.load"} if platform == "host" else set()  # the CPU shim starts from model.path
+    without |= set(_LENGTH) if epochs is not None else set()
+    return {key: entry for key, entry in TABLE.items() if key not in without}
+
+
+def own_values(run: RunConfig) -> dict[str, Any]:
+    """Key of MindSpeed-RL -> the value that our keys give it."""
+    ours = run.model_dump(mode="json", exclude={"mindspeed_rl"})
+    return {
+        key: entry.value(*(value_of(ours, name) for name in entry.ours))
+        for key, entry in table_of(run.hardware.platform, run.data.epochs).items()
+    }
+
+
+def translate(run: RunConfig) -> dict[str, Any]:
+    """MindSpeed-RL's sections: the run's ``mindspeed_rl``, and the values that our keys give.
+
+    Raises ConfigError if a section is not a mapping.
+    """
+    values = deepcopy(run.mindspeed_rl)
+    shapes, *_ = _actor_sections(values)
+    for key, value in own_values(run).items():
+        put(values, key.replace("model.actor", shapes), value)
+    return values
+
+
+def set_twice(run: RunConfig) -> Iterator[Problem]:
+    """A problem for each key in ``mindspeed_rl`` whose value differs from that of our keys that set it."""
+    theirs, values = underscored(run.mindspeed_rl), own_values(run)
+    for key, wanted in values.items():
+        for place in places(key, theirs):
+            found = value_of(theirs, place, wanted)
+            for below, value in leaves(found, ".") if isinstance(found, Mapping) else [("", found)]:
+                should = value_of(wanted, below[1:]) if below else wanted
+                if value != should:
+                    yield _twice(f"{place}{below}", value, show_value(should), ", ".join(TABLE[key].ours) + below)
+    for key, (source, _) in WRITTEN.items():
+        for place in places(key, theirs) if key not in values else ():
+            if (found := value_of(theirs, place)) is not None:
+                yield _twice(place, found, "absent", source)
+
+
+def _twice(key: str, found: Any, wanted: str, source: str) -> Problem:
+    expected = f"must be {wanted}, set by {source}"
+    return Problem("set-twice", f"mindspeed_rl.{key}", found, expected, f"set {source} instead")
+
+
+def identity_keys() -> set[str]:
+    """Keys and sections of MindSpeed-RL that a resumed run must not change: by the facts at the keys of ours."""
+    known = facts_of(RunConfig)
+    same = {key for key, entry in TABLE.items() if all(fact_of(known, name).resume == "same" for name in entry.ours)}
+    return same | _FREE_IDENTITY
+
+
+def places(key: str, values: Mapping[str, Any]) -> list[str]:
+    """The keys that mean the same: the actor's may stand in three sections, of which the last one wins."""
+    section, _, name = key.rpartition(".")
+    return [f"{each}.{name}" for each in _actor_sections(values)] if section in ("model.actor", *_ACTOR) else [key]
+
+
+def actor_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The actor's settings, as MindSpeed-RL merges them (``BaseConfig.update``)."""
+    contents = (value_of(values, section) or {} for section in _actor_sections(values))
+    return {name: value for content in contents for name, value in content.items()}
+
+
+def _actor_sections(values: Mapping[str, Any]) -> tuple[str, ...]:
+    shapes = value_of(values, "actor_config.model", value_of(values, "megatron_training.model", "actor"))
+    return f"model.{shapes}", *_ACTOR
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested mappings.  Raises ConfigError if a section above it is not a mapping."""
+    *sections, name = key.split(".")
+    content: Any = values
+    for section in sections:
+        if content.get(section) is None:
+            content[section] = {}
+        content = content[section]
+        if not isinstance(content, dict):
+            raise_problems([Problem("wrong-type", f"mindspeed_rl.{'.'.join(sections)}", content, "must be a mapping")])
+    content[name] = value
+
+
+def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested mappings."""
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def underscored(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings with underscores for dashes in the names of their values, as MindSpeed-RL reads them."""
+    sections = {str(name): underscored(value) for name, value in values.items() if isinstance(value, Mapping)}
+    others = {str(name).replace("-", "_"): value for name, value in values.items() if not isinstance(value, Mapping)}
+    return sections | others
