@@ -62,7 +62,7 @@ class Plan:
 def file_rows(files: Mapping[str, str | None]) -> Iterator[Row]:
     """Paths by their keys, those of missing files marked; a key without a path has no row."""
     for key, path in files.items():
-        if path is not None:
+        if path:
             yield key, path if Path(path).exists() else f"{path} (MISSING)"
 
 

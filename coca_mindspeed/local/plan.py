@@ -32,10 +32,8 @@ def make_plan(config: RunConfig, name: str = "a run") -> Plan:
     The problems are those of its memory.  Raises ConfigError for a device or a model that cannot be used.
     """
     device, path, rollout = choose_device(config.trainer.device), config.model.path, config.rollout
-    if path is None:
-        architecture, shapes = tiny_config(), TINY_MODEL
-    else:
-        architecture, shapes = read_model_config(Path(path), config.model), weight_shapes(Path(path))
+    architecture = tiny_config() if path is None else read_model_config(Path(path), config.model)
+    shapes = TINY_MODEL if path is None else weight_shapes(Path(path))
     need, room = estimate_memory(config, architecture, shapes, device), free_bytes(device)
     return Plan(
         f"{name} on {device}",

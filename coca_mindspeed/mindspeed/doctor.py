@@ -250,7 +250,7 @@ def _run(machine: Machine, run: RunConfig, output: Path) -> Iterator[Finding]:
         if run.hardware.platform == "npu" or plan.resolved.load:
             yield _weights(run, plan)
         yield _disk(machine, run, plan, output)
-        if plan.memory is not None:
+        if plan.memory:
             yield from _host_memory(machine, host_gib(plan.resolved))
     yield _grader(run)
 
