@@ -79,7 +79,7 @@ def train(output: Path, method: str, seed: int, overrides: Sequence[str]) -> Pat
         start = warm_start(compose_run("demo", given).run, run.with_name(f"{method}_start"), warm_up, device, False)
         composed = compose_run("demo", [*given, f"model.path={start}"])
         resume = (run / "config.yaml").exists()
-        with LocalRun.open(composed, run, resume=resume, show_progress=False) as training:
+        with LocalRun.open(composed.run, run, resume=resume, show_progress=False) as training:
             training.train(training.start())
     return run / "model"
 

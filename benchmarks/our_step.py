@@ -37,7 +37,7 @@ class OurStep:
             generator(torch.device("cpu"), 0, "rollout", self.step),
             config.rollout.group_size,
         )
-        graded.give_credit(credit_rule(config.method, 0))
+        graded.give_credit(credit_rule(config.method, 0), config.rollout.group_size)
         update_policy(self.policy, graded, self.optimizer, self.lr, config)
         self.step += 1
         return int(graded.lengths.sum())

@@ -123,7 +123,7 @@ def train_part(output: Path, part: str, seed: int, lessons: int, overrides: Sequ
         export_model(policy, warm)
     directory = run / "run"
     resume = (directory / "config.yaml").exists()
-    with LocalRun.open(composed, directory, resume=resume, show_progress=False) as local:
+    with LocalRun.open(composed.run, directory, resume=resume, show_progress=False) as local:
         policy = local.start()
         if not (directory / "model").exists():
             local.train(policy)

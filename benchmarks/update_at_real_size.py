@@ -20,7 +20,6 @@ from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoraConfig
-from coca_mindspeed.data.records import Record
 from coca_mindspeed.local import lm_head
 from coca_mindspeed.local.load import checkpoint_activations
 from coca_mindspeed.local.lora import add_adapters
@@ -39,18 +38,16 @@ def resident() -> int:
 def random_rollout(responses: int, tokens: int, vocabulary: int) -> Rollout:
     """A rollout of one prompt with random tokens and advantages."""
     rollout = Rollout(
-        group_size=responses,
         lengths=torch.full((responses,), tokens),
         width=tokens,
-        records=[Record("0", "random", "math", "?", "1")],
-        prompts=[list(range(100, 164))],
+        prompts=[list(range(100, 164))] * responses,
         token_ids=torch.randint(2, vocabulary, (responses, tokens)),
         log_probs=torch.full((responses, tokens), -12.0),
+        segment_ends=torch.tensor([[8, tokens]]).expand(responses, 2),
+        stated=torch.rand(responses, dtype=torch.float64),
     )
-    rollout.segment_ends = torch.tensor([[8, tokens]]).expand(responses, 2)
-    rollout.stated = torch.rand(1, responses, dtype=torch.float64)
-    rollout.correct = torch.randint(2, (1, responses)).double()
-    return rollout.give_credit(CreditRule(training_method("coca")))
+    rollout.set_correct(torch.randint(2, (responses,)).double())
+    return rollout.give_credit(CreditRule(training_method("coca")), responses)
 
 
 def measure(

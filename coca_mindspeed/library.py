@@ -118,17 +118,16 @@ def coca_advantages(
     if ends.shape != (batch,):
         raise ValueError(f"lengths should be int [{batch}], found shape {list(ends.shape)}")
     ids = ids.where(torch.arange(width) < ends[:, None], 0)  # padding such as -100 is no token
-    rollout = Rollout(group_size=group_size, lengths=ends, width=width, token_ids=ids)
-    rollout.read(
-        _token_text(tokenizer, ids), ResponseParser(chosen.confidence_position, decimals), max_confidence_tokens
+    rollout = Rollout(lengths=ends, width=width, token_ids=ids)
+    parser = ResponseParser(chosen.confidence_position, decimals)
+    rollout.read(_token_text(tokenizer, ids), parser, max_confidence_tokens).set_correct(_verdicts(correct, batch))
+    rollout.give_credit(
+        CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format, scale=scale), group_size, reduce
     )
-    rollout.correct = _verdicts(correct, batch).view(-1, group_size)
-    rule = CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format, scale=scale)
-    rollout.give_credit(rule, reduce)
     return CocaAdvantages(
         advantages=rollout.token_advantages.to(token_ids.device),
         masks={name: mask.to(token_ids.device) for name, mask in rollout.masks.items()},
-        confidences=rollout.stated.flatten(),
+        confidences=rollout.stated,
         answers=list(rollout.answers),
         credit=rollout.credit,
         metrics=values(rollout_metrics(rollout)),

@@ -23,7 +23,7 @@ from coca_mindspeed import coca_advantages, parse_response, token_text, training
 from coca_mindspeed.data.prompts import encode_prompts
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.grading.unevaluated import RejectUnevaluated
+from coca_mindspeed.grading.unevaluated import reject_unevaluated
 
 
 def datum(
@@ -54,7 +54,7 @@ def train(
     lr: float,
 ) -> list[dict[str, float]]:
     """Train ``trainer``, a Tinker training client, and return the metrics of each step (docs/training.md)."""
-    grader = RejectUnevaluated(build_grader("auto"))
+    grader = build_grader("auto")
     table = token_text(tokenizer, len(tokenizer))
     sampling = types.SamplingParams(max_tokens=max_tokens, temperature=1.0, stop=[tokenizer.eos_token_id])
     log = []
@@ -67,7 +67,8 @@ def train(
         lengths = torch.tensor([len(sequence.tokens) for sequence in sequences])
         ids = pad_sequence([torch.tensor(sequence.tokens) for sequence in sequences], batch_first=True)
         answers = [parse_response(text).answer for text in table.decode(ids, lengths)]
-        verdicts = grader.grade([record for record in asked for _ in range(group)], answers)
+        questions = [record for record in asked for _ in range(group)]
+        verdicts = reject_unevaluated(questions, answers, grader.grade(questions, answers))
         found = coca_advantages(ids, lengths, [verdict.correct_or_none for verdict in verdicts], table, group)
         data = [
             datum(asked_ids[i // group], sequence.tokens, sequence.logprobs, row[: len(sequence.tokens)])

@@ -14,7 +14,7 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import CocaError, ConfigError, GradingError
 from coca_mindspeed.grading.own import BrokenGraderError
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.grading.unevaluated import RejectUnevaluated
+from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
@@ -123,9 +123,9 @@ def test_a_result_of_another_type_stops_the_run(folder, name, found):
 
 
 def test_verdicts_are_final(folder):
-    grader = RejectUnevaluated(build_grader("own_grader.py:always"))
-    assert grader.grade([MATH], ["17 * 23"])[0].correct
-    assert not RejectUnevaluated(build_grader("math")).grade([MATH], ["17 * 23"])[0].correct
+    asked = [MATH], ["17 * 23"]
+    verdicts = {name: build_grader(name).grade(*asked) for name in ("own_grader.py:always", "math")}
+    assert [v.correct for found in verdicts.values() for v in reject_unevaluated(*asked, found)] == [True, False]
 
 
 @pytest.mark.parametrize(

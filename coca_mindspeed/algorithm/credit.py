@@ -30,6 +30,11 @@ class Credit(NamedTuple):
     deviation: float
 
     @property
+    def group_size(self) -> int:
+        """G."""
+        return self.confidence_reward.shape[1]
+
+    @property
     def kept(self) -> Tensor:
         """Mask of the groups that were not dropped, bool ``[P]``."""
         return ~self.gesr[:, 0].isnan()
@@ -38,6 +43,9 @@ class Credit(NamedTuple):
         """Advantages by segment, float32 ``[P, G]``; 0 for a segment without one."""
         nothing = torch.zeros_like(self.confidence_reward, dtype=torch.float32)
         return {name: nothing if own is None else own.values for name, own in self.segments.items()}
+
+
+NO_CREDIT = Credit(torch.empty(0, 1), torch.empty(0, 0), {}, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

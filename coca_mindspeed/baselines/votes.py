@@ -189,7 +189,7 @@ def majority_predictions(
     for index, record in enumerate(records):
         rows = slice(index * k, (index + 1) * k)
         finals = equivalences.final_answers(record, graded.answers[rows])
-        weights = graded.stated[index].nan_to_num(0.0).tolist() if weighted else None
+        weights = graded.stated[rows].nan_to_num(0.0).tolist() if weighted else None
         result = vote(cluster(finals, partial(equivalences.same, record)), weights)
         winner = index * k + result.winner
         answer, correct = graded.texts[winner], graded.verdicts[winner].correct_or_none

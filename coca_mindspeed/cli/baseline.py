@@ -132,7 +132,7 @@ def _run(
     from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
     from coca_mindspeed.baselines.target_model import TargetModel, check_layer
     from coca_mindspeed.local.load import load_policy
-    from coca_mindspeed.local.model_files import read_model_config
+    from coca_mindspeed.local.model_files import load_model_tokenizer, read_model_config
     from coca_mindspeed.local.policy import choose_device
     from coca_mindspeed.utils.process import interruptible
 
@@ -159,11 +159,13 @@ def _run(
     keys = TemplateKeys("--chat-template-kwargs", "--allow-open-thinking", "name a date by --prompt-date")
     how: dict[str, Any] = {"keys": keys, "show_progress": not arguments.quiet}
     asked, system_prompt = [*records, *training], training_method(arguments.method).system_prompt
-    check_prompts(arguments.model, model, asked, system_prompt, limits, where="--model", **how)
+    tokenizer = load_model_tokenizer(arguments.model, model, where="--model")
+    check_prompts(tokenizer, arguments.model, model, asked, system_prompt, limits, where="--model", **how)
     if arguments.name == "assessor":
         path, where = _assessor_path(arguments, arguments.trained)
         nothing_new = replace(limits, response=0)
-        check_prompts(path, assessor, bare_questions(asked), ASSESSOR_PROMPT, nothing_new, where=where, **how)
+        tokenizer, questions = load_model_tokenizer(path, assessor, where=where), bare_questions(asked)
+        check_prompts(tokenizer, path, assessor, questions, ASSESSOR_PROMPT, nothing_new, where=where, **how)
     policy = load_policy(arguments.model, model, device, where="--model")
     claim_directory(arguments.output, settings)
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)

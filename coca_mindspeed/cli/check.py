@@ -5,7 +5,6 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 
 import argparse
 import sys
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub
+from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.plan import Plan
-from coca_mindspeed.errors import CocaError, UsageError, find_problems, raise_problems
+from coca_mindspeed.errors import CocaError, UsageError, raise_problems
 from coca_mindspeed.mindspeed.plan import make_plan, script_facts
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
@@ -75,22 +74,20 @@ def _check(arguments: argparse.Namespace) -> None:
 def _check_local(composed: ComposedConfig, quiet: bool) -> None:
     """Check a run of the local engine as its start does, and sample responses of its model."""
     from coca_mindspeed.local.run_directory import RunState
-    from coca_mindspeed.local.validation import checked_grader, read_inputs
+    from coca_mindspeed.local.validation import check_gold_answers, check_settings, read_inputs
 
-    config, name = composed.run, composed.name
-    checks = (*CHECKS, *map(or_on_the_hub, (missing_data, missing_model)))
-    raise_problems(find_problems(config, checks), f"{name} cannot run:")
-    inputs = read_inputs(config, RunState(Path("runs")), show_progress=not quiet)
-    with closing(checked_grader(inputs)) as grader:
-        from coca_mindspeed.local.plan import make_plan, sample_responses  # torch takes seconds to import
+    check_settings(composed.run, missing_data, missing_model, heading=f"{composed.name} cannot run:")
+    with read_inputs(composed.run, RunState(Path()), (check_gold_answers,), show_progress=not quiet) as inputs:
+        from coca_mindspeed.local.plan import make_plan  # torch takes seconds to import
+        from coca_mindspeed.local.run import LocalRun
 
-        _show(make_plan(inputs.config, name), quiet)
-        found = sample_responses(composed, inputs, grader, show_progress=not quiet)
+        _show(make_plan(inputs.config, composed.name), quiet)
+        found = LocalRun.checked(inputs).trial()
     if found is None:
         return
     if not quiet:
         print_text(found)
-    if config.warm_up.records is None:
+    if composed.run.warm_up.records is None:
         raise_problems(found.problems())
     elif not quiet:
         print_text("the run samples again after its warm-up")

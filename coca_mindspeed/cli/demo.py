@@ -7,7 +7,7 @@ from pathlib import Path
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.local.validation import validate_run
+from coca_mindspeed.local.validation import open_run
 
 _INTRODUCTION = """\
 A tiny model was warmed up to answer arithmetic with a confidence that means nothing, then trained. Each held-out
@@ -34,11 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     if composed.run.evaluation.final_questions == 0:
         raise ConfigError("evaluation.final_questions=0: the demo shows answers before and after; at least 1 is needed")
     flags = {"resume": arguments.resume, "overwrite": arguments.overwrite, "show_progress": not arguments.quiet}
-    validated = validate_run(composed.run, arguments.output, **flags)
-    from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
-    from coca_mindspeed.local.run import LocalRun
+    with open_run(composed.run, arguments.output, **flags) as inputs:
+        from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
+        from coca_mindspeed.local.run import LocalRun
 
-    with LocalRun.open(composed, arguments.output, **flags, validated=validated) as local:
+        local = LocalRun.checked(inputs)
         policy = local.start()
         before = local.evaluate_before(policy)
         local.train(policy)

@@ -9,7 +9,7 @@ from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS
 from coca_mindspeed.local.run_directory import BEST_MODEL
-from coca_mindspeed.local.validation import validate_run
+from coca_mindspeed.local.validation import open_run
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.json_files import read_json_lines, read_object
 
@@ -24,12 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     composed = compose_any_layout(arguments.run_name, arguments.overrides)
     output: Path = arguments.output
-    flags = {"resume": arguments.resume, "show_progress": not arguments.quiet}
-    validated = validate_run(composed.run, output, **flags)
-    from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
-    from coca_mindspeed.local.run import LocalRun
+    with open_run(composed.run, output, resume=arguments.resume, show_progress=not arguments.quiet) as inputs:
+        from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
+        from coca_mindspeed.local.run import LocalRun
 
-    with LocalRun.open(composed, output, **flags, validated=validated) as run:
+        run = LocalRun.checked(inputs)
         policy = run.start()
         run.preflight(policy)
         before = run.evaluate_before(policy)

@@ -18,13 +18,19 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from coca_mindspeed.config.schema import MAPPING_KEYS, OWN_KEYS, PATH_KEYS, RunConfig
+from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, Problem, UsageError, did_you_mean, validation_problems
 from coca_mindspeed.utils.own_code import is_own, pinned
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 GROUPS = ("model", "hardware", "parallel", "method", "data")
+#: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
+PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
+#: Keys that may name an object of the user's own.
+OWN_KEYS = ("method.name", "data.grader")
+#: Keys that hold a mapping with any names; an override sets the whole mapping.
+MAPPING_KEYS = ("model.chat_template_kwargs", "data.columns", "data.grader_options")
 #: MindSpeed-RL's keys of the parallel layout by the names that people type.
 _LAYOUT_KEYS = {
     "tp": "mindspeed_rl.actor_config.tensor_model_parallel_size",

@@ -24,14 +24,8 @@ from coca_mindspeed.config.values import (
 from coca_mindspeed.errors import did_you_mean
 from coca_mindspeed.utils.own_code import is_own, pinned
 
-#: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
-PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
-#: Keys that may name an object of the user's own.
-OWN_KEYS = ("method.name", "data.grader")
 #: Names of the local engine's devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
-#: Keys that hold a mapping with any names; an override sets the whole mapping.
-MAPPING_KEYS = ("model.chat_template_kwargs", "data.columns", "data.grader_options")
 # Facts of the keys below; a key without any is read by every engine, and a resumed run may not change it.
 _FREE, _LENGTH, _CLUSTER = KeyFacts("free"), KeyFacts("length"), KeyFacts("cluster")
 _LOCAL_ATTENTION = KeyFacts(cluster="set mindspeed_rl.megatron_training.use_flash_attn instead")
@@ -152,10 +146,7 @@ class MethodConfig(Section):
 
     name: str = Field("coca", description=f"{', '.join(METHODS)}, or one of your own (docs/library.md)")
     invalid_reward: float = Field(
-        -1.0,
-        ge=-100,
-        le=0,
-        description="confidence reward of an invalid response, where separate_format does not apply",
+        -1.0, ge=-100, le=0, description="confidence reward of an invalid response, unless separate_format applies"
     )
     separate_format: bool = Field(
         True,
@@ -278,10 +269,9 @@ class OptimizerConfig(Section):
         "adamw", description="adamw_8bit: 8-bit moments, by bitsandbytes (the extra adamw-8bit); docs/training.md"
     )
     lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
+    # YAML has lists only.
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95),
-        strict=False,
-        description="AdamW's beta1 and beta2",  # YAML has lists only
+        (0.9, 0.95), strict=False, description="AdamW's beta1 and beta2"
     )
     # An eps below 1e-30 is 0 in float32, and 0/0 where a gradient is 0.
     eps: Annotated[float, _MEGATRONS_ADAMW] = Field(1e-8, ge=1e-30, le=1, description="AdamW's eps")

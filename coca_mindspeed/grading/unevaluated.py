@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.math.extract import final_answer, formulas
 from coca_mindspeed.grading.math.normalise import Answer, fraction_terms, one_spelling, read_answer
-from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
+from coca_mindspeed.grading.verdict import Outcome, Verdict
 
 # Unevaluated unless the gold answer has one too.
 _UNDONE = {
@@ -124,26 +124,14 @@ def _tokens(text: str) -> list[str]:
     return re.findall(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|[a-zA-Z]+|[^\s\w(){}\[\]$\\]", text)
 
 
-class RejectUnevaluated:
-    """Wraps a grader for training: a right math answer is wrong if :func:`why_unevaluated` gives a reason."""
+def reject_unevaluated(records: Sequence[Record], answers: Sequence[str], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Verdicts for training: a right math answer is wrong if :func:`why_unevaluated` gives a reason."""
+    return [_for_training(*each) for each in zip(records, answers, verdicts, strict=True)]
 
-    def __init__(self, grader: Grader) -> None:
-        self._grader = grader
-        self.unevaluated = 0
 
-    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        verdicts = self._grader.grade(records, answers)
-        return [self.regrade(*each) for each in zip(records, answers, verdicts, strict=True)]
-
-    def close(self) -> None:
-        self._grader.close()
-
-    def regrade(self, record: Record, answer: str, verdict: Verdict) -> Verdict:
-        named = record.metadata.get("grader")
-        if not verdict.correct or verdict.final or (record.category != "math" if named is None else named != "math"):
-            return verdict
-        problem = why_unevaluated(record.question, record.answer, answer)
-        if not problem:
-            return verdict
-        self.unevaluated += 1
-        return Verdict(Outcome.WRONG, problem, verdict.seconds)
+def _for_training(record: Record, answer: str, verdict: Verdict) -> Verdict:
+    named = record.metadata.get("grader")
+    if not verdict.correct or verdict.final or (record.category != "math" if named is None else named != "math"):
+        return verdict
+    problem = why_unevaluated(record.question, record.answer, answer)
+    return Verdict(Outcome.WRONG, problem, verdict.seconds) if problem else verdict

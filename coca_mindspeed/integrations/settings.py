@@ -17,7 +17,7 @@ from coca_mindspeed.data.prompts import asks_for_confidence
 from coca_mindspeed.errors import CocaError, Condition, DataError, Problem, as_check, find_problems, raise_problems
 from coca_mindspeed.grading.own import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader, check_records
-from coca_mindspeed.grading.unevaluated import RejectUnevaluated
+from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section
 
 Share = Annotated[float, Field(gt=0)]
@@ -100,8 +100,8 @@ class RowGrader:
     def __init__(self, settings: IntegrationSettings) -> None:
         """Raise ``GradingError`` for an unknown option, or if something that the grader needs is missing."""
         self._checked = build_grader(settings.grader, settings.grading)
-        grader = FaultTolerantGrader(self._checked)
-        self._grader = RejectUnevaluated(grader) if settings.require_evaluated else grader
+        self._grader = FaultTolerantGrader(self._checked)
+        self._require_evaluated = settings.require_evaluated
 
     def check(self, name: str, texts: Sequence[Any]) -> None:
         """Check the column ``record`` of the data set ``name``; raises ``DataError`` with the row."""
@@ -111,4 +111,7 @@ class RowGrader:
     def grade(self, texts: Sequence[Any], answers: Sequence[str]) -> list[bool | None]:
         """Verdicts on answers to records; None: could not be graded."""
         records = [record_of({"record": text}, "column 'record'") for text in texts]
-        return [verdict.correct_or_none for verdict in self._grader.grade(records, answers)]
+        verdicts = self._grader.grade(records, answers)
+        if self._require_evaluated:
+            verdicts = reject_unevaluated(records, answers, verdicts)
+        return [verdict.correct_or_none for verdict in verdicts]

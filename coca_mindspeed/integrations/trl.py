@@ -197,7 +197,7 @@ class CocaTrainer(GRPOTrainer):
         lengths = torch.tensor([len(each) for each in ids])
         padded = pad_sequence(ids, batch_first=True)
         method = self._settings.method
-        local = Rollout(group_size=1, lengths=lengths, width=padded.shape[1], token_ids=padded)
+        local = Rollout(lengths=lengths, width=padded.shape[1], token_ids=padded)
         local.read(self._text, method.parser(), method.max_confidence_tokens)
         answers: Sequence[Any] = local.answers
         if not isinstance(completions[0], str):
@@ -220,14 +220,12 @@ class CocaTrainer(GRPOTrainer):
         if not bool(((correct == 0) | (correct == 1) | correct.isnan()).all()):
             found = correct.unique().tolist()
             raise ConfigError(f"{self.reward_func_names[0]}: expected rewards of 1, 0 or None, found {found}")
-        local.correct = correct[self._own_rows(len(local.lengths))]
+        local.set_correct(correct[self._own_rows(len(local.lengths))])
         parts = gather_object([local.scores()])
         columns = {name: torch.cat([part[name] for part in parts]) for name in SCORE_COLUMNS}
-        lengths = columns["segment_ends"][:, -1]
-        group = self.num_generations if self.model.training else self.num_generations_eval
-        rollout = Rollout(group_size=group, lengths=lengths, width=int(lengths.max()))
+        group_size = self.num_generations if self.model.training else self.num_generations_eval
         stage = self._settings.stage_at(self.state.global_step, self.state.max_steps)
-        return rollout.load_score_columns(columns).give_credit(credit_rule(self._settings.method, stage))
+        return Rollout.from_scores(columns).give_credit(credit_rule(self._settings.method, stage), group_size)
 
     def _own_rows(self, number: int) -> slice:
         """Return this process's rows among the rows of all processes; each process has ``number`` rows."""

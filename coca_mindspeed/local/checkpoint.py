@@ -6,8 +6,6 @@ renamed, so a kill at any moment never leaves a partial checkpoint.
 """
 
 import copy
-import math
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -17,12 +15,11 @@ from typing import Any
 import torch
 
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.evaluation.metrics import METRIC_SPECS
 from coca_mindspeed.local.lora import merged_weights, save_adapters
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
+from coca_mindspeed.scoring.best import BestValue
 from coca_mindspeed.utils.files import whole_directory
-from coca_mindspeed.utils.json_files import read_object, write_json
 
 
 def load_optimizer_state(checkpoint: Checkpoint, device: torch.device) -> dict[str, Any]:
@@ -73,29 +70,13 @@ def export_model(policy: Policy, directory: Path) -> None:
         save_model(policy, writing)
 
 
-class BestModel:
-    """The exported model of the step with the best ``metric``, in ``directory``, with a file ``best.json``."""
-
-    def __init__(self, directory: Path, metric: str) -> None:
-        """Read the best value so far, if it is of the same metric."""
-        self._directory, self._metric = directory, metric
-        self._sign = METRIC_SPECS[metric.removeprefix("eval/")].better
-        known = read_object(directory / "best.json")
-        self._best: float = known["value"] if known.get("metric") == metric else -math.inf * self._sign
-
-    def improves(self, metrics: Mapping[str, float]) -> bool:
-        """True if the metric improved; NaN never does."""
-        return bool(self._sign * metrics.get(self._metric, math.nan) > self._sign * self._best)
-
-    def save(self, step: int, policy: Policy, metrics: Mapping[str, float]) -> None:
-        """Replace the exported model; raises TrainingError if it cannot be written."""
-        self._best = metrics[self._metric]
-        try:
-            with whole_directory(self._directory) as writing:
-                save_model(policy, writing)
-                write_json(writing / "best.json", {"metric": self._metric, "value": self._best, "step": step})
-        except Exception as error:  # safetensors raises errors of its own
-            raise TrainingError(f"step {step}: {self._directory} could not be written: {error}") from error
+def export_best(best: BestValue, step: int, policy: Policy, metrics: Mapping[str, float]) -> None:
+    """Replace the best model by that of ``step``; raises TrainingError if it cannot be written."""
+    try:
+        with best.replace(step, metrics) as writing:
+            save_model(policy, writing)
+    except Exception as error:  # safetensors raises errors of its own
+        raise TrainingError(f"step {step}: {best.directory} could not be written: {error}") from error
 
 
 def save_checkpoint(
@@ -145,24 +126,3 @@ def _prune(directory: Path, keep: int) -> None:
             raise TrainingError(
                 f"{old.path}: an old checkpoint cannot be removed: {error.strerror}; the new one is saved"
             ) from error
-
-
-# Temporary names of this module.
-_LEFTOVER = re.compile(r"\.removing_\d{6,}|\.(?:model|warm_start|best_model|step_\d{6,})\.writing")
-_REPLACED = re.compile(r"\.replaced_(model|warm_start|best_model|step_\d{6,})")
-_HALF_A_FILE = re.compile(r"\.\w+\.(?:jsonl?|yaml|md|png)\.[a-z0-9_]{8}")
-
-
-def remove_leftovers(output: Path) -> None:
-    """Remove partial files of a killed process from a locked run directory; restore a model that was being replaced.
-
-    Only names that this package creates are touched.
-    """
-    for directory in (output, *(output / name for name in ("checkpoints", "samples", "warm_up"))):
-        for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-            if (match := _REPLACED.fullmatch(path.name)) and not (directory / match[1]).exists():
-                path.rename(directory / match[1])
-            elif match or _LEFTOVER.fullmatch(path.name):
-                shutil.rmtree(path)
-            elif _HALF_A_FILE.fullmatch(path.name) and path.is_file():
-                path.unlink()

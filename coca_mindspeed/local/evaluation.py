@@ -18,10 +18,10 @@ from coca_mindspeed.evaluation.predictions import (
     write_predictions,
 )
 from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import predict
-from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.scoring.metrics import values
 from coca_mindspeed.scoring.responses import held_out_gap

@@ -1,23 +1,15 @@
-"""The plan of a run of the local engine: its steps, its memory by formula, and a trial of its model."""
+"""The plan of a run of the local engine: its steps, and its memory by formula."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.plan import Part, Phase, Plan, Row, batch_rows, evaluations
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.memory import MemoryEstimate, estimate_memory, free_bytes, memory_problems
 from coca_mindspeed.local.model_files import TINY_MODEL, Shapes, read_model_config, trained_bytes, weight_shapes
 from coca_mindspeed.local.policy import choose_device
-from coca_mindspeed.local.preflight import Preflight, run_preflight
-from coca_mindspeed.local.run import LocalRun
 from coca_mindspeed.local.sft import sft_microbatch_tokens
 from coca_mindspeed.local.tiny_model import tiny_config
-from coca_mindspeed.local.validation import RunInputs
-from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.process import GIB
 
 _FORMULA = (
@@ -75,24 +67,3 @@ def _memory(need: MemoryEstimate, room: int) -> tuple[Phase, ...]:
     sampling = [*kept, Part("KV cache", need.cache, "at the end of the longest responses")]
     limit = room / GIB
     return Phase("update", tuple(update), limit), Phase("rollout", tuple(sampling), limit)
-
-
-def sample_responses(
-    composed: ComposedConfig, inputs: RunInputs, grader: MeasuredGrader, *, show_progress: bool
-) -> Preflight | None:
-    """Check a run as its start does, in an empty directory, load its model and sample responses.
-
-    None: ``model.path`` is null or has no weights, or ``evaluation.preflight`` is 0.
-    """
-    with TemporaryDirectory() as empty:
-        validated = (inputs, grader)
-        with LocalRun.open(composed, Path(empty) / "run", show_progress=show_progress, validated=validated) as run:
-            config, path = run.config, run.config.model.path
-            if path is None or not weight_shapes(Path(path)):
-                return None
-            policy, count = run.load(), config.evaluation.preflight
-            if not count:
-                return None
-            if show_progress:
-                print_text(f"sampling {count} responses", sys.stderr)
-            return run_preflight(policy, inputs.train, grader, config)

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from coca_mindspeed.local.policy import Sharing
+from coca_mindspeed.local.policy import Policy, Sharing
 
 _GROWTH = 1.5  # capacity factor; room for the longest response from the start would be unused by most rows
 _LEAST_ROOM = 16  # tokens
@@ -127,6 +127,15 @@ class Prefill(NamedTuple):
     mask: Tensor | None
     lengths: Tensor
     width: int
+
+
+def prefilled(
+    policy: Policy, prompts: Sequence[Sequence[int]], max_new_tokens: int | None
+) -> tuple[PreallocatedCache, Prefill]:
+    """Prefill a new cache with prompts, one row each; it has room for ``max_new_tokens`` more (None: unknown)."""
+    most = None if max_new_tokens is None else max(map(len, prompts)) + max_new_tokens
+    cache, forward = PreallocatedCache(policy.model.config, most), policy.lm_head.hidden_states
+    return cache, prefill_prompts(forward, prompts, cache, policy.pad_id, policy.device, policy.sharing)
 
 
 def prefill_prompts(

@@ -11,12 +11,12 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, TrainingError
 from coca_mindspeed.grading.registry import misfit_warnings
-from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.respond import respond_and_grade
-from coca_mindspeed.local.sampler import NoDistributionError
+from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
+from coca_mindspeed.scoring.responses import response_scorer
 from coca_mindspeed.scoring.rollout import Rollout, stated_or_none
 from coca_mindspeed.utils.console import one_line
 
@@ -75,7 +75,7 @@ class Preflight:
                 "correct": verdict.correct_or_none,
             }
             for record, text, verdict, stated in zip(
-                self.records, rollout.texts, rollout.verdicts, rollout.stated.flatten(), strict=True
+                self.records, rollout.texts, rollout.verdicts, rollout.stated, strict=True
             )
         ]
 
@@ -108,10 +108,9 @@ def run_preflight(policy: Policy, train: Sequence[Record], grader: Grader, confi
     at_once = min(settings.prompts * settings.group_size, settings.batch_responses or config.evaluation.preflight)
     records = records_of_step(train, 0, config.evaluation.preflight, derived_seed(config.seed, _STAGE))
     try:
-        rollout = respond_and_grade(
+        rollout = respond(
             policy,
             records,
-            RejectUnevaluated(grader) if config.data.require_evaluated else grader,
             config.method,
             settings.model_copy(update={"batch_responses": at_once}),
             generator(policy.device, config.seed, _STAGE),
@@ -119,7 +118,8 @@ def run_preflight(policy: Policy, train: Sequence[Record], grader: Grader, confi
         )
     except NoDistributionError as error:
         raise TrainingError(f"sampling before step 1: {error}") from error
-    return Preflight(config, records, rollout)
+    score = response_scorer(config.method, policy.text, grader, require_evaluated=config.data.require_evaluated)
+    return Preflight(config, records, score.for_training(score(rollout)))
 
 
 def _shorten(text: str) -> str:

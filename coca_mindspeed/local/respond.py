@@ -31,7 +31,7 @@ def respond(
     Raises:
         NoDistributionError: the policy's probabilities are not finite.
     """
-    rollout = sample_responses(
+    return sample_responses(
         policy,
         policy.encode_prompts(records, method.training_method.system_prompt),
         group_size=group_size,
@@ -39,9 +39,8 @@ def respond(
         temperature=sampling.temperature,
         generator=generator,
         batch_responses=sampling.batch_responses,
+        records=records,
     )
-    rollout.records = records
-    return rollout
 
 
 def respond_and_grade(
@@ -71,7 +70,7 @@ def step_metrics(rollout: Rollout) -> dict[str, float]:
 
 def sample_rows(rollout: Rollout, prompts: int) -> list[Mapping[str, Any]]:
     """JSON rows of all responses to the first ``prompts`` prompts."""
-    asked = rollout.asked[: prompts * rollout.group_size]
+    asked = rollout.records[: prompts * rollout.credit.group_size]
     return [
         {"id": record.id, "question": record.question, "gold": record.answer, **row}
         for record, row in zip(asked, rollout.rows(range(len(asked))), strict=True)

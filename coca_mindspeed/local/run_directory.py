@@ -1,7 +1,8 @@
 """The output directory of a run: its marker, its lock, and which settings may change when it is resumed.
 
-The marker ``coca-mindspeed.json`` (id, data digests, prompt hash) is written after all checks, so a failed start leaves
-nothing behind.  This module does not import torch, so that an occupied directory is refused at once.
+The directory is locked and inspected before anything else is read.  The marker ``coca-mindspeed.json`` (id, data
+digests, prompt hash) is written after all checks, so a failed start leaves nothing behind.  This module does not import
+torch.
 """
 
 import math
@@ -9,7 +10,9 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,9 @@ from coca_mindspeed.utils.directories import (
     LOCK,
     MARKER,
     PROGRESS,
+    check_writable,
     is_ours,
+    lock_run,
     nearby_runs,
     nearest_directory,
     read_marker,
@@ -34,7 +39,7 @@ from coca_mindspeed.utils.directories import (
 )
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.hub import is_hub_id
-from coca_mindspeed.utils.text_formats import Difference, YamlError, differences, read_yaml
+from coca_mindspeed.utils.text_formats import YamlError, differences, read_yaml
 
 _KIND = "run"
 _MIB = 2**20
@@ -83,34 +88,64 @@ def list_checkpoints(directory: Path) -> list[Checkpoint]:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run's output directory (it may not exist), its marker, newest checkpoint, and whether it finished a step."""
+    """The state of a run's output directory.
+
+    Attributes:
+        marker: of the run that is there; None: there is none.
+        newest: the checkpoint to continue from; None: the run begins.
+        has_steps: the run that is there finished a step.
+        resume: the run that is there goes on.
+        overwrite: it is replaced, steps or not.
+    """
 
     path: Path
     marker: Mapping[str, Any] | None = None
     newest: Checkpoint | None = None
     has_steps: bool = False
+    resume: bool = False
+    overwrite: bool = False
 
     @property
     def config_path(self) -> Path:
         return self.path / "config.yaml"
 
+    @cached_property
+    def saved(self) -> RunConfig:
+        """The configuration of the run that is there; raises ConfigError if it cannot be read."""
+        try:
+            values = read_yaml(self.config_path)
+        except (OSError, YamlError) as error:
+            raise ConfigError(
+                f"{self.config_path}: the configuration of the run to resume cannot be read: {error}"
+            ) from error
+        return validate_config(values, self.config_path)
 
-def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> RunState:
-    """Inspect the output directory; nothing is changed.
+
+@contextmanager
+def open_run_directory(path: Path, *, resume: bool, overwrite: bool | None = None) -> Iterator[RunState]:
+    """Lock an output directory, repair what a killed process left in it, and inspect it; nothing else is changed.
 
     A run that never finished a step is started again, with other settings too.  ``overwrite`` None: the command has no
     such option.
 
     Raises:
-        ConfigError: not a directory, holds other files, holds a run without ``resume`` or ``overwrite``, or holds none
-            to resume.
+        ConfigError: not a directory, cannot be written, used by another process, holds other files, holds a run without
+            ``resume`` or ``overwrite``, or holds none to resume.
     """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--output {path}: is a file; a run needs a directory")
+    check_writable(path)
+    with lock_run(path):
+        if is_ours(path, _KIND):
+            remove_leftovers(path)
+        yield _inspect(path, resume, overwrite)
+
+
+def _inspect(path: Path, resume: bool, overwrite: bool | None) -> RunState:
     marker = read_marker(path, _KIND)
     if marker is None:
         others = [name for name in (*ENTRIES, MARKER) if (path / name).exists()]
-        if overwrite and path.exists():
+        if overwrite:
             others += [entry.name for entry in path.iterdir() if entry.name != LOCK]
         if others:
             reason = f"holds {others[0]!r}, and is not the directory of a run"
@@ -119,7 +154,7 @@ def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> RunS
             nearby = nearby_runs(path, lambda other: is_ours(other, _KIND))
             fix = f"correct --output, or leave --resume out to start a run{nearby}"
             raise_problems([Problem("no-run", "--output", path, "holds no run to resume", fix)])
-        return RunState(path)
+        return RunState(path, overwrite=bool(overwrite))
     checkpoints = list_checkpoints(path / "checkpoints")
     metrics = path / "metrics.jsonl"
     has_steps = bool(checkpoints) or (metrics.exists() and metrics.stat().st_size > 0)
@@ -129,8 +164,29 @@ def find_run(path: Path, *, resume: bool, overwrite: bool | None = None) -> RunS
             f"--output {path}: already holds a run; add --resume to continue it, {replace}or choose another directory"
         )
     if overwrite:
-        return RunState(path, marker)
-    return RunState(path, marker, checkpoints[-1] if checkpoints else None, has_steps)
+        return RunState(path, marker, overwrite=True)
+    return RunState(path, marker, checkpoints[-1] if checkpoints else None, has_steps, resume)
+
+
+# Temporary names of local/checkpoint.py.
+_LEFTOVER = re.compile(r"\.removing_\d{6,}|\.(?:model|warm_start|best_model|step_\d{6,})\.writing")
+_REPLACED = re.compile(r"\.replaced_(model|warm_start|best_model|step_\d{6,})")
+_HALF_A_FILE = re.compile(r"\.\w+\.(?:jsonl?|yaml|md|png)\.[a-z0-9_]{8}")
+
+
+def remove_leftovers(output: Path) -> None:
+    """Remove partial files of a killed process from a locked run directory; restore a model that was being replaced.
+
+    Only names that this package creates are touched.
+    """
+    for directory in (output, *(output / name for name in ("checkpoints", "samples", "warm_up"))):
+        for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+            if (match := _REPLACED.fullmatch(path.name)) and not (directory / match[1]).exists():
+                path.rename(directory / match[1])
+            elif match or _LEFTOVER.fullmatch(path.name):
+                shutil.rmtree(path)
+            elif _HALF_A_FILE.fullmatch(path.name) and path.is_file():
+                path.unlink()
 
 
 def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
@@ -160,9 +216,9 @@ def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
 
 
 def write_settings(
-    found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt_sha256: str, *, overwrite: bool
+    found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt_sha256: str
 ) -> None:
-    """Write the marker and ``config.yaml`` into the directory of a run that begins.  The directory must be locked.
+    """Write the marker and ``config.yaml`` into the directory of a run that begins.
 
     Files of a run that never finished a step are removed, unless this run would create the same.  Raises ConfigError if
     it cannot be written.
@@ -170,7 +226,7 @@ def write_settings(
     path, marker = found.path, found.marker
     try:
         without_steps = marker is not None and not found.has_steps
-        if without_steps and (overwrite or not _creates_the_same(found, config, data)):
+        if without_steps and (found.overwrite or not _creates_the_same(found, config, data)):
             remove_entries(path, _KIND, ENTRIES)
             marker = None
         if marker is None:
@@ -193,17 +249,18 @@ def _creates_the_same(found: RunState, config: RunConfig, data: Mapping[str, Map
     """True if an unfinished start can be reused: same settings, same data."""
     if found.marker is None or found.marker.get("data") != data or not found.config_path.exists():
         return False
-    return {fact_of(_FACTS, key).resume for key, _, _ in _differences(found, config)} <= {"free", "memory"}
+    changed = differences(found.saved.model_dump(mode="json"), config.model_dump(mode="json"))
+    return {fact_of(_FACTS, key).resume for key, _, _ in changed} <= {"free", "memory"}
 
 
 def check_same_settings(found: RunState, config: RunConfig) -> None:
     """Raise ConfigError for settings, but the length, that would have changed the steps already taken."""
     if not found.has_steps:
         return
-    saved, free = _saved(found), {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
+    free = {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
     named = sorted(key for key in free if key.rpartition(".")[0] not in free)
     checks.check_resumed_settings(
-        saved.model_dump(mode="json"),
+        found.saved.model_dump(mode="json"),
         config.model_dump(mode="json"),
         where=found.config_path,
         fix=f"only {', '.join(named)} may change when a run is resumed",
@@ -211,12 +268,11 @@ def check_same_settings(found: RunState, config: RunConfig) -> None:
     )
 
 
-def check_resume(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError for settings or records that would have changed the steps already taken."""
+def check_same_data(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError for a length or records that would have changed the steps already taken."""
     if not found.has_steps or found.marker is None:
         return
-    check_same_settings(found, config)
-    _check_same_length(found, _saved(found), config)
+    _check_same_length(found, config)
     for name, digest in data.items():
         before = found.marker.get("data", {}).get(name)
         if before != digest:
@@ -250,7 +306,7 @@ def with_stored(config: RunConfig, found: RunState) -> RunConfig:
     """The configuration with the run's own choices: compute dtype, date of the prompts, copy of a hub's model."""
     if found.marker is None or not found.config_path.exists():
         return config
-    saved, name, changes = _saved(found).model, config.model.path or "", {}
+    saved, name, changes = found.saved.model, config.model.path or "", {}
     if saved.path and is_hub_id(name) and f"models--{name.replace('/', '--')}" in Path(saved.path).parts:
         changes["path"] = saved.path
     if config.model.compute_dtype == "auto":
@@ -260,9 +316,9 @@ def with_stored(config: RunConfig, found: RunState) -> RunConfig:
     return with_model(config, **changes)
 
 
-def _check_same_length(found: RunState, saved: RunConfig, config: RunConfig) -> None:
+def _check_same_length(found: RunState, config: RunConfig) -> None:
     """Refuse another number of steps if a step already taken had another stage or learning rate."""
-    before, now = saved.trainer.steps, config.trainer.steps
+    before, now = found.saved.trainer.steps, config.trainer.steps
     for step in range(found.newest.step if found.newest else 0):
         was, would = ((step // n, learning_rate(config.optimizer, step % n, n)) for n in (before, now))
         if was != would:
@@ -271,16 +327,3 @@ def _check_same_length(found: RunState, saved: RunConfig, config: RunConfig) -> 
                 f"{was[0]} at lr {was[1]:.6g}, and would be in stage {would[0]} at lr {would[1]:.6g}; a run can only "
                 "be extended in its first stage and with optimizer.schedule=constant"
             )
-
-
-def _saved(found: RunState) -> RunConfig:
-    path = found.config_path
-    try:
-        values = read_yaml(path)
-    except (OSError, YamlError) as error:
-        raise ConfigError(f"{path}: the configuration of the run to resume cannot be read: {error}") from error
-    return validate_config(values, path)
-
-
-def _differences(found: RunState, config: RunConfig) -> Iterator[Difference]:
-    return differences(_saved(found).model_dump(mode="json"), config.model_dump(mode="json"))

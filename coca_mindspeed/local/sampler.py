@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.local.lm_head import TokenScores, entropy_of
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.local.inverse_cdf import check_drawn, draw, draw_at, numbers_per_draw, sample_tokens
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import PreallocatedCache, prefill_prompts
-from coca_mindspeed.local.static_decoder import CaptureError, StaticDecoder, decodes_statically, prefilled
+from coca_mindspeed.local.prefill import prefilled
+from coca_mindspeed.local.static_decoder import CaptureError, StaticDecoder, decodes_statically
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.console import print_text
 
@@ -68,98 +68,6 @@ class SharedRows:
         return NextStep(None, repeat if len(repeat) else None, tokens)
 
 
-_LARGE = 4096  # vocabulary size; larger ones are sampled by blocks, which is faster
-_BLOCK = 256  # tokens per block
-
-
-class NoDistributionError(TrainingError):
-    """No token can be drawn: probabilities are not finite or all zero."""
-
-
-def sample_tokens(
-    probabilities: Tensor, generator: torch.Generator | None = None, row_of: Tensor | None = None
-) -> Tensor:
-    """Draw tokens ``[draws, 1]`` by inverse-CDF sampling from ``[rows, vocabulary]``; never one of probability 0.
-
-    Probabilities need not be normalised.  ``row_of`` int64 ``[draws]`` is the row of each draw; None: one draw per row.
-
-    Raises:
-        NoDistributionError: probabilities are not finite, or all of a row are zero.
-    """
-    uniform = _uniform_for(probabilities, generator, row_of)
-    token, valid = tokens_at(probabilities, uniform, row_of)
-    _check(valid)
-    return token
-
-
-def numbers_per_draw(vocabulary: int) -> int:
-    """Uniform numbers that a draw takes: one float32 cannot resolve the tokens of an improbable block."""
-    return 1 if vocabulary < _LARGE else 2
-
-
-def tokens_at(probabilities: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Tokens ``[draws, 1]`` at ``uniform`` ``[draws, numbers]`` in [0, 1), and whether each is valid; without waiting.
-
-    See :func:`sample_tokens`.  An invalid one, bool ``[draws, 1]``, was drawn from what is no distribution.
-    """
-    vocabulary = probabilities.shape[1]
-    if vocabulary < _LARGE:
-        return _inverse_cdf(_running_sums(probabilities), uniform, row_of)
-    block, valid = _inverse_cdf(_running_sums(_block_sums(probabilities)), uniform[:, :1], row_of)
-    token = block * _BLOCK + torch.arange(_BLOCK, device=probabilities.device)
-    behind = token >= vocabulary
-    token = token.masked_fill(behind, 0)
-    of_row = probabilities.gather(1, token) if row_of is None else probabilities[row_of[:, None], token]
-    place, also_valid = _inverse_cdf(_running_sums(of_row.masked_fill(behind, 0.0)), uniform[:, 1:])
-    return token.gather(1, place), valid & also_valid
-
-
-def _uniform_for(rows: Tensor, generator: torch.Generator | None, row_of: Tensor | None) -> Tensor:
-    draws = len(rows if row_of is None else row_of)
-    return torch.rand(draws, numbers_per_draw(rows.shape[1]), generator=generator, device=rows.device)
-
-
-def _check(valid: Tensor) -> None:
-    if not bool(valid.all()):
-        raise NoDistributionError(
-            "no token can be drawn from the policy: its probabilities are not finite or all 0; check the weights for "
-            "NaN or inf"
-        )
-
-
-def _block_sums(probabilities: Tensor) -> Tensor:
-    """Sums ``[rows, blocks]`` over blocks of tokens; the last block may be shorter."""
-    whole = probabilities.shape[1] // _BLOCK * _BLOCK
-    sums: Tensor = probabilities[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=-1)
-    if whole == probabilities.shape[1]:
-        return sums
-    return torch.cat([sums, probabilities[:, whole:].sum(dim=-1, keepdim=True)], dim=1)
-
-
-def _running_sums(weights: Tensor) -> Tensor:
-    """Cumulative sums ``[rows, n]``, constant where a weight is 0.
-
-    A GPU scans a single row by another kernel, which does not guarantee this, so a second row is added.
-    """
-    if len(weights) == 1 and weights.device.type != "cpu":
-        return weights.expand(2, -1).cumsum(dim=1)[:1]
-    return weights.cumsum(dim=1)
-
-
-def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Index ``[draws, 1]`` at which cumulative sums ``[rows, n]`` pass the share ``uniform`` of their total.
-
-    Also whether the sums are those of a distribution, bool ``[draws, 1]``.
-    """
-    total = sums[:, -1:].contiguous()
-    valid = (total > 0) & total.isfinite()
-    # A share rounded up to 1 must not end behind the last index with a weight.
-    last = torch.searchsorted(sums, total).clamp(max=sums.shape[1] - 1)
-    if row_of is not None:
-        sums, total, last, valid = (of_row.index_select(0, row_of) for of_row in (sums, total, last, valid))
-    return torch.searchsorted(sums, uniform * total, right=True).minimum(last), valid
-
-
 def sample_responses(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
@@ -169,8 +77,9 @@ def sample_responses(
     temperature: float,
     generator: torch.Generator,
     batch_responses: int | None = None,
+    records: Sequence[Record] = (),
 ) -> Rollout:
-    """Sample ``group_size`` responses to each prompt; the rollout is on the CPU, and has no records yet.
+    """Sample ``group_size`` responses to each prompt, the questions of which are in ``records``.
 
     Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  ``generator`` is the
     only source of randomness.  At most ``batch_responses`` responses are in memory at once, rounded down to whole
@@ -189,10 +98,10 @@ def sample_responses(
     width = int(lengths.max())
     # Inference tensors cannot enter a graph; clones can.
     return Rollout(
-        group_size=group_size,
         lengths=lengths.clone().cpu(),
         width=width,
-        prompts=[list(p) for p in prompts],
+        records=[record for record in records for _ in range(group_size)],
+        prompts=[prompt for prompt in prompts for _ in range(group_size)],
         token_ids=token_ids[:, :width].clone().cpu(),
         log_probs=log_probs[:, :width].clone().cpu(),
         finished=finished.clone().cpu(),
@@ -249,38 +158,6 @@ def _sample_batch(
     return token_ids, lengths, log_probs, finished, entropy / lengths
 
 
-def draw(
-    policy: Policy,
-    logits: Tensor,
-    temperature: float,
-    generator: torch.Generator | None = None,
-    row_of: Tensor | None = None,
-) -> tuple[Tensor, TokenScores]:
-    """Sample one token ``[responses, 1]`` per response; also return its log-prob and the distribution's entropy.
-
-    ``row_of`` int64 ``[responses]`` is the row of each response in the logits ``[rows, vocabulary]``; None: one per
-    row.
-    """
-    uniform = _uniform_for(logits, generator, row_of)
-    token, scores, valid = _draw_at(policy, logits, temperature, uniform, row_of)
-    _check(valid)
-    return token, scores
-
-
-def _draw_at(
-    policy: Policy, logits: Tensor, temperature: float, uniform: Tensor, row_of: Tensor | None = None
-) -> tuple[Tensor, TokenScores, Tensor]:
-    """As :func:`draw`, at ``uniform`` numbers as for :func:`tokens_at`; also whether the tokens are valid."""
-    distribution = policy.sampling_logits(logits, temperature).log_softmax(dim=-1)
-    probabilities = distribution.exp()
-    token, valid = tokens_at(probabilities, uniform, row_of)
-    if row_of is None:
-        log_probs, entropy = distribution.gather(1, token), entropy_of(distribution, probabilities)
-    else:
-        log_probs, entropy = distribution[row_of[:, None], token], entropy_of(distribution, probabilities)[row_of]
-    return token, TokenScores(log_probs, entropy), valid
-
-
 _LOOK = 16  # tokens; so often the host asks whether all responses have ended
 
 
@@ -318,7 +195,7 @@ class StaticSampler:
         """Draw the token in the decoder's column for the first ``rows`` responses, as its next input."""
         column = self.decoder.column
         uniform = self._uniform.index_select(0, column)[0, :rows]
-        token, scores, valid = _draw_at(self._policy, logits, temperature, uniform, row_of)
+        token, scores, valid = draw_at(self._policy, logits, temperature, uniform, row_of)
         going = self._going[:rows]
         ended = ~going
         self._invalid[:rows] |= going & ~valid[:, 0]
@@ -346,7 +223,7 @@ class StaticSampler:
         """
         going, invalid = torch.stack([self._going.any(), self._invalid.any()]).tolist()
         if invalid:
-            _check(~self._invalid)
+            check_drawn(~self._invalid)
         return bool(going)
 
     def responses(self, used: int, columns: slice) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -365,7 +242,7 @@ def _sample_statically(
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     used = len(prompts) * group_size
-    cache, started = prefilled(policy, prompts)
+    cache, started = prefilled(policy, prompts, 0)
     end = started.width + max_new_tokens
     if policy.static is None or not policy.static.decoder.fits(used, end):
         policy.static = None  # freed before its successor is allocated
@@ -394,12 +271,7 @@ class Decoder:
     def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], max_new_tokens: int | None = None) -> None:
         """Prefill each prompt as a row; ``max_new_tokens`` bounds the cache's capacity (None: unknown)."""
         self._layer, self._rows = policy.lm_head, len(prompts)
-        longest = max(map(len, prompts))
-        most = None if max_new_tokens is None else longest + max_new_tokens
-        self.cache = PreallocatedCache(policy.model.config, most)
-        started = prefill_prompts(
-            self._layer.hidden_states, prompts, self.cache, policy.pad_id, policy.device, sharing=policy.sharing
-        )
+        self.cache, started = prefilled(policy, prompts, max_new_tokens)
         self.width, self._mask = started.width, started.mask
         # Without a mask all rows have the same length and position.
         self._position = started.lengths[:, None] if self._mask is not None else started.lengths[:1, None]

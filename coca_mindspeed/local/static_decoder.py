@@ -7,7 +7,7 @@ tensors that stay where they are, sizes that do not depend on data, and no wait 
 import itertools
 import math
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from coca_mindspeed.local.policy import Policy, Sharing
-from coca_mindspeed.local.prefill import PreallocatedCache, Prefill, prefill_prompts
+from coca_mindspeed.local.prefill import PreallocatedCache, Prefill
 
 #: ``model_type`` of the architectures that a test decodes by this; without windows, and with PyTorch's attention.
 STATIC = (
@@ -219,13 +219,6 @@ class StaticDecoder:
         finally:
             for module, weight in zip(self._linear, own, strict=True):
                 module._parameters["weight"] = weight
-
-
-def prefilled(policy: Policy, prompts: Sequence[Sequence[int]]) -> tuple[PreallocatedCache, Prefill]:
-    """The KV cache of the prompts, one row each."""
-    cache = PreallocatedCache(policy.model.config, max(map(len, prompts)))
-    forward = policy.lm_head.hidden_states
-    return cache, prefill_prompts(forward, prompts, cache, policy.pad_id, policy.device, sharing=policy.sharing)
 
 
 def _up(number: int, multiple: int) -> int:

@@ -19,18 +19,24 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.checkpoint import BestModel, export_model, load_optimizer_state, resume_hint, save_checkpoint
+from coca_mindspeed.local.checkpoint import (
+    export_best,
+    export_model,
+    load_optimizer_state,
+    resume_hint,
+    save_checkpoint,
+)
 from coca_mindspeed.local.evaluation import HeldOut
+from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.policy import Policy, is_out_of_memory
 from coca_mindspeed.local.progress import TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
-from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import first_sight, generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
+from coca_mindspeed.scoring.best import BestValue
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings, sight_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
@@ -73,11 +79,11 @@ class Trainer:
         interval = config.evaluation.interval if self.held_out.records else 0
         progress = TrainingProgress(total, self.show_progress, start, interval=interval)
         metric = config.checkpoint.best
-        best = None if metric is None else BestModel(self.output / BEST_MODEL, metric)
-        health, unevaluated = HealthWarnings(), RejectUnevaluated(self.grader)
+        best = None if metric is None else BestValue(self.output / BEST_MODEL, metric)
+        health, unevaluated = HealthWarnings(), 0
         sights = first_sight(self.records, config.rollout.prompts, config.seed)
         score = response_scorer(
-            config.method, policy.text, unevaluated if config.data.require_evaluated else self.grader
+            config.method, policy.text, self.grader, require_evaluated=config.data.require_evaluated
         )
         with (
             interruptible("stopped in the middle of a step", self._resume_hint),
@@ -95,8 +101,10 @@ class Trainer:
                     draw = generator(policy.device, config.seed, "rollout", step)
                     rollout = respond(policy, asked, config.method, config.rollout, draw, config.rollout.group_size)
                     clock.lap("rollout")
-                    score(rollout)
-                    rollout.give_credit(credit_rule(config.method, stage))
+                    score.for_training(score(rollout)).give_credit(
+                        credit_rule(config.method, stage), config.rollout.group_size
+                    )
+                    unevaluated += rollout.unevaluated
                     clock.lap("grading", rollout.grading_seconds)
                     lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)
                     updated = update_policy(policy, rollout, optimizer, lr, config)
@@ -114,7 +122,7 @@ class Trainer:
                     timing = clock.seconds | {
                         "tokens_per_second/rollout": float(rollout.lengths.sum()) / clock.seconds["seconds/rollout"],
                         **{f"grading/{name}": value for name, value in self.grader.metrics().items()},
-                        "grading/unevaluated": float(unevaluated.unevaluated),
+                        "grading/unevaluated": float(unevaluated),
                     }
                     if step == 0 and baseline:
                         log.write(0, self.held_out.metrics(baseline, 0, log), {})
@@ -125,7 +133,7 @@ class Trainer:
 
                 last = step + 1 == total
                 if best is not None and best.improves(metrics):
-                    best.save(step + 1, policy, metrics)
+                    export_best(best, step + 1, policy, metrics)
                 if last or stop.is_set() or _due(config.checkpoint.interval, step):
                     saved = save_checkpoint(
                         self.output / "checkpoints", step + 1, policy, optimizer, config.checkpoint.keep

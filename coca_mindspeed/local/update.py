@@ -1,6 +1,7 @@
 """The update of a policy: AdamW, log-probs of given responses with gradient, and one step's microbatches."""
 
 import importlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -301,7 +302,7 @@ def update_policy(
     losses, norms = [], []
     every_part: list[_MicrobatchResult] = []
     for _ in range(config.trainer.ppo_epochs):
-        for minibatch in torch.arange(len(rollout.records)).chunk(config.trainer.minibatches):
+        for minibatch in torch.arange(len(rollout.credit.gesr)).chunk(config.trainer.minibatches):
             parts = _accumulate_gradient(policy, rollout, minibatch.tolist(), config)
             loss = sum(float(part.objective.loss) for part in parts)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), config.optimizer.grad_clip))
@@ -328,12 +329,13 @@ def _accumulate_gradient(
     policy: Policy, rollout: Rollout, minibatch: Sequence[int], config: RunConfig
 ) -> list[_MicrobatchResult]:
     """Run the backward passes of one minibatch's microbatches; losses and gradients add up to the minibatch's."""
-    group, lengths, masks = config.rollout.group_size, rollout.lengths.tolist(), rollout.masks
+    group, lengths, masks = rollout.credit.group_size, rollout.lengths.tolist(), rollout.masks
+    prompt_lengths = list(map(len, rollout.prompts[::group]))
     responses = len(minibatch) * group
     tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
     return [
         _backward(policy, rollout, microbatch, masks, config, responses, tokens)
-        for microbatch in microbatches(minibatch, group, lengths, list(map(len, rollout.prompts)), config.trainer)
+        for microbatch in microbatches(minibatch, group, lengths, prompt_lengths, config.trainer)
     ]
 
 
@@ -383,10 +385,11 @@ def responses_of(
     """A microbatch's rows, int64 ``[rows]``, and their responses, padded to the longest, on the policy's device."""
     assert rollout.token_ids is not None
     rows = torch.tensor(microbatch.rows)
+    first_of_each = itertools.accumulate(microbatch.group_sizes[:-1], initial=0)
     token_ids = rollout.token_ids[rows, : int(rollout.lengths[rows].max())]
     return rows, ResponseBatch(
         policy,
-        [rollout.prompts[prompt] for prompt in microbatch.prompts],
+        [rollout.prompts[microbatch.rows[first]] for first in first_of_each],
         token_ids.to(policy.device),
         temperature=config.rollout.temperature,
         share_prompts=config.trainer.share_prompts,

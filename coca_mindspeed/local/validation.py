@@ -1,13 +1,13 @@
 """Checks of a local run before its weights are read.
 
-Those of output directory, records, gold answers and disk space need no torch: ``train``, ``demo``, ``check`` and
-``baseline`` call them first.  Those of prompts, token ids and lengths use the model's tokenizer.
+Every run starts with :func:`open_run`, which locks the directory and checks records, gold answers and disk space
+without torch.  Checks of prompts, token ids and lengths use the model's tokenizer.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from coca_mindspeed.data.arithmetic import Split, arithmetic_records
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
 from coca_mindspeed.data.records import Record, records_digest
 from coca_mindspeed.data.registry import read_own
-from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
+from coca_mindspeed.errors import Check, DataError, Problem, find_problems, raise_problems
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.logging import require_loggers
@@ -26,20 +26,18 @@ from coca_mindspeed.local.model_files import (
     ContextLimit,
     context_limit,
     download_model,
-    load_model_tokenizer,
     read_model_config,
 )
 from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     RunState,
-    check_resume,
+    check_same_data,
     check_same_settings,
     check_space,
-    find_run,
+    open_run_directory,
     with_model,
     with_stored,
 )
-from coca_mindspeed.utils.directories import check_writable
 from coca_mindspeed.utils.hub import is_hub_id
 from coca_mindspeed.utils.progress import StepProgress
 
@@ -60,49 +58,93 @@ class LengthLimits:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The checked inputs of a run: its completed configuration, its directory, its records and their digests."""
+    """What a run is made of, before its weights are read.
 
+    Attributes:
+        state: of its directory.
+        config: complete: with the number of steps, and the directory of a model of the hub.
+        digests: of the records, by the names of the sets.
+    """
+
+    state: RunState
     config: RunConfig
-    found: RunState
+    grader: MeasuredGrader
     train: Sequence[Record]
     evaluate: Sequence[Record]
     warm_up: Sequence[Record]
     digests: Mapping[str, Mapping[str, Any]]
+    show_progress: bool
 
     @property
     def records(self) -> list[Record]:
         return [*self.train, *self.evaluate, *self.warm_up]
 
+    @property
+    def model(self) -> tuple[Path | None, str]:
+        """The model that the run starts from (None: the built-in one), and its name in messages."""
+        config, state = self.config, self.state
+        if state.newest is not None and config.model.lora.rank is None:
+            return state.newest.model, "checkpoint"
+        if state.newest is not None and (config.model.path is None or config.warm_up.records is not None):
+            return state.path / WARMED_UP, "warm start"  # the adapters' base
+        return None if config.model.path is None else Path(config.model.path), "model.path"
 
-def validate_run(
+
+InputCheck = Callable[[RunInputs], None]
+
+
+def check_resumed_data(inputs: RunInputs) -> None:
+    """Raise ConfigError if a resumed run has other records, or a length that changes the steps already taken."""
+    check_same_data(inputs.state, inputs.config, inputs.digests)
+
+
+def check_disk(inputs: RunInputs) -> None:
+    """Raise ConfigError if checkpoints and models do not fit on the disk."""
+    check_space(inputs.config, inputs.state, inputs.model[0])
+
+
+def check_gold_answers(inputs: RunInputs) -> None:
+    """Raise ConfigError, DataError or GradingError for a gold answer that the grader cannot use."""
+    check_records(inputs.grader, record_sources(inputs.config.data, inputs.train, inputs.evaluate))
+
+
+#: Checks of a run's inputs that need no torch, in this order; local/run.py has those that need it.
+INPUT_CHECKS: tuple[InputCheck, ...] = (check_resumed_data, check_disk, check_gold_answers)
+
+
+@contextmanager
+def open_run(
     config: RunConfig, output: Path, *, resume: bool = False, overwrite: bool | None = None, show_progress: bool = True
-) -> tuple[RunInputs, MeasuredGrader]:
-    """Check all that is known of a run without torch; write nothing.
+) -> Iterator[RunInputs]:
+    """Lock a run's directory and check all that is known of the run without torch; write nothing.
 
-    Returns the inputs and the grader that has checked them, which the caller closes.  ``overwrite`` None: the command
-    has no such option.
+    ``resume`` continues from the newest checkpoint of the run in ``output``; ``overwrite`` removes that run (None: the
+    command has no such option).
 
     Raises:
         ConfigError: settings, the output directory, or the disk.
-        DataError, GradingError: as :func:`checked_grader`.
+        DataError, GradingError: a record or a gold answer cannot be used, or something that grading needs is missing.
     """
-    missing = map(or_on_the_hub, (missing_data,) if resume else (missing_data, missing_model))
-    raise_problems(find_problems(config, CHECKS, tuple(missing)))
-    found = find_run(output, resume=resume, overwrite=overwrite)
-    check_writable(output)
-    require_loggers(config.logging)
-    if resume:
-        config = with_stored(config, found)
-        check_same_settings(found, config)  # before records are read and a model is downloaded
-    inputs = read_inputs(config, found, show_progress=show_progress)
-    check_resume(found, inputs.config, inputs.digests)
-    path, _ = model_directory(inputs.config, found)
-    check_space(inputs.config, found, path)
-    return inputs, checked_grader(inputs)
+    check_settings(config, *((missing_data,) if resume else (missing_data, missing_model)))
+    with open_run_directory(output, resume=resume, overwrite=overwrite) as state:
+        require_loggers(config.logging)
+        if resume:
+            config = with_stored(config, state)
+            check_same_settings(state, config)  # before records are read and a model is downloaded
+        with read_inputs(config, state, INPUT_CHECKS, show_progress=show_progress) as inputs:
+            yield inputs
 
 
-def read_inputs(config: RunConfig, found: RunState, *, show_progress: bool) -> RunInputs:
-    """Read the records of a run, download its model, and complete its configuration by them."""
+def check_settings(config: RunConfig, *missing: Check[RunConfig], heading: str = "") -> None:
+    """Raise ConfigError with all problems of a configuration, and of the files that are not there."""
+    raise_problems(find_problems(config, CHECKS, tuple(map(or_on_the_hub, missing))), heading)
+
+
+@contextmanager
+def read_inputs(
+    config: RunConfig, state: RunState, checks: Sequence[InputCheck], *, show_progress: bool
+) -> Iterator[RunInputs]:
+    """Read a run's records, download its model, complete its configuration, open its grader, and check all of it."""
     train, evaluate = load_data(config.data)
     config, warm_up = with_steps(config, len(train)), read_warm_up_records(config)
     sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
@@ -111,32 +153,11 @@ def read_inputs(config: RunConfig, found: RunState, *, show_progress: bool) -> R
     if model.path is not None and is_hub_id(model.path):
         path = download_model(model.path, own_code=model.trust_remote_code, show_progress=show_progress)
         config = with_model(config, path=str(path))
-    return RunInputs(config, found, train, evaluate, warm_up, digests)
-
-
-def checked_grader(inputs: RunInputs) -> MeasuredGrader:
-    """The grader of a run, which accepts the gold answers.
-
-    Raises:
-        ConfigError, DataError: a gold answer cannot be used.
-        GradingError: something that grading needs is missing.
-    """
-    config = inputs.config
-    with ExitStack() as opened:
-        grader = build_grader(config.data.grader, config.data.grader_options)
-        opened.callback(grader.close)
-        check_records(grader, record_sources(config.data, inputs.train, inputs.evaluate))
-        opened.pop_all()
-    return grader
-
-
-def model_directory(config: RunConfig, found: RunState) -> tuple[Path | None, str]:
-    """The model that a run starts from (None: the built-in one), and its name in messages."""
-    if found.newest is not None and config.model.lora.rank is None:
-        return found.newest.model, "checkpoint"
-    if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
-        return found.path / WARMED_UP, "warm start"  # the adapters' base
-    return None if config.model.path is None else Path(config.model.path), "model.path"
+    with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
+        inputs = RunInputs(state, config, grader, train, evaluate, warm_up, digests, show_progress)
+        for check in checks:
+            check(inputs)
+        yield inputs
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
@@ -195,6 +216,7 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
 
 
 def check_prompts(
+    tokenizer: Any,
     path: Path,
     model: ModelConfig,
     records: Sequence[Record],
@@ -204,21 +226,19 @@ def check_prompts(
     where: str = "model.path",
     keys: TemplateKeys = TEMPLATE_KEYS,
     show_progress: bool = True,
-) -> Any:
-    """Refuse prompts that the model in ``path`` cannot process, without reading its weights; return its tokenizer.
+) -> None:
+    """Refuse prompts that the model in ``path`` with this tokenizer cannot process, without reading its weights.
 
     Raises:
-        ConfigError: no tokenizer, no chat template, or one that refuses the prompt, drops a message, ends the prompt
+        ConfigError: no chat template, or one that refuses the prompt, drops a message, ends the prompt
             inside an open thought or reads the clock; token ids beyond the embedding; sequences beyond its context.
         DataError: a prompt is empty, too long or not text; it names the record.
     """
-    tokenizer = load_model_tokenizer(path, model, where=where)
     architecture = read_model_config(path, model, where=where)
     context, shown = context_limit(architecture), f"{where}={path}"
     check_token_ids(tokenizer, architecture, records, system_prompt, where, path)
     check_template(tokenizer, records, system_prompt, shown, keys, allow_open_thinking=model.allow_open_thinking)
     check_lengths(tokenizer, context, records, system_prompt, limits, shown, show_progress)
-    return tokenizer
 
 
 def check_token_ids(

@@ -43,7 +43,7 @@ def rollout_metrics(rollout: Rollout) -> dict[str, WeightedMean]:
         "rollout/accuracy": (accuracy, n_graded),
         "reward/confidence": (float(reward.nanmean()), int((~reward.isnan()).sum())),
         **{f"rollout/{name}": (measured.values[name], measured.n_valid) for name in of_confidence},
-        "group/dropped_share": (_share(~kept), len(correct)),
+        "group/dropped_share": (_share(~kept), len(kept)),
         "rollout/gesr": (float(credit.gesr.nanmean()), n_kept),
         **{
             f"group/no_{segment}_variance_share": (_share(~advantage.varies[kept]), n_kept)
@@ -123,10 +123,9 @@ def sight_metrics(rollout: Rollout, seen: Sequence[bool]) -> dict[str, WeightedM
         FIRST_SIGHT: [p for p, known in enumerate(seen) if not known],
         REPEATED: [p for p, k in enumerate(seen) if k],
     }
+    correct, stated = (values.view(len(seen), -1) for values in (rollout.correct, rollout.stated))
     return {
-        key: mean
-        for name, part in rows.items()
-        for key, mean in gap_metrics(name, rollout.correct[part], rollout.stated[part]).items()
+        key: mean for name, part in rows.items() for key, mean in gap_metrics(name, correct[part], stated[part]).items()
     }
 
 

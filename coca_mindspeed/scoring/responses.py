@@ -30,21 +30,29 @@ class ResponseScorer:
         parser: reads the response format.
         grader: grades the answers.
         max_confidence_tokens: segment length of an invalid response.
+        require_evaluated: in training, an answer that only restates its question is wrong.
     """
 
     text: TokenText
     parser: ResponseParser
     grader: Grader
     max_confidence_tokens: int
+    require_evaluated: bool = False
 
     def __call__(self, rollout: Rollout) -> Rollout:
         """Read and grade the responses of a rollout, which knows its token ids and records."""
         return rollout.read(self.text, self.parser, self.max_confidence_tokens).grade(self.grader)
 
+    def for_training(self, rollout: Rollout) -> Rollout:
+        """Make a scored rollout's verdicts those that training rewards."""
+        return rollout.reject_unevaluated() if self.require_evaluated else rollout
 
-def response_scorer(method: MethodConfig, text: TokenText, grader: Grader) -> ResponseScorer:
+
+def response_scorer(
+    method: MethodConfig, text: TokenText, grader: Grader, *, require_evaluated: bool = False
+) -> ResponseScorer:
     """Build the scorer of a method's responses."""
-    return ResponseScorer(text, method.parser(), grader, method.max_confidence_tokens)
+    return ResponseScorer(text, method.parser(), grader, method.max_confidence_tokens, require_evaluated)
 
 
 def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
@@ -108,7 +116,7 @@ def check_own_method(method: MethodConfig) -> None:
 def predictions(rollout: Rollout) -> list[Prediction]:
     """Make a prediction of each graded response."""
     after = torch.full_like(rollout.stated, math.nan) if rollout.stated_after is None else rollout.stated_after
-    columns = [[None if math.isnan(s) else s for s in each.flatten().tolist()] for each in (rollout.stated, after)]
+    columns = [[None if math.isnan(s) else s for s in each.tolist()] for each in (rollout.stated, after)]
     return [
         Prediction(
             id=record.id,
@@ -121,6 +129,6 @@ def predictions(rollout: Rollout) -> list[Prediction]:
             confidence_after=second,
         )
         for record, text, confidence, second, verdict, tokens in zip(
-            rollout.asked, rollout.texts, *columns, rollout.verdicts, rollout.confidence_lengths.tolist(), strict=True
+            rollout.records, rollout.texts, *columns, rollout.verdicts, rollout.confidence_lengths.tolist(), strict=True
         )
     ]

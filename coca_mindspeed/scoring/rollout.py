@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import Reduce, SegmentMasks, segment_masks, token_advantages
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends
-from coca_mindspeed.algorithm.credit import Credit, CreditRule, stated_decimals
+from coca_mindspeed.algorithm.checks import check_tensor
+from coca_mindspeed.algorithm.credit import NO_CREDIT, Credit, CreditRule, stated_decimals
 from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.grading.verdict import Grader, Verdict
 
 #: Columns of scored responses, ``[B, k]`` each: a stage that scores writes them, a stage that gives credit reads them.
@@ -26,36 +28,38 @@ SCORE_COLUMNS: dict[str, torch.dtype] = {
 }
 
 
+_EMPTY = torch.empty(0)
+
+
 @dataclass(kw_only=True)
 class Rollout:
-    """``B = P * G`` responses on the CPU; row ``p * G + g`` is response g to prompt p.
+    """``B`` responses on the CPU, group by group: the G responses to a prompt are neighbours.
 
-    Each stage fills its fields, in this order; before it they are unset or empty.
+    Each stage fills its fields, in this order; before it they are empty or None.
 
     Attributes:
-        group_size: G.
         lengths: int64 ``[B]``, tokens of each response.
         width: tokens of the longest response, T.
-        records: the P questions.
-        prompts: token ids of the P prompts.
+        records: the question of each response.
+        prompts: token ids of each response's prompt.
         token_ids: int64 ``[B, T]``, anything behind a response's end.
         log_probs: float32 ``[B, T]`` of the sampled tokens under the policy that sampled them.
         finished: bool ``[B]``; False if the length limit cut the response off.
         entropy: float32 ``[B]``, nats, mean over the response's tokens.
-        texts: the B decoded responses.
+        texts: the decoded responses.
         answers: the answer segment of each; of a response without a valid confidence, the whole text.
-        stated: float64 ``[P, G]``, the stated confidences; NaN where a response states no valid one.
-        stated_after: float64 ``[P, G]``, the second confidences of a method that asks for two; None for the others.
+        stated: float64 ``[B]``, the stated confidences; NaN where a response states no valid one.
+        stated_after: float64 ``[B]``, the second confidences of a method that asks for two; None for the others.
         confidence_lengths: int64 ``[B]``, tokens up to the end of the stated confidence.
         segment_ends: int64 ``[B, S]``, tokens up to the end of each segment; the last are the responses' lengths.
-        verdicts: the grader's B verdicts.
+        verdicts: on each answer.
+        correct: float64 ``[B]``, 1 or 0; NaN where the answer could not be graded.
         grading_seconds: wall time of grading.
-        correct: float64 ``[P, G]``, 1 or 0; NaN where the answer could not be graded.
-        credit: rewards and advantages of each segment.
+        unevaluated: number of right answers that training does not reward, because they only restate the question.
+        credit: rewards and advantages of each segment, by group.
         token_advantages: float32 ``[B, T]``, 0 behind a response's end.
     """
 
-    group_size: int
     lengths: Tensor
     width: int
     records: Sequence[Record] = ()
@@ -67,17 +71,45 @@ class Rollout:
 
     texts: Sequence[str] = ()
     answers: Sequence[str] = ()
-    stated: Tensor = field(init=False)
+    stated: Tensor = _EMPTY
     stated_after: Tensor | None = None
-    confidence_lengths: Tensor = field(init=False)
-    segment_ends: Tensor = field(init=False)
+    confidence_lengths: Tensor = _EMPTY
+    segment_ends: Tensor = _EMPTY
 
     verdicts: Sequence[Verdict] = ()
+    correct: Tensor = _EMPTY
     grading_seconds: float = 0.0
-    correct: Tensor = field(init=False)
+    unevaluated: int = 0
 
-    credit: Credit = field(init=False)
-    token_advantages: Tensor = field(init=False)
+    credit: Credit = NO_CREDIT
+    token_advantages: Tensor = _EMPTY
+
+    @classmethod
+    def from_scores(
+        cls,
+        columns: Mapping[str, Tensor],
+        *,
+        width: int | None = None,
+        texts: Sequence[str] = (),
+        verdicts: Sequence[Verdict] = (),
+    ) -> "Rollout":
+        """Inverse of :meth:`scores`; casts the columns to :data:`SCORE_COLUMNS`.  ``width`` None: the longest response.
+
+        Raises:
+            ValueError: a wrong shape or dtype.
+        """
+        first, *after = stated_decimals(columns["stated_confidence"]).T.contiguous()
+        of_type = {name: columns[name].to(dtype) for name, dtype in SCORE_COLUMNS.items()}
+        lengths = of_type["segment_ends"][:, -1].contiguous()
+        return cls(
+            lengths=lengths,
+            width=int(lengths.max()) if width is None else width,
+            stated=first,
+            stated_after=after[0] if after else None,
+            confidence_lengths=of_type["confidence_length"].flatten(),
+            segment_ends=of_type["segment_ends"],
+            texts=texts,
+        ).set_correct(of_type["correct"].flatten(), verdicts)
 
     def read(self, text: TokenText, parser: ResponseParser, max_confidence_tokens: int) -> "Rollout":
         """Decode the responses, parse their confidences and find the ends of their segments.
@@ -91,12 +123,10 @@ class Rollout:
         self.texts = text.decode(self.token_ids, self.lengths)
         parsed = [parser(response) for response in self.texts]
         self.answers = [p.answer for p in parsed]
-        stated = [confidences([p.confidence for p in parsed])]
-        self.stated = stated[0].view(-1, self.group_size)
+        self.stated = confidences(p.confidence for p in parsed)
         if parser.position == "both":
-            stated.append(confidences([p.confidence_after for p in parsed]))
-            self.stated_after = stated[1].view(-1, self.group_size)
-        valid = [~each.isnan() for each in stated]
+            self.stated_after = confidences(p.confidence_after for p in parsed)
+        valid = [~stated.isnan() for stated in (self.stated, self.stated_after) if stated is not None]
         given = (self.token_ids, self.lengths, text)
         options: Any = {"max_confidence_tokens": max_confidence_tokens, "position": parser.position}
         self.segment_ends = segment_ends(*given, valid, **options)
@@ -110,53 +140,62 @@ class Rollout:
     def grade(self, grader: Grader) -> "Rollout":
         """Grade the answers."""
         started = time.perf_counter()
-        self.verdicts = grader.grade(self.asked, self.answers)
+        verdicts = grader.grade(self.records, self.answers)
         self.grading_seconds = time.perf_counter() - started
-        self.correct = correctness(self.verdicts).view(-1, self.group_size)
+        return self.set_correct(correctness(verdicts), verdicts)
+
+    def reject_unevaluated(self) -> "Rollout":
+        """Let no answer that only restates its question be right, as training requires it."""
+        verdicts = reject_unevaluated(self.records, self.answers, self.verdicts)
+        self.unevaluated = sum(old.correct != new.correct for old, new in zip(self.verdicts, verdicts, strict=True))
+        return self.set_correct(correctness(verdicts), verdicts)
+
+    def set_correct(self, correct: Tensor, verdicts: Sequence[Verdict] = ()) -> "Rollout":
+        """Set the verdicts on the answers; ``correct`` is float ``[B]``: 1, 0, or NaN where ungradable.
+
+        Raises:
+            ValueError: a wrong shape or dtype.
+        """
+        check_tensor("correct", correct, "float", len(self.lengths))
+        self.correct, self.verdicts = correct.double(), verdicts
         return self
 
     def scores(self) -> dict[str, Tensor]:
         """The results of scoring as the columns of :data:`SCORE_COLUMNS`."""
         stated = [self.stated] if self.stated_after is None else [self.stated, self.stated_after]
         return {
-            "stated_confidence": torch.stack([each.flatten() for each in stated], dim=1),
-            "correct": self.correct.view(-1, 1),
+            "stated_confidence": torch.stack(stated, dim=1),
+            "correct": self.correct[:, None],
             "confidence_length": self.confidence_lengths[:, None],
             "segment_ends": self.segment_ends,
         }
 
-    def load_score_columns(self, columns: Mapping[str, Tensor]) -> "Rollout":
-        """Inverse of :meth:`scores`; casts the columns to :data:`SCORE_COLUMNS`."""
-        first, *after = stated_decimals(columns["stated_confidence"]).T.reshape(-1, *self._shape)
-        self.stated, self.stated_after = first, after[0] if after else None
-        self.correct = columns["correct"].to(SCORE_COLUMNS["correct"]).view(self._shape)
-        self.confidence_lengths = columns["confidence_length"].to(SCORE_COLUMNS["confidence_length"]).flatten()
-        self.segment_ends = columns["segment_ends"].to(SCORE_COLUMNS["segment_ends"])
-        return self
+    def give_credit(self, rule: CreditRule, group_size: int, reduce: Reduce | None = None) -> "Rollout":
+        """Compute rewards, advantages and the advantage of each token, in groups of ``group_size`` (G) responses.
 
-    def give_credit(self, rule: CreditRule, reduce: Reduce | None = None) -> "Rollout":
-        """Compute rewards, advantages and the advantage of each token; see :class:`CreditRule`.
+        See :class:`CreditRule`.
 
         Raises:
-            ValueError: a wrong shape or dtype.
+            ValueError: a wrong shape or dtype, or a rollout without scores or of groups that are not whole.
         """
+        if not len(self.stated) == len(self.correct) == len(self.lengths) or len(self.lengths) % group_size:
+            raise ValueError(
+                f"credit needs a confidence and a verdict for each response of whole groups of {group_size}; found "
+                f"{len(self.stated)} and {len(self.correct)} of {len(self.lengths)} responses"
+            )
         of_segment = None
         if rule.entropy_bonus and self.log_probs is not None:
             inside = segment_masks(self.segment_ends, rule.segments, self.width)["confidence"]
-            of_segment = torch.where(inside, self.log_probs, 0.0).sum(dim=1).view(-1, self.group_size)
-        self.credit = rule(self.correct, self.stated, of_segment, reduce, self.stated_after)
+            of_segment = torch.where(inside, self.log_probs, 0.0).sum(dim=1)
+
+        def grouped(values: Tensor) -> Tensor:
+            return values.view(-1, group_size)
+
+        log_probs, after = (None if each is None else grouped(each) for each in (of_segment, self.stated_after))
+        self.credit = rule(grouped(self.correct), grouped(self.stated), log_probs, reduce, after)
         advantages = [values.flatten() for values in self.credit.values_by_segment().values()]
         self.token_advantages = token_advantages(advantages, self.segment_ends, self.width)
         return self
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return len(self.lengths) // self.group_size, self.group_size
-
-    @property
-    def asked(self) -> list[Record]:
-        """The question of each response, B of them."""
-        return [record for record in self.records for _ in range(self.group_size)]
 
     @property
     def masks(self) -> SegmentMasks:
@@ -180,16 +219,17 @@ class Rollout:
         Args:
             shown: indexes into the B responses.
         """
-        group, credit, stated = self.group_size, self.credit, self.stated.flatten()
-        correct = self.correct.flatten()
-        after = {} if self.stated_after is None else {"confidence_after": self.stated_after.flatten()}
+        credit, group_size = self.credit, self.credit.group_size
+        stated = {"confidence": self.stated}
+        if self.stated_after is not None:
+            stated["confidence_after"] = self.stated_after
         advantages = {name: values.flatten() for name, values in credit.values_by_segment().items()}
         return [
             {
                 **self._graded(row),
-                **{name: stated_or_none(values[row]) for name, values in {"confidence": stated, **after}.items()},
-                "correct": None if bool(correct[row].isnan()) else bool(correct[row]),
-                "gesr": _number(credit.gesr[row // group]),
+                **{name: stated_or_none(values[row]) for name, values in stated.items()},
+                "correct": None if bool(self.correct[row].isnan()) else bool(self.correct[row]),
+                "gesr": _number(credit.gesr[row // group_size]),
                 "confidence_reward": _number(credit.confidence_reward.flatten()[row]),
                 **{f"{name}_advantage": float(values[row]) for name, values in advantages.items()},
                 "tokens": int(self.lengths[row]),

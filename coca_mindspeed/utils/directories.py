@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -141,11 +141,13 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
 
 @contextmanager
 def lock_run(path: Path) -> Iterator[None]:
-    """Lock a run's directory within the block; it is made, and removed if nothing has been written into it.
+    """Lock a run's directory within the block; it is made, and left as it was found if nothing is written into it.
 
     Raises ConfigError if another process holds the lock.
     """
+    made = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
+    before = {entry.name for entry in path.iterdir()}
     lock = lock_of_process(path / LOCK)
     if lock is None:
         raise ConfigError(f"--output {path}: another process is running in this directory")
@@ -153,9 +155,11 @@ def lock_run(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if [entry.name for entry in path.iterdir()] == [LOCK]:
+            if {entry.name for entry in path.iterdir()} - before == {LOCK}:
                 (path / LOCK).unlink()
-                path.rmdir()
+                with suppress(OSError):  # not empty
+                    for directory in made:
+                        directory.rmdir()
 
 
 def nearest_directory(path: Path) -> Path:

@@ -93,7 +93,7 @@ class ScoredStep:
 
     def dump(self, step: int, prompts: int) -> list[dict[str, Any]]:
         """JSON rows of all responses to the first ``prompts`` prompts."""
-        shown = range(min(prompts * self.rollout.group_size, len(self.order)))
+        shown = range(min(prompts * self.rollout.credit.group_size, len(self.order)))
         names = ("id", "dataset", "question", "gold")
         return [
             {"step": step, **{name: prediction[name] for name in names}, **row}
@@ -125,20 +125,14 @@ def score_step(
     reports = [_checked(rows[row], f"row {keys[row]}") for row in groups.rows]
     verdicts = [Verdict(Outcome(report["verdict"]), report["reason"]) for report in reports]
     predictions = [report["prediction"] for report in reports]
-    order = torch.tensor(groups.rows)
-    rollout = Rollout(
-        group_size=group,
-        lengths=response_lengths.long()[order],
-        width=int(response_lengths.max()),
-        texts=[prediction["response"] for prediction in predictions],
-        verdicts=verdicts,
-    )
-    rollout.load_score_columns(_score_columns(reports))
+    texts = [prediction["response"] for prediction in predictions]
+    width = int(response_lengths.max())
+    rollout = Rollout.from_scores(_score_columns(reports), width=width, texts=texts, verdicts=verdicts)
     if bool(rollout.correct.isnan().all()):
         raise TrainingError(f"none of the step's {len(verdicts)} answers could be graded: {verdicts[0].reason}")
-    rollout.give_credit(credit_rule(settings.method, stage))
-    several = len(settings.method.training_method.stages) > 1
-    return ScoredStep(rollout, order, len(keys), groups.broken, predictions, stage if several else None)
+    rollout.give_credit(credit_rule(settings.method, stage), group)
+    named = stage if len(settings.method.training_method.stages) > 1 else None
+    return ScoredStep(rollout, torch.tensor(groups.rows), len(keys), groups.broken, predictions, named)
 
 
 def step_metrics(scored: Sequence[ScoredStep], method: MethodConfig, *, repeated: bool = False) -> dict[str, float]:
@@ -154,12 +148,11 @@ def step_metrics(scored: Sequence[ScoredStep], method: MethodConfig, *, repeated
         parts = [each.rollout for each in scored]
         scores = [part.scores() for part in parts]
         columns = {name: torch.cat([each[name] for each in scores]) for name in SCORE_COLUMNS}
-        lengths, width = torch.cat([part.lengths for part in parts]), max(part.width for part in parts)
-        rollout = Rollout(group_size=rollout.group_size, lengths=lengths, width=width)
-        rollout.load_score_columns(columns).give_credit(credit_rule(method, stage or 0))
+        group = rollout.credit.group_size
+        rollout = Rollout.from_scores(columns).give_credit(credit_rule(method, stage or 0), group)
         deviation = sum(part.credit.deviation for part in parts) / len(parts)  # each mini-batch has its own
         rollout.credit = rollout.credit._replace(deviation=deviation)
-    seen = [repeated] * len(rollout.correct)
+    seen = [repeated] * len(rollout.credit.gesr)
     found = values({**rollout_metrics(rollout), **sight_metrics(rollout, seen)})
     metrics = {name: value for name, value in found.items() if math.isfinite(value)}
     metrics["group/broken"] = float(sum(each.broken for each in scored))

@@ -32,8 +32,8 @@ class SegmentRewardManager(RewardManagerBase):
         settings = verl_settings({NAME: plain})
         grader = FaultTolerantGrader(build_grader(settings.grader, settings.grading))
         text = token_text(tokenizer, _vocabulary_size(config, tokenizer))
-        scorer = response_scorer(settings.method, text, grader)
-        self._queue = ScoringQueue(scorer, settings.method.label, settings.require_evaluated)
+        scorer = response_scorer(settings.method, text, grader, require_evaluated=settings.require_evaluated)
+        self._queue = ScoringQueue(scorer, settings.method.label)
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score one response, a ``DataProto`` of one row; see :meth:`ScoringQueue.score`."""

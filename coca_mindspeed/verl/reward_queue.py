@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.scoring.responses import ResponseScorer, predictions
-from coca_mindspeed.scoring.rollout import Rollout, correctness
+from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.verl.batch import score_rows
 
 _BATCH = 512
@@ -30,13 +29,11 @@ class _Waiting(NamedTuple):
 class ScoringQueue:
     """Scores together the responses that arrive together, in one thread, since graders are not thread-safe.
 
-    ``method`` names the training method in the predictions; with ``require_evaluated``, a restated question earns
-    nothing in training.
+    ``method`` names the training method in the predictions.
     """
 
-    def __init__(self, scorer: ResponseScorer, method: str, require_evaluated: bool) -> None:
+    def __init__(self, scorer: ResponseScorer, method: str) -> None:
         self._scorer, self._method = scorer, method
-        self._evaluated = RejectUnevaluated(scorer.grader) if require_evaluated else None
         self._waiting: list[_Waiting] = []
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scoring")
@@ -87,14 +84,9 @@ class ScoringQueue:
         lengths = torch.tensor([len(each.token_ids) for each in batch])
         records = [each.record for each in batch]
         token_ids = pad_sequence([each.token_ids for each in batch], batch_first=True)
-        rollout = self._scorer(
-            Rollout(group_size=1, lengths=lengths, width=token_ids.shape[1], records=records, token_ids=token_ids)
-        )
-        graded = predictions(rollout)
-        verdicts = rollout.verdicts
-        if self._evaluated is not None:
-            verdicts = list(map(self._evaluated.regrade, records, rollout.answers, verdicts))
-            rollout.correct = correctness(verdicts).view(-1, 1)
+        rollout = Rollout(lengths=lengths, width=token_ids.shape[1], records=records, token_ids=token_ids)
+        graded = predictions(self._scorer(rollout))
+        verdicts = self._scorer.for_training(rollout).verdicts
         reports = []
         for each, prediction, verdict, scores in zip(batch, graded, verdicts, score_rows(rollout), strict=True):
             given: dict[str, Any] = {

@@ -86,6 +86,7 @@ def _measure(
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
     from coca_mindspeed.grading.registry import build_grader
     from coca_mindspeed.local.load import load_policy
+    from coca_mindspeed.local.model_files import load_model_tokenizer
     from coca_mindspeed.local.policy import choose_device
     from coca_mindspeed.local.readings import Numbers
     from coca_mindspeed.local.respond import predict
@@ -98,7 +99,8 @@ def _measure(
     config = compose_run("local", [*given, *arguments.overrides]).run
     prompt = config.method.training_method.system_prompt
     limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
-    check_prompts(Path(arguments.model), config.model, records, prompt, limits)
+    model = Path(arguments.model)
+    check_prompts(load_model_tokenizer(model, config.model), model, config.model, records, prompt, limits)
     policy = load_policy(Path(arguments.model), config.model, choose_device(config.trainer.device))
     grader = build_grader(config.data.grader, config.data.grader_options)
     try:

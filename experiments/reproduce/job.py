@@ -12,7 +12,6 @@ from transformers.utils.logging import disable_progress_bar
 from coca_mindspeed.baselines.predictors import FitConfig
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.baselines.target_model import TargetModel
-from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError
@@ -126,10 +125,9 @@ def _train(place: Workplace, job: Job) -> list[Prediction]:
     config = job_config(place.plan, job, place.output)
     start = _start(place, job, config, config.method.training_method.confidence_position)
     config = with_model(config, path=str(start))
-    composed = ComposedConfig(config, place.plan.settings[job.setting].run)
     directory = job.directory(place.output) / "run"
     resume = is_ours(directory, "run")
-    with LocalRun.open(composed, directory, resume=resume, show_progress=place.show_progress) as local:
+    with LocalRun.open(config, directory, resume=resume, show_progress=place.show_progress) as local:
         policy = local.start()
         # the curve's step 0
         before = local.evaluate_before(policy) if config.evaluation.samples > 1 else ()

@@ -5,8 +5,8 @@ import operator
 
 import pytest
 
-from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.schema import MAPPING_KEYS, PATH_KEYS, RunConfig
+from coca_mindspeed.config.compose import MAPPING_KEYS, PATH_KEYS, compose_run
+from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from tests.tables import read_table
 

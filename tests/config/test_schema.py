@@ -8,7 +8,8 @@ from typing import Any, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
-from coca_mindspeed.config.schema import PATH_KEYS, ArchitectureConfig, RunConfig, Section
+from coca_mindspeed.config.compose import PATH_KEYS
+from coca_mindspeed.config.schema import ArchitectureConfig, RunConfig, Section
 
 RUN = RunConfig()
 SHAPE = {n: True if f.annotation is bool else 1 for n, f in ArchitectureConfig.model_fields.items()}

@@ -5,10 +5,13 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import lm_head
 from coca_mindspeed.local.load import checkpoint_activations
+from coca_mindspeed.local.model_files import load_model_tokenizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.update import ResponseBatch
+from coca_mindspeed.local.validation import check_prompts
 from tests import tokenizers_for_tests as kinds
 
 _SHAPE = {
@@ -72,3 +75,8 @@ def random_policy(architecture, *, recompute, dtype=torch.float32):
 
 def response_log_probs(policy, prompts, token_ids, *, temperature, share_prompts=True):
     return ResponseBatch(policy, prompts, token_ids, temperature, share_prompts).scores().log_probs
+
+
+def check_model(path: Path, model: ModelConfig, *prompts) -> None:
+    """The checks of prompts with the tokenizer in ``path``."""
+    check_prompts(load_model_tokenizer(path, model), path, model, *prompts)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,22 +38,20 @@ class Session(NamedTuple):
 
     run: LocalRun
     trainer: Trainer
+    opened: ExitStack
 
     @property
     def resume_from(self) -> Checkpoint | None:
         return self.run.resume_from
 
     def close(self) -> None:
-        self.run.close()
+        self.opened.close()
 
 
 def open_session(composed, output: Path, *, resume: bool = False, show_progress: bool = False) -> Session:
-    run = LocalRun.open(composed, output, resume=resume, show_progress=show_progress)
-    try:
-        return Session(run, run.trainer(run.start()))
-    except BaseException:
-        run.close()
-        raise
+    with ExitStack() as opened:
+        run = opened.enter_context(LocalRun.open(composed.run, output, resume=resume, show_progress=show_progress))
+        return Session(run, run.trainer(run.start()), opened.pop_all())
 
 
 def small_session(output: Path, *overrides: str, resume: bool = False):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local.run_directory import find_run, with_stored
+from coca_mindspeed.local.run_directory import open_run_directory, with_stored
 from coca_mindspeed.utils.directories import write_marker
 from coca_mindspeed.utils.hub import is_hub_id
 from tests.hub_stub import COMMIT, hub
@@ -52,9 +52,10 @@ def test_a_resumed_run_keeps_its_copy(tmp_path):
     saved = f"{tmp_path}/models--org--tiny/snapshots/{COMMIT}"
     write_marker(tmp_path, "run", {"id": "1"})
     (tmp_path / "config.yaml").write_text(compose_run("local", [f"model.path={saved}", *keys]).to_yaml())
-    found = find_run(tmp_path, resume=True)
-    assert with_stored(compose_run("local", ["model.path=org/tiny", *keys]).run, found).model.path == saved
-    assert with_stored(compose_run("local", ["model.path=org/other", *keys]).run, found).model.path == "org/other"
+    with open_run_directory(tmp_path, resume=True) as found:
+        for name, expected in (("org/tiny", saved), ("org/other", "org/other")):
+            config = compose_run("local", [f"model.path={name}", *keys]).run
+            assert with_stored(config, found).model.path == expected
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_an_estimate_just_above_the_free_memory_is_no_refusal():
 
 def test_a_run_that_does_not_fit_is_refused_before_its_first_step(tmp_path, monkeypatch, capsys):
     model = write_random_model(tmp_path / "model", "llama")
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 800_000)
+    monkeypatch.setattr("coca_mindspeed.local.plan.free_bytes", lambda device: 800_000)
     assert main(arguments(tmp_path, model)) == 1
     assert "[memory-update]" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -20,10 +20,10 @@ from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
-from coca_mindspeed.local.validation import LengthLimits, check_prompts, ordinary_pad_token
+from coca_mindspeed.local.validation import LengthLimits, ordinary_pad_token
 from coca_mindspeed.utils.directories import MARKER
 from tests import tokenizers_for_tests as kinds
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import check_model, write_random_model
 from tests.local.runs_for_tests import small_session
 from tests.local.starts_for_tests import arguments, refused, set_config
 
@@ -81,7 +81,7 @@ def test_variables_are_in_the_template_that_is_saved_with_the_trained_model(tmp_
     assert main(arguments(tmp_path, path, "model.chat_template_kwargs={enable_thinking: false}")) == 0
     assert rendered(tmp_path / "run" / "model") == rendered(path, enable_thinking=False) != rendered(path)
     accepted = ModelConfig(allow_open_thinking=True)
-    check_prompts(path, accepted, [RECORD], CONFIDENCE_FIRST_PROMPT, LengthLimits(400, 8))
+    check_model(path, accepted, [RECORD], CONFIDENCE_FIRST_PROMPT, LengthLimits(400, 8))
 
 
 def on(day, monkeypatch):
@@ -222,10 +222,10 @@ def test_a_token_without_a_row_is_no_obstacle_until_a_prompt_holds_it(tmp_path, 
     """Gemma 3's text models have an image token more than rows."""
     path = add_token(set_config(model, tmp_path / "model"), "<image>")
     limits = LengthLimits(400, 8)
-    check_prompts(path, ModelConfig(), [RECORD], CONFIDENCE_FIRST_PROMPT, limits)
+    check_model(path, ModelConfig(), [RECORD], CONFIDENCE_FIRST_PROMPT, limits)
     asked = Record("2", "d", "math", "What is <image>?", "2")
     with pytest.raises(ConfigError, match=r"(?s)'<image>'.*'2' of d .*resize_token_embeddings"):
-        check_prompts(path, ModelConfig(), [RECORD, asked], CONFIDENCE_FIRST_PROMPT, limits)
+        check_model(path, ModelConfig(), [RECORD, asked], CONFIDENCE_FIRST_PROMPT, limits)
 
 
 @pytest.mark.parametrize(

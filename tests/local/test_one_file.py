@@ -50,7 +50,7 @@ def test_it_takes_the_first_step_of_the_engine(example, session):
         torch.Generator().manual_seed(5),
         config.rollout.group_size,
     )
-    graded.give_credit(credit_rule(config.method, 0))
+    graded.give_credit(credit_rule(config.method, 0), config.rollout.group_size)
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)  # the step is the gradient
     metrics = update_policy(policy, graded, optimizer, 1.0, config)
     expected = change(policy.model, before)

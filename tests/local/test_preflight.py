@@ -77,7 +77,7 @@ def test_the_run_is_the_same_with_and_without(tmp_path, monkeypatch):
 def preflight(texts: list[str], records: list[Record], *overrides: str) -> Preflight:
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(list(text.encode())) for text in texts], batch_first=True)
     lengths = torch.tensor([len(text.encode()) for text in texts])
-    rollout = Rollout(group_size=1, lengths=lengths, width=ids.shape[1], records=records, token_ids=ids)
+    rollout = Rollout(lengths=lengths, width=ids.shape[1], records=records, token_ids=ids)
     rollout.read(TokenText([bytes([byte]) for byte in range(256)]), ResponseParser(), 16)
     rollout.grade(FactualGrader("exact"))
     return Preflight(compose_run("demo", list(overrides)).run, records, rollout)

@@ -13,9 +13,10 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import sampler
+from coca_mindspeed.local.inverse_cdf import NoDistributionError, sample_tokens
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import choose_device
-from coca_mindspeed.local.sampler import NextStep, NoDistributionError, SharedRows, sample_responses, sample_tokens
+from coca_mindspeed.local.sampler import NextStep, SharedRows, sample_responses
 from tests.local.models_for_tests import write_random_model
 
 RECORDS = [
@@ -42,10 +43,9 @@ def sample(policy, prompts, seed=0, **changes):
 
 def no_cache_log_probs(policy, samples, temperature=1.0):
     """Oracle: each response alone, without cache, mask or padding."""
-    group = len(samples.token_ids) // len(samples.prompts)
     rows = []
     for i, length in enumerate(samples.lengths.tolist()):
-        prompt, response = samples.prompts[i // group], samples.token_ids[i, :length].tolist()
+        prompt, response = samples.prompts[i], samples.token_ids[i, :length].tolist()
         with torch.no_grad():
             logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         logits = policy.sampling_logits(logits, temperature)

@@ -27,11 +27,12 @@ from coca_mindspeed.local.model_files import (
     read_model_config,
 )
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
+from coca_mindspeed.local.run_directory import open_run_directory
 from coca_mindspeed.local.tiny_model import tiny_tokenizer, write_tiny_model
-from coca_mindspeed.local.validation import LengthLimits, check_lengths, check_prompts
+from coca_mindspeed.local.validation import LengthLimits, check_lengths
 from coca_mindspeed.utils.directories import MARKER
 from tests.grading.sandbox_package import needs_sandbox
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import check_model, write_random_model
 from tests.local.runs_for_tests import small_session
 from tests.local.starts_for_tests import QUESTIONS, arguments, names, refused, set_config, write_rows
 
@@ -71,9 +72,9 @@ def test_the_context_is_read_from_the_models_configuration(kind, positions, own,
 def test_the_last_token_may_stand_on_the_last_position(model):
     longest = max(map(len, prompts_of(model)))
     check = LengthLimits(2048, 512 - longest)
-    check_prompts(model, ModelConfig(), records(), SYSTEM, check)
+    check_model(model, ModelConfig(), records(), SYSTEM, check)
     with pytest.raises(ConfigError, match="max_position_embeddings=512"):
-        check_prompts(model, ModelConfig(), records(), SYSTEM, LengthLimits(2048, 513 - longest))
+        check_model(model, ModelConfig(), records(), SYSTEM, LengthLimits(2048, 513 - longest))
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "jamba", "lfm2", "recurrent_gemma", "falcon_h1", "mamba"])
@@ -82,7 +83,7 @@ def test_a_model_with_a_running_state_is_refused_before_its_weights_are_read(tmp
     own = {"full_attn_idxs": [0]} if kind == "lfm2" else {}
     (directory / "config.json").write_text(json.dumps({"model_type": kind, **own}))
     with pytest.raises(ConfigError, match=f"found {kind}"):
-        check_prompts(directory, ModelConfig(), records(), SYSTEM, LengthLimits(64, 8))
+        check_model(directory, ModelConfig(), records(), SYSTEM, LengthLimits(64, 8))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +174,21 @@ def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
         process.kill()
         process.wait()
         assert main(arguments(tmp_path, model)) == 0
+
+
+@pytest.mark.parametrize("there", ["", "run", "run/log.txt", "run/.lock"])
+def test_a_start_that_fails_leaves_the_disk_as_it_was(tmp_path, there):
+    file = tmp_path / there
+    if there:
+        (file if there == "run" else file.parent).mkdir()
+    if "/" in there:
+        file.touch()
+    before = sorted(tmp_path.rglob("*"))
+    output = tmp_path / "run" / "deep" / "er" if there == "" else tmp_path / "run"
+    with pytest.raises(KeyError), open_run_directory(output, resume=False):
+        assert (output / ".lock").exists()
+        raise KeyError
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # ---- records

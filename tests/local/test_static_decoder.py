@@ -9,12 +9,13 @@ from transformers import AutoModelForCausalLM
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.local import static_decoder
+from coca_mindspeed.local.inverse_cdf import NoDistributionError, numbers_per_draw, tokens_at
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.memory import estimate_memory
 from coca_mindspeed.local.model_files import weight_shapes
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampler import NoDistributionError, numbers_per_draw, sample_responses, tokens_at
+from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.static_decoder import STATIC, CaptureError, StaticDecoder, decodes_statically
 from tests.local.models_for_tests import random_policy, write_random_model
 from tests.local.test_architectures import config_of
@@ -49,7 +50,7 @@ def assert_drawn(samples, policy, seed=0, temperature=1.0, tolerance=2e-5):
     blocks = [min(16, new - start) for start in range(0, new, 16)]
     uniform = torch.cat([torch.rand(block, len(samples.lengths), numbers, generator=generator) for block in blocks])
     for row, (ids, length) in enumerate(zip(samples.token_ids, samples.lengths.tolist(), strict=True)):
-        prompt, response = samples.prompts[row // samples.group_size], ids[:length].tolist()
+        prompt, response = samples.prompts[row], ids[:length].tolist()
         with torch.inference_mode(), policy.autocast():
             logits = policy.model(torch.tensor([[*prompt, *response]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
         expected = policy.sampling_logits(logits, temperature).log_softmax(-1)

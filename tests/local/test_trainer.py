@@ -19,12 +19,14 @@ from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.grading.unevaluated import RejectUnevaluated
+from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local import checkpoint as checkpoint_module
-from coca_mindspeed.local import evaluation as held_out
 from coca_mindspeed.local import train as train_module
+from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
+from coca_mindspeed.scoring import rollout as scoring
 from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.directories import MARKER
@@ -144,7 +146,7 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
 )
 def test_the_best_model_is_kept_beside_the_newest_checkpoints(tmp_path, monkeypatch, metric, values, step):
     monkeypatch.setattr(
-        held_out.HeldOut, "while_training", lambda _, number, *__: {metric: values[number - 1]} if number < 6 else {}
+        HeldOut, "while_training", lambda _, number, *__: {metric: values[number - 1]} if number < 6 else {}
     )
     keys = (f"checkpoint.best={metric}", "evaluation.interval=1", "checkpoint.interval=1", "checkpoint.keep=1")
     output, best = tmp_path / "run", tmp_path / "run" / "best_model"
@@ -322,25 +324,14 @@ def test_any_hugging_face_directory_and_jsonl_data(tmp_path, capsys):
 def test_restated_questions_earn_nothing_in_training_and_are_graded_by_value_in_evaluations(
     tmp_path, monkeypatch, required
 ):
-    used = {}
-
-    def remember(module, name, position):
-        original = getattr(module, name)
-
-        def call(*arguments, **options):
-            used[name] = arguments[position]
-            return original(*arguments, **options)
-
-        monkeypatch.setattr(module, name, call)
-
-    remember(train_module, "response_scorer", 2)
-    remember(held_out, "predict", 2)
-    few = ("warm_up.steps=1", "trainer.steps=1", "evaluation.interval=1")
-    trainer = train(tmp_path / "run", *few, f"data.require_evaluated={str(required).lower()}")
-    assert isinstance(used["response_scorer"], RejectUnevaluated) is required
-    trainer.held_out.evaluate(trainer.held_out.records[:2], "after")
-    assert used["predict"] is trainer.grader
-    assert rows(tmp_path / "run" / "timing.jsonl")[0]["grading/unevaluated"] == 0.0
+    right = [Verdict(Outcome.RIGHT)]
+    monkeypatch.setattr(ExactGrader, "grade", lambda self, records, answers: right * len(records))
+    monkeypatch.setattr(scoring, "reject_unevaluated", lambda *given: [Verdict(Outcome.WRONG)] * len(given[0]))
+    few = ("warm_up.steps=1", "trainer.steps=2", "evaluation.interval=2", "data.grader=exact")
+    train(tmp_path / "run", *few, f"data.require_evaluated={str(required).lower()}")
+    metrics, timing = (rows(tmp_path / "run" / name)[-1] for name in ("metrics.jsonl", "timing.jsonl"))
+    assert (metrics["reward/answer"], metrics["eval/accuracy"]) == (1 - required, 1)
+    assert timing["grading/unevaluated"] == 64 * required  # of both steps
 
 
 def test_a_rollout_crosses_the_modules_that_the_architecture_page_lists(tmp_path, monkeypatch):
@@ -362,8 +353,8 @@ def test_a_rollout_crosses_the_modules_that_the_architecture_page_lists(tmp_path
 
     for name in ("records_of_step", "generator", "respond", "credit_rule", "update_policy"):
         monkeypatch.setattr(train_module, name, noted(getattr(train_module, name)))
-    monkeypatch.setattr(ResponseScorer, "__call__", noted(ResponseScorer.__call__))
-    monkeypatch.setattr(Rollout, "give_credit", noted(Rollout.give_credit))
+    for kind, name in ((ResponseScorer, "__call__"), (ResponseScorer, "for_training"), (Rollout, "give_credit")):
+        monkeypatch.setattr(kind, name, noted(getattr(kind, name)))
     train(tmp_path / "run", "warm_up.steps=1", "trainer.steps=1")
 
     page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")

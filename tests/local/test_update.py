@@ -36,7 +36,7 @@ def rollout(session):
         generator(trainer.policy.device, 0, "test"),
         config.rollout.group_size,
     )
-    return graded.give_credit(credit_rule(config.method, 0))
+    return graded.give_credit(credit_rule(config.method, 0), config.rollout.group_size)
 
 
 def updated(session, rollout, aggregation="sum", **trainer_settings):
@@ -66,7 +66,8 @@ def test_entropy_of_each_segment_is_that_of_the_sampler(session, rollout):
 def mixed(session, rollout):
     """The same responses, told to prompts of several lengths."""
     changed = copy.copy(rollout)
-    changed.prompts = [prompt[: 4 + i % 3] for i, prompt in enumerate(rollout.prompts)]
+    group = rollout.credit.group_size
+    changed.prompts = [prompt[: 4 + row // group % 3] for row, prompt in enumerate(rollout.prompts)]
     return changed
 
 
@@ -95,7 +96,7 @@ def test_the_objective_is_computed_once_a_microbatch(session, rollout, monkeypat
     counted = lambda log_probs, *a, **k: rows.append(len(log_probs)) or segment_objective(log_probs, *a, **k)  # noqa: E731
     monkeypatch.setattr("coca_mindspeed.local.update.segment_objective", counted)
     updated(session, rollout, microbatch_prompts=3)
-    group = rollout.group_size
+    group = rollout.credit.group_size
     assert rows == [3 * group, 3 * group, 2 * group]
 
 

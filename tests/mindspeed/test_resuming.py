@@ -10,9 +10,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from coca_mindspeed.mindspeed.stages import metrics as logs
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
-from coca_mindspeed.mindspeed.stages.metrics import append_line
+from coca_mindspeed.mindspeed.stages.metrics import ITERATION, append_line
 from coca_mindspeed.mindspeed.stages.trainer import Validation
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.utils.json_files import read_json_lines
@@ -40,6 +39,8 @@ class UpstreamTrainer:
     def __init__(self, actor_worker, ref_worker, reward_list, **kwargs):
         self.actor_worker, self.reward_list, self.train_iters = actor_worker, reward_list, 6
         self.num_cpus_for_local_task, self.tokenizer = 1, SimpleNamespace(tokenizer=None)
+        self.micro_batch_size = self.n_samples_per_prompt = self.global_batch_size = 2
+        self.transfer_dock = {}
         self.die_at = kwargs["die_at"]
 
     def event(self, name, iteration):
@@ -52,7 +53,9 @@ class UpstreamTrainer:
         while iteration < self.train_iters:
             next(data_iters)
             self.event("metrics", iteration + 1)
-            self.metrics.update(value={"grad_norm": float(iteration), **({"rare": 1.0} if iteration == 2 else {})})
+            self.compute_advantage(blocking=True, guarantee_order=False)
+            rare = {"rare": 1.0} if iteration == 2 else {}
+            self.metrics.update(value={"grad_norm": float(iteration), **rare, **self.transfer_dock})
             self.metrics.update("vllm_tps", 7.0)
             iteration += 1
             if iteration % 2 == 0:
@@ -68,8 +71,16 @@ def start(tmp_path, monkeypatch):
     """Starts the trainer from the newest checkpoint; validations write a row each and may be where it dies."""
     settings = CocaSettings.model_validate({"eval_interval": 3, "eval_data": "e.jsonl", "output_dir": str(tmp_path)})
     process = SimpleNamespace(coca=settings, reference=True)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(remote=lambda _: SimpleNamespace(options=lambda **_: None)))
+    nothing = SimpleNamespace(remote=lambda *_, **__: [])
+    ray = SimpleNamespace(remote=lambda _: SimpleNamespace(options=lambda **_: nothing))
+    monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
+    monkeypatch.setattr(stages_trainer, "fetch", lambda value: value)
+
+    def report(dock, metrics):
+        dock.update({name: value for name, (value, *_) in metrics.items()})
+
+    monkeypatch.setattr(stages_trainer, "report", report)
     monkeypatch.setattr(UpstreamTrainer, "saved", 0)
 
     def prepare(self, settings, trainer):
@@ -145,9 +156,8 @@ def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path, monkeypatch):
     kind = stages_trainer.iteration_metrics(UpstreamMetric)
     metrics = kind()
     for iteration in (1, 2):
-        monkeypatch.setattr(logs, "iteration", iteration)
         assert cloudpickle.loads(cloudpickle.dumps(kind)) is kind
-        metrics.update(value={"grad_norm": 0.5})
+        metrics.update(value={"grad_norm": 0.5, ITERATION: iteration})
         metrics.update("vllm_tps", 7.0)
     assert steps(tmp_path / "metrics.jsonl") == [1, 2]
 
@@ -158,7 +168,7 @@ def test_no_time_is_reported_of_a_reference_that_is_not_there(reference, tmp_pat
     process = SimpleNamespace(coca=CocaSettings(output_dir=tmp_path), reference=reference)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
     metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
-    metrics.update(value={"timing/non_overlap_reference_model": 0, "timing/non_overlap_adv": 0.1})
+    metrics.update(value={"timing/non_overlap_reference_model": 0, "timing/non_overlap_adv": 0.1, ITERATION: 1.0})
     metrics.update("vllm_tps", 7.0)
     [(_, row)] = read_json_lines(tmp_path / "metrics.jsonl")
     assert ("timing/non_overlap_reference_model" in row, row["timing/non_overlap_adv"]) == (reference, 0.1)
@@ -170,8 +180,26 @@ def test_an_iteration_whose_answers_cannot_be_graded_is_warned_about(monkeypatch
     metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
     warnings = []
     for iteration in range(1, 12):
-        monkeypatch.setattr(logs, "iteration", iteration)
-        metrics.update(value={"grading/ungradable_share": 1.0 if iteration > 6 else 0.0})
+        metrics.update(value={"grading/ungradable_share": 1.0 if iteration > 6 else 0.0, ITERATION: iteration})
         metrics.update("vllm_tps", 7.0)
         warnings.append("warning: " in capsys.readouterr().err)
     assert warnings == [False] * 6 + [True] + [False] * 4
+
+
+def test_the_gap_of_a_validation_warns_once_and_is_not_logged(tmp_path, monkeypatch, capsys):
+    """The next iteration brings it; the answers of the training agree with their confidences."""
+    process = SimpleNamespace(coca=CocaSettings(output_dir=tmp_path), reference=False)
+    monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
+    metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
+
+    def gap(name, confidence):
+        return {f"{name}/accuracy": 0.5, f"{name}/confidence": confidence, f"{name}/gap_error": 0.01}
+
+    for iteration in range(1, 8):
+        validated = gap("held_out", 0.9) if iteration == 6 else {}
+        metrics.update(value={**gap("first_sight", 0.5), **validated, ITERATION: iteration})
+        metrics.update("vllm_tps", 7.0)
+        assert ("warning: " in capsys.readouterr().err) == (iteration == 6)
+    written = [row for _, row in read_json_lines(tmp_path / "metrics.jsonl")]
+    assert [row["step"] for row in written] == [1, 2, 3, 4, 5, 6, 7]
+    assert not [name for row in written for name in row if name.startswith(("held_out/", ITERATION))]

@@ -33,14 +33,14 @@ def score(rows: Sequence[Sequence[int]], answers: Sequence[str], **changed: Any)
     records = [Record(id=str(i), dataset="d", category="math", question="q", answer=a) for i, a in enumerate(answers)]
     parts = {"text": TokenText(TOKENS), "parser": ResponseParser(), "grader": ExactGrader(), **changed}
     lengths = torch.tensor([len(row) for row in rows])
-    rollout = Rollout(group_size=1, lengths=lengths, width=width, records=records, token_ids=ids)
+    rollout = Rollout(lengths=lengths, width=width, records=records, token_ids=ids)
     return ResponseScorer(**parts, max_confidence_tokens=2)(rollout)
 
 
 def test_by_hand():
     scored = score([[1, 2, 3, 5], [1, 2, 4], [1, 2, 3, 6], [5, 5, 5]], ["4", "4", "4", "444"])
-    assert scored.correct.flatten().tolist() == [1, 1, 0, 1]
-    assert scored.stated.flatten().tolist()[:3] == [0.5, 0.5, 0.5]
+    assert scored.correct.tolist() == [1, 1, 0, 1]
+    assert scored.stated.tolist()[:3] == [0.5, 0.5, 0.5]
     assert math.isnan(scored.stated[3])
     # The straddling token belongs to the confidence; an invalid response has its first two tokens.
     assert scored.confidence_lengths.tolist() == [3, 3, 3, 2]
@@ -51,12 +51,12 @@ def test_an_invalid_confidence_is_never_guessed():
     scored = score([[1, 7, 5, 3], [5, 1, 2, 3], []], ["x", "x", ""])
     assert scored.stated.isnan().all()
     assert scored.confidence_lengths.tolist() == [2, 2, 0]
-    assert scored.correct.flatten().tolist() == [0, 0, 1]
+    assert scored.correct.tolist() == [0, 0, 1]
 
 
 def test_answer_first_responses():
     scored = score([[5, 1, 2, 3]], ["4"], parser=ResponseParser("last"))
-    assert (scored.correct.tolist(), scored.stated.tolist()) == ([[1]], [[0.5]])
+    assert (scored.correct.tolist(), scored.stated.tolist()) == ([1], [0.5])
     assert scored.confidence_lengths.tolist() == [4]  # tokens until the confidence is known
 
 
@@ -72,9 +72,9 @@ def test_predictions_hold_both_confidences_of_a_response():
 def test_a_confidence_is_kept_as_it_was_stated():
     """Through float32, 0.3 would come back as 0.30000001192092896 and fall into the next bin."""
     tokens = [b"", b"<confidence>0.3</confidence>", b"4"]
-    assert score([[1, 2]], ["4"], text=TokenText(tokens)).stated.tolist() == [[0.3]]
+    assert score([[1, 2]], ["4"], text=TokenText(tokens)).stated.tolist() == [0.3]
 
 
 def test_ungradable_is_counted_and_not_right():
     scored = score([[1, 2, 3], [1, 2, 3, 5]], ["4", "4"], grader=Fussy())
-    assert str(scored.correct.flatten().tolist()) == "[nan, 0.0]"
+    assert str(scored.correct.tolist()) == "[nan, 0.0]"

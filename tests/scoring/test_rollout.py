@@ -19,14 +19,40 @@ CONFIDENCE = [0.5, 0.0, 0.9, N]
 LENGTHS = [2, 3, 1, 4]
 
 
-def credited(correct=CORRECT, stated=CONFIDENCE, lengths=LENGTHS, *, method="coca", eps=1e-6, **known):
-    """Groups of two; one confidence token each."""
-    rollout = Rollout(group_size=2, lengths=torch.tensor(lengths), width=4, **known)
-    rollout.stated = torch.tensor(stated, dtype=torch.float64).view(-1, 2)
-    rollout.confidence_lengths = torch.ones(len(correct), dtype=torch.int64)
-    rollout.segment_ends = torch.stack([rollout.confidence_lengths, rollout.lengths], dim=1)
-    rollout.correct = torch.tensor(correct, dtype=torch.float64).view(-1, 2)
-    return rollout.give_credit(CreditRule(training_method(method), eps=eps))
+def scored(correct=CORRECT, stated=CONFIDENCE, lengths=LENGTHS, after=None, ends=None, **known):
+    """One confidence token each."""
+    stated = [stated] if after is None else [stated, after]
+    columns = {
+        "stated_confidence": torch.tensor(stated, dtype=torch.float64).T,
+        "correct": torch.tensor(correct, dtype=torch.float64)[:, None],
+        "confidence_length": torch.ones(len(correct), 1, dtype=torch.int64),
+        "segment_ends": torch.tensor(ends or [[1, length] for length in lengths]),
+    }
+    return Rollout.from_scores(columns, width=4, **known)
+
+
+def credited(*given, method="coca", stage=0, eps=1e-6, **known):
+    """Groups of two."""
+    return scored(*given, **known).give_credit(CreditRule(training_method(method), stage, eps=eps), 2)
+
+
+@pytest.mark.parametrize("missing", ["stated", "correct", "whole groups"])
+def test_credit_needs_whole_groups_with_scores(missing):
+    rollout = Rollout(lengths=torch.tensor(LENGTHS), width=4)
+    if missing == "correct":
+        rollout.stated = torch.rand(4)
+    elif missing == "stated":
+        rollout.set_correct(torch.ones(4))
+    else:
+        rollout = scored()
+    with pytest.raises(ValueError, match="4 responses"):
+        rollout.give_credit(CreditRule(training_method("coca")), 3 if missing == "whole groups" else 2)
+
+
+@pytest.mark.parametrize("verdicts", [torch.ones(3), torch.ones(4, 1), torch.ones(4, dtype=torch.int64)])
+def test_a_rollout_has_one_verdict_for_each_response(verdicts):
+    with pytest.raises(ValueError, match="correct should be float"):
+        scored().set_correct(verdicts)
 
 
 def test_metrics_by_hand():
@@ -109,10 +135,8 @@ def test_the_segments_of_answer_first_responses():
 
 
 def test_the_second_confidence_has_metrics_and_a_column_of_its_own():
-    rollout = credited()
-    rollout.stated_after = torch.tensor([[1.0, 0.0], [1.0, N]], dtype=torch.float64)
-    rollout.segment_ends = torch.tensor([[1, 1, 2], [1, 2, 3], [0, 0, 1], [1, 2, 4]])
-    rollout.give_credit(CreditRule(training_method("caliber"), stage=1, eps=0.0))
+    ends = [[1, 1, 2], [1, 2, 3], [0, 0, 1], [1, 2, 4]]
+    rollout = credited(after=[1.0, 0.0, 1.0, N], ends=ends, method="caliber", stage=1, eps=0.0)
     metrics = values(rollout_metrics(rollout))
     assert (metrics["rollout/ece_after"], metrics["rollout/brier_after"], metrics["rollout/auroc_after"]) == (0, 0, 1)
     assert metrics["rollout/brier"] == pytest.approx((0.25 + 0 + 0.01) / 3)
@@ -163,19 +187,17 @@ def test_columns():
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_scores_as_columns_of_smaller_types_and_back(twice):
-    scored = credited([1, N, 1, 0], [0.83, N, 0.1, 1.0])
-    if twice:
-        scored.stated_after = scored.stated.flip(0)
-    columns = scored.scores()
+    rollout = scored([1, N, 1, 0], [0.83, N, 0.1, 1.0], after=[1.0, 0.1, N, 0.83] if twice else None)
+    columns = rollout.scores()
     assert {name: column.dtype for name, column in columns.items()} == SCORE_COLUMNS
     assert [column.shape[1] for column in columns.values()] == [1 + twice, 1, 1, 2]
     sent = {name: column.float() if column.is_floating_point() else column.int() for name, column in columns.items()}
-    taken = Rollout(group_size=2, lengths=scored.lengths, width=4).load_score_columns(sent)
-    for name in ("stated", "stated_after", "correct", "confidence_lengths", "segment_ends"):
-        if (given := getattr(scored, name)) is None:
-            assert getattr(taken, name) is None
+    restored = Rollout.from_scores(sent)
+    for name in ("stated", "stated_after", "correct", "confidence_lengths", "segment_ends", "lengths"):
+        if (given := getattr(rollout, name)) is None:
+            assert getattr(restored, name) is None
         else:
-            torch.testing.assert_close(getattr(taken, name), given, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(getattr(restored, name), given, rtol=0, atol=0, equal_nan=True)
 
 
 def test_rows_hold_null_for_undefined_values():

@@ -7,7 +7,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.evaluation.runs import read_named
-from coca_mindspeed.local.run_directory import RunState, check_resume
+from coca_mindspeed.local.run_directory import RunState, check_same_settings
 from coca_mindspeed.mindspeed.start import run_file
 from coca_mindspeed.mindspeed.start.driver import compose_config
 from coca_mindspeed.upstream.manifest import load_manifest
@@ -63,7 +63,7 @@ def test_the_configuration_of_a_run_that_is_there(text, tmp_path):
     write_predictions(tmp_path / "predictions_after.jsonl", predictions("aime", 2, seed=0))
     begun = RunState(tmp_path, marker={"data": {}}, has_steps=True)
     with pytest.raises(CocaError, match=r"config\.yaml"):
-        check_resume(begun, config, {})
+        check_same_settings(begun, config)
     with pytest.raises(CocaError, match=r"config\.yaml"):
         read_named(tmp_path / "predictions_after.jsonl")
     (tmp_path / "metrics.jsonl").write_text('{"step": 300}\n')

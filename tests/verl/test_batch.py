@@ -12,7 +12,7 @@ from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Rollout, confidences
 from coca_mindspeed.verl.batch import (
     find_groups,
     score_step,
@@ -112,21 +112,21 @@ def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
         for said in rows:
             first, whole = said["segment_ends"]
             said |= {"segment_ends": [first, first, whole], "stated_confidence": said["stated_confidence"] * 2}
-    by_key = {key: (said, int(length)) for key, said, length in zip(keys, rows, lengths, strict=True)}
-    reports = [by_key[key][0] for key in KEYS]
-    stated = [math.nan if (s := report["prediction"]["confidence"]) is None else s for report in reports]
-    expected = Rollout(group_size=G, lengths=torch.tensor([by_key[key][1] for key in KEYS]), width=int(lengths.max()))
-    expected.correct = torch.tensor([report["verdict"] == "right" for report in reports]).view(P, G).double()
-    expected.stated = torch.tensor(stated, dtype=torch.float64).view(P, G)
-    expected.stated_after = expected.stated if twice else None
-    expected.confidence_lengths = torch.tensor([report["confidence_length"][0] for report in reports])
-    expected.segment_ends = torch.tensor([report["segment_ends"] for report in reports])
-    expected.give_credit(credit_rule(settings.method, 0))
+    by_key = dict(zip(keys, rows, strict=True))
+    reports = [by_key[key] for key in KEYS]
+    stated = confidences(report["prediction"]["confidence"] for report in reports)
+    score_columns = {
+        "stated_confidence": stated[:, None].expand(-1, 1 + twice),
+        "correct": torch.tensor([[report["verdict"] == "right"] for report in reports]),
+        "confidence_length": torch.tensor([report["confidence_length"] for report in reports]),
+        "segment_ends": torch.tensor([report["segment_ends"] for report in reports]),
+    }
+    expected = Rollout.from_scores(score_columns).give_credit(credit_rule(settings.method, 0), G)
     found = step(settings.model_dump(), keys=keys, rows=rows, response_lengths=lengths).columns()
     for place, key in enumerate(KEYS):
         row = keys.index(key)
         torch.testing.assert_close(found["advantages"][row], expected.token_advantages[place], rtol=0, atol=0)
-        assert found["segment_ends"][row].tolist() == by_key[key][0]["segment_ends"]
+        assert found["segment_ends"][row].tolist() == by_key[key]["segment_ends"]
     assert found["advantages"].any()
 
 

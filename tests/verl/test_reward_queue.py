@@ -51,7 +51,7 @@ class Fake:
 
 def queue_of(grader, *, require_evaluated=False, text=None):
     text = text or token_text(TOKENIZER, len(TOKENIZER))
-    return ScoringQueue(ResponseScorer(text, ResponseParser(), grader, 16), "coca", require_evaluated)
+    return ScoringQueue(ResponseScorer(text, ResponseParser(), grader, 16, require_evaluated), "coca")
 
 
 def scored(queue, *asked):

@@ -88,7 +88,7 @@ class Rows:
         return pad_sequence(list(self.columns[column]), batch_first=True)
 
     def scores(self) -> dict[str, Tensor]:
-        """The columns that :meth:`Rollout.load_score_columns` reads."""
+        """The columns that :meth:`Rollout.from_scores` reads."""
         return {name: torch.stack(list(self.columns[column])) for name, column in SCORES.items()}
 
 

@@ -15,11 +15,8 @@ from coca_mindspeed.utils.json_files import cut_back, replace_nonfinite, to_json
 
 _NUMERATOR, _DENOMINATOR = "/numerator", "/denominator"
 _SAMPLES, _OF_ITERATION = "samples", "iteration_"
-#: The current iteration of this process, from 1. Read it through the module (``metrics.iteration``): Ray pickles the
-#: classes that the hooks make by value, together with the globals they name, but modules by reference.
-iteration = 0
-#: Metrics of a validation after the last iteration, for the health warnings.
-held_out: dict[str, float] = {}
+#: The number of an iteration (from 1) among its metrics; taken out before they are logged.
+ITERATION = "coca_iteration"
 
 
 def ratio(name: str, numerator: float, denominator: float) -> dict[str, float]:

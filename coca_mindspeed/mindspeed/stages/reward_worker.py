@@ -5,7 +5,6 @@ It replaces MindSpeed-RL's ``RuleReward``: one actor per node, with the same met
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,13 @@ from torch import Tensor
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.grading.unevaluated import RejectUnevaluated
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report, score_columns
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.records import read_run_records
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
-from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer
+from coca_mindspeed.scoring.responses import response_scorer
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.tokenization import token_text
 
@@ -46,9 +44,7 @@ class RewardWorker:
             self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
             text = token_text(tokenizer.tokenizer, int(megatron_config.padded_vocab_size or 0))
             grader = build_verifier(rl_config, settings.grader, settings.grading)
-            self._scorer = self._training_scorer = response_scorer(settings.method, text, grader)
-            if settings.require_evaluated:
-                self._training_scorer = replace(self._scorer, grader=RejectUnevaluated(grader))
+            self._scorer = response_scorer(settings.method, text, grader, require_evaluated=settings.require_evaluated)
             self._records = read_run_records(Path(megatron_config.data_path), settings.data_sha256)
         except BaseException as failure:
             self._failure = failure
@@ -72,11 +68,11 @@ class RewardWorker:
         ):
             start = time.time()
             check_groups(rows.indexes, rl_config.n_samples_per_prompt)
-            scored = self._score(rows, self._training_scorer, self._records)
+            scored = self._scorer.for_training(self._score(rows, self._records))
             end = time.time()  # MindSpeed-RL's timing also ends before the scores are written
             put(
                 self._dock,
-                {"rm_scores": scored.correct.float().nan_to_num(0.0), **score_columns(scored)},
+                {"rm_scores": scored.correct[:, None].float().nan_to_num(0.0), **score_columns(scored)},
                 rows.indexes,
             )
             report(
@@ -97,23 +93,22 @@ class RewardWorker:
         """
         self._check_initialised()
         records = read_run_records(Path(eval_data), self._settings.data_sha256)
-        scored = self._score(Rows(dock_columns, indexes), self._scorer, records)
-        return {name: getattr(scored, name).flatten() for name in ("correct", "stated", "confidence_lengths")}
+        scored = self._score(Rows(dock_columns, indexes), records)
+        return {name: getattr(scored, name) for name in ("correct", "stated", "confidence_lengths")}
 
     def _check_initialised(self) -> None:
         if self._failure is not None:
             raise GradingError(f"the reward worker could not be initialised: {self._failure}") from self._failure
 
-    def _score(self, rows: Rows, scorer: ResponseScorer, records: Sequence[Record]) -> Rollout:
+    def _score(self, rows: Rows, records: Sequence[Record]) -> Rollout:
         token_ids = rows.padded("responses").to(torch.int64)
         rollout = Rollout(
-            group_size=1,
             lengths=rows.scalars("response_length").to(torch.int64),
             width=token_ids.shape[1],
             records=[records[index] for index in rows.scalars(RECORD).tolist()],
             token_ids=token_ids,
         )
-        return scorer(rollout)
+        return self._scorer(rollout)
 
     def _assigned_rows(self, count: int) -> list[list[int]]:
         from mindspeed_rl.utils.utils import get_current_dp_range_indexes, get_node_nums

@@ -36,7 +36,7 @@ from coca_mindspeed.mindspeed.stages.dock import (
     read_rows,
     report,
 )
-from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, as_ratios, cut_logs
+from coca_mindspeed.mindspeed.stages.metrics import ITERATION, SampleWriter, append_line, as_ratios, cut_logs
 from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings, process_settings
 from coca_mindspeed.mindspeed.start.records import load_prompts
 from coca_mindspeed.scoring.metrics import (
@@ -96,7 +96,6 @@ def grpo_trainer(original: Any) -> Any:
                 if self._iteration % (self._process.coca.validation_interval or 1) == 0:
                     self._validate(self._iteration)
                 self._iteration += 1
-                metrics.iteration = self._iteration
                 yield batch
 
         def _validate(self, iteration: int) -> None:
@@ -123,7 +122,11 @@ def grpo_trainer(original: Any) -> Any:
             end = time.time()
             report(
                 self.transfer_dock,
-                {"timing/adv": [round(end, 4), round(start, 4)], "end_time/end_adv_time": [round(end, 4)]},
+                {
+                    "timing/adv": [round(end, 4), round(start, 4)],
+                    "end_time/end_adv_time": [round(end, 4)],
+                    ITERATION: [self._iteration],
+                },
             )
 
         def save_checkpoint(self, iteration: int) -> None:
@@ -147,7 +150,8 @@ def divide_ratios(original: Any) -> Any:
 def iteration_metrics(original: Any) -> Any:
     """Subclass ``Metric``, the collector of ``fit``: write whole iterations to a file, and warn of problems.
 
-    Metrics that one iteration lacks are not logged with the value of the iteration before.
+    Metrics that one iteration lacks are not logged with the value of the iteration before.  The number of the iteration
+    and the metrics ``held_out/`` of a validation before it, which ``validation.jsonl`` has, are not logged.
     """
     last_metric = "vllm_tps"  # that ``fit`` adds to an iteration before it logs
 
@@ -168,12 +172,14 @@ def iteration_metrics(original: Any) -> Any:
                 process = process_settings()
                 if not process.reference:
                     self.metric.pop("timing/non_overlap_reference_model", None)
-                if warning := self._health.after_step(metrics.iteration, {**self.metric, **metrics.held_out}):
+                iteration = int(self.metric.pop(ITERATION))
+                if warning := self._health.after_step(iteration, self.metric):
                     print_text(warning, sys.stderr)
-                metrics.held_out = {}
+                for name in [name for name in self.metric if name.startswith(f"{HELD_OUT}/")]:
+                    del self.metric[name]
                 coca = process.coca
                 if coca.output_dir is not None and coca.metrics_file:
-                    append_line(coca.output_dir / METRICS, {"step": metrics.iteration, **self.metric})
+                    append_line(coca.output_dir / METRICS, {"step": iteration, **self.metric})
 
     return IterationMetrics
 
@@ -202,9 +208,8 @@ class Validation:
         names = ("correct", "stated", "confidence_lengths")
         correct, stated, lengths = (torch.cat([chunk[name] for chunk in scored]) for name in names)
         groups = (each.double().view(len(questions), -1) for each in (correct, stated))
-        metrics.held_out = values(gap_metrics(HELD_OUT, *groups))
-        named = {f"eval/{name}": value for name, value in held_out_metrics(correct, stated, lengths).items()}
-        named |= metrics.held_out
+        gap = values(gap_metrics(HELD_OUT, *groups))
+        named = {f"eval/{name}": value for name, value in held_out_metrics(correct, stated, lengths).items()} | gap
         append_line(self._log, {"step": iteration, **named})
         if trainer.tensorboard is not None:
             for name, value in named.items():
@@ -212,8 +217,11 @@ class Validation:
         for logger in (trainer.wandb, getattr(trainer, "swanlab", None)):
             if logger is not None:
                 logger.log_metrics(named, iteration)
-        # MindSpeed-RL's timing/all of the following iteration includes it.
-        report(trainer.transfer_dock, {"seconds/evaluation": [time.perf_counter() - start]})
+        # Of the following iteration, whose timing/all includes it; the gap is for the health warnings.
+        report(
+            trainer.transfer_dock,
+            {"seconds/evaluation": [time.perf_counter() - start], **{name: [value] for name, value in gap.items()}},
+        )
         print(f"validation at iteration {iteration}: {named}", flush=True)
         return named
 
@@ -245,9 +253,6 @@ class Validation:
         return scored
 
 
-_COLUMNS = ("response_length", *SCORES.values())
-
-
 def compute_advantages(
     dock: Any,
     settings: CocaSettings,
@@ -273,17 +278,15 @@ def compute_advantages(
         )
     assigned = [list(range(i, min(i + count, rows))) for i in range(0, rows, count)] if guarantee_order else None
     portions = batches(
-        dock, "compute_advantage", _COLUMNS, count, assigned=assigned, stall_timeout=settings.stall_timeout
+        dock, "compute_advantage", list(SCORES.values()), count, assigned=assigned, stall_timeout=settings.stall_timeout
     )
     batch = merged(list(portions))  # method.advantage_scale=batch needs the whole step
     start = time.perf_counter()
     check_groups(batch.indexes, group_size)
     if len(batch.indexes) != rows:
         raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
-    lengths = batch.scalars("response_length").long()
-    rollout = Rollout(group_size=group_size, lengths=lengths, width=int(lengths.max()))
-    rollout.load_score_columns(batch.scores()).give_credit(credit_rule(settings.method, settings.stage))
-    tokens = [row[:length] for row, length in zip(rollout.token_advantages, lengths.tolist(), strict=True)]
+    rollout = Rollout.from_scores(batch.scores()).give_credit(credit_rule(settings.method, settings.stage), group_size)
+    tokens = [row[:length] for row, length in zip(rollout.token_advantages, rollout.lengths.tolist(), strict=True)]
     for first in range(0, rows, count):
         part = slice(first, first + count)
         put(dock, {"advantages": tokens[part], "returns": tokens[part]}, batch.indexes[part])
@@ -292,8 +295,8 @@ def compute_advantages(
         before, times = seen
         means |= sight_metrics(rollout, [before[index // group_size] for index in batch.indexes[::group_size]])
         means[TIMES_ASKED] = WeightedMean(times, 1)
-    metrics = {**as_ratios(means), "seconds/advantage": time.perf_counter() - start}
-    report(dock, {name: [value] for name, value in metrics.items()})
+    measured = {**as_ratios(means), "seconds/advantage": time.perf_counter() - start}
+    report(dock, {name: [value] for name, value in measured.items()})
     shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]
     return [{"index": batch.indexes[i], **row} for i, row in zip(shown, rollout.rows(shown), strict=True)]
 

@@ -76,7 +76,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     both = respond_and_grade(policy, records, _EvenIsRight(), run.method, run.rollout, generator, group_size=GROUP)
     assert both.log_probs is not None
     both.log_probs = both.log_probs + 0.3 * torch.randn(both.log_probs.shape, generator=generator)
-    both.give_credit(credit_rule(run.method, 0))
+    both.give_credit(credit_rule(run.method, 0), GROUP)
     rollouts = {"both": both}
     for segment, mask in both.masks.items():
         rollouts[segment] = copy.copy(both)
@@ -111,7 +111,7 @@ def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
     rollout = case.rollouts[segment]
     assert rollout.token_ids is not None
     assert rollout.log_probs is not None
-    prompts = [torch.tensor(rollout.prompts[row // GROUP]) for row in range(PROMPTS * GROUP)]
+    prompts = list(map(torch.tensor, rollout.prompts))
     responses = [row[:n] for row, n in zip(rollout.token_ids, rollout.lengths.tolist(), strict=True)]
     inputs = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
     eos = case.policy.eos_ids[0]
@@ -205,7 +205,7 @@ def _engine(case: Case, name: str, ranks: int, aggregation: str, changes: dict[s
         save_file(_dock_batch(case, segment), batches[segment])
     job = directory / "job.json"
     output = directory / "found.safetensors"
-    prompts = [list(p) for p in case.rollouts["both"].prompts]
+    prompts = case.rollouts["both"].prompts[::GROUP]
     facts = {"config": config, "batches": batches, "prompts": prompts, "output": str(output)}
     job.write_text(json.dumps({**facts, "offload": "off-loaded" in name}))
     run_ranks(

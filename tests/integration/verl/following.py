@@ -85,16 +85,18 @@ def _credit(
             groups.setdefault(row["key"].split("_")[0], []).append(index)
     order = torch.tensor([index for each in groups.values() if len(each) == group for index in each])
     chosen = [rows[index] for index in order.tolist()]
-    confidence = [math.nan if (s := row["prediction"]["confidence"]) is None else s for row in chosen]
-    rollout = Rollout(group_size=group, lengths=lengths[order], width=width)
-    graded = {"right": 1.0, "wrong": 0.0, "ungradable": math.nan}
-    rollout.correct = torch.tensor([graded[row["verdict"]] for row in chosen]).view(-1, group)
-    rollout.stated = torch.tensor(confidence, dtype=torch.float64).view(-1, group)
-    rollout.confidence_lengths = torch.tensor([row["confidence_length"] for row in chosen])[:, 0]
-    rollout.segment_ends = torch.tensor([row["segment_ends"] for row in chosen])
+    stated = [confidences(row["prediction"]["confidence"] for row in chosen)]
     if len(chosen[0]["stated_confidence"]) == 2:
-        rollout.stated_after = confidences(row["stated_confidence"][1] for row in chosen).view(-1, group)
-    rollout.give_credit(credit_rule(method, 0))
+        stated.append(confidences(row["stated_confidence"][1] for row in chosen))
+    graded = {"right": 1.0, "wrong": 0.0, "ungradable": math.nan}
+    columns = {
+        "stated_confidence": torch.stack(stated, dim=1),
+        "correct": torch.tensor([[graded[row["verdict"]]] for row in chosen]),
+        "confidence_length": torch.tensor([row["confidence_length"] for row in chosen]),
+        "segment_ends": torch.tensor([row["segment_ends"] for row in chosen]),
+    }
+    rollout = Rollout.from_scores(columns, width=width).give_credit(credit_rule(method, 0), group)
+    assert torch.equal(rollout.lengths, lengths[order])
     ends = torch.zeros(len(rows), rollout.segment_ends.shape[1], dtype=torch.int64)
     advantages = torch.zeros(len(rows), width)
     advantages[order], ends[order] = rollout.token_advantages, rollout.segment_ends
