@@ -45,7 +45,14 @@ def installed(tmp_path_factory):
         (("coca-router", "--help"), "serve"),
         (("coca-mindspeed", "config", "get", "qwen25_7b_910b", "optimizer.lr"), "1e-06"),
         (("coca-mindspeed", "check", "qwen3_8b_910b"), "8.19 billion"),
-        (("coca-mindspeed", "check", "coca_qwen25_7b"), "learning rate"),
+        (
+            (
+                "python",
+                "-c",
+                "from coca_mindspeed.verl.configuration import find_verl_run as f; print(f('coca_qwen25_7b'))",
+            ),
+            "installed",
+        ),
         (("python", "-c", "import coca_mindspeed; print(coca_mindspeed.__file__)"), "installed"),
         (
             ("python", "-c", "from coca_mindspeed.upstream.manifest import load_manifests as m; print(len(m()))"),

@@ -158,6 +158,10 @@ def _fix_reference(values: dict[str, Any]) -> None:
 
 
 def write_run_file(path: Path, values: dict[str, Any], name: str) -> None:
-    """Write ``values`` as YAML, atomically."""
+    """Write ``values`` as YAML, atomically; raises ConfigError for a directory, or a file in none."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"--write {path}: {path.parent} is not a directory; create it first")
+    if path.is_dir():
+        raise ConfigError(f"--write {path}: is a directory; name a file in it")
     heading = f"# MindSpeed-RL's configuration of the run {name}, written by coca-mindspeed check.\n"
     write_atomically(path, heading + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110))
