@@ -21,24 +21,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    run_config = compose_any_layout(arguments.run_name, arguments.overrides).run if arguments.run_name else None
-    output = arguments.output or Path("runs") / Path(arguments.run_name or "").stem
-    findings = examine_machine(Machine(), run_config, arguments.release, output)
-    findings.sort(key=lambda finding: finding.ok)
+    name = arguments.run_name
+    config = compose_any_layout(name, arguments.overrides).run if name else None
+    output = arguments.output or Path("runs") / Path(name or "").stem
+    findings = sorted(examine_machine(Machine(), config, arguments.release, output), key=lambda finding: finding.ok)
     wrong = sum(not finding.ok for finding in findings)
     shown = findings[:wrong] if arguments.only_problems else findings
     if arguments.json:
         items = [{"ok": finding.ok, **finding.problem._asdict()} for finding in shown]
         print(json.dumps(items, ensure_ascii=False, indent=1, default=str))
-        return 1 if wrong else 0
+        return int(wrong > 0)
     for ok, problem in shown:
-        missing = problem.value is None and not ok
-        value = "none" if problem.value is None else problem.value
-        value = value if isinstance(value, str) else show_value(value)
-        found = "" if missing else f"found {value}, "
-        status = "ok" if ok else "MISSING" if missing else "WRONG"
+        value = problem.value if isinstance(problem.value, str) else show_value(problem.value)
+        status, found = "ok" if ok else "WRONG", f"found {'none' if value == 'null' else value}, "
+        if not ok and problem.value is None:
+            status, found = "MISSING", ""
         print_text(f"{status} {problem.key}: {found}{problem.expected}")
         if problem.fix:
             print_text(f"    {problem.fix}")
     print_text(f"{len(findings) - wrong} of {len(findings)} as wanted")
-    return 1 if wrong else 0
+    return int(wrong > 0)

@@ -41,7 +41,7 @@ from coca_mindspeed.utils.text_formats import value_of
 
 
 def _sizes(r: ResolvedConfig) -> Iterator[Condition]:
-    for name in ("npus", "tp", "pp", "cp", "rollout_tp", "micro_batch", "mini_batch", "prompts", "group"):
+    for name in ("npus", "tp", "pp", "cp", "rollout_tp", "micro_batch"):  # the schema checks those of our keys
         yield "size", name, getattr(r, name) >= 1, "must be at least 1"
 
 
@@ -80,7 +80,6 @@ def _rollout(r: ResolvedConfig) -> Iterator[Condition]:
 
 def _batches(r: ResolvedConfig) -> Iterator[Condition]:
     """``_validate_data_parallel``; minibatches and updates of whole groups."""
-    yield "mini-batch", "mini_batch", r.prompts % r.mini_batch == 0, f"must divide the {r.prompts} prompts"
     grading = f"must be a multiple of the {r.nodes} nodes, each of which grades its share"
     yield "prompts-nodes", "prompts", r.prompts % r.nodes == 0, grading
     if not r.fills_npus:
@@ -160,18 +159,17 @@ def run_problems(run: RunConfig, resolved: ResolvedConfig, file_values: Callable
         lambda run: differing_shapes("model.path", run.model.path, run.model.architecture, "model.architecture"),
         set_twice,
         lambda run: _npus(run, resolved),
-        lambda run: _layout(resolved),
+        lambda run: _layout(run, resolved),
         lambda run: _driver(run, file_values()),
         _upstream_keys,
     )
     return find_problems(run, checks)
 
 
-def _layout(resolved: ResolvedConfig) -> Iterator[Problem]:
+def _layout(run: RunConfig, resolved: ResolvedConfig) -> Iterator[Problem]:
     """Problems of the layout, under configuration keys."""
     for problem in layout_problems(resolved):
-        as_set = problem.key == "mini_batch" and problem.value > 0
-        value = resolved.prompts // problem.value if as_set else problem.value
+        value = run.trainer.minibatches if problem.key == "mini_batch" else problem.value
         yield problem._replace(key=KEYS[problem.key], value=value)
 
 

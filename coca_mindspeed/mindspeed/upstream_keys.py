@@ -74,9 +74,11 @@ class UpstreamKeys:
         for section, types in known.items():
             content = value_of(values, section) if section else values
             for key, value in content.items() if isinstance(content, Mapping) else ():
-                place, name = f"{section}.{key}".lstrip("."), str(key).replace("-", "_")
+                place = f"{section}.{key}".lstrip(".")
+                name = str(key) if isinstance(value, Mapping) else str(key).replace("-", "_")
                 if name not in types:
-                    expected = f"must be a key of {self.origin}{did_you_mean(name, types)}"
+                    wanted = f"one of {', '.join(types)}" if section in _MAPPINGS else f"a key of {self.origin}"
+                    expected = f"must be {wanted}{did_you_mean(name, types)}"
                     problems.append(Problem("unknown-key", place, value, expected))
                 elif value is not None and not _TYPES[types[name]][1](value):
                     problems.append(Problem("wrong-type", place, value, _TYPES[types[name]][0]))
@@ -106,15 +108,8 @@ OWN_VERIFIER = "coca"
 
 #: The names that MindSpeed-RL's ``rule_verifier.verifier`` knows; it silently scores 0 for any other.
 MINDSPEED_VERIFIERS = (
-    "acc",
-    "format",
-    "step",
-    "strict_format",
-    "base_acc",
-    "math_17k_acc",
-    "acc_for_dapo",
-    "acc_for_ppo",
-    "math_verify_reward",
+    *("acc", "format", "step", "strict_format", "base_acc", "math_17k_acc"),
+    *("acc_for_dapo", "acc_for_ppo", "math_verify_reward"),
 )
 
 _ADVANTAGES = "advantages are CoCA's, of both segments"

@@ -19,14 +19,14 @@ from coca_mindspeed.config.compose import ComposedConfig, compose_run, config_di
 from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.errors import ConfigError, UsageError, show_value
 from coca_mindspeed.mindspeed.checks import needs_reference, other_npus
-from coca_mindspeed.mindspeed.keys import RENAMES, WRITTEN, places, put, table_of, underscored
+from coca_mindspeed.mindspeed.keys import RENAMES, TABLE, WRITTEN, places, put, table_of, underscored
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.driver import compose_config
-from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES, ignored_keys
+from coca_mindspeed.mindspeed.upstream_keys import CLASSES, GRPO_VALUES, ignored_keys
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 _MARKS = ("megatron_training", "actor_config", "rl_config", "generate_config")
-_SECTIONS = (*_MARKS, "ref_config", "reward_config", "profiler_config", "msprobe_config", "coca")
+_SECTIONS = ("coca", *(section.partition(".")[0] for section in CLASSES))
 _SHAPE = {  # Megatron's defaults
     **dict.fromkeys(("untied_embeddings", "qkv_bias", "qk_layernorm"), False),
     "rope_theta": 10_000,
@@ -61,7 +61,7 @@ def compose_any_layout(name: str, overrides: Sequence[str] = (), *, allow_missin
         )
     run, notes = _convert(_compose(file, theirs), machine or _machine_of_name(file.stem))
     # Typed keys of MindSpeed-RL are also set where they are, so that a contradiction to a key of ours is found.
-    stay = [f"mindspeed_rl.{each.lstrip('+')}" for each in theirs if not each.lstrip("+").startswith(("~", "coca."))]
+    stay = [f"mindspeed_rl.{each.lstrip('+')}" for each in theirs if not each.startswith("~")]
     with TemporaryDirectory() as directory:
         converted = Path(directory) / file.name
         converted.write_text(yaml.safe_dump(run, sort_keys=False), encoding="utf-8")
@@ -114,9 +114,11 @@ def _convert(theirs: dict[str, Any], machine: str | None) -> tuple[dict[str, Any
             replaced.append(f"{key}={found} by {other}")
 
     ignored = _drop_ignored(theirs)
-    if _pop(theirs, "rl_config.use_wandb"):
-        ours["logging"] = {"wandb": value_of(theirs, "rl_config.wandb_project", "coca")}
+    project = _pop(theirs, "rl_config.wandb_project") or "coca"
+    ours["logging"] = {"wandb": project if _pop(theirs, "rl_config.use_wandb") else None}
     replace_by("megatron_training.seq_length", "the longest prompt and response together")
+    for key in ("actor_config.save", "rl_config.wandb_exp_name", "rl_config.wandb_save_dir"):
+        replace_by(key, "--output")
     for key, entry in table_of(platform).items():
         *others, name = entry.ours
         if entry.inverse is None or (found := _pop(theirs, key)) is None:
@@ -129,10 +131,7 @@ def _convert(theirs: dict[str, Any], machine: str | None) -> tuple[dict[str, Any
     ours["optimizer"]["betas"] = [*ours["optimizer"]["betas"].values()]
     architecture = ours["model"]["architecture"]
     architecture.setdefault("kv_groups", architecture.get("heads"))
-    for key, (source, _) in WRITTEN.items():
-        if source == "--output":
-            replace_by(key, source)
-    for key in ("rl_config.wandb_project", "coca.stage", "coca.output_dir", "coca.data_sha256"):
+    for key in WRITTEN.keys() - TABLE.keys():
         _pop(theirs, key)
     replace_by("megatron_training.dataset_additional_keys", [RECORD])
     put(theirs, "megatron_training.dataset_additional_keys", [RECORD])

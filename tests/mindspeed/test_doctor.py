@@ -6,7 +6,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -35,26 +35,14 @@ def plan_once(run: RunConfig) -> ClusterPlan:
     return PLANS[id(run)][1]
 
 
-class FakeMachine(Machine):
+def fake_machine(environment: dict[str, str], root: Path) -> Machine:
     """A machine with the packages of release 2.3.0."""
-
-    packages: ClassVar[dict[str, str]] = TODAY.packages
-
-    def package_version(self, name: str) -> str | None:
-        return self.packages.get(name)
-
-    def cpus(self) -> int:
-        return 192
-
-    def free_bytes(self, path: Path) -> int:
-        return 10**15
-
-    def open_files(self) -> int:
-        return 65536
+    space = SimpleNamespace(free=10**15, total=10**15)
+    return Machine(environment, root, 192, 65536, TODAY.packages.get, lambda _: space)
 
 
 @pytest.fixture
-def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeMachine, RunConfig]:
+def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Machine, RunConfig]:
     """A machine on which nothing is missing, and a run that fits it; paths are relative to the test's folder."""
     monkeypatch.chdir(tmp_path)
     root = tmp_path / "root"
@@ -85,7 +73,7 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeMachine, 
     write("model/config.json", model_config(run))
     write("train.jsonl", '{"question": "q", "answer": "a"}\n' * 200)
     checkpoint(Path("weights"), 4)
-    return FakeMachine(environment, root), run
+    return fake_machine(environment, root), run
 
 
 def examine(machine: Machine, run: RunConfig | None, output: Path | None = None) -> dict[str, Problem]:
@@ -122,11 +110,11 @@ def bare(machine: Machine, **more: str) -> Machine:
         ({"http_proxy": "http://p", "no_proxy": ".cluster,10.0.0.2", "MASTER_ADDR": "n1.cluster"}, 2, []),
     ],
 )
-def test_variables_that_ray_meets(good, monkeypatch, variables, nodes, found):
+def test_variables_that_ray_meets(good, variables, nodes, found):
     """The socket of a session below TMPDIR has at most 107 bytes; a proxy must not stand between the nodes."""
     machine, run = good
-    monkeypatch.setattr(FakeMachine, "address_towards", lambda _self, _host: "10.0.0.2")
-    machine = replace(machine, environment={**machine.environment, **variables})
+    environment = {**machine.environment, **variables}
+    machine = replace(machine, environment=environment, address_towards=lambda _: "10.0.0.2")
     problems = examine(machine, with_changes(run, "hardware", nodes=nodes))
     assert [key for key in problems if key in ("TMPDIR", "RAY_TMPDIR", "no_proxy")] == found
 
@@ -174,18 +162,17 @@ def test_environment(good, variable, value, code, key):
     assert found[key].fix
 
 
-def test_packages(good, monkeypatch):
+def test_packages(good):
     machine, run = good
     builds = {name: f"{version}.post1" for name, version in TODAY.packages.items()}
     other = {"torch_npu": "2.6.0", "vllm": TODAY.packages["vllm"] + "0", "triton-ascend": "3.2.0"}
-    monkeypatch.setattr(FakeMachine, "packages", {**builds, **other})
-    assert set(examine(machine, run)) == set(other)
+    assert set(examine(replace(machine, package_version={**builds, **other}.get), run)) == set(other)
 
 
-def test_a_machine_without_the_launch_scripts_environment(good, monkeypatch):
-    monkeypatch.setattr(FakeMachine, "open_files", lambda _self: 4096)
-    assert set(examine(bare(good[0]), good[1])) == {"CANN", "ATB (NNAL)", "jemalloc", "open files"}
-    assert examine(bare(good[0]), on_host()) == {}  # no item of an NPU is examined for the CPU shim
+def test_a_machine_without_the_launch_scripts_environment(good):
+    machine = replace(bare(good[0]), open_files=4096)
+    assert set(examine(machine, good[1])) == {"CANN", "ATB (NNAL)", "jemalloc", "open files"}
+    assert examine(machine, on_host()) == {}  # no item of an NPU is examined for the CPU shim
 
 
 def test_files_of_the_machine(good):
@@ -240,10 +227,9 @@ def test_a_grader_that_cannot_be_built_here(good, monkeypatch):
 
 
 @pytest.mark.parametrize(("cpus", "keys"), [(76, {"CPUs"}), (77, set())])  # 8 for each of 8 NPUs, and 13
-def test_cpus(good, monkeypatch, cpus, keys):
+def test_cpus(good, cpus, keys):
     machine, run = good
-    monkeypatch.setattr(FakeMachine, "cpus", lambda _self: cpus)
-    assert set(examine(machine, run)) == keys
+    assert set(examine(replace(machine, cpus=cpus), run)) == keys
 
 
 @pytest.mark.parametrize(
@@ -253,7 +239,7 @@ def test_cpus(good, monkeypatch, cpus, keys):
         (226.0, 128.0, 0.0625, ["host-memory", "cgroup-memory", "shared-memory"]),
     ],
 )
-def test_host_memory(good, monkeypatch, total, limit, shm, found):
+def test_host_memory(good, total, limit, shm, found):
     """7.62e9 parameters: 12 + 8 x 2 / 4 bytes, and 8 x 2 / rollout TP: 227 GiB.
 
     Ray moves its object store to /tmp if /dev/shm has less than 10 GB.
@@ -262,15 +248,17 @@ def test_host_memory(good, monkeypatch, total, limit, shm, found):
     write(machine.root / "proc/meminfo", f"MemTotal:       {int(total * 2**20)} kB\nMemFree:  1 kB\n")
     write(machine.root / "proc/self/cgroup", "0::/\n")
     write(machine.root / "sys/fs/cgroup/memory.max", "max\n" if limit is None else f"{int(limit * 2**30)}\n")
-    monkeypatch.setattr(FakeMachine, "shared_memory_bytes", lambda _self: int(shm * 2**30))
-    problems = examine(machine, run)
+    (machine.root / "dev/shm").mkdir()
+    space = SimpleNamespace(free=10**15, total=int(shm * 2**30))
+    problems = examine(replace(machine, disk_usage=lambda _: space), run)
     assert [problem.code for problem in problems.values()] == found
     assert all("227 GiB" in problem.expected for key, problem in problems.items() if key != "/dev/shm")
 
 
-def test_free_space(good, monkeypatch, tmp_path):
+def test_free_space(good, tmp_path):
     machine, run = good
-    monkeypatch.setattr(FakeMachine, "free_bytes", lambda _self, _path: 3 * 14 * 7_615_616_512 - 1)
+    space = SimpleNamespace(free=3 * 14 * 7_615_616_512 - 1)
+    machine = replace(machine, disk_usage=lambda _: space)
     assert examine(machine, run, tmp_path / "run") == {}  # too short for three checkpoints
     run = run.model_copy(
         update={
@@ -281,7 +269,7 @@ def test_free_space(good, monkeypatch, tmp_path):
     assert set(examine(machine, run, tmp_path / "run")) == {"free space"}
     (tmp_path / "run/stage0/checkpoints/iter_0000050").mkdir(parents=True)  # of a run that is resumed
     assert examine(machine, run, tmp_path / "run") == {}
-    assert Machine().free_bytes(tmp_path / "not/made/yet") > 0
+    assert Machine().disk_usage(tmp_path / "not/made/yet").free > 0
 
 
 def test_command(capsys):

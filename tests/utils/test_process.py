@@ -44,6 +44,6 @@ def test_graders_start_no_more_processes_than_the_quota_keeps_busy(monkeypatch):
     monkeypatch.setattr(joblib, "cpu_count", lambda: 3)
     monkeypatch.setattr("coca_mindspeed.grading.math.grader.Workers", lambda count, *_, **__: started.append(count))
     assert usable_cpus() == 3
-    assert Machine().cpus() == 3
+    assert Machine().cpus == 3
     MathGrader()
     assert started == [3]
