@@ -11,7 +11,7 @@ from typing import NamedTuple
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.run import LocalRun
-from coca_mindspeed.local.run_directory import Checkpoint
+from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
 from coca_mindspeed.local.train import Trainer
 
 SMALL = (
@@ -74,10 +74,10 @@ def result(output: Path) -> tuple[bytes, bytes, dict[str, bytes]]:
     return (output / "model" / "model.safetensors").read_bytes(), (output / "metrics.jsonl").read_bytes(), samples
 
 
-def killed_after_step_4(finished: Path, output: Path) -> Path:
-    """A copy of a run of six steps, as a kill before the checkpoint of step 6 leaves it."""
+def killed(finished: Path, output: Path) -> Path:
+    """A copy of a finished run, as a kill before its last checkpoint leaves it."""
     shutil.copytree(finished, output)
-    shutil.rmtree(output / "checkpoints" / "step_000006")
+    shutil.rmtree(list_checkpoints(output / "checkpoints")[-1].path)
     shutil.rmtree(output / "model")
     return output
 

@@ -20,7 +20,7 @@ from coca_mindspeed.local.memory import (
 )
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.utils.process import GIB
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import Kept, write_random_model
 from tests.local.starts_for_tests import arguments
 
 SHAPE = {
@@ -80,19 +80,6 @@ def test_the_largest_batches_of_a_run(overrides, microbatch, sample):
     run = run_of(*overrides)
     assert largest_microbatch(run) == Batch(*microbatch, 12, 50)
     assert largest_sample(run) == Batch(*sample, 12, 50)
-
-
-class Kept:
-    """Bytes of the tensors that a forward pass saves for the backward pass, parameters aside."""
-
-    def __init__(self, model):
-        self.sizes, self._own = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def __call__(self, tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._own:
-            self.sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
