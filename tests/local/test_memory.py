@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local import memory
 from coca_mindspeed.local.load import checkpoint_activations
 from coca_mindspeed.local.memory import (
     Batch,
