@@ -202,14 +202,6 @@ class Rollout:
         """Tokens of each segment, bool ``[B, T]`` each."""
         return segment_masks(self.segment_ends, list(self.credit.segments), self.width)
 
-    def training_columns(self) -> dict[str, Tensor]:
-        """The columns that an update reads: ``advantages`` and ``segment_ends``.
-
-        Returns:
-            float32 ``[B, T]``, 0 on padding, and int64 ``[B, S]``.
-        """
-        return {"advantages": self.token_advantages, "segment_ends": self.segment_ends}
-
     def rows(self, shown: Iterable[int]) -> list[dict[str, Any]]:
         """Rows of a samples dump: response and verdict where they are known, then the numbers.
 
