@@ -38,7 +38,6 @@ from coca_mindspeed.local.validation import (
     RunInputs,
     check_lengths,
     check_prompts,
-    open_run,
     ordinary_pad_token,
 )
 from coca_mindspeed.scoring.responses import check_own_method
@@ -85,22 +84,6 @@ class LocalRun:
         for check in CHECKS:
             check(run)
         return run
-
-    @classmethod
-    @contextmanager
-    def open(
-        cls,
-        config: RunConfig,
-        output: Path,
-        *,
-        resume: bool = False,
-        overwrite: bool = False,
-        show_progress: bool = True,
-    ) -> Iterator["LocalRun"]:
-        """Open and check a run; see :func:`.open_run` and :meth:`checked`."""
-        flags = {"resume": resume, "overwrite": overwrite, "show_progress": show_progress}
-        with open_run(config, output, **flags) as inputs:
-            yield cls.checked(inputs)
 
     @property
     def config(self) -> RunConfig:

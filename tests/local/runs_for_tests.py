@@ -13,6 +13,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.run import LocalRun
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
 from coca_mindspeed.local.train import Trainer
+from coca_mindspeed.local.validation import open_run
 
 SMALL = (
     "warm_up.steps=15",
@@ -50,7 +51,8 @@ class Session(NamedTuple):
 
 def open_session(composed, output: Path, *, resume: bool = False, show_progress: bool = False) -> Session:
     with ExitStack() as opened:
-        run = opened.enter_context(LocalRun.open(composed.run, output, resume=resume, show_progress=show_progress))
+        inputs = opened.enter_context(open_run(composed.run, output, resume=resume, show_progress=show_progress))
+        run = LocalRun.checked(inputs)
         return Session(run, run.trainer(run.start()), opened.pop_all())
 
 
