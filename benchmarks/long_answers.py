@@ -38,6 +38,7 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.run import LocalRun, warm_start
+from coca_mindspeed.local.validation import open_run
 from coca_mindspeed.utils.json_files import write_json
 from coca_router.config import ServingConfig
 from coca_router.model_server import ModelServer
@@ -79,7 +80,8 @@ def train(output: Path, method: str, seed: int, overrides: Sequence[str]) -> Pat
         start = warm_start(compose_run("demo", given).run, run.with_name(f"{method}_start"), warm_up, device, False)
         composed = compose_run("demo", [*given, f"model.path={start}"])
         resume = (run / "config.yaml").exists()
-        with LocalRun.open(composed.run, run, resume=resume, show_progress=False) as training:
+        with open_run(composed.run, run, resume=resume, show_progress=False) as inputs:
+            training = LocalRun.checked(inputs)
             training.train(training.start())
     return run / "model"
 

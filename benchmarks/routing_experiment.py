@@ -35,6 +35,7 @@ from coca_mindspeed.local.run import LocalRun
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import warm_up
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
+from coca_mindspeed.local.validation import open_run
 from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.tokenization import TokenCounter
 from coca_router.config import ServingConfig
@@ -123,7 +124,8 @@ def train_part(output: Path, part: str, seed: int, lessons: int, overrides: Sequ
         export_model(policy, warm)
     directory = run / "run"
     resume = (directory / "config.yaml").exists()
-    with LocalRun.open(composed.run, directory, resume=resume, show_progress=False) as local:
+    with open_run(composed.run, directory, resume=resume, show_progress=False) as inputs:
+        local = LocalRun.checked(inputs)
         policy = local.start()
         if not (directory / "model").exists():
             local.train(policy)

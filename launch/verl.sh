@@ -116,7 +116,6 @@ launch_on_verl() {
     "$RESUME" && fail "$output/checkpoints: no checkpoint to resume from$(nearby_runs "$output")"
   fi
   coca check "$file" "${OVERRIDES[@]}"
-  require_verl
   where_it_goes "$output" # Ray's processes have the environment that Ray was started in
   open_log "$output"
   if ((NODE_RANK > 0)); then

@@ -5,8 +5,10 @@ tests run only where ``-m`` names one of these markers; the summary counts those
 """
 
 import importlib.util
+import os
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +73,12 @@ def pytest_terminal_summary(terminalreporter, config):
 def no_pictures(monkeypatch):
     """Reports of runs without their pictures, which take seconds."""
     monkeypatch.setattr("coca_mindspeed.local.report._plots", lambda *_: ("", {}))
+
+
+@pytest.fixture
+def verls_keys(monkeypatch):
+    """Where verl is not installed: the keys of its configuration that we read, also for processes that are started."""
+    if importlib.util.find_spec("verl") is None:
+        stub = str(Path(__file__).parent / "support" / "verl_stub")
+        monkeypatch.syspath_prepend(stub)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [stub, os.environ.get("PYTHONPATH")])))

@@ -16,6 +16,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 ENGINES = ("verl_ascend", "mindspeed_rl")
 
 
+@pytest.mark.usefixtures("verls_keys")
 @pytest.mark.parametrize("model", ["1p5b", "7b"])
 def test_verls_configuration_is_not_refused_on_four_npus(model, tmp_path):
     """Our checks accept the arguments that the script gives to verl; a python3 of the test's records them."""

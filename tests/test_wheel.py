@@ -44,7 +44,14 @@ def installed(tmp_path_factory):
         (("coca-mindspeed", "--help"), "evaluate"),
         (("coca-router", "--help"), "serve"),
         (("coca-mindspeed", "check", "qwen3_8b_910b"), "8.19 billion"),
-        (("coca-mindspeed", "check", "coca_qwen25_7b"), "learning rate"),
+        (
+            (
+                "python",
+                "-c",
+                "from coca_mindspeed.verl import configuration as c; print(c.find_verl_run('coca_qwen25_7b'))",
+            ),
+            "installed",
+        ),
         (("python", "-c", "from coca_mindspeed.upstream import manifest as m; print(m.__file__)"), "installed"),
         (("python", "-c", "from coca_mindspeed.upstream import manifest as m; print(len(m.load_manifests()))"), "2"),
     ],

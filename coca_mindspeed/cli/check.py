@@ -5,9 +5,8 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 
 import argparse
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.table import Table
 
@@ -15,44 +14,18 @@ from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.compose import ComposedConfig
-from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import CocaError, ConfigError, UsageError, raise_problems
-from coca_mindspeed.mindspeed.plan import (
-    ClusterPlan,
-    Part,
-    Rates,
-    checkpoint_bytes,
-    host_gib,
-    iteration_seconds,
-    make_plan,
-    model_parameters,
-    most_checkpoints,
-    published_rates,
-    read_rates,
-    run_days,
-)
-from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
+from coca_mindspeed.config.plan import Plan
+from coca_mindspeed.errors import CocaError, UsageError, raise_problems
+from coca_mindspeed.mindspeed.plan import make_plan, script_facts
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.process import GIB
-from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.configuration import (
-    find_verl_run,
-    known_keys,
-    plan_rows,
-    unknown_keys,
-    verl_configuration,
-    verls_directory,
-)
-from coca_mindspeed.verl.settings import verl_settings
+from coca_mindspeed.verl.configuration import find_verl_run
+from coca_mindspeed.verl.plan import make_plan as plan_on_verl
 
 _CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "metrics")
-_GRAPH_MODE = (
-    "graph mode (enforce_eager=false), not tried on an NPU: the run sets TASK_QUEUE_ENABLE=1; every wake-up of vLLM "
-    "repeats the capture, and may replay graphs with addresses of freed weights: rollout/log_prob_gap must stay as in "
-    "eager mode (docs/ascend.md, graph mode)"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,15 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print problems only")
 
 
-class Phase(NamedTuple):
-    """Memory of one phase, in GiB."""
-
-    name: str
-    parts: Sequence[Part]
-    total: float
-    limit: float
-
-
 def run(arguments: argparse.Namespace) -> int:
     try:
         _check(arguments)
@@ -92,232 +56,84 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    verl_file = find_verl_run(arguments.run_name)
-    composed = None if verl_file else compose_any_layout(arguments.run_name, arguments.overrides)
-    if composed is None or composed.run.hardware.platform == "local":
-        for option in _CLUSTER_OPTIONS:
-            if getattr(arguments, option):
-                name = f"--{option.replace('_', '-')}"
-                raise UsageError(f"{name}: is for runs on MindSpeed-RL, unlike {arguments.run_name}")
-    if verl_file is not None:
-        _check_verl(verl_file, arguments)
-    elif composed is not None and composed.run.hardware.platform == "local":
-        _check_local(composed, arguments.quiet)
-    elif composed is not None:
+    name, quiet = arguments.run_name, arguments.quiet
+    file = find_verl_run(name)
+    composed = None if file else compose_any_layout(name, arguments.overrides)
+    if composed is not None and composed.run.hardware.platform != "local":
         _check_cluster(composed, arguments)
-
-
-def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
-    config = verl_configuration(file, arguments.overrides)
-    settings = verl_settings(config)
-    unknown = unknown_keys(config, arguments.overrides, known_keys(verls_directory()))
-    raise_problems([*unknown, *verl_problems(config, settings)], f"{file.name} cannot run:")
-    if not arguments.quiet:
-        _print(f"{file.stem} on verl", plan_rows(config, settings), [], [])
+        return
+    for option in _CLUSTER_OPTIONS:
+        if getattr(arguments, option):
+            raise UsageError(f"--{option.replace('_', '-')}: is for runs on MindSpeed-RL, unlike {name}")
+    if composed is not None:
+        _check_local(composed, quiet)
+    elif file is not None:
+        _show(plan_on_verl(file, arguments.overrides), quiet)
 
 
 def _check_local(composed: ComposedConfig, quiet: bool) -> None:
-    """Check a run of the local engine as its start does, print its plan, and sample responses of its model."""
-    from coca_mindspeed.local.model_files import weight_shapes
+    """Check a run of the local engine as its start does, and sample responses of its model."""
     from coca_mindspeed.local.run_directory import RunState
     from coca_mindspeed.local.validation import check_gold_answers, check_settings, read_inputs
 
-    config, name = composed.run, composed.name
-    check_settings(config, missing_data, missing_model, heading=f"{name} cannot run:")
-    nowhere = RunState(Path())
-    with read_inputs(config, nowhere, (check_gold_answers,), show_progress=not quiet) as inputs:
-        if not quiet:
-            _print_local(inputs.config, name)
-        from coca_mindspeed.local.preflight import run_preflight  # torch takes seconds to import
+    check_settings(composed.run, missing_data, missing_model, heading=f"{composed.name} cannot run:")
+    with read_inputs(composed.run, RunState(Path()), (check_gold_answers,), show_progress=not quiet) as inputs:
+        from coca_mindspeed.local.plan import make_plan  # torch takes seconds to import
         from coca_mindspeed.local.run import LocalRun
 
-        run = LocalRun.checked(inputs)
-        config, path = run.config, run.config.model.path
-        if path is None or not weight_shapes(Path(path)):
-            return
-        policy = run.load()
-        if not config.evaluation.preflight:
-            return
-        if not quiet:
-            print_text(f"sampling {config.evaluation.preflight} responses", sys.stderr)
-        found = run_preflight(policy, inputs.train, inputs.grader, config)
+        _show(make_plan(inputs.config, composed.name), quiet)
+        found = LocalRun.checked(inputs).trial()
+    if found is None:
+        return
     if not quiet:
         print_text(found)
-    if config.warm_up.records is None:
+    if composed.run.warm_up.records is None:
         raise_problems(found.problems())
     elif not quiet:
         print_text("the run samples again after its warm-up")
 
 
-def _print_local(config: RunConfig, name: str) -> None:
-    """Print the plan of a local run, and its memory by formula."""
-    from coca_mindspeed.local.memory import estimate_memory, free_bytes
-    from coca_mindspeed.local.model_files import TINY_MODEL, read_model_config, weight_shapes
-    from coca_mindspeed.local.policy import choose_device
-    from coca_mindspeed.local.sft import sft_microbatch_tokens
-    from coca_mindspeed.local.tiny_model import tiny_config
-
-    device, rollout, warm_up = choose_device(config.trainer.device), config.rollout, config.warm_up
-    files = {"data.train": config.data.train, "data.evaluate": config.data.evaluate, "model.path": config.model.path}
-    rows = [
-        ("method", config.method.name),
-        ("learning rate", f"{config.optimizer.lr:g}"),
-        ("length", f"{config.trainer.steps} steps per stage"),
-        ("evaluation while training", _evaluation(config, "steps")),
-        *((key, path) for key, path in files.items() if path is not None),
-    ]
-    if warm_up.records is not None:
-        stage = f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
-        rows.append(("before training", f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass"))
-    if config.model.path is None:
-        need = estimate_memory(config, tiny_config(), TINY_MODEL, device)
-    else:
-        path = Path(config.model.path)
-        need = estimate_memory(config, read_model_config(path, config.model), weight_shapes(path), device)
-    kept = [Part(part, getattr(need, part), "") for part in ("weights", "moments", "logits")]
-    update = [*kept, Part("gradients", need.gradients, ""), Part("activations", need.activations, "")]
-    if need.decoder:
-        update.append(Part("buffers of decoding", need.decoder, "kept for the next rollout"))
-    sampling = [*kept, Part("KV cache", need.cache, "at the end of the longest responses")]
-    phases = [
-        Phase(phase, parts, sum(part.gib for part in parts), free_bytes(device) / GIB)
-        for phase, parts in (("update", update), ("rollout", sampling))
-    ]
-    note = (
-        f"formula for prompts of {rollout.max_prompt_tokens} and responses of {rollout.max_new_tokens} tokens, the "
-        "longest; Python and its libraries come on top (docs/training.md, Memory)"
-    )
-    _print(f"{name} on {device}", rows, phases, [note])
-
-
-def _evaluation(config: RunConfig, unit: str) -> str:
-    if not config.data.has_held_out:
-        return "none: data.evaluate is null, so nothing is evaluated"
-    interval = config.evaluation.interval
-    return f"every {interval} {unit}" if interval else "none"
-
-
 def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:
-    config = composed.run
-    for problem in missing_data(config):
+    run, file, resume = composed.run, arguments.write, arguments.resume
+    for problem in missing_data(run):
         if problem.key == "data.train":
             print_text(f"warning: {problem}", sys.stderr)
-    if composed.notes and not arguments.quiet:
-        print_text(f"{composed.name} has MindSpeed-RL's own layout (docs/port.md); of its keys are")
-        for note in composed.notes:
-            print_text(f"    {note}")
-    plan = make_plan(config)
-    rates = published_rates(plan.resolved) if arguments.metrics is None else read_rates(arguments.metrics)
-    if not arguments.quiet:
-        memory, notes = [], []
-        if (need := plan.memory) is not None:
-            memory = [
-                Phase("training", need.training, need.training_gib, need.limit_gib),
-                Phase("rollout", need.rollout, need.rollout_gib, need.limit_gib),
-            ]
-            held = f"{need.longest_responses:.0f} sequences of {plan.resolved.max_model_len} tokens"
-            notes = [f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend.md)"]
-        if not plan.resolved.enforce_eager:
-            notes.append(_GRAPH_MODE)
-        _print(composed.name, _cluster_rows(plan, config, rates), memory, notes)
-    raise_problems(plan.problems, f"{composed.name} cannot run:")
+    plan = make_plan(run, composed.name, arguments.metrics)
+    layout = [f"keys of MindSpeed-RL's own layout (docs/port.md), {note}" for note in composed.notes]
+    _show(replace(plan, notes=(*plan.notes, *layout)), arguments.quiet)
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
-        _write_for_script(config, plan, output, arguments)
+        write_atomically(arguments.for_script, "\n".join([*script_facts(run, plan, output, resume=resume), ""]))
         return
     iterations = plan.iterations
-    if arguments.write is None and not arguments.resume:  # a plan needs no number of iterations
+    if file is None and not resume:  # the plan alone needs no number of iterations
         iterations = iterations or 1
-    values = mindspeed_values(config, iterations, StageFiles(output, arguments.stage), resume=arguments.resume)
-    if (file := arguments.write) is not None:
-        if not file.parent.is_dir():
-            raise ConfigError(f"--write {file}: {file.parent} is not a directory; create it first")
-        if file.is_dir():
-            raise ConfigError(f"--write {file}: is a directory; name a file in it")
+    values = mindspeed_values(run, iterations, StageFiles(output, arguments.stage), resume=resume)
+    if file is not None:
         write_run_file(file, values, composed.name)
         print_text(f"written: {file}")
 
 
-def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, arguments: argparse.Namespace) -> None:
-    hardware = config.hardware
-    lines = [f"platform {hardware.platform}", f"nodes {hardware.nodes}", f"npus_per_node {hardware.npus_per_node}"]
-    for stage, has_checkpoint in stages_to_do(config, plan.iterations, output, resume=arguments.resume):
-        lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
-        mindspeed_values(config, plan.iterations, StageFiles(output, stage), resume=has_checkpoint)
-    write_atomically(arguments.for_script, "\n".join(lines) + "\n")
+def _show(plan: Plan, quiet: bool) -> None:
+    """Print a plan, and raise its problems."""
+    if plan.rows and not quiet:
+        _print(plan)
+    raise_problems(plan.problems, f"{plan.title} cannot run:")
 
 
-def _cluster_rows(plan: ClusterPlan, config: RunConfig, rates: Rates | None) -> list[tuple[str, str]]:
-    """Rows of a plan, from the values of MindSpeed-RL's keys that the run file has."""
-    r = plan.resolved
-    dp, engines, slots = (r.dp, r.rollout_dp, _slots(plan)) if r.fills_npus else ("?", "?", "?")
-    host = f"{host_gib(r):.0f}" if r.fills_npus else "?"
-    iterations = "unknown: data.train does not exist; data.rows=N plans without it"
-    if plan.iterations is not None:
-        rows = f" ({plan.rows:,} questions by {plan.rows_from})" if plan.rows else ""
-        iterations = f"{plan.iterations:,} a stage{rows}"
-    size, most = (
-        checkpoint_bytes(r) / 1e9,
-        most_checkpoints(r, plan.iterations, len(config.method.training_method.stages)),
-    )
-    kept = "all" if r.keep_checkpoints is None else f"the newest {r.keep_checkpoints}"
-    checkpoints = f"{size:.1f} GB every {r.save_interval} iterations, {kept} of a stage are kept"
-    updates = r.prompts // max(1, r.mini_batch) * r.epochs
-    tokens = f"{r.max_prompt} + {r.max_new} at most; {r.responses * r.max_new:,} new ones per iteration"
-    return [
-        ("method", str(r.method)),
-        ("learning rate", f"{r.lr:g}"),
-        *((key, f"{path}{' (MISSING)' * (not Path(path).exists())}") for key, path in r.files.items() if path),
-        ("NPUs", f"{r.npus} on {r.nodes} node{'s' * (r.nodes > 1)}, {r.memory_gib:g} GiB each"),
-        ("model", f"{model_parameters(r) / 1e9:.2f} billion parameters, {r.layers} layers"),
-        ("training", f"TP {r.tp} x PP {r.pp} x CP {r.cp} x DP {dp}"),
-        ("rollout", f"{engines} engines of TP {r.rollout_tp}"),
-        ("slots per engine", slots),
-        ("iteration", f"{r.prompts} prompts x {r.group} responses = {r.responses}"),
-        ("updates per iteration", f"{updates} of {r.mini_batch} prompts"),
-        ("microbatches", f"up to {r.update_tokens} tokens" if r.dynamic_batch else f"{r.micro_batch} responses"),
-        ("tokens", tokens),
-        ("iterations", iterations),
-        ("time", _time(plan, config, rates) if r.npus > 0 else "?"),
-        ("host memory", f"about {host} GiB a node, without Ray's object store and the data"),
-        ("validation", _evaluation(config, "iterations")),
-        ("checkpoints", f"{checkpoints}, at most {most * size:.0f} GB at once"),
-    ]
-
-
-def _time(plan: ClusterPlan, config: RunConfig, rates: Rates | None) -> str:
-    if rates is None:
-        return "unknown: no rate is published for this model; measure one by --trial, and plan with --metrics FILE"
-    stages, whole = len(config.method.training_method.stages), ""
-    if plan.iterations is not None:
-        days = run_days(plan.resolved, plan.iterations * stages, rates)
-        whole = f", {days:.1f} days" if days >= 1 else f", {24 * days:.2g} hours"
-    assumed = f"{rates.tokens_per_response:.0f} tokens a response and {rates.tokens_per_second:.0f} tokens/s per NPU"
-    return f"about {iteration_seconds(plan.resolved, rates):.0f} s an iteration{whole}; at {assumed}"
-
-
-def _slots(plan: ClusterPlan) -> str:
-    r = plan.resolved
-    waves = -(-r.engine_responses // max(1, r.max_sequences))
-    if waves <= 1:
-        return f"{r.max_sequences} for {r.engine_responses} responses"
-    raise_it = "raise mindspeed_rl.generate_config.max_num_seqs to avoid waiting between waves"
-    return f"{r.max_sequences} for {r.engine_responses} responses: {waves} waves; {raise_it}"
-
-
-def _print(name: str, rows: Sequence[tuple[str, str]], memory: Sequence[Phase], notes: Sequence[str]) -> None:
+def _print(plan: Plan) -> None:
     console = PlainConsole()
-    table = Table("", "", title=f"plan of {name}", show_header=False, title_justify="left")
-    for row in rows:
+    table = Table("", "", title=f"plan of {plan.title}", show_header=False, title_justify="left")
+    for row in plan.rows:
         table.add_row(*row)
     console.print_table(table)
-    if memory:
+    if plan.memory:
         table = Table("estimated memory of one device", "GiB", "formula", title_justify="left")
-        for phase in memory:
+        for phase in plan.memory:
             for part in phase.parts:
-                table.add_row(f"{phase.name}: {part.name}", f"{part.gib:.2f}", part.formula)
-            table.add_row(f"{phase.name}, together", f"{phase.total:.2f}", f"of {phase.limit:.2f}", style="bold")
+                table.add_row(f"{phase.name}: {part.name}", f"{part.bytes / GIB:.2f}", part.formula)
+            table.add_row(f"{phase.name}, together", f"{phase.gib:.2f}", f"of {phase.limit_gib:.2f}", style="bold")
             table.add_section()
         console.print_table(table)
-    for note in notes:
+    for note in plan.notes:
         print_text(note)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import Problem, raise_problems
+from coca_mindspeed.errors import Problem
 from coca_mindspeed.local.load import sharing_of
-from coca_mindspeed.local.model_files import Shapes, read_model_config, trained_bytes, weight_shapes
+from coca_mindspeed.local.model_files import Shapes, trained_bytes
 from coca_mindspeed.local.policy import resolve_dtype
 from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.static_decoder import capacity, kept_bytes, static_by_default
@@ -117,13 +117,6 @@ def estimate_memory(config: RunConfig, architecture: Any, shapes: Shapes, device
         cache=cache,
         decoder=decoder,
     )
-
-
-def check_memory(config: RunConfig, device: torch.device) -> None:
-    """Refuse a run of ``model.path`` that does not fit into the free memory by the formula; name the key to lower."""
-    path = Path(str(config.model.path))
-    need = estimate_memory(config, read_model_config(path, config.model), weight_shapes(path), device)
-    raise_problems(memory_problems(config, need, free_bytes(device)))
 
 
 def memory_problems(config: RunConfig, need: MemoryEstimate, room: int) -> list[Problem]:

@@ -17,7 +17,7 @@ from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
 from coca_mindspeed.scoring.responses import response_scorer
-from coca_mindspeed.scoring.rollout import Rollout, stated_or_none
+from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.console import one_line
 
 _STAGE = "preflight"  # part of derived seeds
@@ -62,21 +62,9 @@ class Preflight:
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of a samples dump."""
-        rollout = self.rollout
         return [
-            {
-                "id": record.id,
-                "question": record.question,
-                "gold": record.answer,
-                "response": text,
-                "verdict": verdict.outcome.value,
-                "reason": verdict.reason,
-                "confidence": stated_or_none(stated),
-                "correct": verdict.correct_or_none,
-            }
-            for record, text, verdict, stated in zip(
-                self.records, rollout.texts, rollout.verdicts, rollout.stated, strict=True
-            )
+            {"id": record.id, "question": record.question, "gold": record.answer, **self.rollout.scored_row(row)}
+            for row, record in enumerate(self.records)
         ]
 
     def problems(self) -> list[Problem]:

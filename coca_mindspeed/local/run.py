@@ -23,10 +23,10 @@ from coca_mindspeed.local.checkpoint import check_saveable, export_model
 from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
-from coca_mindspeed.local.memory import check_memory
-from coca_mindspeed.local.model_files import context_limit, load_model_tokenizer, needs_date
+from coca_mindspeed.local.model_files import context_limit, load_model_tokenizer, needs_date, weight_shapes
+from coca_mindspeed.local.plan import make_plan
 from coca_mindspeed.local.policy import Policy, choose_device, resolve_dtype
-from coca_mindspeed.local.preflight import run_preflight
+from coca_mindspeed.local.preflight import Preflight, run_preflight
 from coca_mindspeed.local.run_directory import Checkpoint, check_same_prompt, with_model, write_settings
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, sft_progress, warm_up
@@ -38,7 +38,6 @@ from coca_mindspeed.local.validation import (
     RunInputs,
     check_lengths,
     check_prompts,
-    open_run,
     ordinary_pad_token,
 )
 from coca_mindspeed.scoring.responses import check_own_method
@@ -85,22 +84,6 @@ class LocalRun:
         for check in CHECKS:
             check(run)
         return run
-
-    @classmethod
-    @contextmanager
-    def open(
-        cls,
-        config: RunConfig,
-        output: Path,
-        *,
-        resume: bool = False,
-        overwrite: bool = False,
-        show_progress: bool = True,
-    ) -> Iterator["LocalRun"]:
-        """Open and check a run; see :func:`.open_run` and :meth:`checked`."""
-        flags = {"resume": resume, "overwrite": overwrite, "show_progress": show_progress}
-        with open_run(config, output, **flags) as inputs:
-            yield cls.checked(inputs)
 
     @property
     def config(self) -> RunConfig:
@@ -155,6 +138,21 @@ class LocalRun:
         policy = self._load(path, where)
         check_saveable(policy, f"{where}={path}")
         return policy
+
+    def trial(self) -> Preflight | None:
+        """Load the model and sample responses; write nothing.
+
+        None: the model has no weights yet, or ``evaluation.preflight`` is 0.
+        """
+        count, (path, _) = self.config.evaluation.preflight, self.inputs.model
+        if path is None or not weight_shapes(path):
+            return None
+        policy = self.load()
+        if not count:
+            return None
+        if self.inputs.show_progress:
+            print_text(f"sampling {count} responses", sys.stderr)
+        return run_preflight(policy, self.inputs.train, self.inputs.grader, self.config)
 
     def preflight(self, policy: Policy) -> None:
         """Refuse a policy that states too few valid confidences; its samples are step 0's.  Not for a resumed run."""
@@ -262,8 +260,7 @@ def check_run_prompts(run: LocalRun) -> None:
 
 def check_run_memory(run: LocalRun) -> None:
     """Raise ConfigError if the memory of the device is too small."""
-    if run.config.model.path is not None:
-        check_memory(run.config, run.device)
+    raise_problems(make_plan(run.config).problems)
 
 
 #: Checks of a run before its weights are read, in this order; they come after those of its inputs.

@@ -93,23 +93,17 @@ class RunInputs:
 InputCheck = Callable[[RunInputs], None]
 
 
-def check_resumed_data(inputs: RunInputs) -> None:
-    """Raise ConfigError if a resumed run has other records, or a length that changes the steps already taken."""
-    check_same_data(inputs.state, inputs.config, inputs.digests)
-
-
-def check_disk(inputs: RunInputs) -> None:
-    """Raise ConfigError if checkpoints and models do not fit on the disk."""
-    check_space(inputs.config, inputs.state, inputs.model[0])
-
-
 def check_gold_answers(inputs: RunInputs) -> None:
     """Raise ConfigError, DataError or GradingError for a gold answer that the grader cannot use."""
     check_records(inputs.grader, record_sources(inputs.config.data, inputs.train, inputs.evaluate))
 
 
 #: Checks of a run's inputs that need no torch, in this order; local/run.py has those that need it.
-INPUT_CHECKS: tuple[InputCheck, ...] = (check_resumed_data, check_disk, check_gold_answers)
+INPUT_CHECKS: tuple[InputCheck, ...] = (
+    lambda inputs: check_same_data(inputs.state, inputs.config, inputs.digests),
+    lambda inputs: check_space(inputs.config, inputs.state, inputs.model[0]),
+    check_gold_answers,
+)
 
 
 @contextmanager

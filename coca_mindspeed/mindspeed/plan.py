@@ -1,4 +1,4 @@
-"""Static plan of a cluster run: layout, iterations, time, memory, problems.
+"""The plan of a cluster run: layout, batches, iterations, time, memory, problems.
 
 Time and memory are estimates that were not measured on an NPU.
 """
@@ -11,112 +11,132 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coca_mindspeed.config.checks import steps_of_epochs, training_rows
+from coca_mindspeed.config.plan import Part, Phase, Plan, Row, batch_rows, evaluations, file_rows
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
-from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do
 from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.utils.process import GIB
 
 _SECONDS_PER_DAY = 86_400
 BF16, FP32 = 2, 4  # bytes of a number
+_GRAPH_MODE = (
+    "graph mode (enforce_eager=false), not tried on an NPU: the run sets TASK_QUEUE_ENABLE=1; every wake-up of vLLM "
+    "repeats the capture, and may replay graphs with addresses of freed weights: rollout/log_prob_gap must stay as in "
+    "eager mode (docs/ascend.md, graph mode)"
+)
 
 
 class Rates(NamedTuple):
-    """Assumptions of the time estimate.
+    """Assumptions of the time estimate: mean tokens of a prompt with its response, and tokens an NPU trains on."""
 
-    Attributes:
-        tokens_per_response: mean tokens of a prompt with its response; an assumption.
-        tokens_per_second: of prompts and responses, that an NPU trains on, all stages together. MindSpeed-RL 2.3.0
-            publishes (docs/algorithms/grpo.md) 220 for a card of an Atlas A3, which is two NPUs: Qwen2.5-7B, 32 prompts
-            x 8 responses, 2,048 + 2,048 tokens; the figure for 32B is the same.
-    """
-
-    tokens_per_response: float = 750.0
-    tokens_per_second: float = 110.0
+    tokens_per_response: float
+    tokens_per_second: float
 
 
-# Layers, hidden size and inner size of the MLP of Qwen2.5-7B and 32B, whose rates are published.
+# Layers, hidden size and inner size of the MLP of Qwen2.5-7B and 32B, whose rate MindSpeed-RL 2.3.0 publishes
+# (docs/algorithms/grpo.md): 220 tokens/s, all stages together, for a card of an Atlas A3, which is two NPUs.  The mean
+# length is an assumption.
 _PUBLISHED = ((28, 3584, 18944), (64, 5120, 27648))
+PUBLISHED_RATES = Rates(tokens_per_response=750.0, tokens_per_second=110.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a memory estimate: name, bytes on the fullest device, and the formula in words."""
+@dataclass(frozen=True, kw_only=True)
+class ClusterPlan(Plan):
+    """The plan of a cluster run; it has no memory on the CPU shim and if the layout has problems.
 
-    name: str
-    bytes: float
-    formula: str
-
-    @property
-    def gib(self) -> float:
-        return self.bytes / GIB
-
-
-@dataclass(frozen=True, slots=True)
-class NpuMemory:
-    """The two phases of an iteration, which take turns on an NPU.
-
-    Attributes:
-        training: parts during the update, on the pipeline stage that needs most.
-        rollout: parts during sampling; ``KV cache`` is the rest of vLLM's share.
-        limit_gib: of an NPU, without the reserve.
-        longest_responses: sequences of ``max_model_len`` tokens in the KV cache of a rollout engine.
-    """
-
-    training: tuple[Part, ...]
-    rollout: tuple[Part, ...]
-    limit_gib: float
-    longest_responses: float
-
-    @property
-    def training_gib(self) -> float:
-        return sum(part.gib for part in self.training)
-
-    @property
-    def rollout_gib(self) -> float:
-        return sum(part.gib for part in self.rollout)
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterPlan:
-    """The plan of a run; ``memory`` is None on the CPU shim and if the layout has problems.
-
-    ``rows`` is the number of training questions, ``rows_from`` its origin, ``iterations`` that of each stage; None if
-    unknown.
+    ``iterations`` is the length of each stage; None if it is unknown.
     """
 
     resolved: ResolvedConfig
-    memory: NpuMemory | None
-    rows: int | None
-    rows_from: str
     iterations: int | None
-    problems: tuple[Problem, ...] = ()
 
 
-def make_plan(run: RunConfig) -> ClusterPlan:
-    """Plan a run for Ascend.
+def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) -> ClusterPlan:
+    """Plan a run for Ascend; ``metrics`` of an earlier run (``metrics.jsonl``) give the rates of the time estimate.
 
-    Raises ConfigError if it is for no cluster or a key has the wrong type, DataError for an unreadable training file.
+    Raises ConfigError if it is for no cluster or a key has the wrong type, DataError for an unreadable training file or
+    one of metrics.
     """
     resolved = resolve_config(run)
     fits_layout = run.hardware.platform == "npu" and not any(layout_problems(resolved))
-    memory = npu_memory(resolved) if fits_layout else None
-    rows, rows_from = training_rows(run.data)
+    memory = npu_memory(resolved) if fits_layout else ()
+    questions, origin = training_rows(run.data)
     iterations: int | None = run.trainer.steps
     problems: list[Problem] = []
     if run.data.epochs is not None:
         try:
-            iterations = None if rows is None else steps_of_epochs(run.data.epochs, rows, run.rollout.prompts)
+            iterations = None if questions is None else steps_of_epochs(run.data.epochs, questions, run.rollout.prompts)
         except ConfigError as error:
             iterations, problems = None, error.problems
     # The number of iterations and the directory are unknown to the conditions; any do.
     values = partial(mindspeed_values, run, iterations or 1, StageFiles(Path("runs")))
     problems += run_problems(run, resolved, values)
-    if memory is not None:
-        problems += _memory_problems(resolved, memory)
-    return ClusterPlan(resolved, memory, rows, rows_from, iterations, tuple(problems))
+    problems += _memory_problems(resolved, memory)
+    length = "unknown: data.train does not exist; data.rows=N plans without it"
+    if iterations is not None:
+        length = f"{iterations:,} a stage"
+        length += f" ({questions:,} questions by {origin})" if questions else ""
+    rates = _published_rates(resolved) if metrics is None else read_rates(metrics)
+    rows = _rows(run, resolved, iterations, length, rates)
+    notes = tuple(_notes(resolved, memory))
+    return ClusterPlan(name, tuple(rows), memory, notes, tuple(problems), resolved=resolved, iterations=iterations)
+
+
+def script_facts(run: RunConfig, plan: ClusterPlan, output: Path, *, resume: bool) -> Iterator[str]:
+    """The lines that the launch scripts read: platform, nodes, NPUs, and each unfinished stage as fresh or resume.
+
+    Raises as :func:`.stages_to_do` and :func:`.mindspeed_values` do.
+    """
+    hardware = run.hardware
+    yield from (f"platform {hardware.platform}", f"nodes {hardware.nodes}", f"npus_per_node {hardware.npus_per_node}")
+    for stage, has_checkpoint in stages_to_do(run, plan.iterations, output, resume=resume):
+        mindspeed_values(run, plan.iterations, StageFiles(output, stage), resume=has_checkpoint)
+        yield f"stage {stage} {'resume' if has_checkpoint else 'fresh'}"
+
+
+def _rows(run: RunConfig, r: ResolvedConfig, iterations: int | None, length: str, rates: Rates | None) -> Iterator[Row]:
+    """The values that the run file gives to MindSpeed-RL's keys, and what follows from them."""
+    dp, engines, slots = (r.dp, r.rollout_dp, _slots(r)) if r.fills_npus else ("?", "?", "?")
+    stages = len(run.method.training_method.stages)
+    yield "method", r.method
+    yield "learning rate", f"{r.lr:g}"
+    yield from file_rows(r.files)
+    yield "NPUs", f"{r.npus} on {r.nodes} node{'s' * (r.nodes > 1)}, {r.memory_gib:g} GiB each"
+    yield "model", f"{model_parameters(r) / 1e9:.2f} billion parameters, {r.layers} layers"
+    yield "training", f"TP {r.tp} x PP {r.pp} x CP {r.cp} x DP {dp}"
+    yield "rollout", f"{engines} engines of TP {r.rollout_tp}"
+    yield "slots per engine", slots
+    yield from batch_rows("iteration", r.prompts, r.group, r.mini_batch, r.epochs)
+    yield "microbatches", f"up to {r.update_tokens} tokens" if r.dynamic_batch else f"{r.micro_batch} responses"
+    yield "tokens", f"{r.max_prompt} + {r.max_new} at most; {r.responses * r.max_new:,} new ones per iteration"
+    yield "iterations", length
+    yield "time", _time(r, None if iterations is None else iterations * stages, rates) if r.npus > 0 else "?"
+    host = f"{host_gib(r):.0f}" if r.fills_npus else "?"
+    yield "host memory", f"about {host} GiB a node, without Ray's object store and the data"
+    yield "validation", evaluations(run, "iterations")
+    size, most = checkpoint_bytes(r) / 1e9, most_checkpoints(r, iterations, stages)
+    kept = "all" if r.keep_checkpoints is None else f"the newest {r.keep_checkpoints}"
+    checkpoints = f"{size:.1f} GB every {r.save_interval} iterations, {kept} of a stage are kept"
+    yield "checkpoints", f"{checkpoints}, at most {most * size:.0f} GB at once"
+
+
+def _slots(r: ResolvedConfig) -> str:
+    shown = f"{r.max_sequences} for {r.engine_responses} responses"
+    waves = -(-r.engine_responses // max(1, r.max_sequences))
+    if waves <= 1:
+        return shown
+    return f"{shown}: {waves} waves; raise {KEYS['max_sequences']} to avoid waiting between waves"
+
+
+def _notes(resolved: ResolvedConfig, memory: tuple[Phase, ...]) -> Iterator[str]:
+    if memory:
+        held = f"{longest_responses(resolved, memory):.0f} sequences of {resolved.max_model_len} tokens"
+        yield f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend.md)"
+    if not resolved.enforce_eager:
+        yield _GRAPH_MODE
 
 
 def read_rates(path: Path) -> Rates:
@@ -137,9 +157,9 @@ def read_rates(path: Path) -> Rates:
     return Rates(prompt + response, rate)
 
 
-def published_rates(resolved: ResolvedConfig) -> Rates | None:
-    """The published rates of the run's model; None if there are none, for other sizes train at other rates."""
-    return Rates() if (resolved.layers, resolved.hidden, resolved.ffn) in _PUBLISHED else None
+def _published_rates(resolved: ResolvedConfig) -> Rates | None:
+    """None for a model without published rates, because other sizes train at other rates."""
+    return PUBLISHED_RATES if (resolved.layers, resolved.hidden, resolved.ffn) in _PUBLISHED else None
 
 
 def iteration_seconds(resolved: ResolvedConfig, rates: Rates) -> float:
@@ -147,9 +167,16 @@ def iteration_seconds(resolved: ResolvedConfig, rates: Rates) -> float:
     return resolved.responses * rates.tokens_per_response / (resolved.npus * rates.tokens_per_second)
 
 
-def run_days(resolved: ResolvedConfig, iterations: int, rates: Rates) -> float:
-    """Estimate the days of a run; ``iterations`` of all stages together."""
-    return iterations * iteration_seconds(resolved, rates) / _SECONDS_PER_DAY
+def _time(resolved: ResolvedConfig, iterations: int | None, rates: Rates | None) -> str:
+    """The time of an iteration and of ``iterations``, those of all stages."""
+    if rates is None:
+        return "unknown: no rate is published for this model; measure one by --trial, and plan with --metrics FILE"
+    seconds, whole = iteration_seconds(resolved, rates), ""
+    if iterations is not None:
+        days = iterations * seconds / _SECONDS_PER_DAY
+        whole = f", {days:.1f} days" if days >= 1 else f", {24 * days:.2g} hours"
+    assumed = f"{rates.tokens_per_response:.0f} tokens a response and {rates.tokens_per_second:.0f} tokens/s per NPU"
+    return f"about {seconds:.0f} s an iteration{whole}; at {assumed}"
 
 
 def checkpoint_bytes(resolved: ResolvedConfig) -> int:
@@ -187,19 +214,24 @@ def kv_bytes_per_token(run: ResolvedConfig, tensor_parallel: int) -> float:
     return 2 * BF16 * run.layers * run.kv_groups * (run.hidden // run.heads) / tensor_parallel
 
 
-def npu_memory(resolved: ResolvedConfig) -> NpuMemory:
-    """Estimate both phases, by the formulas of docs/ascend.md; the layout must have no problems."""
+def npu_memory(resolved: ResolvedConfig) -> tuple[Phase, Phase]:
+    """The two phases of an iteration, which take turns on an NPU; the layout must have no problems.
+
+    By the formulas of docs/ascend.md.  Training is that of the pipeline stage that needs most; in the rollout, the KV
+    cache is the rest of vLLM's share.
+    """
     # (is first, is last) of the pipeline stages that can need most
     stages = ((True, True),) if resolved.pp == 1 else ((True, False), (False, True))
-    training = max((_training(resolved, *ends) for ends in stages), key=lambda parts: sum(part.bytes for part in parts))
-    rollout = _rollout(resolved, training)
-    kv = next(part.bytes for part in rollout if part.name == "KV cache")
-    return NpuMemory(
-        training,
-        rollout,
-        resolved.memory_gib - resolved.reserved_gib,
-        max(0.0, kv) / (kv_bytes_per_token(resolved, resolved.rollout_tp) * resolved.max_model_len),
-    )
+    limit = resolved.memory_gib - resolved.reserved_gib
+    phases = (Phase("training", _training(resolved, *ends), limit) for ends in stages)
+    training = max(phases, key=lambda phase: phase.gib)
+    return training, Phase("rollout", _rollout(resolved, training), limit)
+
+
+def longest_responses(resolved: ResolvedConfig, memory: tuple[Phase, ...]) -> float:
+    """Sequences of ``max_model_len`` tokens in the KV cache of a rollout engine."""
+    cache = max(0.0, memory[-1].bytes_of("KV cache"))
+    return cache / (kv_bytes_per_token(resolved, resolved.rollout_tp) * resolved.max_model_len)
 
 
 def _training(resolved: ResolvedConfig, first: bool, last: bool) -> tuple[Part, ...]:
@@ -238,10 +270,10 @@ def _activations(resolved: ResolvedConfig, layers: int) -> float:
     return resolved.microbatch_tokens * (kept * layers + per_token)
 
 
-def _rollout(resolved: ResolvedConfig, training: tuple[Part, ...]) -> tuple[Part, ...]:
+def _rollout(resolved: ResolvedConfig, training: Phase) -> tuple[Part, ...]:
     stays = {"weights": not resolved.offload_param, "gradients": not resolved.offload_grad}
     stays["optimizer"] = not resolved.offload_optimizer
-    resident = sum(part.bytes for part in training if stays.get(part.name, False))
+    resident = sum(training.bytes_of(name) for name, stay in stays.items() if stay)
     weights = BF16 * model_parameters(resolved) / resolved.rollout_tp
     batch = resolved.max_batched_tokens * BF16 * (4 * resolved.hidden + 3 * resolved.ffn / resolved.rollout_tp)
     sampling = resolved.max_sequences * resolved.vocab * 2 * FP32
@@ -272,18 +304,21 @@ def host_gib(resolved: ResolvedConfig) -> float:
     return per_rank * resolved.npus / resolved.nodes / GIB
 
 
-def _memory_problems(resolved: ResolvedConfig, memory: NpuMemory) -> Iterator[Problem]:
-    limit = f"GiB of an NPU's {memory.limit_gib:.1f}"
+def _memory_problems(resolved: ResolvedConfig, memory: tuple[Phase, ...]) -> Iterator[Problem]:
+    if not memory:
+        return
+    training, rollout = memory
+    limit = f"GiB of an NPU's {training.limit_gib:.1f}"
     parallel = f"raise {KEYS['tp']} or {KEYS['pp']}"
-    if memory.training_gib > memory.limit_gib:
-        name, reason = "micro_batch", f"training needs about {memory.training_gib:.1f} {limit}"
+    if training.gib > training.limit_gib:
+        name, reason = "micro_batch", f"training needs about {training.gib:.1f} {limit}"
         if resolved.dynamic_batch:
             name = "update_tokens"
         yield Problem("memory-training", KEYS[name], getattr(resolved, name), reason, f"lower it, or {parallel}")
-    if memory.rollout_gib > memory.limit_gib:
-        name, reason = "memory_utilization", f"rollout needs about {memory.rollout_gib:.1f} {limit}"
+    if rollout.gib > rollout.limit_gib:
+        name, reason = "memory_utilization", f"rollout needs about {rollout.gib:.1f} {limit}"
         yield Problem("memory-rollout", KEYS[name], resolved.memory_utilization, reason, "lower it")
-    if memory.longest_responses < 1:
-        reason = f"the KV cache holds {memory.longest_responses:.2f} sequences of {resolved.max_model_len} tokens"
+    if (held := longest_responses(resolved, memory)) < 1:
+        reason = f"the KV cache holds {held:.2f} sequences of {resolved.max_model_len} tokens"
         fix = f"raise it, or {KEYS['memory_utilization']}"
         yield Problem("memory-kv-cache", KEYS["rollout_tp"], resolved.rollout_tp, reason, fix)

@@ -74,7 +74,8 @@ class UpstreamKeys:
         for section, types in known.items():
             content = value_of(values, section) if section else values
             for key, value in content.items() if isinstance(content, Mapping) else ():
-                place, name = f"{section}.{key}".lstrip("."), str(key).replace("-", "_")
+                place = f"{section}.{key}".lstrip(".")
+                name = str(key) if isinstance(value, Mapping) else str(key).replace("-", "_")
                 if name not in types:
                     wanted = f"one of {', '.join(types)}" if section in _MAPPINGS else f"a key of {self.origin}"
                     expected = f"must be {wanted}{did_you_mean(name, types)}"

@@ -202,33 +202,19 @@ class Rollout:
         """Tokens of each segment, bool ``[B, T]`` each."""
         return segment_masks(self.segment_ends, list(self.credit.segments), self.width)
 
-    def training_columns(self) -> dict[str, Tensor]:
-        """The columns that an update reads: ``advantages`` and ``segment_ends``.
-
-        Returns:
-            float32 ``[B, T]``, 0 on padding, and int64 ``[B, S]``.
-        """
-        return {"advantages": self.token_advantages, "segment_ends": self.segment_ends}
-
     def rows(self, shown: Iterable[int]) -> list[dict[str, Any]]:
-        """Rows of a samples dump: response and verdict where they are known, then the numbers.
+        """Rows of a samples dump: :meth:`scored_row` of each, rewards, advantages and lengths.
 
-        Unknown values are None: the confidence of an invalid response, ``correct`` of an ungradable answer, and the
-        reward of a response that takes no part.
+        The reward of a response that takes no part is None.
 
         Args:
             shown: indexes into the B responses.
         """
         credit, group_size = self.credit, self.credit.group_size
-        stated = {"confidence": self.stated}
-        if self.stated_after is not None:
-            stated["confidence_after"] = self.stated_after
         advantages = {name: values.flatten() for name, values in credit.values_by_segment().items()}
         return [
             {
-                **self._graded(row),
-                **{name: stated_or_none(values[row]) for name, values in stated.items()},
-                "correct": None if bool(self.correct[row].isnan()) else bool(self.correct[row]),
+                **self.scored_row(row),
                 "gesr": _number(credit.gesr[row // group_size]),
                 "confidence_reward": _number(credit.confidence_reward.flatten()[row]),
                 **{f"{name}_advantage": float(values[row]) for name, values in advantages.items()},
@@ -238,11 +224,16 @@ class Rollout:
             for row in shown
         ]
 
-    def _graded(self, row: int) -> dict[str, str]:
-        if not self.verdicts:
-            return {}
-        verdict = self.verdicts[row]
-        return {"response": self.texts[row], "verdict": verdict.outcome.value, "reason": verdict.reason}
+    def scored_row(self, row: int) -> dict[str, Any]:
+        """Text and verdict where they are known, confidence and correctness; None if it is invalid or ungradable."""
+        known: dict[str, Any] = {}
+        if self.verdicts:
+            verdict = self.verdicts[row]
+            known = {"response": self.texts[row], "verdict": verdict.outcome.value, "reason": verdict.reason}
+        known["confidence"] = stated_or_none(self.stated[row])
+        if self.stated_after is not None:
+            known["confidence_after"] = stated_or_none(self.stated_after[row])
+        return {**known, "correct": None if bool(self.correct[row].isnan()) else bool(self.correct[row])}
 
 
 def correctness(verdicts: Iterable[Verdict]) -> Tensor:

@@ -85,10 +85,11 @@ class ScoredStep:
     stage: int | None
 
     def columns(self) -> dict[str, Tensor]:
-        """:meth:`Rollout.training_columns` for all ``rows``; 0 for padding and broken groups."""
+        """``advantages`` and ``segment_ends`` of all ``rows``; 0 for padding and broken groups."""
+        columns = {"advantages": self.rollout.token_advantages, "segment_ends": self.rollout.segment_ends}
         return {
             name: torch.zeros(self.rows, *column.shape[1:], dtype=column.dtype).index_copy_(0, self.order, column)
-            for name, column in self.rollout.training_columns().items()
+            for name, column in columns.items()
         }
 
     def dump(self, step: int, prompts: int) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Checks of a run on verl: values of verl's own keys that the method needs, batch sizes that divide, rows and prompts.
 
-verl has many switches that change its objective, its sampling or the members of a group. Each is listed with verl's
-default, which holds if a configuration omits the key, and with the reason.
+verl has many switches that change its objective, its sampling or the members of a group. Each is listed with the value
+that the method needs, and the reason.
 """
 
 import math
@@ -21,17 +21,17 @@ CORRECTION = "algorithm.rollout_correction"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
 MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"
+_STEPS = "trainer.total_training_steps"
 
 
 class Requirement(NamedTuple):
     """A key of verl's and the value, or one of a tuple of values, that it must have.
 
-    ``default`` is verl 0.9.1's, if the configuration omits the key; ``holds`` the condition, if it is not equality.
+    ``holds`` is the condition, if it is not equality.
     """
 
     code: str
     key: str
-    default: Any
     wanted: Any
     because: str
     holds: Callable[[Any], bool] | None = None
@@ -67,69 +67,77 @@ _TRAINED = "rows are checked before training"
 _NO_CP = "the plugin is untested with context parallelism"
 _MIXES = "scales the confidence's tokens by the answer's"
 _REQUIRED = (
-    ("plugin", "trainer.use_v1", True, True, "the plugin is one of verl's V1 trainer"),
-    ("plugin", "trainer.v1.trainer_mode", "sync", tuple(TRAINERS), "verl's own trainers have no confidence"),
-    ("plugin", "algorithm.adv_estimator", "gae", NAME, "another estimator gives every token the same advantage"),
-    ("plugin", "reward.reward_manager.name", "naive", NAME, "another one does not parse the confidence"),
-    ("plugin", "reward.reward_manager.source", "register", "register", "ours is registered"),
-    ("plugin", "reward.custom_reward_function.path", None, None, "it would get text without special tokens"),
-    ("plugin", "reward.reward_model.enable", False, False, "only the grader decides whether an answer is right"),
-    ("objective", "distillation.enabled", False, False, "the objective has no teacher"),
-    ("groups", "algorithm.filter_groups.enable", False, False, "groups without variance still train the confidence"),
-    ("groups", "trainer.v1.sampler.custom_sampler.path", None, None, _WHOLE),
-    ("groups", "trainer.v1.sampler.sync_refill_failed_groups", False, False, "coca.broken_groups handles them"),
-    ("groups", "trainer.v1.sync.parameter_sync_step", 1, 1, _WHOLE),
-    ("groups", "trainer.v1.colocate_async.parameter_sync_step", 1, 1, "the rollout sleeps until the update is done"),
-    ("groups", "data.gen_batch_size", None, None, _WHOLE),
-    ("groups", "skip.rollout_tq.enable", False, False, "stored rollouts come from another policy"),
-    ("data", "data.filter_overlong_prompts", False, False, "it drops questions silently"),
-    ("data", "data.truncation", "error", "error", "a prompt is never truncated"),
-    ("data", "data.custom_cls.path", None, None, _TRAINED),
-    ("data", "data.prompt_key", "prompt", "prompt", "coca-mindspeed data export verl writes the prompt there"),
-    ("groups", f"{ROLLOUT}.over_sample_rate", 0, 0, _WHOLE),
-    ("sampling", f"{ROLLOUT}.do_sample", True, True, _POLICY),
-    ("sampling", f"{ROLLOUT}.top_k", -1, -1, _POLICY),
-    ("sampling", f"{ROLLOUT}.top_p", 1, 1, _POLICY),
-    ("sampling", f"{ROLLOUT}.ignore_eos", False, False, "a response ends at its end of sequence"),
-    ("sampling", f"{ROLLOUT}.multi_turn.enable", False, False, _ONE_TURN),
-    ("sampling", f"{ROLLOUT}.agent.default_agent_loop", "single_turn_agent", "single_turn_agent", _ONE_TURN),
-    ("evaluation", f"{ROLLOUT}.val_kwargs.do_sample", False, True, _EVALUATED),
-    ("evaluation", f"{ROLLOUT}.val_kwargs.temperature", 0, 1, _EVALUATED),
-    ("evaluation", f"{ROLLOUT}.val_kwargs.top_k", -1, -1, _EVALUATED),
-    ("evaluation", f"{ROLLOUT}.val_kwargs.top_p", 1.0, 1, _EVALUATED),
-    ("evaluation", f"{ROLLOUT}.val_kwargs.n", 1, 1, _EVALUATED),
-    ("objective", "algorithm.use_kl_in_reward", False, False, _NO_KL),
-    ("objective", f"{ACTOR}.use_kl_loss", False, False, _NO_KL),
-    ("objective", f"{ACTOR}.entropy_coeff", 0, 0, "the objective has no entropy term"),
-    ("objective", f"{ACTOR}.strategy", "fsdp", ("fsdp2", "fsdp", "megatron"), "the plugin is untested with others"),
-    ("objective", f"{MEGATRON}.context_parallel_size", 1, 1, _NO_CP),
-    ("objective", f"{MEGATRON}.dynamic_context_parallel", False, False, _NO_CP),
-    ("objective", "critic.enable", None, (None, False), "advantages come from groups, not from a critic"),
-    ("objective", "trainer.critic_warmup", 0, 0, "there is no critic, and the actor would not be trained"),
-    ("objective", f"{CORRECTION}.rollout_is", None, (None, "token"), f"a weight of the whole response {_MIXES}"),
-    ("objective", f"{CORRECTION}.rollout_is_batch_normalize", False, False, f"the mean weight of a batch {_MIXES}"),
+    ("plugin", "trainer.use_v1", True, "the plugin is one of verl's V1 trainer"),
+    ("plugin", "trainer.v1.trainer_mode", tuple(TRAINERS), "verl's own trainers have no confidence"),
+    ("plugin", "algorithm.adv_estimator", NAME, "another estimator gives every token the same advantage"),
+    ("plugin", "reward.reward_manager.name", NAME, "another one does not parse the confidence"),
+    ("plugin", "reward.reward_manager.source", "register", "ours is registered"),
+    ("plugin", "reward.custom_reward_function.path", None, "it would get text without special tokens"),
+    ("plugin", "reward.reward_model.enable", False, "only the grader decides whether an answer is right"),
+    ("objective", "distillation.enabled", False, "the objective has no teacher"),
+    ("groups", "algorithm.filter_groups.enable", False, "groups without variance still train the confidence"),
+    ("groups", "trainer.v1.sampler.custom_sampler.path", None, _WHOLE),
+    ("groups", "trainer.v1.sampler.sync_refill_failed_groups", False, "coca.broken_groups handles them"),
+    ("groups", "trainer.v1.sync.parameter_sync_step", 1, _WHOLE),
+    ("groups", "trainer.v1.colocate_async.parameter_sync_step", 1, "the rollout sleeps until the update is done"),
+    ("groups", "data.gen_batch_size", None, _WHOLE),
+    ("groups", "skip.rollout_tq.enable", False, "stored rollouts come from another policy"),
+    ("data", "data.filter_overlong_prompts", False, "it drops questions silently"),
+    ("data", "data.truncation", "error", "a prompt is never truncated"),
+    ("data", "data.custom_cls.path", None, _TRAINED),
+    ("data", "data.prompt_key", "prompt", "coca-mindspeed data export verl writes the prompt there"),
+    ("groups", f"{ROLLOUT}.over_sample_rate", 0, _WHOLE),
+    ("sampling", f"{ROLLOUT}.do_sample", True, _POLICY),
+    ("sampling", f"{ROLLOUT}.top_k", -1, _POLICY),
+    ("sampling", f"{ROLLOUT}.top_p", 1, _POLICY),
+    ("sampling", f"{ROLLOUT}.ignore_eos", False, "a response ends at its end of sequence"),
+    ("sampling", f"{ROLLOUT}.multi_turn.enable", False, _ONE_TURN),
+    ("sampling", f"{ROLLOUT}.agent.default_agent_loop", "single_turn_agent", _ONE_TURN),
+    ("evaluation", f"{ROLLOUT}.val_kwargs.do_sample", True, _EVALUATED),
+    ("evaluation", f"{ROLLOUT}.val_kwargs.temperature", 1, _EVALUATED),
+    ("evaluation", f"{ROLLOUT}.val_kwargs.top_k", -1, _EVALUATED),
+    ("evaluation", f"{ROLLOUT}.val_kwargs.top_p", 1, _EVALUATED),
+    ("evaluation", f"{ROLLOUT}.val_kwargs.n", 1, _EVALUATED),
+    ("objective", "algorithm.use_kl_in_reward", False, _NO_KL),
+    ("objective", f"{ACTOR}.use_kl_loss", False, _NO_KL),
+    ("objective", f"{ACTOR}.entropy_coeff", 0, "the objective has no entropy term"),
+    ("objective", f"{ACTOR}.strategy", ("fsdp2", "fsdp", "megatron"), "the plugin is untested with others"),
+    ("objective", f"{MEGATRON}.context_parallel_size", 1, _NO_CP),
+    ("objective", f"{MEGATRON}.dynamic_context_parallel", False, _NO_CP),
+    ("objective", "critic.enable", (None, False), "advantages come from groups, not from a critic"),
+    ("objective", "trainer.critic_warmup", 0, "there is no critic, and the actor would not be trained"),
+    ("objective", f"{CORRECTION}.rollout_is", (None, "token"), f"a weight of the whole response {_MIXES}"),
+    ("objective", f"{CORRECTION}.rollout_is_batch_normalize", False, f"the mean weight of a batch {_MIXES}"),
     (
-        *("objective", f"{CORRECTION}.rollout_is_threshold", 2.0, "a number above 0"),
+        *("objective", f"{CORRECTION}.rollout_is_threshold", "a number above 0"),
         *("a lower bound too would remove tokens from the objective", lambda value: _is_number(value) and value > 0),
     ),
-    ("objective", f"{CORRECTION}.rollout_rs", None, None, "rejection removes tokens from the objective"),
-    ("objective", f"{CORRECTION}.bypass_mode", False, False, "old log-probs are the trainer's own"),
+    ("objective", f"{CORRECTION}.rollout_rs", None, "rejection removes tokens from the objective"),
+    ("objective", f"{CORRECTION}.bypass_mode", False, "old log-probs are the trainer's own"),
 )
 
 
 #: Every key of verl's that the method needs to have one value.
 REQUIREMENTS = tuple(Requirement(*row) for row in _REQUIRED)
+#: Those that verl's configuration omits: of the other engine, or read by verl's code with the wanted default.
+MAY_BE_ABSENT = frozenset(
+    (
+        *("trainer.v1.sync.parameter_sync_step", "trainer.v1.colocate_async.parameter_sync_step"),
+        *(f"{MEGATRON}.context_parallel_size", f"{MEGATRON}.dynamic_context_parallel"),
+    )
+)
 
 
 def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Problem]:
     """All problems of a resolved verl configuration in plain containers, whose section ``coca`` is ``settings``."""
+    run = VerlRun(config, settings)
     found = [
         Problem(each.code, each.key, value, each.expected)
         for each in REQUIREMENTS
-        if not each.accepts(value := value_of(config, each.key, each.default))
+        if not each.accepts(value := run.value(each.key)) and (value is not None or each.key not in MAY_BE_ABSENT)
     ]
     conditions = [as_check(each, VerlRun.value) for each in (_method, _batches, _best)]
-    return [*found, *find_problems(VerlRun(config, settings), (_counts,), (*conditions, _stages))]
+    return [*found, *find_problems(run, (_counts,), (*conditions, _stages))]
 
 
 class VerlRun(NamedTuple):
@@ -139,8 +147,8 @@ class VerlRun(NamedTuple):
     settings: VerlSettings
 
     def value(self, key: str) -> Any:
-        """The value of a dotted key, or verl's default."""
-        return value_of(self.config, key, _DEFAULTS.get(key))
+        """The value of a dotted key; None if the configuration omits it."""
+        return value_of(self.config, key)
 
     @property
     def trainer(self) -> str:
@@ -172,18 +180,22 @@ class VerlRun(NamedTuple):
         return int(self.value("trainer.n_gpus_per_node") * self.value("trainer.nnodes"))
 
     @property
-    def devices_of_a_rank(self) -> tuple[str, int]:
-        """The key and number of devices of one data-parallel rank: TP x PP, or FSDP's sequence parallel size."""
+    def sizes_of_a_rank(self) -> tuple[str, str]:
+        """Keys of the parallel sizes within a data-parallel rank."""
         if self.megatron:
-            key = f"{MEGATRON}.tensor_model_parallel_size"
-            return key, self.value(key) * self.value(f"{MEGATRON}.pipeline_model_parallel_size")
-        key = f"{ACTOR}.ulysses_sequence_parallel_size"
-        return key, max(self.value(key), self.value(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"))
+            return f"{MEGATRON}.tensor_model_parallel_size", f"{MEGATRON}.pipeline_model_parallel_size"
+        return f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+
+    @property
+    def devices_of_a_rank(self) -> int:
+        """Devices of one data-parallel rank: TP x PP, or FSDP's sequence parallel size."""
+        first, second = map(self.value, self.sizes_of_a_rank)
+        return int(first * second if self.megatron else max(first, second))
 
     @property
     def ranks(self) -> int:
         """Data-parallel ranks."""
-        return self.devices // self.devices_of_a_rank[1]
+        return self.devices // self.devices_of_a_rank
 
     @property
     def longest(self) -> int:
@@ -191,43 +203,19 @@ class VerlRun(NamedTuple):
         return int(self.value("data.max_prompt_length") + self.value("data.max_response_length"))
 
 
-#: Counts used below, with verl's defaults; None: may be absent.
-_COUNTS = {
-    "data.train_batch_size": 1024,
-    "data.max_prompt_length": 512,
-    "data.max_response_length": 512,
-    MINI_BATCH: 256,
-    TOKENS: 16384,
-    f"{ACTOR}.ulysses_sequence_parallel_size": 1,
-    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
-    f"{MEGATRON}.tensor_model_parallel_size": 1,
-    f"{MEGATRON}.pipeline_model_parallel_size": 1,
-    f"{ROLLOUT}.n": 1,
-    f"{ROLLOUT}.tensor_model_parallel_size": 2,
-    SYNC_STEP: 4,
-    "trainer.n_gpus_per_node": 8,
-    "trainer.nnodes": 1,
-    "trainer.total_epochs": 30,
-    "trainer.total_training_steps": None,
-}
-_DEFAULTS = {
-    **_COUNTS,
-    f"{ACTOR}.strategy": "fsdp",
-    f"{ACTOR}.ppo_epochs": 1,
-    f"{ROLLOUT}.calculate_log_probs": True,
-    f"{ROLLOUT}.checkpoint_engine.backend": "naive",
-    f"{ROLLOUT}.nnodes": 0,
-    "trainer.v1.trainer_mode": "sync",
-    "trainer.save_freq": -1,
-    "trainer.test_freq": -1,
-}
+_COUNTS = (
+    *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length", MINI_BATCH, f"{ROLLOUT}.n"),
+    *(f"{ROLLOUT}.tensor_model_parallel_size", "trainer.n_gpus_per_node", "trainer.nnodes", "trainer.total_epochs"),
+)
 
 
 def _counts(run: VerlRun) -> Iterator[Problem]:
-    for key, default in _COUNTS.items():
+    """The numbers that the conditions below divide by or compare."""
+    optional = {TOKENS: run.dynamic, SYNC_STEP: run.separate, _STEPS: run.value(_STEPS) is not None}
+    keys = [*_COUNTS, *run.sizes_of_a_rank, *(key for key, used in optional.items() if used)]
+    for key in keys:
         found = run.value(key)
-        unused = (found is None and default is None) or (key == TOKENS and not run.dynamic)
-        if not unused and (type(found) is not int or found < 1):
+        if type(found) is not int or found < 1:
             yield Problem("count", key, found, "must be a whole number of 1 or more")
 
 
@@ -238,9 +226,9 @@ def _batches(run: VerlRun) -> Iterator[Condition]:
     yield "group-size", f"{ROLLOUT}.n", group >= 2, "must be 2 or more: a success rate needs a group"
     # verl would fill the last mini-batch up with rows of its own, and the mean would count them.
     yield "mini-batch", MINI_BATCH, prompts % mini == 0, f"must divide data.train_batch_size {prompts}"
-    devices, (key, size) = run.devices, run.devices_of_a_rank
+    devices, size = run.devices, run.devices_of_a_rank
     product = f"TP x PP = {size} " if run.megatron else ""
-    yield "devices", key, devices % size == 0, f"{product}must divide the {devices} devices"
+    yield "devices", run.sizes_of_a_rank[0], devices % size == 0, f"{product}must divide the {devices} devices"
     tensor = f"{ROLLOUT}.tensor_model_parallel_size"
     for number in {devices, run.rollout_devices}:
         yield "devices", tensor, number % value(tensor) == 0, f"must divide the {number} devices"
@@ -264,7 +252,7 @@ def _batches(run: VerlRun) -> Iterator[Condition]:
         reason = f"times {sequence} devices must hold the longest sequence, {run.longest} tokens"
         yield "packing", TOKENS, value(TOKENS) * sequence >= run.longest, reason
     sizes = [(f"{ACTOR}.ppo_micro_batch_size_per_gpu", run.dynamic, mini)]
-    dynamic = value_of(run.config, f"{ROLLOUT}.log_prob_use_dynamic_bsz", run.dynamic)
+    dynamic = value(f"{ROLLOUT}.log_prob_use_dynamic_bsz")
     sizes.append((f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", dynamic, prompts))
     for key, unused, questions in sizes:
         rows, micro = questions * group // ranks, value(key)
@@ -295,9 +283,7 @@ def _best(run: VerlRun) -> Iterator[Condition]:
 
 def _stages(run: VerlRun) -> Iterator[Problem]:
     stages = len(run.settings.method.training_method.stages)
-    key = "trainer.total_training_steps"
-    if run.value(key) is None:
-        key = "trainer.total_epochs"
+    key = "trainer.total_epochs" if run.value(_STEPS) is None else _STEPS
     if run.value(key) % stages:
         reason = f"must be a multiple of the {stages} stages of {run.settings.method.name}"
         yield Problem("stages", key, run.value(key), reason)

@@ -23,7 +23,7 @@ from coca_mindspeed.local.policy import Policy, choose_device
 from coca_mindspeed.local.run import LocalRun, warm_start
 from coca_mindspeed.local.run_directory import with_model
 from coca_mindspeed.local.sft import run_sft_warm_up
-from coca_mindspeed.local.validation import load_data, read_warm_up_records, record_sources
+from coca_mindspeed.local.validation import load_data, open_run, read_warm_up_records, record_sources
 from coca_mindspeed.utils.directories import is_ours
 from coca_mindspeed.utils.json_files import write_json
 from experiments.miniature import SYMBOLS
@@ -127,7 +127,8 @@ def _train(place: Workplace, job: Job) -> list[Prediction]:
     config = with_model(config, path=str(start))
     directory = job.directory(place.output) / "run"
     resume = is_ours(directory, "run")
-    with LocalRun.open(config, directory, resume=resume, show_progress=place.show_progress) as local:
+    with open_run(config, directory, resume=resume, show_progress=place.show_progress) as inputs:
+        local = LocalRun.checked(inputs)
         policy = local.start()
         # the curve's step 0
         before = local.evaluate_before(policy) if config.evaluation.samples > 1 else ()

@@ -10,7 +10,7 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.evaluation import HeldOut
-from tests.local.runs_for_tests import SMALL, killed_after_step_4, rows
+from tests.local.runs_for_tests import SMALL, killed, rows
 
 
 def train(output: Path, *more: str) -> int:
@@ -102,7 +102,7 @@ def test_a_resumed_run_keeps_its_baseline(tmp_path, whole, monkeypatch, evaluate
         return update(*arguments)
 
     if checkpoint:
-        killed_after_step_4(whole, output)
+        killed(whole, output)
     else:
         with monkeypatch.context() as patched:
             patched.setattr(train_module, "update_policy", stopped)

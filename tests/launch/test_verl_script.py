@@ -1,4 +1,4 @@
-"""launch/verl.sh without verl: its plan, its commands, and what it refuses."""
+"""launch/verl.sh: its plan, its commands, and what it refuses; without verl on the keys of its configuration."""
 
 import importlib.util
 import os
@@ -12,6 +12,8 @@ import pytest
 from tests.launch.scripts_for_tests import call, commands, ended, until
 
 SCRIPT = Path(__file__).parents[2] / "launch" / "verl.sh"
+
+pytestmark = pytest.mark.usefixtures("verls_keys")
 
 
 def test_dry_run_shows_the_plan_and_verls_own_command():
@@ -105,8 +107,9 @@ def test_a_signal_while_nodes_are_waited_for_is_acted_upon_at_once(stand_in):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed")
-def test_without_verl_its_install_command_and_guide_are_named(tmp_path):
-    refused = call(SCRIPT, "coca_qwen25_7b", "--smoke", "--output", str(tmp_path / "run"))
+@pytest.mark.parametrize("options", [("--smoke",), (), ("--dry-run",)])
+def test_without_verl_its_install_command_and_guide_are_named(tmp_path, options):
+    refused = call(SCRIPT, "coca_qwen25_7b", *options, "--output", str(tmp_path / "run"), PYTHONPATH="")
     assert refused.returncode == 1
     assert all(text in refused.stderr for text in ("pip install '.[verl]'", "docs/verl.md", sys.executable))
     assert not (tmp_path / "run").exists()

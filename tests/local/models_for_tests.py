@@ -80,3 +80,16 @@ def response_log_probs(policy, prompts, token_ids, *, temperature, share_prompts
 def check_model(path: Path, model: ModelConfig, *prompts) -> None:
     """The checks of prompts with the tokenizer in ``path``."""
     check_prompts(load_model_tokenizer(path, model), path, model, *prompts)
+
+
+class Kept:
+    """Bytes of the tensors that a forward pass saves for the backward pass, parameters aside."""
+
+    def __init__(self, model):
+        self.sizes, self._own = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def __call__(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._own:
+            self.sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor

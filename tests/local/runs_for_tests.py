@@ -11,8 +11,9 @@ from typing import NamedTuple
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.run import LocalRun
-from coca_mindspeed.local.run_directory import Checkpoint
+from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
 from coca_mindspeed.local.train import Trainer
+from coca_mindspeed.local.validation import open_run
 
 SMALL = (
     "warm_up.steps=15",
@@ -50,7 +51,8 @@ class Session(NamedTuple):
 
 def open_session(composed, output: Path, *, resume: bool = False, show_progress: bool = False) -> Session:
     with ExitStack() as opened:
-        run = opened.enter_context(LocalRun.open(composed.run, output, resume=resume, show_progress=show_progress))
+        inputs = opened.enter_context(open_run(composed.run, output, resume=resume, show_progress=show_progress))
+        run = LocalRun.checked(inputs)
         return Session(run, run.trainer(run.start()), opened.pop_all())
 
 
@@ -74,10 +76,10 @@ def result(output: Path) -> tuple[bytes, bytes, dict[str, bytes]]:
     return (output / "model" / "model.safetensors").read_bytes(), (output / "metrics.jsonl").read_bytes(), samples
 
 
-def killed_after_step_4(finished: Path, output: Path) -> Path:
-    """A copy of a run of six steps, as a kill before the checkpoint of step 6 leaves it."""
+def killed(finished: Path, output: Path) -> Path:
+    """A copy of a finished run, as a kill before its last checkpoint leaves it."""
     shutil.copytree(finished, output)
-    shutil.rmtree(output / "checkpoints" / "step_000006")
+    shutil.rmtree(list_checkpoints(output / "checkpoints")[-1].path)
     shutil.rmtree(output / "model")
     return output
 

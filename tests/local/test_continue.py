@@ -22,7 +22,7 @@ from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.model_files import TINY_MODEL, trained_bytes, weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
-from tests.local.runs_for_tests import SMALL, killed_after_step_4, result, rows, small_session, train
+from tests.local.runs_for_tests import SMALL, killed, result, rows, small_session, train
 
 TINY = ("warm_up.steps=3", "evaluation.interval=0", "rollout.prompts=4", "rollout.max_new_tokens=8")
 
@@ -89,7 +89,7 @@ def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, befo
     ],
 )
 def test_keys_that_bound_memory_may_change(tmp_path, six_steps, change, same_samples):
-    output = killed_after_step_4(six_steps, tmp_path / "run")
+    output = killed(six_steps, tmp_path / "run")
     train(output, *TINY, change, resume=True)
     before, after = rows(six_steps / "metrics.jsonl"), rows(output / "metrics.jsonl")
     assert after[:4] == before[:4]

@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local import memory
 from coca_mindspeed.local.load import checkpoint_activations
 from coca_mindspeed.local.memory import (
     Batch,
@@ -20,7 +19,7 @@ from coca_mindspeed.local.memory import (
 )
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.utils.process import GIB
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import Kept, write_random_model
 from tests.local.starts_for_tests import arguments
 
 SHAPE = {
@@ -82,19 +81,6 @@ def test_the_largest_batches_of_a_run(overrides, microbatch, sample):
     assert largest_sample(run) == Batch(*sample, 12, 50)
 
 
-class Kept:
-    """Bytes of the tensors that a forward pass saves for the backward pass, parameters aside."""
-
-    def __init__(self, model):
-        self.sizes, self._own = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def __call__(self, tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._own:
-            self.sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -152,7 +138,7 @@ def test_an_estimate_just_above_the_free_memory_is_no_refusal():
 
 def test_a_run_that_does_not_fit_is_refused_before_its_first_step(tmp_path, monkeypatch, capsys):
     model = write_random_model(tmp_path / "model", "llama")
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 800_000)
+    monkeypatch.setattr("coca_mindspeed.local.plan.free_bytes", lambda device: 800_000)
     assert main(arguments(tmp_path, model)) == 1
     assert "[memory-update]" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -66,14 +66,6 @@ def rendered(path, **variables):
 def test_prompts_that_cannot_be_trained_on_are_refused(tmp_path, model, capsys, monkeypatch, template, overrides, key):
     path = with_template(model, tmp_path / "model", template)
     assert key in refused(tmp_path, path, capsys, monkeypatch, *overrides)
-    assert key in refused_by_check(tmp_path, path, capsys, *overrides)
-
-
-def refused_by_check(directory, model, capsys, *overrides):
-    """The message of ``check`` for the run of :func:`arguments`."""
-    _, *run = arguments(directory, model)
-    assert main(["check", *run[: run.index("--output")], *overrides, "--quiet"]) == 1
-    return capsys.readouterr().err
 
 
 def test_variables_are_in_the_template_that_is_saved_with_the_trained_model(tmp_path, model):

@@ -19,7 +19,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.prompts import encode_prompts, render_prompts
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import ConfigError, DataError, MissingDependencyError
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import (
     context_limit,
@@ -177,7 +177,7 @@ def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
 
 
 @pytest.mark.parametrize("there", ["", "run", "run/log.txt", "run/.lock"])
-def test_a_start_that_fails_leaves_the_disk_as_it_was(tmp_path, there):
+def test_a_start_that_writes_nothing_leaves_the_disk_as_it_was(tmp_path, there):
     file = tmp_path / there
     if there:
         (file if there == "run" else file.parent).mkdir()
@@ -185,10 +185,19 @@ def test_a_start_that_fails_leaves_the_disk_as_it_was(tmp_path, there):
         file.touch()
     before = sorted(tmp_path.rglob("*"))
     output = tmp_path / "run" / "deep" / "er" if there == "" else tmp_path / "run"
-    with pytest.raises(KeyError), open_run_directory(output, resume=False):
+    with open_run_directory(output, resume=False):
         assert (output / ".lock").exists()
-        raise KeyError
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("package", "override"), [("peft", "model.lora.rank=4"), ("bitsandbytes", "optimizer.name=adamw_8bit")]
+)
+def test_without_an_optional_package_nothing_is_written(tmp_path, monkeypatch, package, override):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependencyError, match=rf"{override}: .* {package};"):
+        small_session(tmp_path / "run", override)
+    assert not (tmp_path / "run").exists()
 
 
 # ---- records

@@ -34,7 +34,7 @@ from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import (
     FINISHED,
     SMALL,
-    killed_after_step_4,
+    killed,
     result,
     rows,
     run_command,
@@ -80,7 +80,7 @@ def test_metrics_are_those_of_the_responses(finished):
 def test_other_methods_train_and_resume_bit_for_bit(tmp_path, method):
     overrides = (f"method={method}", "trainer.steps=3" if method == "sequential" else "trainer.steps=6")
     train(tmp_path / "whole", *overrides)
-    stopped = killed_after_step_4(tmp_path / "whole", tmp_path / "stopped")
+    stopped = killed(tmp_path / "whole", tmp_path / "stopped")
     trainer = train(stopped, *overrides, resume=True)
     assert trainer.config.method.name == method
     assert result(stopped) == result(tmp_path / "whole")
@@ -182,7 +182,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights(finished, tmp_path, monkeypatch):
-    session = small_session(killed_after_step_4(finished, tmp_path / "run"), *FINISHED, resume=True)
+    session = small_session(killed(finished, tmp_path / "run"), *FINISHED, resume=True)
     trainer = session.trainer
     calls = 0
 
@@ -201,7 +201,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(finished, tmp_path, 
 
 
 def test_weights_that_are_not_finite_end_the_run_by_its_step(finished, tmp_path, monkeypatch):
-    session = small_session(killed_after_step_4(finished, tmp_path / "run"), *FINISHED, resume=True)
+    session = small_session(killed(finished, tmp_path / "run"), *FINISHED, resume=True)
     updates = iter((5, 6))
 
     def spoiled(policy, *rest):
@@ -265,7 +265,7 @@ def test_a_disk_that_fills_up_loses_no_checkpoint(finished, tmp_path, monkeypatc
         save(value, path)
 
     monkeypatch.setattr(checkpoint_module.torch, "save", full)
-    output = killed_after_step_4(finished, tmp_path / "run")
+    output = killed(finished, tmp_path / "run")
     with pytest.raises(TrainingError, match=r"step 6: .*No space left.*step_000004"):
         train(output, *FINISHED, resume=True)
     assert [c.step for c in list_checkpoints(output / "checkpoints")] == [4]

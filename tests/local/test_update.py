@@ -15,7 +15,7 @@ from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.local.update import ResponseBatch, largest_group_sizes, microbatches, update_policy
 from coca_mindspeed.scoring.responses import credit_rule
-from tests.local.models_for_tests import random_policy, set_chunk_of, write_random_model
+from tests.local.models_for_tests import Kept, random_policy, set_chunk_of, write_random_model
 from tests.local.runs_for_tests import small_session
 
 
@@ -106,14 +106,13 @@ def _tokens_of(part, lengths, prompt_lengths, share_prompts):
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(10))
 def test_microbatches_hold_every_row_once_and_no_more_than_asked(seed, share_prompts):
+    """Nor more than the largest microbatch of responses and prompts of this length, by which memory is planned."""
     random = np.random.default_rng(seed)
-    group, prompts, limit = int(random.integers(2, 9)), sorted(random.permutation(12)[:7].tolist()), 300
-    lengths, prompt_lengths = (
-        random.integers(1, 400, size=12 * group).tolist(),
-        random.integers(1, 60, size=12).tolist(),
-    )
+    group, prompts = int(random.integers(1, 9)), sorted(random.permutation(12)[: 7 + seed % 6].tolist())
+    limit, lengths = int(random.integers(50, 3000)), random.integers(1, 400, size=12 * group).tolist()
+    prompt_lengths = random.integers(1, 200, size=12).tolist()
     config = TrainerConfig(microbatch_tokens=limit, share_prompts=share_prompts)
     parts = microbatches(prompts, group, lengths, prompt_lengths, config)
     assert sorted(row for part in parts for row in part.rows) == [p * group + g for p in prompts for g in range(group)]
@@ -121,6 +120,11 @@ def test_microbatches_hold_every_row_once_and_no_more_than_asked(seed, share_pro
         owners = [p for p, size in zip(part.prompts, part.group_sizes, strict=True) for _ in range(size)]
         assert owners == [row // group for row in part.rows]
         assert len(part.rows) == 1 or _tokens_of(part, lengths, prompt_lengths, share_prompts) <= limit
+        longest, prompt = max(lengths[row] for row in part.rows), max(prompt_lengths[p] for p in part.prompts)
+        sizes = largest_group_sizes(len(prompts), group, longest, prompt, config)
+        most, copies = sum(sizes), len(sizes) if share_prompts else sum(sizes)
+        assert len(part.rows) <= most
+        assert most == 1 or most * longest + copies * prompt <= limit
 
 
 def test_long_responses_are_hardly_padded():
@@ -135,25 +139,6 @@ def test_long_responses_are_hardly_padded():
     assert sum(_tokens_of(part, lengths, prompt_lengths, True) for part in parts) < 1.15 * needed
 
 
-@pytest.mark.parametrize("share_prompts", [True, False])
-@pytest.mark.parametrize("seed", range(5))
-def test_none_holds_more_than_the_fullest(seed, share_prompts):
-    """Of responses and prompts as long as a microbatch's longest; what memory is planned by."""
-    random = np.random.default_rng(seed)
-    group, limit = int(random.integers(1, 9)), int(random.integers(50, 3000))
-    lengths = random.integers(1, 300, size=12 * group).tolist()
-    prompt_lengths = random.integers(1, 200, size=12).tolist()
-    config = TrainerConfig(microbatch_tokens=limit, share_prompts=share_prompts)
-    for part in microbatches(range(12), group, lengths, prompt_lengths, config):
-        longest = max(lengths[row] for row in part.rows)
-        prompt = max(prompt_lengths[p] for p in part.prompts)
-        sizes = largest_group_sizes(12, group, longest, prompt, config)
-        most = sum(sizes)
-        assert len(part.rows) <= most
-        copies = len(sizes) if share_prompts else most
-        assert most == 1 or most * longest + copies * prompt <= limit
-
-
 def test_two_kinds_of_microbatches_are_refused():
     with pytest.raises(ConfigError, match="microbatch_tokens=90"):
         compose_run("demo", ["trainer.microbatch_tokens=90", "trainer.microbatch_prompts=2"])
@@ -164,20 +149,12 @@ def kept_and_gradient(policy, prompts, share_prompts):
     generator = torch.Generator().manual_seed(1)
     token_ids = torch.randint(2, 61, (6, 10), generator=generator)
     weights = torch.randn(6, 10, generator=generator)
-    own = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    kept = Kept(policy.model)
+    with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
         scores = ResponseBatch(policy, prompts, token_ids, 0.9, share_prompts).scores()
     (scores.log_probs * weights).sum().backward()
     gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
-    return sum(kept.values()), scores.log_probs.detach(), gradient
+    return sum(kept.sizes.values()), scores.log_probs.detach(), gradient
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])

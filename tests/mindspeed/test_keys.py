@@ -99,14 +99,9 @@ def test_a_section_that_is_no_mapping_is_named(section):
     ]
 
 
-def test_check_refuses_and_writes_nothing(tmp_path, capsys):
-    file = tmp_path / "run.yaml"
-    keys = ("actor_config.lr", "megatron_training.train_iters", "actor_config.save_interval", "rl_config.wandb_project")
-    typed = [f"mindspeed_rl.{key}={'p' if key.startswith('rl') else 10}" for key in keys]
-    assert main(["check", "qwen25_7b_910b", *typed, "--stage", "0", "--write", str(file)]) == 1
-    error = capsys.readouterr().err
-    refused = {line.split("=")[0] for line in error.splitlines() if "[set-twice]" in line}
-    assert refused == {f"mindspeed_rl.{key}" for key in keys}
+def test_check_refuses_and_writes_nothing(tmp_path):
+    file, typed = tmp_path / "run.yaml", "mindspeed_rl.megatron_training.train_iters=10"
+    assert main(["check", "qwen25_7b_910b", typed, "--write", str(file)]) == 1
     assert not file.exists()
 
 

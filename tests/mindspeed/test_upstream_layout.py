@@ -167,29 +167,27 @@ def test_check_and_config_take_it(file, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "npus", "memory", "nodes"),
+    ("name", "npus", "typed", "memory", "nodes"),
     [
-        ("grpo_qwen25_7b_A3", 16, 61.27, 1),
-        ("grpo_qwen25_7b_A3", 8, 61.27, 1),
-        ("grpo_qwen25_7b_a2", 16, 60.96, 2),
-        ("grpo_qwen3_30b_a3b", 8, 60.96, 1),  # no Atlas A3: three billion active parameters
-        ("grpo", 8, 60.96, 1),
-        ("grpo", 32, 61.27, 2),
+        ("grpo_qwen25_7b_A3", 16, "", 61.27, 1),
+        ("grpo_qwen25_7b_A3", 8, "", 61.27, 1),
+        ("grpo_qwen25_7b_a2", 16, "", 60.96, 2),
+        ("grpo_qwen3_30b_a3b", 8, "", 60.96, 1),  # no Atlas A3: three billion active parameters
+        ("grpo", 8, "", 60.96, 1),
+        ("grpo", 32, "", 61.27, 2),
+        ("grpo_A3", 16, "hardware=ascend_910b", 60.96, 2),
+        ("grpo_A2", 8, "hardware=ascend_910c", 61.27, 1),
     ],
 )
-def test_the_machine_is_that_of_the_name_or_of_the_npus(file, name, npus, memory, nodes):
+def test_the_machine_is_typed_or_that_of_the_name_or_of_the_npus(file, name, npus, typed, memory, nodes):
     other = write(file.with_name(f"{name}.yaml"), FILE.replace("num_npus: 16", f"num_npus: {npus}"))
-    hardware = compose_any_layout(str(other)).run.hardware
+    run = compose_any_layout(str(other), typed.split()).run
+    hardware = run.hardware
     assert (hardware.memory_gib, hardware.nodes, hardware.npus_per_node) == (memory, nodes, npus // nodes)
+    assert "use_dynamic_bsz" not in run.mindspeed_rl["rl_config"], "the keys of ready-made runs are not added"
 
 
-@pytest.mark.parametrize(("group", "memory", "nodes"), [("ascend_910b", 60.96, 2), ("ascend_910c", 61.27, 1)])
-def test_hardware_chooses_the_machine_alone(file, tmp_path, group, memory, nodes):
-    """The name of the file says the other one; the keys of ready-made runs are not added."""
-    other = write(file.with_name(f"grpo_{'A3' if nodes == 2 else 'A2'}.yaml"), FILE)
-    run = compose_any_layout(str(other), [f"hardware={group}"]).run
-    assert (run.hardware.memory_gib, run.hardware.nodes, run.hardware.npus_per_node) == (memory, nodes, 16 // nodes)
-    assert run.mindspeed_rl == compose_any_layout(str(file)).run.mindspeed_rl
+def test_hardware_chooses_a_machine_with_npus(file):
     with pytest.raises(UsageError):
         compose_any_layout(str(file), ["hardware=host"])
 

@@ -172,17 +172,15 @@ def test_weighted_means_of_batches_are_the_mean_of_the_whole(name):
     assert sum(part.value * part.weight for part in parts) / whole.weight == pytest.approx(whole.value)
 
 
-def test_columns():
+def test_advantages_of_the_tokens():
     up = 1 / math.sqrt(2)
-    columns = credited(eps=0.0).training_columns()
     expected = [
         [up, up, 0, 0],
         [-up, -up, -up, 0],
         [up, 0, 0, 0],
         [-up, 0, 0, 0],
     ]  # the last two answers are both right
-    torch.testing.assert_close(columns["advantages"], torch.tensor(expected))
-    assert columns["segment_ends"].tolist() == [[1, 2], [1, 3], [1, 1], [1, 4]]
+    torch.testing.assert_close(credited(eps=0.0).token_advantages, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("twice", [False, True])

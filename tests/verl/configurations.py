@@ -1,41 +1,64 @@
 """A verl configuration that trains by the method, and reports of its reward manager."""
 
+from copy import deepcopy
 from dataclasses import asdict
-from typing import Any
+from functools import cache
+from pathlib import Path
+
+from omegaconf import OmegaConf
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Verdict
 
+VERLS_DEFAULTS = Path(__file__).parents[1] / "support" / "verl_stub" / "verl" / "trainer" / "config"
+
+
+def verls_defaults(engine="dp"):
+    """The configuration that verl starts from, unresolved: the keys that we read."""
+    files = ("ppo_trainer.yaml", f"model_engine/{engine}.yaml")
+    merged = OmegaConf.merge(*(OmegaConf.load(VERLS_DEFAULTS / file) for file in files))
+    merged.pop("defaults")
+    return merged
+
+
+_CHANGED = {
+    "coca.method.name": "coca",
+    "trainer.v1.trainer_mode": "coca",
+    "trainer.n_gpus_per_node": 2,
+    "data.train_batch_size": 16,
+    "data.max_prompt_length": 64,
+    "data.max_response_length": 64,
+    "algorithm.adv_estimator": "coca",
+    "reward.reward_manager.name": "coca",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 4,
+    "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.n": 4,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+    "actor_rollout_ref.rollout.n_gpus_per_node": 2,
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": False,
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": True,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": 1.0,
+}
+
 
 def configuration(changes=None):
     """What verl's own defaults need changed, and ``changes`` by dotted keys on top."""
-    config: dict[str, Any] = {
-        "coca": {"method": {"name": "coca"}},
-        "trainer": {"v1": {"trainer_mode": "coca"}, "n_gpus_per_node": 2, "nnodes": 1},
-        "data": {"train_batch_size": 16, "max_prompt_length": 64, "max_response_length": 64},
-        "algorithm": {"adv_estimator": "coca"},
-        "reward": {"reward_manager": {"name": "coca"}},
-        "actor_rollout_ref": {
-            "actor": {
-                "ppo_mini_batch_size": 8,
-                "ppo_micro_batch_size_per_gpu": 4,
-            },
-            "rollout": {
-                "n": 4,
-                "tensor_model_parallel_size": 1,
-                "log_prob_micro_batch_size_per_gpu": 8,
-                "val_kwargs": {"do_sample": True, "temperature": 1.0},
-            },
-        },
-    }
-    for key, value in (changes or {}).items():
+    config = deepcopy(_defaults())
+    for key, value in {**_CHANGED, **(changes or {})}.items():
         *path, last = key.split(".")
         section = config
         for part in path:
             section = section.setdefault(part, {})
         section[last] = value
     return config
+
+
+@cache
+def _defaults():
+    return OmegaConf.to_container(verls_defaults())
 
 
 def record(index=0, **fields):

@@ -3,11 +3,12 @@
 import json
 
 import pytest
+from omegaconf import OmegaConf
 
 from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 from tests.tables import read_table
-from tests.verl.configurations import configuration
+from tests.verl.configurations import configuration, verls_defaults
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VALIDATION = f"{ROLLOUT}.val_kwargs"
@@ -21,8 +22,9 @@ def problems(changes):
 
 
 def test_verls_own_defaults_are_refused_key_by_key():
-    """An empty configuration is verl's defaults: GAE, greedy validation, another reward manager."""
-    assert {problem.key for problem in verl_problems({"coca": {}}, VerlSettings())} == {
+    """GAE, greedy validation, another reward manager."""
+    defaults = OmegaConf.to_container(verls_defaults())
+    assert {problem.key for problem in verl_problems(defaults, VerlSettings())} == {
         "trainer.v1.trainer_mode",
         "algorithm.adv_estimator",
         "reward.reward_manager.name",

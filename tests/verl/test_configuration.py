@@ -1,20 +1,18 @@
-"""Configurations on verl where verl is not installed: composed, checked and laid out."""
+"""Configurations on verl: composed on its defaults, checked and planned; without verl on those that we read."""
+
+import sys
 
 import pytest
 import yaml
 
 from coca_mindspeed import cli
 from coca_mindspeed.config.compose import config_directory
-from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.errors import ConfigError, MissingDependencyError, UsageError
 from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.configuration import (
-    find_verl_run,
-    known_keys,
-    ready_made_verl_runs,
-    unknown_keys,
-    verl_configuration,
-)
+from coca_mindspeed.verl.configuration import find_verl_run, ready_made_verl_runs, unknown_keys, verl_configuration
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
+
+pytestmark = pytest.mark.usefixtures("verls_keys")
 
 NAMES = [
     *("coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b", "coca_qwen25_7b_megatron"),
@@ -66,12 +64,22 @@ def test_a_file_of_ones_own_may_stand_on_ours(tmp_path):
     assert verl_settings(config).broken_groups == 1
 
 
-@pytest.mark.parametrize("override", ["trainer.nnodes", "a.b=[1", "~trainer.nnodes"])
-def test_an_override_that_is_none_is_refused(override):
+@pytest.mark.parametrize("override", ["trainer.nnodes", "a.b=[1", "foo=1", "actor_rollout_ref.actor.optim.lrr=1e-5"])
+def test_an_override_that_hydra_refuses_is_a_usage_error(override):
     file = find_verl_run("coca_qwen25_7b")
     assert file is not None
-    with pytest.raises(UsageError, match=r"cannot be composed|only where verl is installed"):
+    with pytest.raises(UsageError):
         verl_configuration(file, [override])
+
+
+def test_without_verl_a_run_is_recognised_and_its_check_names_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "verl", None)  # its import is blocked
+    file = find_verl_run("coca_qwen25_7b")
+    assert file is not None
+    with pytest.raises(MissingDependencyError):
+        verl_configuration(file, [])
+    assert cli.main(["check", "coca_qwen25_7b"]) == 1
+    assert "pip install '.[verl]'" in capsys.readouterr().err
 
 
 def test_check_prints_the_plan(capsys):
@@ -97,23 +105,27 @@ def test_check_counts_the_problems(capsys):
     assert found.endswith("\n2 problems\n")
 
 
+FREE = """
+  rollout: {engine_kwargs: {vllm: {x: 1}}}
+  actor: {megatron: {override_transformer_config: {x: 1}}}"""
+UNKNOWN = """
+  actor: {optim: {lrr: 1e-5}}
+actor_rollout_reff: {actor: {optim: {lr: 1e-5}}}
+foo: 1"""
+
+
 @pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("foo=1", "foo"),
-        ("actor_rollout_ref.actor.optim.lrr=1e-5", "actor_rollout_ref.actor.optim.lrr"),
-        ("actor_rollout_reff.actor.optim.lr=1e-5", "actor_rollout_reff"),
-        ("+foo=1", None),
-        ("+actor_rollout_ref.actor.optim.lrr.x=1", None),
-        ("actor_rollout_ref.rollout.engine_kwargs.vllm.x=1", None),
-        ("actor_rollout_ref.actor.megatron.override_transformer_config.x=1", None),
-        ("data.shuffle=false", None),
-    ],
+    ("content", "keys"),
+    [(FREE, []), (UNKNOWN, ["actor_rollout_ref.actor.optim.lrr", "actor_rollout_reff", "foo"])],
 )
-def test_keys_that_verl_does_not_know_are_refused(override, key):
-    file = find_verl_run("coca_qwen25_7b_megatron")
-    found = unknown_keys(verl_configuration(file, [override]), [override], known_keys(None))
-    assert [(problem.code, problem.key) for problem in found] == ([] if key is None else [("unknown-key", key)])
+def test_keys_of_a_file_that_verl_does_not_know_are_refused(content, keys, tmp_path):
+    for file in find_verl_run("coca_qwen25_7b_megatron").parent.glob("coca_*.yaml"):
+        (tmp_path / file.name).write_text(file.read_text())
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"defaults: [coca_qwen25_7b_megatron, _self_]\nactor_rollout_ref:{content}\n")
+    overrides = ["+bar=1", "+data.bar.x=1", "data.shuffle=false"]
+    found = unknown_keys(verl_configuration(mine, overrides), overrides)
+    assert sorted((problem.code, problem.key) for problem in found) == [("unknown-key", key) for key in keys]
 
 
 def test_a_configuration_without_the_section_is_told_how_to_write_one():

@@ -27,12 +27,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 
-from coca_mindspeed.algorithm.boundary import TokenText, segment_ends
-from coca_mindspeed.algorithm.parsing import ParsedResponse
+from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.data.prompts import TemplateKeys, check_no_open_thought
 from coca_mindspeed.errors import CocaError, Condition, ConfigError, as_check, find_problems, raise_problems
 from coca_mindspeed.integrations.settings import RowGrader, check_prompt, check_version, integration_settings
 from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.rollout import Rollout, stated_or_none
 from coca_mindspeed.utils.tokenization import token_text
 
 TESTED = "==4.6.0"
@@ -104,7 +104,7 @@ class Correct(ORM):
     def __call__(self, completions: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
         for number, messages in enumerate(columns.get("messages", ()), start=1):
             check_prompt(messages[:-1], SETTINGS.method, f"response {number}")
-        answers = [parsed.answer for parsed in _read(completions, columns["response_token_ids"])]
+        answers = _read(completions, columns["response_token_ids"]).answers
         verdicts = row_grader().grade(columns.get("record") or [None] * len(answers), answers)
         return [None if verdict is None else float(verdict) for verdict in verdicts]
 
@@ -113,37 +113,25 @@ class Confidence(ORM):
     """The stated confidence; None where there is no valid one."""
 
     def __call__(self, completions: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
-        return [parsed.confidence for parsed in _read(completions, columns["response_token_ids"])]
+        return [stated_or_none(stated) for stated in _read(completions, columns["response_token_ids"]).stated]
 
 
 class Segment(ORM):
     """The number of sampled tokens in the first segment."""
 
     def __call__(self, completions: Sequence[str], **columns: Sequence[Any]) -> list[float]:
-        parsed = _read(completions, columns["response_token_ids"])
-        ends = segment_ends(
-            *_padded(columns["response_token_ids"]),
-            _token_text(),
-            [torch.tensor([each.confidence is not None for each in parsed])],
-            max_confidence_tokens=SETTINGS.method.max_confidence_tokens,
-            position=SETTINGS.method.training_method.confidence_position,
-        )
-        return ends[:, 0].float().tolist()
+        return _read(completions, columns["response_token_ids"]).segment_ends[:, 0].float().tolist()
 
 
-def _read(completions: Sequence[str], sampled: Sequence[Sequence[int]]) -> list[ParsedResponse]:
-    """Parse the responses from their sampled ids: ms-swift's texts begin with what its template has put before them."""
-    texts = _token_text().decode(*_padded(sampled))
+def _read(completions: Sequence[str], sampled: Sequence[Sequence[int]]) -> Rollout:
+    """Read the responses from their sampled ids: ms-swift's texts begin with what its template has put before them."""
+    ids = pad_sequence([torch.tensor(each, dtype=torch.int64) for each in sampled], batch_first=True)
+    rollout = Rollout(lengths=torch.tensor(list(map(len, sampled))), width=ids.shape[1], token_ids=ids)
+    rollout.read(_token_text(), SETTINGS.method.parser(), SETTINGS.method.max_confidence_tokens)
     if not SETTINGS.allow_open_thinking:
-        for completion, text in zip(completions, texts, strict=True):
+        for completion, text in zip(completions, rollout.texts, strict=True):
             check_no_open_thought(completion.rstrip().removesuffix(text.strip()), "the template of ms-swift", _KEYS)
-    return [SETTINGS.method.parser()(text) for text in texts]
-
-
-def _padded(sampled: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Token ids ``[B, T]`` and lengths ``[B]``."""
-    ids = [torch.tensor(each, dtype=torch.int64) for each in sampled]
-    return pad_sequence(ids, batch_first=True), torch.tensor([len(each) for each in ids])
+    return rollout
 
 
 @cache

@@ -146,20 +146,22 @@ def _fix_reference(values: dict[str, Any]) -> None:
 
     MindSpeed-RL's integrated worker otherwise loads its reference from where it loads the actor.
     """
-    rl, initial = values.get("rl_config", {}), values["actor_config"].get("load")
-    if not needs_reference(values) or not rl.get("use_integrated_worker", True):
+    if not needs_reference(values) or not value_of(values, "rl_config.use_integrated_worker", True):
         return
-    mode = rl.get("integrated_mode_config") or {}
-    if mode.get("ref_model_load_path") is None:
-        if initial is None:
-            raise ConfigError(
-                "mindspeed_rl.rl_config.init_kl_coef: the reference needs Megatron weights: set "
-                "mindspeed_rl.actor_config.load, or mindspeed_rl.rl_config.integrated_mode_config.ref_model_load_path"
-            )
-        rl["integrated_mode_config"] = {**mode, "ref_model_load_path": initial}
+    key = "rl_config.integrated_mode_config.ref_model_load_path"
+    if (reference := value_of(values, key) or value_of(values, "actor_config.load")) is None:
+        raise ConfigError(
+            "mindspeed_rl.rl_config.init_kl_coef: the reference needs Megatron weights: set model.megatron_path, or "
+            f"mindspeed_rl.{key}"
+        )
+    put(values, key, reference)
 
 
 def write_run_file(path: Path, values: dict[str, Any], name: str) -> None:
-    """Write ``values`` as YAML, atomically."""
+    """Write ``values`` as YAML, atomically; raises ConfigError for a directory, or a file in none."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"--write {path}: {path.parent} is not a directory; create it first")
+    if path.is_dir():
+        raise ConfigError(f"--write {path}: is a directory; name a file in it")
     heading = f"# MindSpeed-RL's configuration of the run {name}, written by coca-mindspeed check.\n"
     write_atomically(path, heading + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110))

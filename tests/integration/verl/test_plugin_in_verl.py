@@ -29,23 +29,23 @@ from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.batch import score_step
-from coca_mindspeed.verl.checks import REQUIREMENTS, verl_problems
+from coca_mindspeed.verl.checks import MAY_BE_ABSENT, REQUIREMENTS, verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
 from coca_mindspeed.verl.resume import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.settings import TRAINERS, VerlSettings, verl_settings
 from coca_mindspeed.verl.trainer import SegmentTrainer, SyncSegmentTrainer
 from tests.integration.verl import tiny
-from tests.verl.configurations import columns, record
+from tests.verl.configurations import columns, record, verls_defaults
 
 VERL = Path(str(verl.__file__)).parent
 
 
-def composed(directory: Path, name: str) -> DictConfig:
+def composed(directory: Path, name: str, *overrides: str) -> DictConfig:
     """As ``main_ppo --config-dir DIRECTORY --config-name NAME`` composes it."""
     from hydra import compose, initialize_config_dir
 
     with initialize_config_dir(str(directory), version_base=None):
-        return compose(name, overrides=[f"hydra.searchpath=[file://{VERL / 'trainer' / 'config'}]"])
+        return compose(name, overrides=[f"hydra.searchpath=[file://{VERL / 'trainer' / 'config'}]", *overrides])
 
 
 @pytest.mark.parametrize(("ours", "verls"), TRAINERS.items())
@@ -95,14 +95,24 @@ def test_the_estimator_names_the_trainer_mode_where_another_trainer_asks():
         get_adv_estimator_fn("coca")(token_level_rewards=torch.zeros(2, 3), response_mask=torch.ones(2, 3))
 
 
-def test_what_a_configuration_leaves_out_has_verls_own_default():
-    """The defaults of the requirements are those of the YAML files of this verl."""
-    defaults: Any = OmegaConf.to_container(composed(VERL / "trainer" / "config", "ppo_trainer"), resolve=False)
-    missing = object()
-    for requirement in REQUIREMENTS:
-        found = value_of(defaults, requirement.key, missing)
-        # A key that verl's YAML lacks is one that its code reads with this default.
-        assert found is missing or found == requirement.default, requirement.key
+def flat(values: Any, under: str = "") -> dict[str, Any]:
+    """Values by dotted keys; an empty section is a value."""
+    if not isinstance(values, dict) or not values:
+        return {under: values}
+    return {
+        key: leaf for name, part in values.items() for key, leaf in flat(part, f"{under}.{name}".lstrip(".")).items()
+    }
+
+
+@pytest.mark.parametrize("engine", ["dp", "megatron"])
+def test_the_keys_of_tests_without_verl_have_verls_own_defaults(engine: str):
+    defaults: Any = OmegaConf.to_container(
+        composed(VERL / "trainer" / "config", "ppo_trainer", f"model_engine={engine}"), resolve=False
+    )
+    for key, value in flat(OmegaConf.to_container(verls_defaults(engine))).items():
+        assert value_of(defaults, key, "absent") == value, key
+    absent = {each.key for each in REQUIREMENTS if value_of(defaults, each.key, "absent") == "absent"}
+    assert absent == {key for key in MAY_BE_ABSENT if engine == "dp" or ".megatron." not in key}
 
 
 def test_the_trainer_refuses_before_anything_is_loaded(warm: Path, tmp_path: Path):
