@@ -22,7 +22,15 @@ from trl import GRPOConfig, GRPOTrainer
 from coca_mindspeed.data.prompts import TemplateKeys, check_chat, check_no_open_thought, write_into_template
 from coca_mindspeed.errors import Condition, ConfigError, DataError, as_check, find_problems, raise_problems
 from coca_mindspeed.integrations.settings import RowGrader, check_prompt, check_version, integration_settings
-from coca_mindspeed.scoring.metrics import HealthWarnings, rollout_metrics, values
+from coca_mindspeed.scoring.metrics import (
+    HELD_OUT,
+    TIMES_ASKED,
+    HealthWarnings,
+    gap_metrics,
+    rollout_metrics,
+    sight_metrics,
+    values,
+)
 from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout
 from coca_mindspeed.utils.tokenization import token_text
@@ -140,6 +148,8 @@ class CocaTrainer(GRPOTrainer):
         self._text = token_text(tokenizer, self.model.config.get_text_config().vocab_size)
         self._health = HealthWarnings()
         self._rollout: Rollout | None = None
+        self._evaluated: list[torch.Tensor] = []  # [2, P, G] each: correctness and confidences of this evaluation
+        self._held_out: dict[str, float] = {}  # metrics of an evaluation since the last training step
 
     def _own_reward(self, datasets: Mapping[str, Any], args: GRPOConfig | None) -> Reward:
         """The grader as a reward function; the first process checks the rows of data sets that are not streamed."""
@@ -223,9 +233,11 @@ class CocaTrainer(GRPOTrainer):
         local.set_correct(correct[self._own_rows(len(local.lengths))])
         parts = gather_object([local.scores()])
         columns = {name: torch.cat([part[name] for part in parts]) for name in SCORE_COLUMNS}
-        group_size = self.num_generations if self.model.training else self.num_generations_eval
         stage = self._settings.stage_at(self.state.global_step, self.state.max_steps)
-        return Rollout.from_scores(columns).give_credit(credit_rule(self._settings.method, stage), group_size)
+        return Rollout.from_scores(columns).give_credit(credit_rule(self._settings.method, stage), self._group_size())
+
+    def _group_size(self) -> int:
+        return int(self.num_generations if self.model.training else self.num_generations_eval)
 
     def _own_rows(self, number: int) -> slice:
         """Return this process's rows among the rows of all processes; each process has ``number`` rows."""
@@ -242,9 +254,29 @@ class CocaTrainer(GRPOTrainer):
         advantages = rollout.token_advantages[self._own_rows(len(ids))].to(ids.device)
         output["advantages"] = pad(advantages, (0, ids.shape[1] - advantages.shape[1]))
         found = values(rollout_metrics(rollout))
+        if not self.model.training:
+            self._held_out = self._held_out_metrics(rollout)
+            self._metrics["eval"] |= {name: [value] for name, value in self._held_out.items()}
+        else:
+            found |= self._sight_metrics(rollout)
         for name, value in found.items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
-        step = self.state.global_step + 1
-        if self.model.training and (warning := self._health.after_step(step, found)) and self.args.process_index == 0:
-            logger.warning(warning)
+        if self.model.training:
+            warning = self._health.after_step(self.state.global_step + 1, found | self._held_out)
+            self._held_out = {}
+            if warning and self.args.process_index == 0:
+                logger.warning(warning)
         return output
+
+    def _sight_metrics(self, rollout: Rollout) -> dict[str, float]:
+        """TRL draws each question once in an epoch, so those behind the first epoch were asked before."""
+        epoch = self.state.epoch or 0.0
+        seen = [epoch >= 1] * (len(rollout.stated) // self._group_size())
+        return values(sight_metrics(rollout, seen)) | {TIMES_ASKED: max(1.0, epoch)}
+
+    def _held_out_metrics(self, rollout: Rollout) -> dict[str, float]:
+        """Of all questions of this evaluation so far: the mean of its batches' errors would not be their error."""
+        if f"{HELD_OUT}/accuracy" not in self._metrics["eval"]:  # TRL empties them after each evaluation
+            self._evaluated = []
+        self._evaluated.append(torch.stack([rollout.correct, rollout.stated]).view(2, -1, self._group_size()))
+        return values(gap_metrics(HELD_OUT, *torch.cat(self._evaluated, dim=1)))

@@ -28,6 +28,7 @@ from coca_mindspeed.errors import ConfigError, DataError  # noqa: E402
 from coca_mindspeed.integrations.trl import CocaTrainer  # noqa: E402
 from coca_mindspeed.local.run import warm_start  # noqa: E402
 from coca_mindspeed.local.validation import load_data  # noqa: E402
+from coca_mindspeed.scoring.metrics import HealthWarnings, gap_problem  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_coca.py"
 spec = importlib.util.spec_from_file_location("trl_coca", EXAMPLE)
@@ -135,6 +136,40 @@ def test_the_stages_of_a_method_follow_the_steps(model, tmp_path, more, stages):
     trainer.add_callback(Seen())
     trainer.train()
     assert found == [[True, bool(stage), bool(stage)] for stage in stages]
+
+
+def test_first_sight_repeated_and_held_out(model, tmp_path, monkeypatch):
+    """A rollout is an epoch, an evaluation two batches; answers are right in training, wrong on held-out questions."""
+    record = Record("1", "sums", "arithmetic", "1+0", "1", metadata={"grader": "exact"})
+    rows = datasets.Dataset.from_list([trl_row(record, training_method("coca").system_prompt, 0)] * 2)
+    options = {"num_generations": 4, "per_device_train_batch_size": 8, "steps_per_generation": 1, "max_steps": 6}
+    options |= {"eval_strategy": "steps", "eval_steps": 5, "per_device_eval_batch_size": 2, "logging_steps": 1}
+    trainer = trainer_of(model, tmp_path, train_dataset=rows, eval_dataset=rows, options=options)
+    tokenizer = trainer.processing_class
+
+    def responses(prompts, *_, **__):
+        right, stated = int(trainer.model.training), "80" if trainer.model.training else f"{len(evaluated) + 6}0"
+        evaluated.extend([] if right else [stated])
+        text = f"<confidence>0.{stated}</confidence>{right}"
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        return [ids] * len(prompts), None
+
+    evaluated, steps = [], []
+    trainer._generate_single_turn = responses
+    after_step = HealthWarnings.after_step
+    monkeypatch.setattr(HealthWarnings, "after_step", lambda self, *row: (steps.append(row), after_step(self, *row))[1])
+    trainer.train()
+    assert evaluated == ["60", "70", "80", "90"]  # TRL evaluates at the end, too
+    first = next(row for row in trainer.state.log_history if "eval_held_out/accuracy" in row)
+    assert {key: value for key, value in first.items() if "held_out" in key} == pytest.approx(
+        {"eval_held_out/accuracy": 0.0, "eval_held_out/confidence": 0.65, "eval_held_out/gap_error": 0.05}
+    )
+    train = [row for row in trainer.state.log_history if "rollout/ece" in row]
+    assert [row["first_sight/accuracy"] for row in train] == [1.0, *[None] * 5]
+    assert [row["repeated/accuracy"] for row in train] == [None, *[1.0] * 5]
+    assert [row["rollout/times_asked"] for row in train] == [1, 1, 2, 3, 4, 5]
+    assert [number for number, row in steps if "held_out/accuracy" in row] == [6]
+    assert gap_problem([row for _, row in steps]).keys() == {"held_out_gap"}
 
 
 QWEN3 = (
