@@ -104,8 +104,8 @@ class _ProgressionKind:
 
 
 def progression_records(size: int, split: Split, seed: int) -> list[Record]:
-    """Draw sums modulo 10,000 by steps of two to four digits, and products by 2 to 9: ``2100+7500`` asks for the 15 terms
-    after 12 in steps of 57 (``9600=6210=3810=...``, 74 tokens of the tiny model).
+    """Draw sums modulo 10,000 by steps of two to four digits, and products by 2 to 9: ``2100+7500`` asks for the 15
+    terms after 12 in steps of 57 (``9600=6210=3810=...``, 74 tokens of the tiny model).
 
     No question is drawn twice; the smallest kind has about 64,000 training questions.
 
