@@ -25,8 +25,8 @@ from coca_mindspeed.data.registry import (
     SOURCES,
     DataSource,
     hub_dataset,
-    own_rows,
     read_evaluation_sets,
+    rows_by_column,
     source_named,
 )
 from coca_mindspeed.errors import UsageError
@@ -194,7 +194,7 @@ def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> P
         return training if value is None else value
 
     if arguments.columns:
-        source = own_rows(arguments.columns)
+        source = rows_by_column(arguments.columns)
     inputs = arguments.input if arguments.hub is None else _hub_dataset(source, arguments.hub)
     if not isinstance(inputs, HubDataset):
         data_files(inputs)  # before tokenizers are loaded and evaluation sets read

@@ -15,11 +15,11 @@ from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.tables import column_title, shown_value
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.utils.console import markdown_table, one_line
+from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import MARKER, check_output_path, output_directory, read_marker
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.hub import is_hub_id
 from coca_mindspeed.utils.json_files import read_json_lines, read_object
-from coca_mindspeed.utils.own_code import is_own
 
 _EXAMPLES = {
     "first": ("<confidence> 0.83 </confidence> The answer is 42.", "before"),
@@ -76,9 +76,9 @@ def model_card(name: str, config: RunConfig, summary: Mapping[str, Any], marker:
     path = config.model.path
     on_hub = path is not None and is_hub_id(path)
     base = "the built-in tiny model" if path is None else one_line(path if on_hub else Path(path).name)
-    own = "the author's own method" if is_own(config.method.name) else "the method"
+    own = "the author's own method" if is_custom(config.method.name) else "the method"
     grader = config.data.grader
-    grader = Path(grader.partition(":")[0]).name if is_own(grader) else grader  # without the author's folders
+    grader = Path(grader.partition(":")[0]).name if is_custom(grader) else grader  # without the author's folders
     rows = [
         [when, *(shown_value(k, summary[when].get(k)) for k in HEADLINE)]
         for when in ("before", "after")

@@ -18,7 +18,7 @@ def _best_needs_evaluations(run: RunConfig) -> Iterator[Problem]:
         yield Problem("no-evaluation", "checkpoint.best", run.checkpoint.best, reason, fix)
 
 
-def _own_method(run: RunConfig) -> Iterator[Problem]:
+def _custom_method(run: RunConfig) -> Iterator[Problem]:
     try:
         position = run.method.training_method.confidence_position
     except ConfigError as error:
@@ -28,8 +28,8 @@ def _own_method(run: RunConfig) -> Iterator[Problem]:
         yield Problem("own-method", "evaluation.readings", True, "needs a method that states its confidence first")
 
 
-#: Checks of every run, whatever its engine; of files, they read only a method of the user's own.
-CHECKS: tuple[Check[RunConfig], ...] = (_best_needs_evaluations, _own_method)
+#: Checks of every run, whatever its engine; of files, they read only a custom method.
+CHECKS: tuple[Check[RunConfig], ...] = (_best_needs_evaluations, _custom_method)
 
 
 def missing_data(run: RunConfig) -> Iterator[Problem]:

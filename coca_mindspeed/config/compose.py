@@ -21,7 +21,7 @@ from yaml import YAMLError
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, Problem, UsageError, did_you_mean, validation_problems
-from coca_mindspeed.utils.own_code import is_own, pinned
+from coca_mindspeed.utils.custom_code import is_custom, pinned
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 GROUPS = ("model", "hardware", "parallel", "method", "data")
@@ -299,7 +299,7 @@ def _expanded(path: str) -> str:
 def _pinned(directory: Path, name: str) -> str:
     """Name a file of the user's own by its absolute path and fingerprint; the schema refuses one that is not there."""
     with contextlib.suppress(ValueError):
-        return pinned(name, directory) if is_own(name) and "${" not in name else name
+        return pinned(name, directory) if is_custom(name) and "${" not in name else name
     return name
 
 

@@ -19,10 +19,10 @@ from coca_mindspeed.config.values import (
     KeyFacts,
     Pattern,
     TemplateVariables,
-    own_method,
+    custom_method,
 )
 from coca_mindspeed.errors import did_you_mean
-from coca_mindspeed.utils.own_code import is_own, pinned
+from coca_mindspeed.utils.custom_code import is_custom, pinned
 
 #: Names of the local engine's devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
@@ -170,7 +170,7 @@ class MethodConfig(Section):
     @field_validator("name")
     @classmethod
     def _known_method(cls, name: str) -> str:
-        if is_own(name):
+        if is_custom(name):
             return pinned(name)
         if name not in METHODS:
             near = did_you_mean(name, METHODS)
@@ -186,7 +186,7 @@ class MethodConfig(Section):
     @property
     def training_method(self) -> TrainingMethod:
         """The method; raises ConfigError if one of the user's own cannot be used."""
-        return own_method(self.name) if is_own(self.name) else training_method(self.name)
+        return custom_method(self.name) if is_custom(self.name) else training_method(self.name)
 
     @property
     def label(self) -> str:
@@ -410,7 +410,7 @@ class RunConfig(Section):
         if self.evaluation.readings:
             name, decimals = self.method.name, self.method.confidence_decimals or 0
             # One of the user's own is imported later, by the checks of a run.
-            if not is_own(name) and self.method.training_method.confidence_position == "last":
+            if not is_custom(name) and self.method.training_method.confidence_position == "last":
                 raise ValueError(f"evaluation.readings: needs a method with the confidence first, found {name}")
             if decimals > 3:
                 raise ValueError(

@@ -1,5 +1,5 @@
 """Facts that the schema declares at its keys, types of the values that it checks by functions, and the check of a
-training method of the user's own.
+custom training method.
 """
 
 import datetime
@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel
 from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod
 from coca_mindspeed.algorithm.parsing import ConfidencePosition
 from coca_mindspeed.errors import ConfigError, did_you_mean
-from coca_mindspeed.utils.own_code import is_own, load_own, pinned
+from coca_mindspeed.utils.custom_code import is_custom, load_custom, pinned
 
 #: Whether a resumed run may change a key: ``same``: no, it is part of the run's identity; ``cluster``: on a cluster
 #: only; ``free``: yes; ``length``: yes, if the steps taken do not depend on it; ``memory``: yes, it bounds memory.
@@ -105,8 +105,8 @@ def regular_expression(value: str) -> str:
 
 
 def grader_name(value: str) -> str:
-    """Add the fingerprint to the file of a grader of the user's own."""
-    return pinned(value) if is_own(value) else value
+    """Add the fingerprint to the file of a custom grader."""
+    return pinned(value) if is_custom(value) else value
 
 
 _FIELDS = ("id", "dataset", "category", "question", "answer", "system", "metadata", "messages")
@@ -123,13 +123,13 @@ def column_names(values: dict[str, str]) -> dict[str, str]:
 
 
 @cache
-def own_method(name: str) -> TrainingMethod:
+def custom_method(name: str) -> TrainingMethod:
     """The instance, or the instance of the class, that ``name`` (:func:`pinned`) names.
 
     Raises:
         ConfigError: it cannot be imported, or an attribute is missing or wrong.
     """
-    method = load_own(name)
+    method = load_custom(name)
     try:
         method = method() if isinstance(method, type) else method
     except Exception as error:  # the user's own code

@@ -63,7 +63,7 @@ def _own_record(columns: Mapping[str, str], dataset: str, row: Mapping[str, Any]
         raise RowError(str(error).removeprefix("row: ")) from error
 
 
-def own_rows(columns: Mapping[str, str], dataset: str = "records") -> DataSource:
+def rows_by_column(columns: Mapping[str, str], dataset: str = "records") -> DataSource:
     """The source ``records``, with the columns of a record's fields; without any, the rows are records."""
     read = frozenset(columns.values()) or None
     return DataSource("records", "training", partial(_own_record, columns, dataset), columns=read)
@@ -85,7 +85,7 @@ _SOURCES: tuple[DataSource, ...] = (
     DataSource("humaneval", "benchmark", published.humaneval, HubDataset("openai/openai_humaneval", None, "test")),
     DataSource("simpleqa", "benchmark", published.simpleqa, HubDataset("basicv8vc/SimpleQA", None, "test")),
     DataSource("triviaqa", "benchmark", published.triviaqa, _TRIVIAQA, _TRIVIAQA_COLUMNS),
-    own_rows({}),
+    rows_by_column({}),
 )
 SOURCES = {source.name: source for source in _SOURCES}
 
@@ -122,7 +122,7 @@ def read_own(place: str, columns: Mapping[str, str]) -> list[Record]:
     plain = path.suffix != ".gz" and file_format(path) in (None, ".jsonl", ".ndjson")
     if plain and not columns and not on_hub:
         return list(read_records(path))
-    source = own_rows(columns, place.partition(":")[0] if on_hub else path.stem)
+    source = rows_by_column(columns, place.partition(":")[0] if on_hub else path.stem)
     rows = hub_rows(hub_dataset(place), source.columns, streaming=False) if on_hub else source.rows([path])
     found: dict[str, str] = {}
     records = []

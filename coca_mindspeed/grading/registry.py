@@ -8,10 +8,10 @@ from typing import Any
 
 from coca_mindspeed.data.records import Record, RecordError, default_category, record_line
 from coca_mindspeed.errors import DataError, GradingError, did_you_mean
+from coca_mindspeed.grading.custom import CustomGrader
 from coca_mindspeed.grading.factual import names_answer
-from coca_mindspeed.grading.own import OwnGrader
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome, Verdict
-from coca_mindspeed.utils.own_code import is_own, pinned
+from coca_mindspeed.utils.custom_code import is_custom, pinned
 
 # Imported on use: the exact grader needs neither sympy nor openai.
 _GRADERS = {
@@ -34,9 +34,9 @@ _MANY = 0.25  # share of answers that name the gold answer and are wrong
 def known_grader(name: str) -> str:
     """Return ``name``, or raise ``GradingError`` if it is not one of ``GRADER_NAMES``.
 
-    A grader of the user's own is returned with its fingerprint; ``GradingError`` if there is no such file.
+    A custom grader is returned with its fingerprint; ``GradingError`` if there is no such file.
     """
-    if is_own(name):
+    if is_custom(name):
         try:
             return pinned(name)
         except ValueError as error:
@@ -56,10 +56,10 @@ def build_grader(name: str, config: Mapping[str, Any] | None = None) -> Measured
 
     Raises:
         GradingError: an unknown name or option, or something that the grader needs is missing.
-        ConfigError: a grader of the user's own cannot be imported.
+        ConfigError: a custom grader cannot be imported.
     """
-    if is_own(name):
-        return OwnGrader(known_grader(name), config or {})
+    if is_custom(name):
+        return CustomGrader(known_grader(name), config or {})
     grader = grader_class(name)
     options = dict(config or {})
     for option in options:

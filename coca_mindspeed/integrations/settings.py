@@ -15,7 +15,7 @@ from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.export import record_of
 from coca_mindspeed.data.prompts import asks_for_confidence
 from coca_mindspeed.errors import CocaError, Condition, DataError, Problem, as_check, find_problems, raise_problems
-from coca_mindspeed.grading.own import FaultTolerantGrader
+from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section

@@ -136,7 +136,7 @@ class CocaTrainer(GRPOTrainer):
                 raise ConfigError(f"{name}: not supported; its output would be taken for the model's own response")
         datasets = dict(_parts({"train_dataset": train_dataset, "eval_dataset": eval_dataset}))
         if reward_funcs is None:
-            reward_funcs = self._own_reward(datasets, args)
+            reward_funcs = self._custom_reward(datasets, args)
         elif ignored := {"grader", "grading", "require_evaluated"} & section.keys():
             raise ConfigError(f"coca.{sorted(ignored)[0]}: has no effect with reward_funcs; remove one of them")
         elif not callable(reward_funcs):
@@ -151,7 +151,7 @@ class CocaTrainer(GRPOTrainer):
         self._evaluated: list[torch.Tensor] = []  # [2, P, G] each: correctness and confidences of this evaluation
         self._held_out: dict[str, float] = {}  # metrics of an evaluation since the last training step
 
-    def _own_reward(self, datasets: Mapping[str, Any], args: GRPOConfig | None) -> Reward:
+    def _custom_reward(self, datasets: Mapping[str, Any], args: GRPOConfig | None) -> Reward:
         """The grader as a reward function; the first process checks the rows of data sets that are not streamed."""
         grader = RowGrader(self._settings)
         if args is None or args.process_index == 0:

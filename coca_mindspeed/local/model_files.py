@@ -38,10 +38,10 @@ _DOWNLOADED = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors"]
 _NOT_DOWNLOADED = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
-def download_model(name: str, *, own_code: bool, show_progress: bool) -> Path:
+def download_model(name: str, *, custom_code: bool, show_progress: bool) -> Path:
     """The directory of the model ``name`` (ORG/NAME) in huggingface_hub's cache, downloaded if files are missing there.
 
-    ``own_code`` also downloads the model's Python files.  Without a connection, the newest copy in the cache is used.
+    ``custom_code`` also downloads the model's Python files.  Without a connection, the cache's newest copy is used.
 
     Raises:
         ConfigError: there is no such model, it needs a login, or it can be neither downloaded nor found in the cache.
@@ -54,7 +54,7 @@ def download_model(name: str, *, own_code: bool, show_progress: bool) -> Path:
         print_text(f"model.path={name}: from {constants.ENDPOINT}, cached in {constants.HF_HUB_CACHE}", sys.stderr)
     else:
         disable_progress_bars()
-    wanted = [*_DOWNLOADED, *(["*.py"] if own_code else ())]
+    wanted = [*_DOWNLOADED, *(["*.py"] if custom_code else ())]
     fix = f"check the name and the connection, or name a directory: {download_command(name, name)}"
     try:
         path = Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=_NOT_DOWNLOADED))

@@ -40,7 +40,7 @@ from coca_mindspeed.local.validation import (
     check_prompts,
     ordinary_pad_token,
 )
-from coca_mindspeed.scoring.responses import check_own_method
+from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.directories import MARKER
 from coca_mindspeed.utils.json_files import read_object, write_json, write_json_lines
@@ -234,8 +234,8 @@ def check_packages(run: LocalRun) -> None:
 
 
 def check_method(run: LocalRun) -> None:
-    """Raise ConfigError if a method of the user's own fails."""
-    check_own_method(run.config.method)
+    """Raise ConfigError if a custom method fails."""
+    check_custom_method(run.config.method)
 
 
 def check_run_prompts(run: LocalRun) -> None:

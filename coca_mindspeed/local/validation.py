@@ -145,7 +145,7 @@ def read_inputs(
     digests = {name: records_digest(records) for name, records in sets.items()}
     model = config.model
     if model.path is not None and is_hub_id(model.path):
-        path = download_model(model.path, own_code=model.trust_remote_code, show_progress=show_progress)
+        path = download_model(model.path, custom_code=model.trust_remote_code, show_progress=show_progress)
         config = with_model(config, path=str(path))
     with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
         inputs = RunInputs(state, config, grader, train, evaluate, warm_up, digests, show_progress)

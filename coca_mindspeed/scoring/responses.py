@@ -18,7 +18,7 @@ from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.scoring.metrics import HELD_OUT, WeightedMean, gap_metrics
 from coca_mindspeed.scoring.rollout import Rollout, confidences
-from coca_mindspeed.utils.own_code import is_own
+from coca_mindspeed.utils.custom_code import is_custom
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ def held_out_gap(answers: Sequence[Prediction]) -> dict[str, WeightedMean]:
     return gap_metrics(HELD_OUT, correct, stated)
 
 
-def check_own_method(method: MethodConfig) -> None:
-    """Give credit for a small group in each stage of a method of the user's own; raises ConfigError if that fails."""
-    if not is_own(method.name):
+def check_custom_method(method: MethodConfig) -> None:
+    """Give credit for a small group in each stage of a custom method; raises ConfigError if that fails."""
+    if not is_custom(method.name):
         return
     correct, stated = torch.tensor([[1.0, 0.0, 1.0, math.nan]]), torch.tensor([[0.9, 0.2, math.nan, 0.5]])
     for stage, name in enumerate(method.training_method.stages):

@@ -10,7 +10,7 @@ from verl.utils.fs import copy_to_local
 
 from coca_mindspeed.data.export import record_of
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.grading.own import FaultTolerantGrader
+from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.scoring.responses import response_scorer
 from coca_mindspeed.utils.tokenization import token_text

@@ -41,7 +41,7 @@ from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings
-from coca_mindspeed.scoring.responses import check_own_method
+from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import write_json_lines
@@ -83,7 +83,7 @@ class SegmentTrainer(PPOTrainer):
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self._settings = verl_settings(plain)
         raise_problems(verl_problems(plain, self._settings), "verl would not train by the method:")
-        check_own_method(self._settings.method)
+        check_custom_method(self._settings.method)
         engine: Any = "megatron" if plain["actor_rollout_ref"]["actor"]["strategy"] == "megatron" else "fsdp"
         matching_manifest(Path(str(verl.__file__)).parents[1], package="verl", engine=engine)
         with open_dict(config):

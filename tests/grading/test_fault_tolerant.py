@@ -4,7 +4,7 @@ import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
-from coca_mindspeed.grading.own import FaultTolerantGrader
+from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 
 RIGHT, WRONG, UNGRADABLE = Outcome.RIGHT, Outcome.WRONG, Outcome.UNGRADABLE

@@ -20,7 +20,7 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.model_files import download_model
 for name in sys.argv[1:]:
     try:
-        print(*sorted(path.name for path in download_model(name, own_code=False, show_progress=True).iterdir()))
+        print(*sorted(path.name for path in download_model(name, custom_code=False, show_progress=True).iterdir()))
     except ConfigError as error:
         print(*error.problems[0][:3])
 """

@@ -8,8 +8,8 @@ import torch
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.grading.own import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local.tiny_model import tiny_tokenizer

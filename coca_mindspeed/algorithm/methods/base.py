@@ -1,4 +1,4 @@
-"""Input and output of a training method, and bases for a method of one's own.
+"""Input and output of a training method, and bases for a custom method.
 
 ``[P, G]``: P prompts with G responses each.  Numbers are float64: in float32, the rewards of
 confidences .1 and .9 at a success rate of .5 would differ by 2e-8, which normalisation (eps 1e-6) would amplify.

@@ -170,9 +170,9 @@ def runtime_environment(
 
 def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     """Check the method, graders, records and prompts before any NPU is held; return the settings with SHA-256."""
-    from coca_mindspeed.scoring.responses import check_own_method  # it imports torch
+    from coca_mindspeed.scoring.responses import check_custom_method  # it imports torch
 
-    check_own_method(settings.method)
+    check_custom_method(settings.method)
     training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
     data_path, tokenizer = training.get("data_path"), training.get("tokenizer_name_or_path")
     files = record_files(data_path, settings.eval_data)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration import own_code
+from tests.integration import custom_code
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed
 from tests.integration.mindspeed.runs import (
@@ -95,7 +95,7 @@ def test_a_method_with_a_confidence_after_the_answer(method, stage, tmp_path, ra
 
 
 def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm, tmp_path, ray_directory):
-    coca = {"grader": f"{own_code.__file__}:even", "method": {**tiny.METHOD, "name": f"{own_code.__file__}:Shy"}}
+    coca = {"grader": f"{custom_code.__file__}:even", "method": {**tiny.METHOD, "name": f"{custom_code.__file__}:Shy"}}
     run_and_check(warm, tmp_path / "run", ray_directory, {"coca": coca})
     samples = json_lines(tmp_path / "run" / "output" / "samples" / "iteration_000002.jsonl")
     assert any(row["answer_advantage"] for row in samples)

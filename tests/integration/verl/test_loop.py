@@ -14,7 +14,7 @@ import torch
 from coca_mindspeed import cli
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.schema import MethodConfig
-from tests.integration import own_code
+from tests.integration import custom_code
 from tests.integration.verl import loop, tiny
 from tests.integration.verl.following import gradient_norms
 
@@ -189,7 +189,11 @@ def test_sequential_changes_its_reward_half_way(warm, tmp_path):
 
 def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm, tmp_path):
     run = tmp_path / "run"
-    keys = {STEPS: 1, "coca__method": {"name": f"{own_code.__file__}:Shy"}, "coca__grader": f"{own_code.__file__}:even"}
+    keys = {
+        STEPS: 1,
+        "coca__method": {"name": f"{custom_code.__file__}:Shy"},
+        "coca__grader": f"{custom_code.__file__}:even",
+    }
     finished(tiny.configuration(warm, run, **keys), **BY_TURNS)
     rows = loop.rollouts(run, 1)
     assert {row["verdict"] for row in rows} == {"right", "wrong"}

@@ -1,4 +1,4 @@
-"""A grader of the user's own (a function of a record and an answer, or a class), and protection from its exceptions."""
+"""A custom grader (a function of a record and an answer, or a class), and protection from its exceptions."""
 
 import inspect
 import logging
@@ -11,7 +11,7 @@ import numpy as np
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, GradingError
 from coca_mindspeed.grading.verdict import Grader, Outcome, TalliedGrader, Verdict
-from coca_mindspeed.utils.own_code import load_own, pinned
+from coca_mindspeed.utils.custom_code import load_custom, pinned
 
 logger = logging.getLogger(__name__)
 # Errors that a grader raises itself, and system errors.
@@ -66,7 +66,7 @@ class FaultTolerantGrader:
         self._grader.close()
 
 
-class OwnGrader(TalliedGrader):
+class CustomGrader(TalliedGrader):
     """Grades by the object that ``name`` names; an exception of it is handled by :class:`FaultTolerantGrader`.
 
     ``options`` are keyword arguments of the function, or of the class.
@@ -107,7 +107,7 @@ class _Adapter:
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.name, self._options = name, dict(options)
-        self._target = load_own(pinned(name))
+        self._target = load_custom(pinned(name))
         self._many = isinstance(self._target, type)
         if not callable(self._target):
             raise GradingError(f"{name}: expected a function or a class, found {type(self._target).__name__}")

@@ -12,14 +12,14 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import CocaError, ConfigError, GradingError
-from coca_mindspeed.grading.own import BrokenGraderError
+from coca_mindspeed.grading.custom import BrokenGraderError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
-from coca_mindspeed.scoring.responses import check_own_method
-from coca_mindspeed.utils.own_code import pinned
+from coca_mindspeed.scoring.responses import check_custom_method
+from coca_mindspeed.utils.custom_code import pinned
 from tests.local.runs_for_tests import SMALL, rows
 
 GRADER = """
@@ -77,20 +77,20 @@ MATH = Record("1", "mine", "math", "What is 17 * 23?", "391")
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "own_grader.py").write_text(GRADER)
-    (tmp_path / "own_method.py").write_text(METHOD)
+    (tmp_path / "custom_grader.py").write_text(GRADER)
+    (tmp_path / "custom_method.py").write_text(METHOD)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_a_file_is_named_with_its_path_and_fingerprint(folder, tmp_path_factory, monkeypatch):
-    (folder / "run.yaml").write_text("defaults: [demo, _self_]\ndata: {grader: 'own_grader.py:grade'}\n")
+    (folder / "run.yaml").write_text("defaults: [demo, _self_]\ndata: {grader: 'custom_grader.py:grade'}\n")
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     name = compose_run(str(folder / "run.yaml")).run.data.grader
-    assert name == pinned(f"{folder}/own_grader.py:grade") == pinned(name)
-    assert name.startswith(f"{folder / 'own_grader.py'}:grade@")
-    (folder / "own_grader.py").write_text(GRADER + "\n")
-    assert pinned(f"{folder}/own_grader.py:grade") != name
+    assert name == pinned(f"{folder}/custom_grader.py:grade") == pinned(name)
+    assert name.startswith(f"{folder / 'custom_grader.py'}:grade@")
+    (folder / "custom_grader.py").write_text(GRADER + "\n")
+    assert pinned(f"{folder}/custom_grader.py:grade") != name
     with pytest.raises(ConfigError, match="has changed"):
         build_grader(name)
 
@@ -106,7 +106,7 @@ def test_a_file_is_named_with_its_path_and_fingerprint(folder, tmp_path_factory,
     ],
 )  # fmt: skip
 def test_verdicts(folder, name, options, answer, outcome):
-    grader = build_grader(f"own_grader.py:{name}", options)
+    grader = build_grader(f"custom_grader.py:{name}", options)
     assert [verdict.outcome for verdict in grader.grade([MATH], [answer])] == [outcome]
     assert grader.metrics()[outcome.value] == 1
     grader.close()
@@ -117,24 +117,25 @@ def test_verdicts(folder, name, options, answer, outcome):
 )
 def test_a_result_of_another_type_stops_the_run(folder, name, found):
     """Left out as ungradable, all wrong answers would be gone, and the accuracy 100%."""
-    grader = build_grader(f"own_grader.py:{name}")
+    grader = build_grader(f"custom_grader.py:{name}")
     with pytest.raises(BrokenGraderError, match=found):
         grader.grade([MATH] * 3, ["391", "17", "391"])
 
 
 def test_verdicts_are_final(folder):
     asked = [MATH], ["17 * 23"]
-    verdicts = {name: build_grader(name).grade(*asked) for name in ("own_grader.py:always", "math")}
+    verdicts = {name: build_grader(name).grade(*asked) for name in ("custom_grader.py:always", "math")}
     assert [v.correct for found in verdicts.values() for v in reject_unevaluated(*asked, found)] == [True, False]
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("gone.py:grade", {}), ("own_grader.py:grad", {}), ("own_grader.py:number", {}), ("own_grader.py:Nothing", {}),
-        ("own_grader.py:Broken", {}), ("own_grader.py:grade", {"exact": True}), ("own_grader.py:scores", {}),
-        ("own_grader.py:breaks", {}), ("own_grader.py:Many", {"limit": 2}),
-        ("own_grader.py:late", {}), ("own_grader.py:", {}), ("no.module:x", {}),
+        ("gone.py:grade", {}), ("custom_grader.py:grad", {}), ("custom_grader.py:number", {}),
+        ("custom_grader.py:Nothing", {}),
+        ("custom_grader.py:Broken", {}), ("custom_grader.py:grade", {"exact": True}), ("custom_grader.py:scores", {}),
+        ("custom_grader.py:breaks", {}), ("custom_grader.py:Many", {"limit": 2}),
+        ("custom_grader.py:late", {}), ("custom_grader.py:", {}), ("no.module:x", {}),
         ("syntax.py:grade", {}), ("raises.py:grade", {}),
     ],
 )  # fmt: skip
@@ -150,7 +151,10 @@ def test_graders_that_are_refused_before_a_run(folder, name, options):
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [("gone.py:Shy", "method.name"), *((f"own_method.py:{n}", "method.name") for n in ("Sh", "Taken", "Late", "Bare"))],
+    [
+        ("gone.py:Shy", "method.name"),
+        *((f"custom_method.py:{n}", "method.name") for n in ("Sh", "Taken", "Late", "Bare")),
+    ],
 )
 def test_methods_that_are_refused_before_torch_is_imported(folder, capsys, name, key):
     assert main(["train", "demo", "--output", "run", f"method.name={name}"]) in (1, 2)
@@ -160,7 +164,7 @@ def test_methods_that_are_refused_before_torch_is_imported(folder, capsys, name,
 
 def test_a_method_whose_advantages_fail_is_refused_before_the_warm_up(folder, capsys):
     for command in (["check", "demo"], ["train", "demo", "--output", "run"]):
-        assert main([*command, *SMALL, "method.name=own_method.py:Fails"]) == 1
+        assert main([*command, *SMALL, "method.name=custom_method.py:Fails"]) == 1
         assert "[own-method]" in capsys.readouterr().err
     assert not Path("run").exists()
 
@@ -179,13 +183,13 @@ def test_data_cannot_name_code(folder):
 
 
 def test_a_run_with_own_code_and_its_resume(folder, capsys):
-    own = ["data.grader=./own_grader.py:always", "method.name=own_method.py:Shy"]
+    own = ["data.grader=./custom_grader.py:always", "method.name=custom_method.py:Shy"]
     run = ["train", "demo", "--output", "run", "--quiet", *SMALL, *own, "warm_up.steps=1", "evaluation.interval=0"]
     assert main([*run, "trainer.steps=2"]) == 0
     assert [row["rollout/accuracy"] for row in rows(Path("run/metrics.jsonl")) if row["step"]] == [1.0, 1.0]
     assert {row["method"] for row in rows(Path("run/predictions_after.jsonl"))} == {"shy"}
     assert main([*run, "trainer.steps=3", "--resume"]) == 0
-    for file, key in (("own_grader.py", "data.grader"), ("own_method.py", "method.name")):
+    for file, key in (("custom_grader.py", "data.grader"), ("custom_method.py", "method.name")):
         text = Path(file).read_text()
         Path(file).write_text(text + "# changed\n")
         assert main([*run, "trainer.steps=4", "--resume"]) == 1
@@ -195,7 +199,7 @@ def test_a_run_with_own_code_and_its_resume(folder, capsys):
 
 def test_workers_find_the_same_file_from_any_directory(folder, tmp_path_factory):
     write_records(folder / "train.jsonl", [MATH])
-    own = ["data.grader=own_grader.py:grade", "method.name=own_method.py:Shy", "data.train=train.jsonl"]
+    own = ["data.grader=custom_grader.py:grade", "method.name=custom_method.py:Shy", "data.train=train.jsonl"]
     run = compose_run("qwen25_1p5b_910b", [*own, "data.evaluate=null", "evaluation.interval=0"]).run
     settings = CocaSettings.model_validate(mindspeed_values(run, 3, StageFiles(folder / "run"))["coca"])
     code = (
@@ -217,4 +221,4 @@ def test_the_code_of_the_documentation(folder):
     grader = build_grader("my_grader.py:grade", {"tolerance": 0.5})
     grader.check([MATH])
     assert [verdict.correct for verdict in grader.grade([MATH] * 2, ["391.2", "392"])] == [True, False]
-    check_own_method(MethodConfig(name="my_method.py:Shy"))
+    check_custom_method(MethodConfig(name="my_method.py:Shy"))

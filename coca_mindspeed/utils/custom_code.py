@@ -20,7 +20,7 @@ _REFERENCE = re.compile(r"(?P<place>[^:]+):(?P<name>[A-Za-z_]\w*)(?:@(?P<digest>
 _HOW = "expected package.module:name or FILE.py:name"
 
 
-def is_own(name: str) -> bool:
+def is_custom(name: str) -> bool:
     """Whether ``name`` names an object of the user's own; this package's names have no colon."""
     return ":" in name
 
@@ -44,7 +44,7 @@ def pinned(name: str, beside: Path | None = None) -> str:
 
 
 @cache
-def load_own(name: str) -> Any:
+def load_custom(name: str) -> Any:
     """Import the object that ``name``, a result of :func:`pinned`, names.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A grader and a method of the user's own, which the loops of the engines name by this file."""
+"""A grader and a custom method, which the loops of the engines name by this file."""
 
 from dataclasses import dataclass
 
