@@ -105,7 +105,7 @@ class ResponseParser:
         Group 1 is the number.
         """
         number = _NUMBER if self.decimals is None else rf"0\.[0-9]{{{self.decimals}}}|1\.0{{{self.decimals}}}"
-        return rf"{_WHITESPACE}{OPEN_TAG}{_WHITESPACE}({number}){_WHITESPACE}{CLOSE_TAG}"
+        return rf"{_WHITESPACE}{re.escape(OPEN_TAG)}{_WHITESPACE}({number}){_WHITESPACE}{re.escape(CLOSE_TAG)}"
 
     def __call__(self, text: str) -> ParsedResponse:
         stated: list[float | None] = []

@@ -18,7 +18,7 @@ from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Decoder
 
-_STATED = re.compile(rf"(\s*{OPEN_TAG}\s*)\d*\.?\d+(\s*{CLOSE_TAG})")
+_STATED = re.compile(rf"(\s*{re.escape(OPEN_TAG)}\s*)\d*\.?\d+(\s*{re.escape(CLOSE_TAG)})")
 _DECIMALS = 2  # of the numbers where any are allowed
 
 
