@@ -12,7 +12,7 @@ from coca_mindspeed.mindspeed.start import run_file
 from coca_mindspeed.mindspeed.start.driver import compose_config
 from coca_mindspeed.upstream.manifest import load_manifest
 from coca_mindspeed.utils.text_formats import YamlError, parse_yaml, read_yaml
-from coca_mindspeed.verl import configuration
+from coca_mindspeed.verl.configuration import find_verl_run
 from coca_router.config import read_serving_config
 from experiments.reproduce.plan import read_plan
 from tests.evaluation.test_report import predictions
@@ -40,7 +40,7 @@ READERS = {
     "a serving configuration": read_serving_config,
     "a manifest": load_manifest,
     "a run on MindSpeed-RL": lambda file: compose_config(file, [], file.parent),
-    "a run on verl": configuration._defaults,
+    "a run on verl": lambda file: find_verl_run(str(file)),
     "the run file of a stage before": lambda file: run_file._check_resume(file, {}),
 }
 
