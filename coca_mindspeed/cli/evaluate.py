@@ -226,8 +226,8 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
         endpoint = Endpoint(arguments.endpoint, arguments.model, arguments.concurrency or 16, options)
         responses = output / "responses.jsonl"
         saved = f"stopped; the responses so far are in {responses}; the same command resumes"
-        claim_directory(output, settings)
         with lock_run(output), interruptible(saved):
+            claim_directory(output, settings)
             done = len(read_complete_rows(responses)) if responses.exists() else 0
             try:
                 with StepProgress(len(questions), True, done, title="asking") as progress:

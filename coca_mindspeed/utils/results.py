@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.utils.directories import LOCK
 from coca_mindspeed.utils.json_files import read_json_lines, write_json, write_json_lines
 from coca_mindspeed.utils.progress import StepProgress
 from coca_mindspeed.utils.text_formats import first_difference
@@ -67,7 +68,7 @@ def check_directory(directory: Path, settings: Mapping[str, Any]) -> bool:
         return True
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"--output {directory}: is a file; the results need a directory")
-    if directory.exists() and any(directory.iterdir()):
+    if directory.exists() and any(entry.name != LOCK for entry in directory.iterdir()):
         raise ConfigError(f"--output {directory}: is not empty and has no settings.json; choose another directory")
     return False
 
