@@ -125,7 +125,7 @@ def _convert(theirs: dict[str, Any], machine: str | None) -> tuple[dict[str, Any
             continue
         try:
             value = entry.inverse(*(value_of(ours, other) for other in others), found)
-        except (TypeError, ZeroDivisionError):
+        except (TypeError, ValueError, ArithmeticError):
             value = None
         put(*((theirs, key, found) if value is None else (ours, name, value)))
     ours["optimizer"]["betas"] = [*ours["optimizer"]["betas"].values()]
