@@ -57,7 +57,7 @@ def compose_any_layout(name: str, overrides: Sequence[str] = (), *, allow_missin
     if machine not in (*_MACHINES, None):
         raise UsageError(
             f"override 'hardware={machine}': expected {' or '.join(_MACHINES)}; it chooses the machine alone, because "
-            f"{file} sets MindSpeed-RL's keys itself"
+            f"{file} sets MindSpeed-RL's keys itself; coca.platform=host runs it without an NPU (docs/port.md)"
         )
     run, notes = _convert(_compose(file, theirs), machine or _machine_of_name(file.stem))
     # Typed keys of MindSpeed-RL are also set where they are, so that a contradiction to a key of ours is found.
