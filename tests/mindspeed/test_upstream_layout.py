@@ -194,7 +194,7 @@ def test_the_cpu_shim_needs_no_megatron_weights(file, key):
 
 
 def test_hardware_chooses_a_machine_with_npus(file):
-    with pytest.raises(UsageError, match="coca.platform=host"):  # what to type instead
+    with pytest.raises(UsageError, match=r"coca\.platform=host"):  # what to type instead
         compose_any_layout(str(file), ["hardware=host"])
 
 
