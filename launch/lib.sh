@@ -262,7 +262,7 @@ smoke() {
   leave_alone "${fixed[@]}"
   local override
   for override in "${OVERRIDES[@]}"; do
-    [[ $override != *hardware=host && $override != *hardware.platform=host ]] ||
+    [[ $override != *hardware=host && $override != *.platform=host ]] ||
       misuse "--smoke runs the local engine: to run MindSpeed-RL without an NPU, leave it out and set trainer.steps=2 \
 with $override (docs/port.md, Without an NPU)"
   done

@@ -171,7 +171,7 @@ def _inspect(path: Path, resume: bool, overwrite: bool | None) -> RunState:
 # Temporary names of local/checkpoint.py.
 _LEFTOVER = re.compile(r"\.removing_\d{6,}|\.(?:model|warm_start|best_model|step_\d{6,})\.writing")
 _REPLACED = re.compile(r"\.replaced_(model|warm_start|best_model|step_\d{6,})")
-_HALF_A_FILE = re.compile(r"\.\w+\.(?:jsonl?|yaml|md|png)\.[a-z0-9_]{8}")
+_HALF_A_FILE = re.compile(r"\.[\w-]+\.(?:jsonl?|yaml|md|html|png)\.[a-z0-9_]{8}")
 
 
 def remove_leftovers(output: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion
+from packaging.version import InvalidVersion, Version
 
 from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.schema import RunConfig
@@ -294,9 +294,13 @@ def _commit_of(checkout: Path) -> str | None:
 
 
 def _matches(version: str | None, specifier: str) -> bool:
-    """Whether a version matches: ``2.5.1.post1`` and ``2.5.1+cpu`` are ``==2.5.1.*``, 2.5.10 is not."""
-    with suppress(InvalidVersion):
-        return version is not None and SpecifierSet(specifier, prereleases=True).contains(version)
+    """Whether a version matches: ``2.5.1.post1`` and ``2.5.1+cpu`` are ``==2.5.1.*``, 2.5.10 is not.
+
+    Of a version that Python's rules do not know, such as a driver's ``25.5.rc1.1``, the first numbers count.
+    """
+    for text in (version, *re.findall(r"^[\d.]*\d", version or "")):
+        with suppress(InvalidVersion):
+            return text is not None and SpecifierSet(specifier, prereleases=True).contains(Version(text))
     return False
 
 

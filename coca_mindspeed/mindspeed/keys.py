@@ -154,8 +154,9 @@ def set_twice(run: RunConfig) -> Iterator[Problem]:
                 if value != should:
                     yield _twice(f"{place}{below}", value, show_value(should), ", ".join(TABLE[key].ours) + below)
     for key, (source, _) in WRITTEN.items():
+        same = run.logging.wandb if source == "logging.wandb" else None
         for place in places(key, theirs) if key not in values else ():
-            if (found := value_of(theirs, place)) is not None:
+            if (found := value_of(theirs, place)) not in (None, same):
                 yield _twice(place, found, "absent", source)
 
 

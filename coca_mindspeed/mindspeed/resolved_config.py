@@ -26,7 +26,6 @@ class ResolvedConfig(Section):
     method: str = Field(alias="method.name")
     lr: float = Field(alias="optimizer.lr")
     save_interval: int = Field(alias="checkpoint.interval")
-    eval_interval: int = Field(alias="evaluation.interval")
     keep_checkpoints: int | None = Field(alias="checkpoint.keep")
     train_data: str | None = Field(alias="data.train")
     eval_data: str | None = Field(alias="data.evaluate")
@@ -186,7 +185,7 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
     merged = {"model": {"actor": actor}, "megatron_training": actor, "actor_config": actor, "rl_config": rl}
     values = {**run.model_dump(), "mindspeed_rl": theirs | merged}
     read = {key: value for key in KEYS.values() if (value := value_of(values, key, _ABSENT)) is not _ABSENT}
-    read |= {KEYS["mini_batch"]: rl["mini_batch_size"], KEYS["load"]: actor["load"]}
+    read |= {KEYS["mini_batch"]: rl["mini_batch_size"], KEYS["load"]: actor.get("load")}
     try:
         return ResolvedConfig.model_validate(read)
     except ValidationError as error:

@@ -57,7 +57,7 @@ def compose_any_layout(name: str, overrides: Sequence[str] = (), *, allow_missin
     if machine not in (*_MACHINES, None):
         raise UsageError(
             f"override 'hardware={machine}': expected {' or '.join(_MACHINES)}; it chooses the machine alone, because "
-            f"{file} sets MindSpeed-RL's keys itself"
+            f"{file} sets MindSpeed-RL's keys itself; coca.platform=host runs it without an NPU (docs/port.md)"
         )
     run, notes = _convert(_compose(file, theirs), machine or _machine_of_name(file.stem))
     # Typed keys of MindSpeed-RL are also set where they are, so that a contradiction to a key of ours is found.
@@ -125,7 +125,7 @@ def _convert(theirs: dict[str, Any], machine: str | None) -> tuple[dict[str, Any
             continue
         try:
             value = entry.inverse(*(value_of(ours, other) for other in others), found)
-        except (TypeError, ZeroDivisionError):
+        except (TypeError, ValueError, ArithmeticError):
             value = None
         put(*((theirs, key, found) if value is None else (ours, name, value)))
     ours["optimizer"]["betas"] = [*ours["optimizer"]["betas"].values()]

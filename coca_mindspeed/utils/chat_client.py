@@ -90,9 +90,12 @@ class ChatClient:
         Raises ChatError if it cannot be reached or refuses the key.
         """
         try:
-            return [str(model.id) for model in (await self._client.models.list()).data]
+            listed = await asyncio.wait_for(self._client.models.list(), self._seconds)
+            return [str(model.id) for model in listed.data]
         except self._fatal_errors as error:
             raise _described(error) from error
+        except asyncio.TimeoutError as error:
+            raise ChatError(f"no whole list of models in {self._seconds:.3g} s") from error
         except (self._errors, AttributeError, TypeError, ValueError, RecursionError):
             return None
 

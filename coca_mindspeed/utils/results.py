@@ -68,7 +68,7 @@ def check_directory(directory: Path, settings: Mapping[str, Any]) -> bool:
         return True
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"--output {directory}: is a file; the results need a directory")
-    if directory.exists() and {entry.name for entry in directory.iterdir()} - {LOCK}:
+    if directory.exists() and any(entry.name != LOCK for entry in directory.iterdir()):
         raise ConfigError(f"--output {directory}: is not empty and has no settings.json; choose another directory")
     return False
 

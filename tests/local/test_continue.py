@@ -135,7 +135,8 @@ def test_leftovers_are_removed_or_put_back_and_strangers_files_are_not(tmp_path,
         (output / left / "half").touch()
     (output / "checkpoints" / "step_000006").rename(output / "checkpoints" / ".replaced_step_000006")
     (output / "model").rename(output / ".replaced_model")  # comes back
-    (output / ".metrics.jsonl.abcd_123").touch()
+    for half in ("metrics.jsonl", "report.html", "coca-mindspeed.json"):
+        (output / f".{half}.abcd_123").touch()
     for strange in (".replaced_thesis", "checkpoints/.notes.writing", ".vimrc"):
         (output / strange).mkdir()
     small_session(output, *TINY, resume=True)

@@ -124,6 +124,13 @@ def test_the_address_of_this_machine():
     assert Machine().address_towards("no such host") is None
 
 
+@pytest.mark.parametrize(("version", "new"), [("25.5.rc1.1", True), ("25.3.0-b080-x", True), ("24.1.rc2.1", False)])
+def test_a_driver_that_is_no_release_is_compared_by_its_numbers(good, version, new):
+    machine, run = good
+    write(machine.root / "usr/local/Ascend/driver/version.info", f"Version={version}\n")
+    assert ("NPU driver" not in examine(machine, run)) == new
+
+
 def test_good_machine(good):
     machine, run = good
     found = {finding.problem.key: finding for finding in doctor.examine_machine(machine, run)}

@@ -187,8 +187,14 @@ def test_the_machine_is_typed_or_that_of_the_name_or_of_the_npus(file, name, npu
     assert "use_dynamic_bsz" not in run.mindspeed_rl["rl_config"], "the keys of ready-made runs are not added"
 
 
+@pytest.mark.parametrize("key", ["coca.platform", "hardware.platform"])
+def test_the_cpu_shim_needs_no_megatron_weights(file, key):
+    file.write_text(FILE.replace("  load: ./weights\n", ""))
+    assert make_plan(compose_any_layout(str(file), [f"{key}=host"]).run).problems == ()
+
+
 def test_hardware_chooses_a_machine_with_npus(file):
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"coca\.platform=host"):  # what to type instead
         compose_any_layout(str(file), ["hardware=host"])
 
 
