@@ -12,6 +12,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from coca_mindspeed.utils.console import one_line
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+_LONGEST_ASKED_SECONDS = 60.0  # openai's client obeys no longer pause either
 _CONNECT_SECONDS = 5.0
 _SHOWN = 500  # characters of a server's message
 
@@ -134,12 +135,12 @@ def _pause(state: RetryCallState) -> float:
 
 
 def _asked_pause(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait as given by the server; None if it gives none."""
+    """Seconds to wait as given by the server; None if it gives none or more than a minute."""
     for header, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(header, "")) * scale
         except ValueError:  # absent, or a date
             continue
-        if 0 <= seconds < math.inf:
+        if 0 <= seconds <= _LONGEST_ASKED_SECONDS:
             return seconds
     return None

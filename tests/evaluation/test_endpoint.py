@@ -15,6 +15,7 @@ from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.utils import chat_client
 from coca_mindspeed.utils.chat_client import ChatClient, ChatError
 from tests.chat_server import chat_server
 
@@ -168,6 +169,14 @@ def test_refusals_of_the_server(server, command, capsys, status, text, named):
     assert all(each in error for each in named)
     assert "\x1b" not in error
     assert asked(server)[0] == (6 if status == 500 else 1)  # a server's own errors may pass
+
+
+def test_a_server_cannot_make_the_command_sleep(server, command, monkeypatch):
+    monkeypatch.setattr(chat_client, "_FIRST_PAUSE_SECONDS", 0.01)
+    server.retry_after_ms = 3_600_000
+    server.reply = lambda request: (503, "later")
+    assert main(command(concurrency=1)) == 1
+    assert asked(server) == {0: 6}
 
 
 @pytest.mark.parametrize("raw", [b"<html>", b"{}", b"[" * 100_000, b'{"choices": [{"message": {"content": 7}}]}'])
