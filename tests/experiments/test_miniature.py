@@ -67,7 +67,7 @@ def test_a_run_of_the_long_setting_asks_no_question_twice():
     assert max(kinds.values()) < 1.05 * min(kinds.values())
 
 
-@pytest.mark.nightly  # four minutes
+@pytest.mark.nightly  # ten minutes
 def test_the_warm_start_of_the_long_setting_generalises(tmp_path):
     config = run_config(read_plan(plan_path("miniature")).settings["long"], [], 0)
     data, device = miniature("long"), torch.device("cpu")
@@ -81,7 +81,7 @@ def test_the_warm_start_of_the_long_setting_generalises(tmp_path):
             answers = HeldOut(config, policy, grader, records, tmp_path, False).evaluate(records, split)
             accuracy[split] = sum(bool(answer.correct) for answer in answers) / len(answers)
     assert abs(accuracy["train"] - accuracy["evaluate"]) < 0.03
-    assert 0.3 < accuracy["train"] < 0.6
+    assert 0.3 < accuracy["train"] < 0.7
 
 
 # SHA-256 of warm-up, training and evaluation: the published figures were measured on these questions.
