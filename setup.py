@@ -38,7 +38,7 @@ setup(
     },
     # `make test-oldest` and `make test-newest` test both ends; docs/installation.md says which tests were run there.
     install_requires=[
-        "torch>=2.5.1,<2.15",
+        "torch>=2.5.1,<2.16",
         "transformers>=4.57.1,<5.25",
         "tokenizers>=0.22",
         "safetensors>=0.4.3,<1",
@@ -69,7 +69,7 @@ setup(
         "swanlab": ["swanlab"],
         "lora": ["peft>=0.17,<0.22"],
         "adamw-8bit": ["bitsandbytes>=0.50"],
-        "datasets": ["datasets<5.2"],
+        "datasets": ["datasets<5.3"],
         "router": [
             "starlette>=0.40,<2",
             "uvicorn>=0.30,<1",
