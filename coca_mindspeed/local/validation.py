@@ -58,7 +58,7 @@ class LengthLimits:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What a run is made of, before its weights are read.
+    """Records, grader and complete configuration of a run whose weights are not read yet.
 
     Attributes:
         state: of its directory.

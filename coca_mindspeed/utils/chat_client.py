@@ -12,7 +12,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from coca_mindspeed.utils.console import one_line
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
-_LONGEST_ASKED_SECONDS = 60.0  # openai's client obeys no longer pause either
+_LONGEST_ASKED_SECONDS = 60.0  # openai's client ignores longer ones too
 _CONNECT_SECONDS = 5.0
 _SHOWN = 500  # characters of a server's message
 
