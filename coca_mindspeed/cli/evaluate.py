@@ -16,6 +16,7 @@ from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.cli.options import (
     at_least,
+    bins_closed,
     grader_option,
     json_object,
     place,
@@ -31,7 +32,7 @@ from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
     METRIC_SPECS,
     UNDEFINED,
-    MetricOptions,
+    bins_text,
     reading_metrics,
     second_metrics,
     show,
@@ -44,8 +45,17 @@ from coca_mindspeed.evaluation.predictions import (
     outcomes,
     write_predictions,
 )
-from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
-from coca_mindspeed.evaluation.scoreboard import Column, PairedDifference, Scoreboard
+from coca_mindspeed.evaluation.scoreboard import (
+    Column,
+    PairedDifference,
+    Run,
+    Scoreboard,
+    file_label,
+    prediction_files,
+    read_named,
+    split_runs,
+    unique_labels,
+)
 from coca_mindspeed.evaluation.tables import not_shown_usable, risk_tables, summary_table
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
@@ -101,12 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--position", choices=tuple(SEGMENTS), help="last: answer-first methods, both: caliber (default: first)")
     option("--decimals", type=at_least(1), help="accept only confidences with this many decimals")
     option("--method", help="name of the method, for reports and the paper's table; it gives the prompt of --endpoint")
-    option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
-    option(
-        "--bins-closed", choices=("right", "left"), default="right", help="side of a bin's edge (default: %(default)s)"
-    )
-    option("--replicates", type=at_least(1), default=1000, help="draws for 'ECE if calibrated' (default: %(default)s)")
-    option("--seed", type=at_least(0), default=0, help="seed of 'ECE if calibrated' (default: %(default)s)")
+    bins_closed(parser)
     option("--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question")
 
 
@@ -116,11 +121,10 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse_repeats(predictions, arguments.files)
     if arguments.format == "responses" and arguments.position is None:
         _hint_at_position(predictions)
-    options = MetricOptions(bins=arguments.bins, closed=arguments.bins_closed)
     runs = unique_labels(split_runs(predictions, "unnamed"))
     _warn_of_ungradable(runs)
-    board = Scoreboard(runs, replicates=arguments.replicates, seed=arguments.seed, options=options)
-    text = f"{summary_table(board)}\nECE: {options.bins_text}.\n{not_shown_usable(board)}"
+    board = Scoreboard(runs, closed=arguments.bins_closed)
+    text = f"{summary_table(board)}\nECE: {bins_text(board.closed)}.\n{not_shown_usable(board)}"
     differences: dict[str, object] = {}
     if arguments.against is not None:
         differences, compared = _differences(board, _base(arguments.against), arguments.against)
@@ -131,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
     text += _suggested(runs)
     write_predictions(arguments.output / "predictions.jsonl", predictions)
-    chosen = {name: getattr(arguments, name) for name in ("bins", "bins_closed", "replicates", "seed")}
+    chosen = {"bins": 10, "bins_closed": board.closed, "replicates": 1000, "seed": 0}
     results = {run.label: {column.name: _cell(board, run, column) for column in board.columns} for run in runs}
     write_json(arguments.output / "metrics.json", {**chosen, "results": results, "differences": differences})
     write_atomically(arguments.output / "metrics.md", text)

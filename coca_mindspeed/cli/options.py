@@ -16,6 +16,12 @@ def subcommand(actions: Any, name: str, summary: str, **options: Any) -> argpars
     return parser
 
 
+def bins_closed(parser: argparse.ArgumentParser) -> None:
+    """Add ``--bins-closed``."""
+    side = "side of a bin's edge (default: %(default)s)"
+    parser.add_argument("--bins-closed", choices=("right", "left"), default="right", help=side)
+
+
 def at_least(lowest: int, highest: int | None = None) -> Callable[[str], int]:
     """Integer from ``lowest``, up to ``highest`` if given."""
     expected = f"a whole number from {lowest} {'on' if highest is None else f'to {highest}'}"

@@ -1,4 +1,4 @@
-"""Bins of confidence for calibration errors, and curves over confidence thresholds (risk and coverage, ROC).
+"""Ten bins of confidence for calibration errors, and curves over confidence thresholds (risk and coverage, ROC).
 
 Equal-width bins are closed on the right, the first also on the left: [0, 0.1], (0.1, 0.2], ..., (0.9, 1].  Closed on
 the left they are [0, 0.1), ..., [0.8, 0.9), [0.9, 1].  Each edge is the float nearest to the exact decimal, so that a
@@ -45,12 +45,10 @@ def clopper_pearson(right: Any, count: Any, level: float = 0.95) -> tuple[Floats
     return binomial_low(right, count, tail), 1 - binomial_low(np.asarray(count) - right, count, tail)
 
 
-def bin_edges(dtype: npt.DTypeLike = np.float64, bins: int = 10) -> npt.NDArray[Any]:
-    """Return the ``[bins + 1]`` edges of equal-width bins from 0 to 1, in the dtype of the confidences."""
-    if bins < 1:
-        raise ValueError(f"bins should be at least 1, found {bins}")
-    # k / bins is the correctly rounded quotient, in other words the float nearest to the exact edge.
-    return (np.arange(bins + 1) / bins).astype(dtype)
+def bin_edges(dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
+    """Return the ``[11]`` edges of ten equal-width bins from 0 to 1, in the dtype of the confidences."""
+    # k / 10 is the correctly rounded quotient, in other words the float nearest to the exact edge.
+    return (np.arange(11) / 10).astype(dtype)
 
 
 def bin_index(
@@ -85,10 +83,10 @@ def bin_table(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], clos
     valid = ~np.isnan(confidence)
     confidence, correct = confidence[valid], correct[valid]
     edges = bin_edges(confidence.dtype)
-    index, size = bin_index(confidence, edges, closed), len(edges) - 1
-    count = np.bincount(index, minlength=size)
-    right = np.bincount(index, weights=correct, minlength=size)
-    total = np.bincount(index, weights=confidence.astype(np.float64), minlength=size)
+    index = bin_index(confidence, edges, closed)
+    count = np.bincount(index, minlength=10)
+    right = np.bincount(index, weights=correct, minlength=10)
+    total = np.bincount(index, weights=confidence.astype(np.float64), minlength=10)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_confidence, accuracy = total / count, right / count
     return BinTable(edges.astype(np.float64), count, mean_confidence, accuracy, *clopper_pearson(right, count))

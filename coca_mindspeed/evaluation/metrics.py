@@ -108,17 +108,9 @@ def show_under_calibration(mean: float, high: float) -> str:
     return UNDEFINED if math.isnan(mean) else f"{show('ece', mean)} (95% < {show('ece', high)})"
 
 
-@dataclass(frozen=True, slots=True)
-class MetricOptions:
-    """Number of the bins of ECE and MCE, and the side on which a bin includes its edge."""
-
-    bins: int = 10
-    closed: BinsClosed = "right"
-
-    @property
-    def bins_text(self) -> str:
-        """The bins as named in tables."""
-        return f"{self.bins} equal-width bins closed on the {self.closed}"
+def bins_text(closed: BinsClosed) -> str:
+    """The bins of ECE and MCE as named in tables; ``closed`` is the side on which a bin includes its edge."""
+    return f"10 equal-width bins closed on the {closed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +131,7 @@ class ConfidenceGroups:
 
     @classmethod
     def of(
-        cls, confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], options: MetricOptions
+        cls, confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], closed: BinsClosed = "right"
     ) -> "ConfidenceGroups":
         """Group predictions; float32 confidences are binned by the float32 nearest to each edge."""
         check_confidence(confidence)
@@ -147,8 +139,7 @@ class ConfidenceGroups:
         negated, group = np.unique(-confidence[valid], return_inverse=True)
         count = np.bincount(group, minlength=len(negated)).astype(np.float64)
         right = np.bincount(group, weights=correct[valid], minlength=len(negated)).astype(np.float64)
-        edges = bin_edges(confidence.dtype, options.bins)
-        starts = np.flatnonzero(np.diff(bin_index(-negated, edges, options.closed), prepend=-1))
+        starts = np.flatnonzero(np.diff(bin_index(-negated, bin_edges(confidence.dtype), closed), prepend=-1))
         return cls((-negated).astype(np.float64), count, right, starts)
 
     def bin_sums(self) -> tuple[Floats, Floats, Floats]:
@@ -192,7 +183,7 @@ def calibration_metrics(
     confidence: npt.NDArray[Any],
     correct: npt.NDArray[np.bool_],
     tokens_to_confidence: npt.NDArray[Any] | None = None,
-    options: MetricOptions | None = None,
+    closed: BinsClosed = "right",
 ) -> CalibrationMetrics:
     """Compute all metrics of n predictions.
 
@@ -200,6 +191,7 @@ def calibration_metrics(
         confidence: float64 or float32 ``[n]`` in [0, 1], NaN where invalid.
         correct: bool ``[n]``.
         tokens_to_confidence: ``[n]``, NaN where unknown.
+        closed: the side on which the bins of ECE and MCE include their edge.
 
     Raises:
         ValueError: lengths differ, or a confidence lies outside [0, 1].
@@ -210,8 +202,7 @@ def calibration_metrics(
     tokens = np.full(len(correct), np.nan) if tokens_to_confidence is None else tokens_to_confidence
     if not confidence.shape == correct.shape == tokens.shape:
         raise ValueError(f"arrays should have one length, found {confidence.shape}, {correct.shape}, {tokens.shape}")
-    options, n = options or MetricOptions(), len(correct)
-    groups = ConfidenceGroups.of(confidence, correct, options)
+    n, groups = len(correct), ConfidenceGroups.of(confidence, correct, closed)
     n_valid, known = int(groups.count.sum()), tokens[~np.isnan(tokens)]
     values = dict.fromkeys(METRIC_SPECS, math.nan)
     if n:

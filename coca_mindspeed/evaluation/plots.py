@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
 from coca_mindspeed.evaluation.binning import BinsClosed, bin_table, risk_coverage, roc
-from coca_mindspeed.evaluation.metrics import METRIC_SPECS, MetricOptions, calibration_metrics, show
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, calibration_metrics, show
 from coca_mindspeed.evaluation.predictions import GradedPredictions
 from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.files import write_atomically
@@ -150,7 +150,7 @@ def reliability_diagram(groups: NamedPredictions, closed: BinsClosed = "right") 
         if not full.any():
             _say_why(axes, _NO_CONFIDENCE)
         axes.set(xlim=(0, 1), ylim=(0, 1.2), yticks=np.arange(6) / 5)
-        values = calibration_metrics(data.confidence, data.correct, options=MetricOptions(closed=closed)).values
+        values = calibration_metrics(data.confidence, data.correct, closed=closed).values
         shown = "  ".join(f"{METRIC_SPECS[m].label} {show(m, values[m])}" for m in ("ece", "auroc", "accuracy"))
         axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=8)
     handles, labels = panels[0].get_legend_handles_labels()

@@ -7,20 +7,20 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from coca_mindspeed import __version__
+from coca_mindspeed.evaluation.binning import BinsClosed
 from coca_mindspeed.evaluation.metrics import FURTHER_METRICS, HEADLINE_METRICS, METRIC_SPECS, UNDEFINED
 from coca_mindspeed.evaluation.page import code_block, plain_text, write_page
 from coca_mindspeed.evaluation.plots import png_bytes, reliability_diagram, threshold_curves, training_curves
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.evaluation.scoreboard import Scoreboard
+from coca_mindspeed.evaluation.scoreboard import Run, Scoreboard
 from coca_mindspeed.evaluation.tables import Table, result_tables, risk_tables
 
 _REPORT_DPI = 100
+_SAMPLES = 3  # responses of each run and data set
 _SHOWN_GOLD, _SHOWN_QUESTION, _SHOWN_CHARACTERS = 200, 800, 1200
 _HOW_TO_READ = (
     "In parentheses the 95% interval, and with ECE the mean and 95th percentile that a calibrated model with the same "
-    "confidences would show; the best of a column is bold where its paired difference to every other run is decided "
-    f"(95%); `{UNDEFINED}` is undefined. Means over a category leave undefined data sets out."
+    f"confidences would show; `{UNDEFINED}` is undefined. Means over a category leave undefined data sets out."
 )
 _NO_PREDICTIONS = (
     "The runs hold no predictions, so there are no results: set data.evaluate, and evaluation.final_questions above 0."
@@ -39,16 +39,15 @@ def _plots(board: Scoreboard, runs: Sequence[Run]) -> tuple[list[str], dict[str,
     if training := {run.label: run.training for run in runs if run.training}:
         caption = "A line for each run; faint: every step, strong: moving average."
         add("training", "Training", caption, training_curves(training))
-    closed = board.options.closed
     reliability = (
         "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
-        f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {closed}."
+        f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {board.closed}."
     )
     thresholds = "Left: error rate when only the most confident answers are given. Right: the area is AUROC."
     for dataset in board.datasets:
         groups = {run.label: outcomes(rows) for run in board.runs if (rows := run.by_dataset().get(dataset))}
         slug = "".join(c if c.isalnum() else "_" for c in dataset)
-        add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, reliability_diagram(groups, closed))
+        add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, reliability_diagram(groups, board.closed))
         heading = f"Risk-coverage and ROC curves: {dataset}"
         add(f"thresholds_{slug}", heading, thresholds, threshold_curves(groups))
     return parts, pictures
@@ -72,26 +71,19 @@ def shorten(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
-def write_report(
-    runs: Sequence[Run],
-    directory: Path,
-    *,
-    title: str = "Calibration report",
-    board: Scoreboard | None = None,
-    samples: int = 3,
-) -> tuple[Path, Path]:
+def write_report(runs: Sequence[Run], directory: Path, *, closed: BinsClosed = "right") -> tuple[Path, Path]:
     """Write ``report.html`` (self-contained), ``report.md`` and ``figures/*.png``; return the paths of the first two.
 
-    ``board`` has the numbers of ``runs``, if already computed; ``samples`` responses are shown per run and data set.
+    ``closed`` is the side on which bins include their edge.
     """
-    board = board or Scoreboard(runs)
+    board = Scoreboard(runs, closed=closed)
     plots, pictures = _plots(board, runs)
-    parts = [f"# {plain_text(title)}", f"coca-mindspeed {__version__}. {_HOW_TO_READ}"]
+    parts = ["# Calibration report", f"coca-mindspeed {__version__}. {_HOW_TO_READ}"]
     parts += _results(board) if board.runs else [_NO_PREDICTIONS]
     parts += plots
     if board.runs:
         parts.append("## Responses, most miscalibrated first")
-        parts += [part for run in board.runs for part in _samples(run, samples)]
+        parts += [part for run in board.runs for part in _samples(run)]
     return write_page(directory / "report.md", "\n\n".join(parts) + "\n", pictures)
 
 
@@ -107,21 +99,15 @@ def _results(board: Scoreboard) -> list[str]:
 
 
 def _table(table: Table) -> str:
-    """A table with its heading, its meaning and the reasons of its undefined cells; names are without markup."""
+    """A table with its heading and its meaning; names are without markup."""
     rows = [(plain_text(label), cells) for label, cells in table.rows]
     text = replace(table, columns=[plain_text(column) for column in table.columns], rows=rows).markdown()
-    parts = [
-        f"### {plain_text(table.heading)}",
-        table.meaning and f"{table.meaning[0].upper()}{table.meaning[1:]}.",
-        text,
-    ]
-    if table.undefined:
-        parts.append("Undefined:\n\n" + "\n".join(f"- {plain_text(line)}" for line in table.undefined))
-    return "\n\n".join(filter(None, parts))
+    meaning = table.meaning and f"{table.meaning[0].upper()}{table.meaning[1:]}."
+    return "\n\n".join(filter(None, (f"### {plain_text(table.heading)}", meaning, text)))
 
 
-def _samples(run: Run, count: int) -> list[str]:
-    if not (rows := most_miscalibrated(run, count)):
+def _samples(run: Run) -> list[str]:
+    if not (rows := most_miscalibrated(run, _SAMPLES)):
         return [f"{plain_text(run.label)}: no response states a valid confidence."]
     parts = []
     for p in rows:

@@ -1,24 +1,32 @@
-"""Metrics of runs by data set, with intervals, and category averages by the paper's rule."""
+"""Runs (a label, predictions, training metrics if there are any), and their metrics by data set with intervals.
+
+Category averages follow the paper's rule.
+"""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.evaluation.binning import BinsClosed
 from coca_mindspeed.evaluation.intervals import (
     EceUnderCalibration,
     Estimates,
     Interval,
-    average_difference,
     average_interval,
     average_under_calibration,
     paired_intervals,
 )
-from coca_mindspeed.evaluation.metrics import METRIC_SPECS, CalibrationMetrics, MetricOptions, round_half_up
-from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, outcomes
-from coca_mindspeed.evaluation.runs import Run
+from coca_mindspeed.evaluation.metrics import CalibrationMetrics
+from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, gradable, outcomes, read_predictions
+from coca_mindspeed.utils.json_files import read_steps
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 #: The paper's data sets by category, in its order.
 DATASETS = {
@@ -26,6 +34,34 @@ DATASETS = {
     "code": ("mbpp_sanitized", "humaneval"),
     "factual": ("simpleqa", "triviaqa"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row of a report's tables.
+
+    Attributes:
+        label: unique within a report.
+        predictions: of one method and model; may be empty while the run is training.
+        training: the objects of metrics.jsonl.
+        method: as the predictions state it, or None.
+    """
+
+    label: str
+    predictions: Sequence[Prediction]
+    training: Sequence[Mapping[str, Any]] = field(default=())
+    method: str | None = None
+
+    def by_dataset(self) -> dict[str, list[Prediction]]:
+        """Return the gradable predictions of each data set, data sets in order of appearance."""
+        groups: dict[str, list[Prediction]] = {prediction.dataset: [] for prediction in self.predictions}
+        for prediction in gradable(self.predictions):
+            groups[prediction.dataset].append(prediction)
+        return groups
+
+    def ungradable(self) -> dict[str, int]:
+        """Return data set -> number of ungradable answers, for the data sets that have any."""
+        return dict(Counter(prediction.dataset for prediction in self.predictions if prediction.correct is None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +93,9 @@ class PairedDifference:
 class Scoreboard:
     """Every metric of every run on every data set; runs without predictions are left out."""
 
-    def __init__(
-        self, runs: Sequence[Run], *, replicates: int = 1000, seed: int = 0, options: MetricOptions | None = None
-    ) -> None:
+    def __init__(self, runs: Sequence[Run], *, closed: BinsClosed = "right") -> None:
         self.runs = [run for run in runs if run.predictions]
-        self.options = options or MetricOptions()
-        self._replicates, self._seed = replicates, seed
-        self._pairs: dict[tuple[str, str, str], tuple[Estimates, Estimates] | None] = {}
+        self.closed: BinsClosed = closed
         self._cells: dict[tuple[str, str], Estimates] = {}
         stated: dict[str, set[str]] = {}
         for run in self.runs:
@@ -108,58 +140,19 @@ class Scoreboard:
         return Estimates(
             outcomes(predictions),
             questions=np.array([p.id for p in predictions]),
-            replicates=self._replicates,
             # Data sets of one size must not share their draws, or averages over them would seem too sure.
-            seed=(self._seed << 32) + crc32(dataset.encode()),
-            options=self.options,
+            seed=crc32(dataset.encode()),
+            closed=self.closed,
         )
-
-    def best(self, column: Column, metric: str) -> set[str]:
-        """Return the label of the run with the best value in a column, if its paired differences are decided.
-
-        Empty where no direction is better, and where the 95% interval of the difference to another run includes 0 or
-        does not exist.
-        """
-        info = METRIC_SPECS[metric]
-        values = {run.label: self.interval(run.label, column, metric).estimate for run in self.runs}
-        known = {
-            label: round_half_up(value * info.scale, info.decimals) * info.better
-            for label, value in values.items()
-            if not math.isnan(value)
-        }
-        if info.better == 0 or len(known) < 2:
-            return set()
-        best, *others = sorted(known, key=lambda label: known[label], reverse=True)
-        return {best} if all(self._is_better(best, other, column, metric) for other in others) else set()
-
-    def _is_better(self, first: str, second: str, column: Column, metric: str) -> bool:
-        """Whether the paired interval of ``first - second`` lies on the better side of 0."""
-        pairs = [self._paired(second, first, name) for name in column.datasets]
-        if None in pairs:
-            return False
-        interval = average_difference([pair for pair in pairs if pair is not None], metric)
-        return bool(interval.low > 0 if METRIC_SPECS[metric].better > 0 else interval.high < 0)
-
-    def _paired(self, first: str, second: str, dataset: str) -> tuple[Estimates, Estimates] | None:
-        """The estimates of two of the board's runs on their common responses; None if there are none."""
-        if (key := (first, second, dataset)) not in self._pairs:
-            runs = {run.label: run for run in self.runs}
-            self._pairs[key] = self._on_common(runs[first], runs[second], dataset)
-        return self._pairs[key]
-
-    def _on_common(self, first: Run, second: Run, dataset: str) -> tuple[Estimates, Estimates] | None:
-        ours, theirs = ({p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second))
-        if not (shared := [key for key in ours if key in theirs]):
-            return None
-        before, after = (self._estimates([group[key] for key in shared], dataset) for group in (ours, theirs))
-        return before, after
 
     def difference(self, first: Run, second: Run, dataset: str) -> PairedDifference:
         """Return the differences ``second - first`` on the common responses of a data set."""
-        pair = self._on_common(first, second, dataset)
-        n, intervals = (0, {}) if pair is None else (len(pair[0].data), paired_intervals(*pair))
-        ours, theirs = (len(run.by_dataset().get(dataset, [])) for run in (first, second))
-        return PairedDifference(n, ours, theirs, intervals)
+        before, after = ({p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second))
+        intervals: Mapping[str, Interval] = {}
+        if shared := [key for key in before if key in after]:
+            pair = (self._estimates([group[key] for key in shared], dataset) for group in (before, after))
+            intervals = paired_intervals(*pair)
+        return PairedDifference(len(shared), len(before), len(after), intervals)
 
 
 def _category(dataset: str, stated: Collection[str]) -> str | None:
@@ -182,3 +175,85 @@ def _columns(categories: Mapping[str, str | None]) -> list[Column]:
             columns.append(Column(category, tuple(members), True))
     columns += [Column(name, (name,), False) for name in datasets if categories[name] is None]
     return columns
+
+
+def split_runs(predictions: Sequence[Prediction], name: str) -> list[Run]:
+    """Return a run for each (model, method), labelled by them, or by ``name`` where both are unknown."""
+    groups: dict[tuple[str | None, str | None], list[Prediction]] = {}
+    for prediction in predictions:
+        groups.setdefault((prediction.model, prediction.method), []).append(prediction)
+    return [
+        Run(" ".join(filter(None, (model, method))) or name, rows, method=method)
+        for (model, method), rows in groups.items()
+    ]
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read the runs of prediction files and of run directories (``predictions*.jsonl``, ``metrics.jsonl``).
+
+    A file named ``predictions.jsonl`` is labelled by its directory; ``predictions_after.jsonl`` adds ``after``.
+
+    Raises:
+        DataError: a path holds neither predictions nor metrics.
+    """
+    runs: list[Run] = []
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path}: does not exist; expected a predictions file or a run directory")
+        files = prediction_files(path) if path.is_dir() else [path]
+        metrics = path / "metrics.jsonl"
+        training = read_steps(metrics) if path.is_dir() and metrics.exists() else []
+        if not files and not training:
+            raise DataError(f"{path}: holds neither predictions*.jsonl nor metrics.jsonl")
+        found = []
+        for file in files:
+            label = file_label(file, path)
+            own = split_runs(read_named(file), label)
+            found += own if len(own) > 1 else [replace(own[0], label=label)]
+        if training and len(found) == 1:
+            found = [replace(found[0], training=training)]
+        elif training:
+            # With predictions before and after training, the curves belong to neither.
+            found.append(Run(path.resolve().name, (), training))
+        runs += found
+    return unique_labels(runs)
+
+
+def prediction_files(directory: Path) -> list[Path]:
+    """Return the prediction files of a run directory, those from before training first."""
+    return sorted(directory.glob("predictions*.jsonl"), key=lambda file: (not file.stem.endswith("before"), file.name))
+
+
+def read_named(file: Path, **how: Any) -> list[Prediction]:
+    """Read a file; predictions after training that name no method get the one in the run's ``config.yaml``.
+
+    ``how`` are arguments of :func:`~coca_mindspeed.evaluation.predictions.read_predictions`.
+    """
+    predictions = read_predictions(file, **how)
+    config = file.parent / "config.yaml"
+    if not file.stem.endswith("after") or not config.is_file():
+        return predictions
+    try:
+        trained = read_yaml(config)["method"]["name"]
+    except (KeyError, TypeError, YamlError) as error:
+        raise DataError(
+            f"{config}: expected the configuration of a run with method.name; found none: {error}"
+        ) from error
+    return [replace(p, method=str(trained)) if p.method is None else p for p in predictions]
+
+
+def unique_labels(runs: Sequence[Run]) -> list[Run]:
+    """Number the runs that share a label."""
+    total, seen, result = Counter(run.label for run in runs), Counter[str](), []
+    for run in runs:
+        seen[run.label] += 1
+        result.append(run if total[run.label] == 1 else replace(run, label=f"{run.label} #{seen[run.label]}"))
+    return result
+
+
+def file_label(file: Path, path: Path) -> str:
+    """Return the label of a prediction file; ``path`` is the file, or the run directory that holds it."""
+    if not path.is_dir():
+        return file.stem if file.stem != "predictions" else file.resolve().parent.name
+    suffix = file.stem.removeprefix("predictions").strip("_-. ")
+    return f"{path.resolve().name} {suffix}".strip()

@@ -16,14 +16,14 @@ from coca_mindspeed.evaluation.metrics import (
     METRIC_SPECS,
     UNDEFINED,
     UNDER_CALIBRATION_LABEL,
+    bins_text,
     calibration_metrics,
     show,
     show_range,
     show_under_calibration,
 )
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
+from coca_mindspeed.evaluation.scoreboard import Column, Run, Scoreboard
 from coca_mindspeed.utils.console import PlainConsole, markdown_table, one_line
 
 _BINNED = ("ece", "mce")
@@ -31,16 +31,12 @@ _BINNED = ("ece", "mce")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of printed numbers; ``rows`` are (run, cells in the order of ``columns``).
-
-    ``undefined`` has a line for each undefined cell, with the reason.
-    """
+    """A table of printed numbers; ``rows`` are (run, cells in the order of ``columns``)."""
 
     heading: str
     meaning: str
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[str]]]
-    undefined: Sequence[str] = ()
 
     def markdown(self) -> str:
         header = ["run", *self.columns]
@@ -52,52 +48,30 @@ def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
     if len(board.columns) == 1:
         [column] = board.columns
         binned = [METRIC_SPECS[metric].label for metric in metrics if metric in _BINNED]
-        meaning = f"{' and '.join(binned)}: {board.options.bins_text}" if binned else ""
-        return [_table(board, column.name, meaning, [(METRIC_SPECS[m].heading, column, m) for m in metrics])]
+        meaning = f"{' and '.join(binned)}: {bins_text(board.closed)}" if binned else ""
+        rows = [(run.label, [_cell(board, run, column, metric) for metric in metrics]) for run in board.runs]
+        return [Table(column.name, meaning, [METRIC_SPECS[metric].heading for metric in metrics], rows)]
     tables = []
     for metric in metrics:
         spec = METRIC_SPECS[metric]
-        how = ", percent" if spec.percent else f", {board.options.bins_text}" if metric in _BINNED else ""
-        columns = [(column.heading, column, metric) for column in board.columns]
-        tables.append(_table(board, spec.heading, spec.meaning + how, columns))
+        how = ", percent" if spec.percent else f", {bins_text(board.closed)}" if metric in _BINNED else ""
+        rows = [(run.label, [_cell(board, run, column, metric) for column in board.columns]) for run in board.runs]
+        tables.append(Table(spec.heading, spec.meaning + how, [column.heading for column in board.columns], rows))
     return tables
 
 
-def _table(board: Scoreboard, heading: str, meaning: str, columns: Sequence[tuple[str, Column, str]]) -> Table:
-    """Return a table with a column for each (title, column of the board, metric); the best of each is bold."""
-    best = [board.best(column, metric) for _, column, metric in columns]
-    rows, undefined = [], []
-    for run in board.runs:
-        cells = []
-        for (title, column, metric), winners in zip(columns, best, strict=True):
-            cells.append(_cell(board, run, column, metric, run.label in winners))
-            if reason := _reason(board, run, column, metric):
-                undefined.append(f"{run.label}, {title}: {reason}")
-        rows.append((run.label, cells))
-    return Table(heading, meaning, [title for title, _, _ in columns], rows, undefined)
-
-
-def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> str:
+def _cell(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
     interval = board.interval(run.label, column, metric)
-    number = show(metric, interval.estimate)
     beside = [show_range(metric, interval.low, interval.high)]
     if metric == "ece" and (calibrated := under_calibration(board, run, column)):
         beside.append(f"{UNDER_CALIBRATION_LABEL}: {calibrated}")
-    shown = f"**{number}**" if is_best else number
-    return f"{shown} ({'; '.join(beside)})" if beside[0] else shown
+    number = show(metric, interval.estimate)
+    return f"{number} ({'; '.join(beside)})" if beside[0] else number
 
 
 def under_calibration(board: Scoreboard, run: Run, column: Column) -> str:
     found = board.ece_under_calibration(run.label, column)
     return "" if found is None else show_under_calibration(found.mean, found.high)
-
-
-def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
-    """Why a cell is undefined; empty if it is defined."""
-    if missing := [name for name in column.datasets if (run.label, name) not in board.metrics]:
-        return f"no predictions on {', '.join(missing)}"
-    reasons = [board.metrics[run.label, name].undefined.get(metric, "") for name in column.datasets]
-    return reasons[0] if all(reasons) else ""
 
 
 def summary_table(board: Scoreboard) -> str:

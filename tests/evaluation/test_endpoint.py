@@ -49,7 +49,7 @@ def command(server, tmp_path):
     records = [Record(f"q{i}", "sums", "math", f"{i} + 0?", gold) for i, gold in enumerate(golds)]
     write_records(tmp_path / "data.jsonl", records)
     options = {"--endpoint": server.url, "--model": "tiny", "--data": tmp_path / "data.jsonl"}
-    options |= {"--output": tmp_path / "out", "--replicates": 20}
+    options |= {"--output": tmp_path / "out"}
 
     def arguments(**changes):
         changed = {**options, **{f"--{name.replace('_', '-')}": value for name, value in changes.items()}}

@@ -32,7 +32,7 @@ def evaluate(*arguments):
 
 def test_predictions(files, capsys):
     out = files / "out"
-    assert evaluate(files / "one.jsonl", "--output", out, "--method", "coca", "--replicates", 50) == 0
+    assert evaluate(files / "one.jsonl", "--output", out, "--method", "coca") == 0
     printed = capsys.readouterr().out
     assert (out / "metrics.md").read_text() == printed
     assert "| math (mean) |" in printed
@@ -49,7 +49,7 @@ def test_predictions(files, capsys):
     assert f"{beside['mean']:.3f} (95% < {beside['p95']:.3f})" in printed
     assert "ECE if calibrated" in printed
     # What it wrote can be read again, with the same result.
-    assert evaluate(out / "predictions.jsonl", "--output", files / "again", "--replicates", 50) == 0
+    assert evaluate(out / "predictions.jsonl", "--output", files / "again") == 0
     assert json.loads((files / "again" / "metrics.json").read_text()) == result
 
 
@@ -69,7 +69,7 @@ def test_ungradable_answers_are_left_out_and_counted(files, capsys):
     changed = [replace(p, correct=None) if p.dataset == "gsm8k" and p.id in "01" else p for p in rows]
     write_predictions(files / "some.jsonl", changed)
     out = files / "out"
-    arguments = ("--output", out, "--replicates", 50, "--against", files / "two.jsonl")
+    arguments = ("--output", out, "--against", files / "two.jsonl")
     assert evaluate(files / "some.jsonl", *arguments) == 0
     result = json.loads((out / "metrics.json").read_text())
     cells = result["results"]["some"]
@@ -102,7 +102,7 @@ def test_the_confidence_after_the_answer_is_reported_beside_the_first(files, cap
         assert found["after_answer"] == {"auroc": 1.0, "ece": 0.0, "brier": 0.0, "success_rate": 0.75}
         assert "Confidence after the answer" in capsys.readouterr().out
         assert again or evaluate(files / "out" / "predictions.jsonl", "--output", files / "out") == 0
-    assert evaluate(files / "one.jsonl", "--output", files / "out", "--replicates", 5) == 0
+    assert evaluate(files / "one.jsonl", "--output", files / "out") == 0
     assert "Confidence after the answer" not in capsys.readouterr().out
 
 
@@ -111,7 +111,7 @@ def test_a_difference_says_on_how_many_questions_it_is(files, capsys):
     one = [p for p in read_predictions(files / "one.jsonl") if p.dataset == "gsm8k"]
     write_predictions(files / "some.jsonl", [*one[:2], replace(one[0], id="new")])
     out = files / "out"
-    arguments = (files / "two.jsonl", "--output", out, "--against", files / "some.jsonl", "--replicates", 50)
+    arguments = (files / "two.jsonl", "--output", out, "--against", files / "some.jsonl")
     assert evaluate(*arguments) == 0
     printed = capsys.readouterr().out
     compared = printed[printed.index("Difference to some.jsonl") :].split("\n\n")[1]
@@ -183,7 +183,7 @@ def write_theirs(path, count, right=lambda i: i % 2):
 def test_somebody_elses_csv(tmp_path, capsys, count, right, reasons, threshold):
     """Without an id, and with columns of other names; a line says whether the confidence is shown to be usable."""
     write_theirs(tmp_path / "theirs.csv", count, right)
-    assert evaluate(tmp_path / "theirs.csv", "--columns", MAPPED, "--output", tmp_path / "out", "--replicates", 5) == 0
+    assert evaluate(tmp_path / "theirs.csv", "--columns", MAPPED, "--output", tmp_path / "out") == 0
     [(label, sets)] = json.loads((tmp_path / "out" / "metrics.json").read_text())["results"].items()
     assert (label, {name: found["n"] for name, found in sets.items()}) == ("theirs", {"quiz": count})
     lines = capsys.readouterr().out.splitlines()
@@ -198,17 +198,17 @@ def test_files_without_a_model_are_runs_of_their_own(files):
     write_predictions(files / "sub" / "one.jsonl", rows)
     write_predictions(files / "named.jsonl", [replace(p, model="tiny") for p in rows])
     paths = [files / name for name in ("one.jsonl", "two.jsonl", "sub/one.jsonl", "named.jsonl")]
-    assert evaluate(*paths, "--output", files / "out", "--replicates", 5) == 0
+    assert evaluate(*paths, "--output", files / "out") == 0
     results = json.loads((files / "out" / "metrics.json").read_text())["results"]
     assert list(results) == ["one #1", "two", "one #2", "tiny"]
     assert {name: results[name]["gsm8k"]["n"] for name in results} == dict.fromkeys(results, 5)
-    assert evaluate(files / "out" / "predictions.jsonl", "--output", files / "again", "--replicates", 5) == 0
+    assert evaluate(files / "out" / "predictions.jsonl", "--output", files / "again") == 0
     assert json.loads((files / "again" / "metrics.json").read_text())["results"] == results
     data_sets = [[p for p in rows if p.dataset == name] for name in ("gsm8k", "aime24")]
     for name, part in zip("ab", data_sets, strict=True):
         write_predictions(files / f"{name}.jsonl", part)
     parts = (files / "a.jsonl", files / "b.jsonl")
-    assert evaluate(*parts, "--method", "coca", "--output", files / "out", "--replicates", 5) == 0
+    assert evaluate(*parts, "--method", "coca", "--output", files / "out") == 0
     assert list(json.loads((files / "out" / "metrics.json").read_text())["results"]) == ["coca"]
 
 
@@ -235,19 +235,19 @@ def test_a_run_directory_is_evaluated_by_one_plain_command(files, capsys):
     write_predictions(run / "predictions_before.jsonl", rows)
     write_predictions(run / "predictions_after.jsonl", rows)
     (run / "config.yaml").write_text("method:\n  name: coca\nseed: 0\n")
-    assert evaluate(run, "--output", files / "out", "--replicates", 5) == 0
+    assert evaluate(run, "--output", files / "out") == 0
     printed = capsys.readouterr().out
     assert "| mine before " in printed
     assert "| mine after coca " in printed
     found = read_predictions(files / "out" / "predictions.jsonl")
     assert {(p.model, p.method) for p in found} == {("mine before", None), ("mine after", "coca")}
-    assert evaluate(files / "out" / "predictions.jsonl", "--output", files / "again", "--replicates", 5) == 0
+    assert evaluate(files / "out" / "predictions.jsonl", "--output", files / "again") == 0
     assert capsys.readouterr().out == printed
     # What the lines say themselves stands.
     write_predictions(run / "predictions_after.jsonl", [replace(p, method="joint", model="tiny") for p in rows])
-    assert evaluate(run, "--output", files / "out", "--replicates", 5) == 0
+    assert evaluate(run, "--output", files / "out") == 0
     assert "| tiny joint " in capsys.readouterr().out
     after = run / "predictions_after.jsonl"
-    assert evaluate(files / "one.jsonl", "--against", after, "--output", files / "out", "--replicates", 5) == 0
+    assert evaluate(files / "one.jsonl", "--against", after, "--output", files / "out") == 0
     assert evaluate(files / "one.jsonl", "--against", run, "--output", files / "out") == 1
     assert "(mine before, tiny joint)" in capsys.readouterr().err

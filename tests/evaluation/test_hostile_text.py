@@ -62,7 +62,7 @@ def test_evaluate_prints_no_terminal_escape(tmp_path, capsys):
     values = [(dataset, i, 0.9 if i % 3 else 0.2) for dataset in "de" for i in range(60)]
     found = [replace(row, dataset=d, id=str(i), confidence=s, correct=s > 0.5 or i == 0) for d, i, s in values]
     write_predictions(tmp_path / "p.jsonl", found)
-    assert main(["evaluate", str(tmp_path / "p.jsonl"), "--output", str(tmp_path / "o"), "--replicates", "5"]) == 0
+    assert main(["evaluate", str(tmp_path / "p.jsonl"), "--output", str(tmp_path / "o")]) == 0
     for text in (capsys.readouterr().out, (tmp_path / "o" / "metrics.md").read_text()):
         assert "\x1b" not in text
         for shown in ("| {}", "\n{}: from 0.9 on"):  # tables, suggested threshold

@@ -30,7 +30,7 @@ def predictions():
 
 def test_every_published_figure(published, predictions, tmp_path, capsys):
     write_predictions(tmp_path / "rlcr.jsonl", predictions)
-    arguments = [str(tmp_path / "rlcr.jsonl"), "--output", str(tmp_path), "--replicates", "1", "--bins-closed", "left"]
+    arguments = [str(tmp_path / "rlcr.jsonl"), "--output", str(tmp_path), "--bins-closed", "left"]
     assert main(["evaluate", *arguments]) == 0
     found = json.loads((tmp_path / "metrics.json").read_text())
     assert found["bins_closed"] == "left"

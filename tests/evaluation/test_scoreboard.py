@@ -1,16 +1,13 @@
-"""Runs and their numbers: reading, columns, averages, best cells, paired differences."""
+"""Runs and their numbers: reading, columns, averages."""
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.metrics import METRIC_SPECS, MetricOptions
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
-from coca_mindspeed.evaluation.runs import Run, read_runs
-from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
+from coca_mindspeed.evaluation.scoreboard import Column, Run, Scoreboard, read_runs
 
 
 def rows(dataset, pairs, **fields):
@@ -26,7 +23,7 @@ ALL_WRONG = [(0.3, False), (0.2, False)]
 def board():
     first = Run("coca", [*rows("aime24", GOOD), *rows("gsm8k", GOOD), *rows("aime25", ALL_WRONG), *rows("mine", GOOD)])
     second = Run("rlvr", [*rows("gsm8k", BAD), *rows("aime24", BAD), *rows("aime25", ALL_WRONG)])
-    return Scoreboard([first, second, Run("empty", [])], replicates=50)
+    return Scoreboard([first, second, Run("empty", [])])
 
 
 def test_columns_are_in_the_papers_order_with_averages_behind(board):
@@ -37,7 +34,7 @@ def test_columns_are_in_the_papers_order_with_averages_behind(board):
 
 def test_a_data_set_has_the_category_that_its_predictions_state():
     def columns(*runs):
-        return {c.name: c.datasets for c in Scoreboard([Run(*run) for run in runs], replicates=5).columns}
+        return {c.name: c.datasets for c in Scoreboard([Run(*run) for run in runs]).columns}
 
     silent, other = ("silent", [*rows("mine", GOOD), *rows("a", GOOD, category="logic")]), rows("mine", GOOD)
     says = ("says", rows("mine", GOOD, category="logic"))
@@ -57,30 +54,10 @@ def test_average_leaves_undefined_data_sets_out(board):
     assert math.isnan(board.interval("rlvr", Column("mine", ("mine",), False), "ece").estimate)  # not answered
 
 
-def test_best_follows_the_direction_and_is_none_of_equals(board):
-    many = 50
-    runs = [
-        Run(name, [*rows("gsm8k", pairs * many), *rows("aime24", pairs * many), *rows("aime25", GOOD * many)])
-        for name, pairs in (("good", GOOD), ("bad", [(1 - s, y) for s, y in GOOD]))
-    ]
-    large = Scoreboard([*runs, Run("alone", rows("mine", GOOD))], replicates=5)
-    found = {(c.name, metric): large.best(c, metric) for c in large.columns for metric in METRIC_SPECS}
-    for name in ("gsm8k", "aime24", "math"):
-        assert [found[name, metric] for metric in ("auroc", "brier", "ece")] == [{"good"}] * 3
-        assert found[name, "accuracy"] == found[name, "uncertainty"] == set()  # equal; without a direction
-        assert found[name, "mce"] == set()  # without a paired interval
-    assert found["aime25", "brier"] == found["mine", "brier"] == set()  # equal; one run alone is not the best
-    # The same difference on four answers, and on no common questions, is not decided.
-    assert all(board.best(column, metric) == set() for column in board.columns for metric in METRIC_SPECS)
-    other = replace(runs[1], predictions=[replace(p, id=f"x{p.id}") for p in runs[1].predictions])
-    apart = Scoreboard([runs[0], other], replicates=5)
-    assert apart.best(apart.columns[0], "brier") == set()
-
-
-def test_the_options_reach_every_figure():
-    run = Run("coca", rows("mine", [(1.0, False), (0.9, True)]))
-    for bins, ece in ((10, 0.55), (2, 0.45)):  # in two bins both answers are in one
-        board = Scoreboard([run], replicates=5, options=MetricOptions(bins=bins))
+def test_the_side_of_the_bins_reaches_every_figure():
+    run = Run("coca", rows("mine", [(0.1, False), (0.15, True)]))
+    for closed, ece in (("right", 0.475), ("left", 0.375)):  # closed on the left, both answers are in one bin
+        board = Scoreboard([run], closed=closed)
         assert board.metrics["coca", "mine"].values["ece"] == pytest.approx(ece)
         assert board.interval("coca", board.columns[0], "ece").estimate == pytest.approx(ece)
 

@@ -6,8 +6,7 @@ import pytest
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import write_predictions
-from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.evaluation.scoreboard import Scoreboard
+from coca_mindspeed.evaluation.scoreboard import Run, Scoreboard
 from experiments.__main__ import main
 from experiments.paper.__main__ import compare
 from tests.evaluation.test_scoreboard import GOOD, rows
@@ -34,7 +33,7 @@ WHOLE, CODE = ("gsm8k", "math500", "aime24", "aime25"), ("mbpp_sanitized", "huma
     ],
 )
 def test_an_average_is_compared_only_with_that_of_the_same_data_sets(predictions, compared, not_compared):
-    board = Scoreboard([Run("ours", predictions, method="coca")], replicates=5)
+    board = Scoreboard([Run("ours", predictions, method="coca")])
     names = {row[1] for row in compare(board, "qwen2.5-7b/math")}
     assert compared <= names
     assert not names & not_compared
@@ -50,7 +49,7 @@ def test_an_average_is_compared_only_with_that_of_the_same_data_sets(predictions
 )
 def test_comparison_needs_a_method_and_data_of_the_paper(predictions, method, named):
     with pytest.raises(ConfigError, match=named):
-        compare(Scoreboard([Run("ours", predictions, method=method)], replicates=5), "qwen2.5-7b/math")
+        compare(Scoreboard([Run("ours", predictions, method=method)]), "qwen2.5-7b/math")
 
 
 def test_the_comparison_is_printed(tmp_path, capsys):

@@ -6,7 +6,7 @@ from coca_mindspeed.cli.watch import dashboard
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.evaluation.predictions import write_predictions
-from coca_mindspeed.evaluation.runs import read_named
+from coca_mindspeed.evaluation.scoreboard import read_named
 from coca_mindspeed.local.run_directory import RunState, check_same_settings
 from coca_mindspeed.mindspeed.start import run_file
 from coca_mindspeed.mindspeed.start.driver import compose_config
