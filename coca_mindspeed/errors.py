@@ -45,21 +45,13 @@ def _initials(name: str) -> str | None:
 
 
 class Problem(NamedTuple):
-    """Why a run or a machine is refused.
+    """Why a run or a machine is refused."""
 
-    Attributes:
-        code: name of the check; it does not change when a message is rewritten.
-        key: dotted configuration key, or the item of a machine.
-        value: value found.
-        expected: the condition, as a phrase.
-        fix: what to do about it, if known.
-    """
-
-    code: str
-    key: str
-    value: Any
-    expected: str
-    fix: str = ""
+    code: str  # name of the check; it does not change when a message is rewritten
+    key: str  # dotted configuration key, or the item of a machine
+    value: Any  # the value found
+    expected: str  # the condition, as a phrase
+    fix: str = ""  # what to do about it, if known
 
     def __str__(self) -> str:
         value = "" if isinstance(self.value, dict) else f"={show_value(self.value)}"

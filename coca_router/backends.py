@@ -55,22 +55,14 @@ def http_session() -> aiohttp.ClientSession:
 
 
 class Chunk(NamedTuple):
-    """A chunk of an answer.
-
-    Attributes:
-        tokens: number of tokens; where the engine names no ids, 1 for a chunk with text.
-        usage: (prompt, completion) tokens, in one chunk, where the engine counts them.
-        finish_reason: in the last chunk with text; None before.
-        tool_calls: parts of tool calls, as OpenAI's ``delta`` has them.
-        log_probs: of its tokens (nats), where the engine names them.
-    """
+    """A chunk of an answer."""
 
     text: str
-    tokens: int
-    usage: tuple[int, int] | None
-    finish_reason: str | None
-    log_probs: Sequence[float] = ()
-    tool_calls: Sequence[Mapping[str, Any]] = ()
+    tokens: int  # where the engine names no ids, 1 for a chunk with text
+    usage: tuple[int, int] | None  # (prompt, completion) tokens, in one chunk, where the engine counts them
+    finish_reason: str | None  # in the last chunk with text
+    log_probs: Sequence[float] = ()  # of its tokens (nats), where the engine names them
+    tool_calls: Sequence[Mapping[str, Any]] = ()  # parts of tool calls, as OpenAI's delta has them
 
     @property
     def progresses(self) -> bool:

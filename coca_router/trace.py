@@ -16,37 +16,26 @@ _LOGGED = ("id", "domain", *_FIELDS, "basis", "prompt_tokens", "answer_tokens", 
 
 @dataclass(slots=True)
 class Trace:
-    """Filled while the request is answered.
-
-    Attributes:
-        tier: the tier asked last.
-        basis: why an answer with a confidence was given: ``confidence``, or ``exhausted`` where a cap allowed no
-            escalation. None for other answers, and where a limit of the client cut it.
-        stated_confidence: None where it is invalid or absent.
-        answer_probability: exp of the mean log-prob of the answer's tokens, of a tier that decides by it.
-        confidence: the confidence used for the decision, recalibrated where the tier has a map.
-        tokens_to_confidence: tokens generated at ``tier`` until the stated confidence was known.
-        tokens: tier -> tokens generated.
-        prompt_tokens: at ``tier``; 0 where the engine does not count.
-        started, decided: seconds of a monotonic clock.
-    """
+    """Filled while the request is answered."""
 
     id: str
     domain: str | None = None
-    tier: str = ""
+    tier: str = ""  # asked last
     action: str = ""
     reason: str = ""
+    # Why an answer with a confidence was given: exhausted where a cap allowed no escalation. None for other answers,
+    # and where a limit of the client cut it.
     basis: Literal["confidence", "exhausted"] | None = None
-    stated_confidence: float | None = None
-    answer_probability: float | None = None
-    confidence: float | None = None
-    tokens_to_confidence: int | None = None
-    tokens: Counter[str] = field(default_factory=Counter)
-    prompt_tokens: int = 0
+    stated_confidence: float | None = None  # None: invalid or absent
+    answer_probability: float | None = None  # exp(mean log-prob of the answer's tokens), of a tier that decides by it
+    confidence: float | None = None  # used for the decision, recalibrated where the tier has a map
+    tokens_to_confidence: int | None = None  # generated at ``tier`` until the stated confidence was known
+    tokens: Counter[str] = field(default_factory=Counter)  # generated, by tier
+    prompt_tokens: int = 0  # at ``tier``; 0 where the engine does not count
     answer_tokens: int = 0
     steps: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)  # seconds of a monotonic clock
     decided: float | None = None
 
     def add_decision(self, tier: str, decision: Decision) -> None:

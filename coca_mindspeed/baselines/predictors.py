@@ -115,7 +115,7 @@ class Probe(nn.Module):
 
     def __init__(self, hidden_size: int, width: int, layer: int) -> None:
         super().__init__()
-        self.hidden_size, self.width, self.layer = hidden_size, width, layer
+        self.layer = layer
         self.register_buffer("mean", torch.zeros(hidden_size))
         self.register_buffer("scale", torch.ones(hidden_size))
         self.inner = nn.Linear(hidden_size, width)
@@ -123,8 +123,8 @@ class Probe(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """Logits ``[n]`` of correctness from hidden states, float32 ``[n, hidden]``."""
-        standardised = (states - self.mean) / self.scale
-        logits: Tensor = self.outer(nn.functional.gelu(self.inner(standardised))).squeeze(-1)
+        inner = nn.functional.gelu(self.inner((states - self.mean) / self.scale))
+        logits: Tensor = self.outer(inner).squeeze(-1)
         return logits
 
     @torch.no_grad()
@@ -155,7 +155,7 @@ def train_probe(
 
 def save_probe(probe: Probe, fit: Fit, directory: Path) -> None:
     """Write ``probe.safetensors`` and ``probe.json`` atomically."""
-    shape = {"hidden_size": probe.hidden_size, "width": probe.width, "layer": probe.layer}
+    shape = {"hidden_size": len(probe.mean), "width": len(probe.inner.bias), "layer": probe.layer}
     with whole_directory(directory) as writing:
         write_json(writing / "probe.json", {**shape, "fit": asdict(fit)})
         save_file(probe.state_dict(), writing / "probe.safetensors")

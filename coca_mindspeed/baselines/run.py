@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.baselines import BASELINES, VOTES, answers_in_order
+from coca_mindspeed.baselines import VOTES, answers_in_order
 from coca_mindspeed.baselines.predictors import (
     ASSESSOR_FIT,
     Assessor,
@@ -41,9 +41,8 @@ from coca_mindspeed.utils.results import Rows, resumable_map
 class BaselineOptions:
     """Options of a baseline.
 
-    ``batch`` is the number of questions at once and in a part of a resumable run, ``samples`` the k of the votes,
-    ``label`` the method name in the predictions (None: the baseline's own), and ``trained`` the directory of a trained
-    probe or assessor (None: train one).
+    ``batch`` is the number of questions at once and in a part of a resumable run, ``samples`` the k of the votes, and
+    ``label`` the method name in the predictions (None: the baseline's own).
     """
 
     batch: int = 64
@@ -51,7 +50,6 @@ class BaselineOptions:
     label: str | None = None
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     assessor: FitConfig = ASSESSOR_FIT
-    trained: Path | None = None
     show_progress: bool = True
 
 
@@ -66,18 +64,15 @@ def run_baseline(
     open_assessor: Callable[[Path | None], Policy] | None = None,
     answers: Sequence[Prediction] | None = None,
 ) -> list[Prediction]:
-    """Run the baseline, one of :data:`BASELINES`, and write ``output/predictions.jsonl``.
+    """Run the baseline, one of :data:`.BASELINES`, and write ``output/predictions.jsonl``.
 
     All but the votes predict whether the target model's own answer is correct: one answer to each record is sampled and
     graded (or taken from ``answers``), and its stated confidence is replaced by the baseline's.  Their TTC is 0.
     Existing parts and trained predictors in ``output`` are reused.  ``open_assessor`` loads the assessor's model: the
     given directory, or for None the initial one.
 
-    Raises:
-        ConfigError: the baseline is unknown, or an input is missing.
+    Raises ConfigError if an input is missing.
     """
-    if name not in BASELINES:
-        raise ConfigError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
     work = _Work(target, output, options)
     if name in VOTES:
         predictions = work.votes(records, weighted=name == "weighted_vote")
@@ -137,7 +132,7 @@ class _Work:
 
     def probe(self, records: Sequence[Record]) -> Predict:
         """Return the predictor of the trained probe; train it if it does not exist."""
-        directory, size = self.options.trained or self.output / "probe", self.options.batch
+        directory, size = self.output / "probe", self.options.batch
         if not directory.exists():
             records, correct = self._graded("probe", records)
             chunks = [records[i : i + size] for i in range(0, len(records), size)]
@@ -146,18 +141,13 @@ class _Work:
             probe, fit = train_probe(states, torch.tensor(correct), self.options.probe, seed, self._epoch)
             save_probe(probe, fit, directory)
         trained = load_probe(directory)
-
-        def predict(records: Sequence[Record]) -> list[float]:
-            confidence: list[float] = trained.confidence(prompt_states(self.target, records, trained.layer)).tolist()
-            return confidence
-
-        return predict
+        return lambda records: trained.confidence(prompt_states(self.target, records, trained.layer)).tolist()
 
     def assessor(self, records: Sequence[Record], open_assessor: Callable[[Path | None], Policy] | None) -> Assessor:
         """Return the trained assessor; train it if it does not exist."""
         if open_assessor is None:
             raise ConfigError("the assessor needs a model to train (--assessor-model)")
-        directory = self.options.trained or self.output / "assessor"
+        directory = self.output / "assessor"
         if not directory.exists():
             records, correct = self._graded("assessor", records)
             policy = open_assessor(None)

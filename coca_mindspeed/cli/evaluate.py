@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.cli.options import (
@@ -27,7 +25,7 @@ from coca_mindspeed.cli.options import (
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_opencompass, read_responses
-from coca_mindspeed.evaluation.binning import risk_table, suggested_threshold
+from coca_mindspeed.evaluation.binning import risk_table
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
     METRIC_SPECS,
@@ -40,7 +38,6 @@ from coca_mindspeed.evaluation.metrics import (
 )
 from coca_mindspeed.evaluation.predictions import (
     Prediction,
-    answers_first,
     confidence_mass,
     outcomes,
     write_predictions,
@@ -69,11 +66,11 @@ _ENDPOINT = ("model", "data", "samples", "concurrency", "temperature", "max_toke
 _FORMATS = {
     "predictions": ("columns",),
     "opencompass": (),
-    "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
+    "responses": ("position", "tokenizer", "gold", "grader", "grader_options"),
 }
 _OPTIONS_OF = {
     **{f"--format {name}": options for name, options in _FORMATS.items()},
-    "--endpoint": (*_ENDPOINT, "decimals", "tokenizer", "grader", "grader_options"),
+    "--endpoint": (*_ENDPOINT, "tokenizer", "grader", "grader_options"),
 }
 
 
@@ -109,7 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--grader-options", type=json_object, metavar="JSON", help="options of the grader (docs/grading.md)")
     option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
     option("--position", choices=tuple(SEGMENTS), help="last: answer-first methods, both: caliber (default: first)")
-    option("--decimals", type=at_least(1), help="accept only confidences with this many decimals")
     option("--method", help="name of the method, for reports and the paper's table; it gives the prompt of --endpoint")
     bins_closed(parser)
     option("--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question")
@@ -133,7 +129,6 @@ def run(arguments: argparse.Namespace) -> int:
     text += _readings(runs) + _second(runs)
     for table in risk_tables(board):
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
-    text += _suggested(runs)
     write_predictions(arguments.output / "predictions.jsonl", predictions)
     chosen = {"bins": 10, "bins_closed": board.closed, "replicates": 1000, "seed": 0}
     results = {run.label: {column.name: _cell(board, run, column) for column in board.columns} for run in runs}
@@ -223,7 +218,7 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     check_directory(output, settings)
     check_writable(output)
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
-    parser = ResponseParser(method.confidence_position, arguments.decimals)
+    parser = ResponseParser(method.confidence_position)
     with closing(build_grader(grader_name, arguments.grader_options)) as grader:
         check_records(grader, {arguments.data: records})
         questions = {(record.id, sample): record for record in records for sample in range(samples)}
@@ -300,7 +295,7 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
         return _predictions(path, columns=arguments.columns, numbered=alone)
     if arguments.format == "opencompass":
         return read_opencompass(path)
-    parser = ResponseParser(arguments.position or "first", arguments.decimals)
+    parser = ResponseParser(arguments.position or "first")
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:
@@ -352,27 +347,6 @@ def _second(runs: Sequence[Run]) -> str:
     labels = [METRIC_SPECS[name].heading for name in found[0][2]]
     rows = [[label, dataset, *(show(*each) for each in second.items())] for label, dataset, second in found]
     return f"\nConfidence after the answer:\n\n{markdown_table(['run', 'data', *labels], rows)}"
-
-
-def _suggested(runs: Sequence[Run]) -> str:
-    """The threshold of each run that tells right from wrong answers best."""
-    text = ""
-    for run in runs:
-        data = outcomes(run.predictions)
-        if answers_first(run.predictions) or np.isnan(data.confidence).all():
-            continue
-        advice = "none; above every threshold, at least half of the answers are wrong"
-        if (found := suggested_threshold(data.confidence, data.correct)) is not None:
-            accepted = f"{found.coverage:.1%} of the answers are accepted and {found.risk:.1%} of these are wrong"
-            advice = f"from {found.threshold:.6g} on, {accepted}"
-        text += f"{one_line(run.label)}: {advice}.\n"
-    if not text:
-        return ""
-    heading = (
-        "Suggested thresholds: above each, right answers outnumber wrong ones by most; `coca-router calibrate --risk` "
-        "certifies a threshold."
-    )
-    return f"\n{heading}\n\n{text}"
 
 
 def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, object], str]:

@@ -153,16 +153,3 @@ def risk_table(
         RiskRow(float(threshold), int(count), *map(float, row))
         for threshold, count, *row in zip(thresholds, accepted, *columns, strict=True)
     ]
-
-
-def suggested_threshold(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> RiskRow | None:
-    """Return the threshold above which right answers exceed wrong ones by most; None where they never do.
-
-    Accepting from there on and rejecting below is right for most of these answers; it certifies no error.  Of equal
-    thresholds it is the highest.
-    """
-    accepted, right = _by_confidence(confidence, correct)
-    best = int(np.argmax(2 * right - accepted))
-    if best == 0:
-        return None
-    return risk_table(confidence, correct, [-np.unique(-confidence[~np.isnan(confidence)])[best - 1]])[0]

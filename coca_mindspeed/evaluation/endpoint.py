@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,12 @@ Key = tuple[str, int]  # id of a question, and number of the sample
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A model of an OpenAI-compatible server.
+    """A model of an OpenAI-compatible server."""
 
-    Attributes:
-        url: base URL, such as ``http://127.0.0.1:8000/v1``.
-        model: its name on the server.
-        concurrency: simultaneous requests.
-        options: further fields of a request, such as ``temperature``.
-    """
-
-    url: str
-    model: str
-    concurrency: int = 16
-    options: Mapping[str, Any] = field(default_factory=dict)
+    url: str  # such as http://127.0.0.1:8000/v1
+    model: str  # its name on the server
+    concurrency: int  # simultaneous requests
+    options: Mapping[str, Any]  # further fields of a request, such as temperature
 
 
 def ask(

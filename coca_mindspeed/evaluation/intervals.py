@@ -46,20 +46,13 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """An estimated mean.
-
-    Attributes:
-        influence: influence of each prediction on the estimate, ``[n]``.
-        units: number of independent questions.
-        most: number of answers if each is binary, which bounds the effective size; None otherwise.
-        bounds: the smallest and largest value of one answer, infinite where there is none.
-    """
+    """An estimated mean."""
 
     value: float
-    influence: Floats
-    units: float
-    most: float | None = None
-    bounds: tuple[float, float] = (0.0, 1.0)
+    influence: Floats  # of each prediction on the estimate, [n]
+    units: float  # number of independent questions
+    most: float | None = None  # number of answers if each is binary, which bounds the effective size
+    bounds: tuple[float, float] = (0.0, 1.0)  # the smallest and largest value of one answer
 
     def minus(self, other: "Mean") -> "Mean":
         """Return the difference of two methods on the same predictions, row by row."""
@@ -109,16 +102,13 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """Sums of the non-empty bins, in ascending confidence: answers, correct answers and confidences, ``[bins]`` each.
+    """Sums of the non-empty bins, in ascending confidence, ``[bins]`` each."""
 
-    ``brier`` is the mean squared error of all answers, ``units`` the number of independent questions.
-    """
-
-    count: Floats
-    right: Floats
-    stated: Floats
-    brier: float
-    units: float
+    count: Floats  # answers
+    right: Floats  # correct answers
+    stated: Floats  # confidences
+    brier: float  # mean squared error of all answers
+    units: float  # number of independent questions
 
     @property
     def n(self) -> float:
@@ -202,12 +192,9 @@ _BLOCK = 1 << 18  # numbers drawn at once: draws times distinct confidences
 
 @dataclass(frozen=True, slots=True)
 class EceUnderCalibration:
-    """ECE under perfect calibration: of answers redrawn with the stated confidences as probabilities.
+    """ECE under perfect calibration: of answers redrawn with the stated confidences as probabilities."""
 
-    ``draws`` ``[r]`` has one value for each redrawing; NaN without valid answers.
-    """
-
-    draws: Floats
+    draws: Floats  # one value for each redrawing, [r]; NaN without valid answers
 
     @property
     def mean(self) -> float:

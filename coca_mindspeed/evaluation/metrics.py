@@ -21,17 +21,14 @@ UNDEFINED = "--"
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """How a metric is printed and compared; ``better`` is 1 if higher is better, -1 if lower is, 0 otherwise.
-
-    ``meaning`` is one line for the foot of a report; ``upper`` is the largest possible value, the smallest is 0.
-    """
+    """How a metric is printed and compared; its smallest value is 0."""
 
     label: str
-    meaning: str
-    better: int
+    meaning: str  # one line for the foot of a report
+    better: int  # 1 if higher is better, -1 if lower is, 0 otherwise
     decimals: int = 3
     percent: bool = False
-    upper: float = 1.0
+    upper: float = 1.0  # the largest possible value
 
     @property
     def scale(self) -> float:
@@ -115,19 +112,12 @@ def bins_text(closed: BinsClosed) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceGroups:
-    """The valid predictions grouped by confidence, in descending order.
+    """The valid predictions grouped by confidence, in descending order."""
 
-    Attributes:
-        values: distinct confidences, float64 ``[G]``.
-        count: answers with each, ``[G]``.
-        right: correct answers with each, ``[G]``.
-        bin_starts: index of the first group of each non-empty bin, ``[bins]``.
-    """
-
-    values: Floats
-    count: Floats
-    right: Floats
-    bin_starts: npt.NDArray[np.intp]
+    values: Floats  # distinct confidences, [G]
+    count: Floats  # answers with each, [G]
+    right: Floats  # correct answers with each, [G]
+    bin_starts: npt.NDArray[np.intp]  # index of the first group of each non-empty bin, [bins]
 
     @classmethod
     def of(
@@ -154,19 +144,12 @@ class ConfidenceGroups:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationMetrics:
-    """Metrics of one set of predictions.
+    """Metrics of one set of predictions."""
 
-    Attributes:
-        n: number of predictions.
-        n_valid: number of predictions with a valid confidence.
-        values: the metrics of :data:`METRIC_SPECS`; NaN where undefined.
-        undefined: the reason for each NaN.
-    """
-
-    n: int
-    n_valid: int
-    values: Mapping[str, float]
-    undefined: Mapping[str, str]
+    n: int  # predictions
+    n_valid: int  # of them with a valid confidence
+    values: Mapping[str, float]  # the metrics of METRIC_SPECS; NaN where undefined
+    undefined: Mapping[str, str]  # the reason for each NaN
 
     def as_dict(self) -> dict[str, Any]:
         """Return strict JSON: every metric (None for NaN), ``n``, ``n_valid`` and ``undefined``."""

@@ -39,30 +39,6 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figu
     return figure, figure.subplots(rows, columns, squeeze=False).tolist()
 
 
-def _grid(panels: int, xlabel: str, ylabel: str) -> tuple[Figure, list[Axes]]:
-    """Return a grid of small panels with shared axis labels, laid out by hand (the layout engine is slow on many)."""
-    columns = min(4, panels)
-    rows = -(-panels // columns)
-    scale = 1.0 if panels > 3 else 1.5
-    width, height = max(2.5 * scale * columns + 0.6, 6.0), 2.2 * scale * rows + 1.1
-    figure = Figure(figsize=(width, height), dpi=DPI)
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel().tolist()
-    figure.subplots_adjust(
-        left=0.65 / width, right=1 - 0.1 / width, bottom=0.85 / height, top=1 - 0.45 / height, wspace=0.25, hspace=0.5
-    )
-    figure.supxlabel(xlabel, fontsize=9, y=0.38 / height)
-    figure.supylabel(ylabel, fontsize=9, x=0.12 / width)
-    for panel in axes[panels:]:
-        panel.remove()
-    for panel in axes[max(0, panels - columns) : panels]:
-        panel.tick_params(labelbottom=True)
-    for panel in axes[:panels]:
-        panel.tick_params(labelsize=7)
-        tidy(panel)
-    return figure, axes[:panels]
-
-
 def line_style(index: int) -> dict[str, Any]:
     """Colour, dashes and marker of line ``index``; the first 16 markers all differ."""
     colour = COLOURS[index % len(COLOURS)]
@@ -131,7 +107,13 @@ TRAINING_PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 def reliability_diagram(groups: NamedPredictions, closed: BinsClosed = "right") -> Figure:
     """Draw a reliability diagram for each title, with the number of answers of each bin and 95% intervals."""
-    figure, panels = _grid(len(groups), "stated confidence", "fraction correct")
+    columns, scale = min(4, len(groups)), 1.0 if len(groups) > 3 else 1.5
+    rows = -(-len(groups) // columns)
+    figure, grid = new_figure(rows, columns, (max(2.5 * scale * columns + 0.6, 6.0), 2.2 * scale * rows + 1.1))
+    panels = [axes for row in grid for axes in row]
+    for axes in panels[len(groups) :]:
+        axes.remove()
+    panels = panels[: len(groups)]
     filled: dict[str, Any] = {"fill": True, "facecolor": SKY, "edgecolor": "black", "linewidth": 0.6}
     hatched: dict[str, Any] = {"fill": True, "facecolor": "none", "edgecolor": VERMILION, "hatch": "/////"}
     for axes, (label, data) in zip(panels, groups.items(), strict=True):
@@ -150,11 +132,12 @@ def reliability_diagram(groups: NamedPredictions, closed: BinsClosed = "right") 
         if not full.any():
             _say_why(axes, _NO_CONFIDENCE)
         axes.set(xlim=(0, 1), ylim=(0, 1.2), yticks=np.arange(6) / 5)
+        axes.tick_params(labelsize=7)
+        tidy(axes, xlabel="stated confidence", ylabel="fraction correct")
         values = calibration_metrics(data.confidence, data.correct, closed=closed).values
         shown = "  ".join(f"{METRIC_SPECS[m].label} {show(m, values[m])}" for m in ("ece", "auroc", "accuracy"))
         axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=8)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=4, fontsize=7, frameon=False)
+    _legend(figure, panels)
     return figure
 
 
@@ -174,6 +157,15 @@ def _curve(rows: MetricRows, keys: Sequence[str]) -> tuple[list[float], list[flo
     return [], []
 
 
+def _draw_averages(
+    axes: Axes, steps: Sequence[float], values: Sequence[float], window: int, index: int, label: str
+) -> None:
+    """Draw line ``index``: the moving average over ``window`` values."""
+    averages = [np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+    style = line_style(index) | {"markevery": max(1, len(steps) // 8), "markersize": 5, "linewidth": 1.6}
+    axes.plot(steps, averages, **style, label=label)
+
+
 def training_curves(runs: Mapping[str, MetricRows]) -> Figure:
     """Draw confidence reward, answer reward, ECE and response length over training steps.
 
@@ -188,11 +180,9 @@ def training_curves(runs: Mapping[str, MetricRows]) -> Figure:
             if not steps:
                 continue
             window = max(1, len(steps) // 20)
-            style = line_style(index) | {"markevery": max(1, len(steps) // 8), "markersize": 5, "linewidth": 1.6}
-            averages = [np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
             if window > 1:
-                axes.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8)
-            axes.plot(steps, averages, **style, label=plot_text(label))
+                axes.plot(steps, values, color=line_style(index)["color"], alpha=0.25, linewidth=0.8)
+            _draw_averages(axes, steps, values, window, index, plot_text(label))
         if not axes.lines:
             logged = any(key in row for rows in runs.values() for row in rows for key in keys)
             _say_why(axes, f"{keys[0]} is {'undefined in every step' if logged else 'not in the metrics'}")
@@ -220,10 +210,8 @@ def gap_curves(rows: MetricRows) -> Figure:
         steps = [float(row["step"]) for row in known]
         right, stated = (np.array([float(row[key]) for row in known]) for key in keys)
         window = 1 if name == "held_out" else max(1, len(steps) // 20)
-        style = line_style(index) | {"markevery": max(1, len(steps) // 8), "markersize": 5, "linewidth": 1.6}
         for axes, values in zip(panels, (right, stated, stated - right), strict=True):
-            averages = [np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
-            axes.plot(steps, averages, **style, label=label)
+            _draw_averages(axes, steps, values.tolist(), window, index, label)
     if not panels[2].lines:
         _say_why(panels[2], "no response with a valid confidence")
     panels[2].axhline(0, color=GREY, linestyle="--", linewidth=0.9)

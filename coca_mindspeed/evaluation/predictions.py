@@ -32,48 +32,27 @@ UNGRADABLE_SHARE = "ungradable_share"
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One graded response.
+    """One graded response."""
 
-    Attributes:
-        id: the question's id within its data set.
-        question: the bare question.
-        response: the whole response, confidence included.
-        confidence: in [0, 1], or None if the response states no valid confidence.
-        correct: the grader's verdict; None if the answer is ungradable, which excludes it from every metric.
-        tokens_to_confidence: tokens generated until the confidence was known (TTC); None if unknown.
-        category: ``math``, ``code``, ``factual`` or the user's own; None: the data set's.
-        method: ``coca``, ``rlvr+probe``, ...
-        model: name of the base model or checkpoint.
-        tokens: length of the response in tokens.
-        sample: number of the sample among several samples of one question, from 0.
-        gold: the gold answer, shown in reports.
-        seed: the sampling seed.
-        greedy_confidence: the confidence of greedy decoding; None: not computed.
-        expected_confidence: expectation over the policy's probabilities of all confidences; None: not computed.
-        confidence_mass: sum of these probabilities before they are normalised.
-        confidence_after: the confidence after the answer, of a method that states two; None: none, or not valid.
-        answer_probability: geometric mean of the probabilities of the answer's tokens; None: not computed.
-    """
-
-    id: str
+    id: str  # of the question within its data set
     dataset: str
-    question: str
-    response: str
-    confidence: float | None
-    correct: bool | None
-    tokens_to_confidence: int | None
-    category: str | None = None
-    method: str | None = None
-    model: str | None = None
-    tokens: int | None = None
-    sample: int = 0
-    gold: str | None = None
-    seed: int | None = None
-    greedy_confidence: float | None = None
-    expected_confidence: float | None = None
-    confidence_mass: float | None = None
-    confidence_after: float | None = None
-    answer_probability: float | None = None
+    question: str  # bare
+    response: str  # whole, confidence included
+    confidence: float | None  # in [0, 1]; None: the response states no valid one
+    correct: bool | None  # the grader's verdict; None: ungradable, which excludes it from every metric
+    tokens_to_confidence: int | None  # tokens generated until the confidence was known (TTC); None: unknown
+    category: str | None = None  # ``math``, ``code``, ``factual`` or the user's own; None: the data set's
+    method: str | None = None  # ``coca``, ``rlvr+probe``, ...
+    model: str | None = None  # name of the base model or checkpoint
+    tokens: int | None = None  # length of the response
+    sample: int = 0  # number among several samples of one question
+    gold: str | None = None  # the gold answer, shown in reports
+    seed: int | None = None  # of the sampling
+    greedy_confidence: float | None = None  # of greedy decoding; None: not computed
+    expected_confidence: float | None = None  # expectation over the policy's probabilities of all confidences
+    confidence_mass: float | None = None  # sum of these probabilities before they are normalised
+    confidence_after: float | None = None  # after the answer, of a method that states two; None: none, or not valid
+    answer_probability: float | None = None  # geometric mean of the probabilities of the answer's tokens
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -277,17 +256,11 @@ def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GradedPredictions:
-    """Arrays of n predictions for the metrics.
+    """Arrays ``[n]`` of n predictions for the metrics."""
 
-    Attributes:
-        confidence: float64 ``[n]``, NaN where invalid.
-        correct: bool ``[n]``.
-        tokens_to_confidence: float64 ``[n]``, NaN where unknown.
-    """
-
-    confidence: npt.NDArray[np.float64]
+    confidence: npt.NDArray[np.float64]  # NaN where invalid
     correct: npt.NDArray[np.bool_]
-    tokens_to_confidence: npt.NDArray[np.float64]
+    tokens_to_confidence: npt.NDArray[np.float64]  # NaN where unknown
 
     def __len__(self) -> int:
         return len(self.correct)

@@ -6,7 +6,7 @@ Category averages follow the paper's rule.
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -38,19 +38,12 @@ DATASETS = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One row of a report's tables.
+    """One row of a report's tables."""
 
-    Attributes:
-        label: unique within a report.
-        predictions: of one method and model; may be empty while the run is training.
-        training: the objects of metrics.jsonl.
-        method: as the predictions state it, or None.
-    """
-
-    label: str
-    predictions: Sequence[Prediction]
-    training: Sequence[Mapping[str, Any]] = field(default=())
-    method: str | None = None
+    label: str  # unique within a report
+    predictions: Sequence[Prediction]  # of one method and model; may be empty while the run is training
+    training: Sequence[Mapping[str, Any]] = ()  # the objects of metrics.jsonl
+    method: str | None = None  # as the predictions state it
 
     def by_dataset(self) -> dict[str, list[Prediction]]:
         """Return the gradable predictions of each data set, data sets in order of appearance."""
@@ -79,15 +72,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """Differences (metric -> interval) of two runs on their ``n`` common responses of a data set (question and sample).
+    """Differences of two runs on their common responses (question and sample) of a data set."""
 
-    ``first`` and ``second`` are the runs' numbers of responses.
-    """
-
-    n: int
-    first: int
+    n: int  # common responses
+    first: int  # the runs' numbers of responses
     second: int
-    intervals: Mapping[str, Interval]
+    intervals: Mapping[str, Interval]  # by metric
 
 
 class Scoreboard:

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-import torch
 
 from coca_mindspeed import cli
 from coca_mindspeed.baselines import BASELINES, VOTES, answers_in_order
-from coca_mindspeed.baselines.predictors import FitConfig, ProbeConfig, save_probe, train_probe
+from coca_mindspeed.baselines.predictors import FitConfig, ProbeConfig
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
@@ -129,17 +128,6 @@ def test_what_has_been_trained_on_a_question_does_not_judge_it(command, tmp_path
     assert cli.main(probe) == 1
     assert "--train: 3 of 3 " in capsys.readouterr().err
     assert not (tmp_path / "probe").exists()
-
-
-def test_what_was_trained_before_is_looked_at_before_anything_is_sampled(command, tmp_path, capsys):
-    probe = ["baseline", "probe", *command[2:-1], str(tmp_path / "out2"), "--trained", str(tmp_path / "prob")]
-    assert cli.main(probe) == 2
-    assert "--trained " in capsys.readouterr().err
-    states, correct = torch.randn(40, 7), torch.arange(40) % 2 == 0
-    save_probe(*train_probe(states, correct, ProbeConfig(fit=QUICK), 0), tmp_path / "prob")
-    assert cli.main(probe) == 1
-    assert "--trained " in capsys.readouterr().err
-    assert not (tmp_path / "out2").exists()
 
 
 def test_a_grader_of_ones_own(command, tmp_path, capsys):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
-from coca_mindspeed.evaluation.binning import bin_edges, bin_index, bin_table, risk_table, suggested_threshold
+from coca_mindspeed.evaluation.binning import bin_edges, bin_index, bin_table, risk_table
 from coca_mindspeed.evaluation.metrics import COVERAGES, HEADLINE, calibration_metrics, places_of
 
 BY_HAND = {
@@ -128,21 +128,6 @@ HALVES, BOTH = np.array([0.5, 0.5]), np.array([True, False])
 def test_bad_arguments_are_refused(confidence, correct, tokens, error, named):
     with pytest.raises(error, match=named):
         calibration_metrics(confidence, correct, tokens)
-
-
-@pytest.mark.parametrize(
-    ("stated", "right", "expected"),
-    [
-        ([0.9, 0.8, 0.8, 0.3, math.nan], [1, 1, 0, 0, 1], (0.9, 0.2, 0.0)),  # 0.8 is no better, and so 0.9
-        ([0.9, 0.8, 0.6, 0.3], [0, 1, 1, 0], (0.6, 0.75, 1 / 3)),
-        ([0.9, 0.3], [0, 1], None),
-        ([math.nan], [1], None),
-    ],
-)
-def test_the_suggested_threshold(stated, right, expected):
-    found = suggested_threshold(np.array(stated), np.array(right, dtype=bool))
-    shown = found and (found.threshold, found.coverage, found.risk)
-    assert shown == (None if expected is None else pytest.approx(expected))
 
 
 def test_risk_table():
