@@ -68,7 +68,8 @@ class FakeEngine:
         self.requests.append(json.loads(await request.body()))
         self.authorizations.append(request.headers.get("authorization"))
         if self.fault == "status":
-            return JSONResponse({"error": {"message": "too long"}}, self.status, self.headers)
+            content = b'{"error": {"message": "too long: \\ud800"}}'  # half a character
+            return Response(content, self.status, self.headers, "application/json")
         if self.fault == "json":
             return JSONResponse({"choices": [{"message": {"content": "whole"}}]})
         return StreamingResponse(self.events(), media_type="text/event-stream")

@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from sklearn.isotonic import IsotonicRegression
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_router.calibrate import cross_fitted, fit_map
-from coca_router.calibration import Identity, prompt_hash, read_calibration
+from coca_router.calibration import prompt_hash, read_calibration
 from coca_router.cli import main
 from coca_router.config import read_serving_config, tier_policies
 from coca_router.decision import Budget, decide
@@ -141,12 +140,7 @@ def test_refusals_name_their_key(name, calibrate, tmp_path, capsys):
     assert not (tmp_path / "map.json").exists()
 
 
-def test_a_file_is_refused_where_it_does_not_belong(calibrate, tmp_path):
-    identity = Identity(model="m", prompt_sha256=prompt_hash("p"), temperature=1.0)
-    identity.require("m", "p", 1.0, where="x")
-    for wrong in (("n", "p", 1.0), ("m", "q", 1.0), ("m", "p", 0.7)):
-        with pytest.raises(ConfigError, match="x: "):
-            identity.require(*wrong, where="x")
+def test_a_broken_file_is_refused(calibrate, tmp_path):
     path = tmp_path / "map.json"
     assert calibrate(predictions(300)) == 0
     content = json.loads(path.read_text())
@@ -156,13 +150,6 @@ def test_a_file_is_refused_where_it_does_not_belong(calibrate, tmp_path):
             read_calibration(path)
     with pytest.raises(ConfigError, match="absent: "):
         read_calibration(tmp_path / "absent")
-
-
-def test_isotonic_is_scikit_learns():
-    s, y = overconfident(1500)
-    oracle = IsotonicRegression(out_of_bounds="clip", y_min=0, y_max=1).fit(s, y)
-    at = np.linspace(0, 1, 301)
-    assert fit_map("isotonic", s, y)(at) == pytest.approx(oracle.predict(at))
 
 
 def test_the_logistic_map_has_the_largest_likelihood():

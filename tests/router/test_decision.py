@@ -37,19 +37,12 @@ def test_table(confidence, rule, budget, action, exhausted):
     assert decision.reason
 
 
-@pytest.mark.parametrize(("confidence", "bound"), [(0.85, "0.8"), (0.4, "0.3"), (0.03, "below 0.3")])
-def test_the_reason_names_the_bound_that_decided(confidence, bound):
-    assert bound in decide(confidence, BANDS, RICH).reason
-
-
-@pytest.mark.parametrize("bands", [[], [Band(0.5, "answer")], [Band(0.5, "answer"), Band(0.5, "refuse")],
-                                   [Band(1.5, "answer"), Band(0, "refuse")]])  # fmt: skip
-def test_bands_that_leave_a_confidence_out_are_refused(bands):
-    with pytest.raises(ValueError, match="band"):
-        ThresholdRule(bands)
-
-
-def test_other_numbers_are_refused():
+def test_the_reason_names_the_bound_and_bad_values_are_refused():
+    for confidence, bound in ((0.85, "0.8"), (0.4, "0.3"), (0.03, "below 0.3")):
+        assert bound in decide(confidence, BANDS, RICH).reason
     for wrong in (1.01, -0.1, float("nan")):
         with pytest.raises(ValueError, match=r"\[0, 1\]"):
             decide(wrong, BANDS, RICH)
+    for bands in ([], [(0.5, "answer")], [(0.5, "answer"), (0.5, "refuse")], [(1.5, "answer"), (0, "refuse")]):
+        with pytest.raises(ValueError, match="band"):
+            ThresholdRule([Band(*band) for band in bands])

@@ -7,7 +7,6 @@ from http.client import HTTPResponse
 import httpx
 import openai
 import pytest
-from starlette.responses import Response
 
 from tests.router.servers_for_tests import QUESTION, SURE, TICK, FakeEngine, ask, logged, raw_post, routed, until
 
@@ -25,7 +24,9 @@ FAULTS = {
     "down": ({"fault": "status", "status": 503}, 502),
     "our_key": ({"fault": "status", "status": 401}, 502),
     "too_long": ({"fault": "status", "status": 400}, 400),
+    "no_log_probs": ({}, 502),  # of a tier that decides by them
 }
+BY_LOG_PROB = {"confidence": {"source": "answer_logprob"}}
 
 
 JSON = {"content-type": "application/json"}
@@ -40,18 +41,19 @@ def timeouts(name):
 def test_the_next_tier_answers_or_an_openai_error_is_returned(name, tmp_path, caplog):
     """The proxy's own log has one line of it, which names backend, error and request, and holds no text."""
     fault, status = FAULTS[name]
-    log = {"directory": str(tmp_path)}
-    with routed(FakeEngine(*SURE, **fault), small_backend=timeouts(name), log=log) as (url, _):
+    how = {"small_backend": timeouts(name), "small_tier": BY_LOG_PROB if name == "no_log_probs" else None}
+    with routed(FakeEngine(*SURE, **fault), **how, log={"directory": str(tmp_path)}) as (url, _):
         with pytest.raises(openai.APIStatusError) as error:
             ask(url)
         assert error.value.status_code == status
-        assert set(error.value.response.json()["error"]) == {"message", "type", "param", "code"}
+        assert set(shown := error.value.response.json()["error"]) == {"message", "type", "param", "code"}
+        assert ("too long: \\ud800" in shown["message"]) == (name == "too_long")
         assert error.value.response.headers.get("retry-after") == ("7" if name == "busy" else None)
     [row] = logged(tmp_path)
     [line] = [record.getMessage() for record in caplog.records if record.name.startswith("coca_router")]
     assert all(word in line for word in ("small", row["outcome"], row["id"]))
     assert not any(text in line for text in (QUESTION[0]["content"], "too long"))
-    with routed(FakeEngine(*SURE, **fault), FakeEngine("LARGE"), small_backend=timeouts(name)) as (url, _):
+    with routed(FakeEngine(*SURE, **fault), FakeEngine("LARGE"), **how) as (url, _):
         answer = ask(url)
         assert (answer.choices[0].message.content, answer.coca["tier"]) == ("LARGE", "large")
 
@@ -153,17 +155,6 @@ def test_bad_requests_are_refused_and_nothing_is_asked_for_them():
         assert http.get(f"{url}/nothing").status_code == 404
         assert http.get(f"{url}/chat/completions").status_code == 405
     assert not small.requests
-
-
-def test_an_engines_error_with_half_a_character_is_passed_on():
-    class Complaining(FakeEngine):
-        async def chat(self, request):
-            return Response(b'{"error": {"message": "too long: \\ud800"}}', 400, media_type="application/json")
-
-    with routed(Complaining(), on_error="fail") as (url, _):
-        answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION})
-    assert answer.status_code == 400
-    assert "too long: \\ud800" in answer.json()["error"]["message"]
 
 
 def test_a_body_that_never_ends_frees_its_place():

@@ -10,6 +10,7 @@ import pytest
 from coca_mindspeed.errors import ConfigError
 from tests.router.servers_for_tests import (
     QUESTION,
+    REFUSE,
     SURE,
     UNSURE,
     FakeEngine,
@@ -89,13 +90,6 @@ def test_the_log_prob_of_the_answer_decides(
     assert prediction.confidence == (stated if known else None)
 
 
-def test_a_backend_without_log_probs_is_an_error():
-    with routed(FakeEngine("Forty-two"), small_tier=PLAIN) as (url, _):
-        with pytest.raises(openai.APIStatusError) as error:
-            ask(url)
-        assert (error.value.status_code, error.value.code) == (502, "failed")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unsure_answer_is_aborted_and_the_large_model_asked(stream):
     small, large = FakeEngine(*UNSURE, delay=0.005), FakeEngine("LARGE", " one")
@@ -109,16 +103,13 @@ def test_an_unsure_answer_is_aborted_and_the_large_model_asked(stream):
 
 
 HALF_SURE = ("<confidence>", "0.5", "</confidence>", " 4", "2", ".")
-
-
-REFUSE = {"bands": [{"at_least": 0.7, "action": "answer"}, {"at_least": 0, "action": "refuse"}]}
 INVALID = ("<confidence>", "85%", "</confidence>", " yes")
 # An engine's answer, keys of its tier and of the file; text, action and tier of the proxy's answer.
 DECISIONS = [
     (INVALID, {"invalid": "escalate"}, {}, "LARGE", "answer", "large"),
     (INVALID, {"invalid": "answer"}, {}, "".join(INVALID), "answer", "small"),
     (INVALID, {"invalid": "refuse"}, {"refusal": "No."}, "No.", "refuse", "small"),
-    (UNSURE, REFUSE, {"refusal": "I do not know."}, "I do not know.", "refuse", "small"),
+    (UNSURE, {"bands": REFUSE}, {"refusal": "I do not know."}, "I do not know.", "refuse", "small"),
     (HALF_SURE, {}, {"caps": {"escalations": 0}}, "42.", "answer", "small"),
     (HALF_SURE, {}, {"caps": {"escalations": 0, "exhausted": "refuse"}, "refusal": "No."}, "No.", "refuse", "small"),
     (UNSURE, {}, {"caps": {"tokens": 3}, "refusal": "No."}, "No.", "refuse", "large"),
@@ -213,34 +204,28 @@ def test_the_log_holds_no_text_and_labels_make_predictions_of_it(tmp_path):
     assert (last["question"], last["response"]) == (QUESTION[0]["content"], "Forty-two.")
 
 
-GROUNDS = {
-    # basis: engine, sections, whether the confidence goes with the label
-    "confidence": (SURE, {}, True),
-    "exhausted": (HALF_SURE, {"caps": {"escalations": 0}}, True),
-    None: (HALF_SURE, {}, False),  # the next tier answers, and states none
-}
+# Engine, sections, options of the client; why the answer was given, the stated confidence, that of the label.
+GROUNDS = [
+    (SURE, {}, {}, "confidence", 0.9, 0.9),
+    (HALF_SURE, {"caps": {"escalations": 0}}, {}, "exhausted", 0.5, 0.5),
+    (HALF_SURE, {}, {}, None, None, None),  # the next tier answers, and states none
+    (SURE, {}, {"max_tokens": 1}, None, 0.9, None),  # a cut answer says nothing about its confidence
+    (SURE, {}, {"stop": "-"}, None, 0.9, None),
+]
 
 
-@pytest.mark.parametrize("basis", GROUNDS)
-def test_a_label_counts_for_the_confidence_of_an_answer_that_states_it(basis, tmp_path):
-    chunks, sections, speaks = GROUNDS[basis]
-    with routed(FakeEngine(*chunks), FakeEngine("L"), log={"directory": str(tmp_path)}, **sections) as (url, _):
-        assert httpx.post(f"{url}/coca/labels", json={"id": ask(url).id, "correct": True}).status_code == 200
+@pytest.mark.parametrize(("chunks", "sections", "options", "basis", "stated", "of_label"), GROUNDS)
+def test_a_label_counts_for_the_confidence_of_a_whole_answer_that_states_it(
+    chunks, sections, options, basis, stated, of_label, tmp_path
+):
+    sections = {**sections, "log": {"directory": str(tmp_path)}, "small_backend": {"dialect": "vllm"}}
+    with routed(FakeEngine(*chunks), FakeEngine("L"), **sections) as (url, _):
+        assert httpx.post(f"{url}/coca/labels", json={"id": ask(url, **options).id, "correct": True}).is_success
     [prediction] = labelled(tmp_path)
-    stated = None if basis is None else 0.9 if chunks is SURE else 0.5
-    assert (prediction.confidence, prediction.correct) == (stated if speaks else None, True)
-    assert (prediction.tokens_to_confidence is not None) == speaks
+    assert (prediction.confidence, prediction.correct) == (of_label, True)
+    assert (prediction.tokens_to_confidence is None) == (of_label is None)
     [row] = logged(tmp_path)
     assert (row["basis"], row["stated_confidence"]) == (basis, stated)
-
-
-def test_a_label_of_a_cut_answer_does_not_count_for_its_confidence(tmp_path):
-    with routed(FakeEngine(*SURE), small_backend={"dialect": "vllm"}, log={"directory": str(tmp_path)}) as (url, _):
-        ids = [ask(url, **more).id for more in ({"max_tokens": 1}, {"stop": "-"}, {})]
-        for id_ in ids:
-            assert httpx.post(f"{url}/coca/labels", json={"id": id_, "correct": True}).status_code == 200
-    assert [row["basis"] for row in logged(tmp_path)] == [None, None, "confidence"]
-    assert [p.confidence for p in labelled(tmp_path)] == [None, None, 0.9]
 
 
 def test_keys(tmp_path):
