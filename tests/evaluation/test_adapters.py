@@ -4,8 +4,6 @@ import json
 import re
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record, write_records
@@ -14,6 +12,7 @@ from coca_mindspeed.evaluation.adapters import read_responses
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
+from tests.tokenizers_for_tests import qwen_like
 
 
 def write(path, rows):
@@ -77,26 +76,12 @@ def test_answers_that_cannot_be_graded_are_refused_unless_they_are_rare(tmp_path
         read_responses(path, tmp_path / "gold.jsonl", Undecided(2))
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    """Byte-level BPE that merges the closing bracket with the newline behind it."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    bpe.train_from_iterator([">\n", "<confidence>", "</confidence>\n"] * 100, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=bpe).save_pretrained(folder)
-    return folder
-
-
-def test_tokens_are_counted_to_the_end_of_the_confidence(tokenizer):
+def test_tokens_are_counted_to_the_end_of_the_confidence(tmp_path):
+    fast, tokenizer = qwen_like(), tmp_path / "tokenizer"
+    fast.save_pretrained(tokenizer)
     counter, parser = TokenCounter(tokenizer), ResponseParser()
     stated = "<confidence>0.85</confidence>"
     text = f"{stated}\nThe answer is 数学"
-    fast = PreTrainedTokenizerFast.from_pretrained(tokenizer)
     ids = fast(text)["input_ids"]
     # Brute force over prefixes: the first that decodes to the closing tag.
     expected = next(n for n in range(1, len(ids) + 1) if fast.decode(ids[:n]).startswith(stated))
