@@ -144,8 +144,7 @@ def _hint_at_position(predictions: Sequence[Prediction]) -> None:
     parse = ResponseParser("last")
     behind = sum(parse(p.response).confidence is not None for p in unread)
     if 2 * behind > len(predictions):
-        text = f"warning: {behind} of {len(predictions)} responses state their confidence last; use --position last"
-        print_text(text, sys.stderr)
+        _warn(f"warning: {behind} of {len(predictions)} responses state their confidence last; use --position last")
 
 
 def _warn_of_ungradable(runs: Sequence[Run]) -> None:
@@ -156,8 +155,7 @@ def _warn_of_ungradable(runs: Sequence[Run]) -> None:
             if not rows[dataset]:
                 raise DataError(f"{run.label}: none of the {count} answers of {dataset} could be graded")
             total = count + len(rows[dataset])
-            text = f"warning: {run.label}: {count} of {total} answers of {dataset} are ungradable and left out"
-            print_text(text, sys.stderr)
+            _warn(f"warning: {run.label}: {count} of {total} answers of {dataset} are ungradable and left out")
 
 
 def _check_usage(arguments: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Ten bins of confidence for calibration errors, and curves over confidence thresholds (risk and coverage, ROC).
+"""Ten bins of confidence for calibration errors, and the error of accepting answers from a threshold on.
 
 Equal-width bins are closed on the right, the first also on the left: [0, 0.1], (0.1, 0.2], ..., (0.9, 1].  Closed on
 the left they are [0, 0.1), ..., [0.8, 0.9), [0.9, 1].  Each edge is the float nearest to the exact decimal, so that a
@@ -90,32 +90,6 @@ def bin_table(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], clos
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_confidence, accuracy = total / count, right / count
     return BinTable(edges.astype(np.float64), count, mean_confidence, accuracy, *clopper_pearson(right, count))
-
-
-def _by_confidence(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Accepted and correct answers as the threshold passes each of G distinct confidences: ``[G + 1]``, from 0."""
-    valid = ~np.isnan(confidence)
-    values, group = np.unique(-confidence[valid], return_inverse=True)
-    count = np.bincount(group, minlength=len(values)).astype(np.float64)
-    right = np.bincount(group, weights=correct[valid], minlength=len(values))
-    return np.concatenate([[0.0], np.cumsum(count)]), np.concatenate([[0.0], np.cumsum(right)])
-
-
-def risk_coverage(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Return coverage of the valid answers, ascending, and the error rate of the accepted ones, ``[G]`` each."""
-    accepted, right = _by_confidence(confidence, correct)
-    if len(accepted) == 1:
-        return np.array([]), np.array([])
-    return accepted[1:] / accepted[-1], 1 - right[1:] / accepted[1:]
-
-
-def roc(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Return false and true positive rates, ``[G + 1]`` each; empty where AUROC is undefined."""
-    accepted, right = _by_confidence(confidence, correct)
-    wrong = accepted - right
-    if right[-1] == 0 or wrong[-1] == 0:
-        return np.array([]), np.array([])
-    return wrong / wrong[-1], right / right[-1]
 
 
 THRESHOLDS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.25, 0.0)

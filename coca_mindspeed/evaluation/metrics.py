@@ -259,18 +259,18 @@ def places_of(coverage: float, n: float) -> int:
 
 def reading_metrics(predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
     """AUROC, ECE and Brier of each reading of the confidences; NaN where it is not known."""
-    found = {}
-    for reading in READINGS:
-        data = outcomes(read_as(predictions, reading))
-        values = calibration_metrics(data.confidence, data.correct).values
-        found[reading] = {name: values[name] for name in ("auroc", "ece", "brier")}
-    return found
+    return {reading: _some(read_as(predictions, reading), ("auroc", "ece", "brier")) for reading in READINGS}
 
 
 def second_metrics(predictions: Sequence[Prediction]) -> dict[str, float] | None:
     """AUROC, ECE, Brier and success rate of the confidences after the answers; None if no prediction states one."""
     if all(p.confidence_after is None for p in predictions):
         return None
-    data = outcomes(replace(p, confidence=p.confidence_after) for p in predictions)
+    after = [replace(p, confidence=p.confidence_after) for p in predictions]
+    return _some(after, ("auroc", "ece", "brier", "success_rate"))
+
+
+def _some(predictions: Sequence[Prediction], names: Sequence[str]) -> dict[str, float]:
+    data = outcomes(predictions)
     values = calibration_metrics(data.confidence, data.correct).values
-    return {name: values[name] for name in ("auroc", "ece", "brier", "success_rate")}
+    return {name: values[name] for name in names}

@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from coca_mindspeed.evaluation.binning import BinsClosed, bin_table, risk_coverage, roc
+from coca_mindspeed.evaluation.binning import BinsClosed, bin_table
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, calibration_metrics, show
 from coca_mindspeed.evaluation.predictions import GradedPredictions
 from coca_mindspeed.utils.console import one_line
@@ -221,31 +221,6 @@ def gap_curves(rows: MetricRows) -> Figure:
         if axes is not panels[2]:
             axes.set_ylim(0, 1)
     _legend(figure, panels)
-    return figure
-
-
-def threshold_curves(groups: NamedPredictions) -> Figure:
-    """Draw risk against coverage, and ROC, a line for each run."""
-    figure, [[risk, hits]] = new_figure(1, 2, (10.0, 4.8))
-    for index, (label, data) in enumerate(groups.items()):
-        style = line_style(index) | {"linewidth": 1.4, "markersize": 4}
-        coverage, error = risk_coverage(data.confidence, data.correct)
-        if len(coverage):
-            risk.plot(coverage, error, **style, markevery=max(1, len(coverage) // 8), label=plot_text(label))
-        alarm, hit = roc(data.confidence, data.correct)
-        if len(alarm):
-            hits.plot(alarm, hit, **style, markevery=max(1, len(alarm) // 8), label=plot_text(label))
-    if not risk.lines:
-        _say_why(risk, _NO_CONFIDENCE)
-    if not hits.lines:
-        _say_why(hits, "needs right and wrong answers\nwith a valid confidence")
-    hits.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1)
-    for axes, title in ((risk, "Risk and coverage"), (hits, "ROC of confidence")):
-        axes.set(xlim=(0, 1), ylim=(0, 1.02))
-        axes.set_title(title, fontsize=10)
-    tidy(risk, xlabel="coverage (share of most confident answers)", ylabel="error rate of those")
-    tidy(hits, xlabel="false positive rate", ylabel="true positive rate")
-    _legend(figure, (risk, hits))
     return figure
 
 

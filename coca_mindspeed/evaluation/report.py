@@ -10,7 +10,7 @@ from coca_mindspeed import __version__
 from coca_mindspeed.evaluation.binning import BinsClosed
 from coca_mindspeed.evaluation.metrics import FURTHER_METRICS, HEADLINE_METRICS, METRIC_SPECS, UNDEFINED
 from coca_mindspeed.evaluation.page import code_block, plain_text, write_page
-from coca_mindspeed.evaluation.plots import png_bytes, reliability_diagram, threshold_curves, training_curves
+from coca_mindspeed.evaluation.plots import png_bytes, reliability_diagram, training_curves
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.scoreboard import Run, Scoreboard
 from coca_mindspeed.evaluation.tables import Table, result_tables, risk_tables
@@ -43,13 +43,10 @@ def _plots(board: Scoreboard, runs: Sequence[Run]) -> tuple[list[str], dict[str,
         "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
         f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {board.closed}."
     )
-    thresholds = "Left: error rate when only the most confident answers are given. Right: the area is AUROC."
     for dataset in board.datasets:
         groups = {run.label: outcomes(rows) for run in board.runs if (rows := run.by_dataset().get(dataset))}
         slug = "".join(c if c.isalnum() else "_" for c in dataset)
         add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, reliability_diagram(groups, board.closed))
-        heading = f"Risk-coverage and ROC curves: {dataset}"
-        add(f"thresholds_{slug}", heading, thresholds, threshold_curves(groups))
     return parts, pictures
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from coca_mindspeed.evaluation.binning import risk_coverage, roc
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.plots import (
     gap_curves,
@@ -70,19 +69,3 @@ def test_gap_curves_show_each_kind_of_question_that_the_metrics_have():
     assert [list(line.get_xdata()) for line in last] == [[1, 2, 3, 4], [4]]
     [legend] = figure.legends
     assert len(legend.get_texts()) == 2
-
-
-def test_risk_coverage_by_hand():
-    coverage, risk = risk_coverage(STATED, RIGHT)
-    assert coverage == pytest.approx([3 / 5, 4 / 5, 1])
-    assert risk == pytest.approx([1 / 3, 2 / 4, 3 / 5])
-    assert len(risk_coverage(np.array([np.nan]), np.array([True]))[0]) == 0
-
-
-def test_area_below_roc_is_auroc():
-    rng = np.random.default_rng(0)
-    stated = np.round(rng.random(300), 1)
-    right = rng.random(300) < stated
-    alarm, hit = roc(stated, right)
-    assert np.trapezoid(hit, alarm) == pytest.approx(calibration_metrics(stated, right).values["auroc"])
-    assert len(roc(stated, np.ones(300, dtype=bool))[0]) == 0
