@@ -121,8 +121,7 @@ def _usage(value: Mapping[str, Any] | None) -> tuple[int, int] | None:
 class ChunkStream:
     """Iterates over the chunks of an answer; BackendError ``cut`` if it is incomplete.
 
-    Attributes:
-        finished: whether a chunk named a finish reason, so that the answer is whole.
+    ``finished``: whether a chunk named a finish reason, so that the answer is whole.
     """
 
     def __init__(self, backend: "Backend", response: aiohttp.ClientResponse, scope: anyio.CancelScope) -> None:

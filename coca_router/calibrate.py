@@ -25,9 +25,17 @@ from coca_mindspeed.evaluation.predictions import (
 from coca_mindspeed.utils.console import markdown_table, print_markdown
 from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.packages import require
-from coca_router.calibration import Calibration, CalibrationMap, Identity, MapKind, logit, prompt_hash
+from coca_router.calibration import (
+    Calibration,
+    CalibrationMap,
+    Certificate,
+    Identity,
+    MapKind,
+    certify,
+    logit,
+    prompt_hash,
+)
 from coca_router.config import bands_from, source_keys, tiers_yaml
-from coca_router.guarantee import Certificate, certify
 from coca_router.replay import by_answer
 
 _SAMPLING = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens")

@@ -269,8 +269,7 @@ def error_handlers() -> Mapping[Any, Any]:
 class AnswerWriter:
     """Writes an answer; until its first text it can still become an error.
 
-    Attributes:
-        text: the text of a whole answer; with ``keep`` also that of a stream.
+    ``text`` is the text of a whole answer; with ``keep`` also that of a stream.
     """
 
     def __init__(

@@ -43,9 +43,7 @@ class LogError(Exception):
 class RequestLog:
     """The log of one proxy.
 
-    Attributes:
-        problem: the reason of the last write if it failed, else None.
-        waiting: rows that are not written yet.
+    ``problem`` is the reason of the last write if it failed, else None; ``waiting`` are rows that are not written yet.
     """
 
     def __init__(self, directory: Path, model: str, *, texts: bool = False, max_days: float = 90.0) -> None:

@@ -85,16 +85,12 @@ class Tier:
 
 @dataclass(frozen=True)
 class Router:
-    """Answers one request by the tiers of a configuration: fills the trace and writes the answer.
-
-    Attributes:
-        threshold: the confidence from which each tier but the last answers; None: the configuration's.
-    """
+    """Answers one request by the tiers of a configuration: fills the trace and writes the answer."""
 
     config: ServingConfig
     tiers: Sequence[Tier]
     request: ChatRequest
-    threshold: float | None
+    threshold: float | None  # the confidence from which each tier but the last answers; None: the configuration's
     trace: Trace
     writer: AnswerWriter
 

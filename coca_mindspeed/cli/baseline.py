@@ -24,7 +24,7 @@ from coca_mindspeed.data.prompts import TemplateKeys
 from coca_mindspeed.data.records import Record, read_records, records_digest
 from coca_mindspeed.errors import DataError, UsageError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
-from coca_mindspeed.evaluation.tables import print_metrics, summary_metrics
+from coca_mindspeed.evaluation.report import print_metrics, summary_metrics
 from coca_mindspeed.grading.registry import build_grader, check_records, grader_name
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.validation import LengthLimits, check_prompts

@@ -42,6 +42,7 @@ from coca_mindspeed.evaluation.predictions import (
     outcomes,
     write_predictions,
 )
+from coca_mindspeed.evaluation.report import not_shown_usable, risk_tables, summary_table
 from coca_mindspeed.evaluation.scoreboard import (
     Column,
     PairedDifference,
@@ -53,7 +54,6 @@ from coca_mindspeed.evaluation.scoreboard import (
     split_runs,
     unique_labels,
 )
-from coca_mindspeed.evaluation.tables import not_shown_usable, risk_tables, summary_table
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
 from coca_mindspeed.utils.files import write_atomically

@@ -12,7 +12,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import EvaluationConfig, RunConfig
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import HEADLINE
-from coca_mindspeed.evaluation.tables import column_title, shown_value
+from coca_mindspeed.evaluation.report import column_title, shown_value
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.utils.console import markdown_table, one_line
 from coca_mindspeed.utils.custom_code import is_custom

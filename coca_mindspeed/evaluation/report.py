@@ -1,19 +1,251 @@
-"""The report that compares runs: metrics with intervals, plots and responses."""
+"""Tables of metrics for the terminal and for pages, pages as Markdown and HTML, and the report that compares runs."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import base64
+import html
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-from matplotlib.figure import Figure
+from markdown_it import MarkdownIt
+from rich.table import Column as RichColumn
+from rich.table import Table as RichTable
 
 from coca_mindspeed import __version__
-from coca_mindspeed.evaluation.binning import BinsClosed
-from coca_mindspeed.evaluation.metrics import FURTHER_METRICS, HEADLINE_METRICS, METRIC_SPECS, UNDEFINED
-from coca_mindspeed.evaluation.page import code_block, plain_text, write_page
-from coca_mindspeed.evaluation.plots import png_bytes, reliability_diagram, training_curves
+from coca_mindspeed.evaluation.binning import THRESHOLDS, BinsClosed, risk_table
+from coca_mindspeed.evaluation.metrics import (
+    FURTHER_METRICS,
+    HEADLINE,
+    HEADLINE_METRICS,
+    METRIC_SPECS,
+    UNDEFINED,
+    UNDER_CALIBRATION_LABEL,
+    bins_text,
+    calibration_metrics,
+    show,
+    show_range,
+    show_under_calibration,
+)
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.scoreboard import Run, Scoreboard
-from coca_mindspeed.evaluation.tables import Table, result_tables, risk_tables
+from coca_mindspeed.evaluation.scoreboard import Column, Run, Scoreboard
+from coca_mindspeed.utils.console import PlainConsole, markdown_table, one_line, printable
+from coca_mindspeed.utils.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BINNED = ("ece", "mce")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of printed numbers; ``rows`` are (run, cells in the order of ``columns``)."""
+
+    heading: str
+    meaning: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str]]]
+
+    def markdown(self) -> str:
+        header = ["run", *self.columns]
+        return markdown_table(header, [(label, *cells) for label, cells in self.rows], numbers=range(1, len(header)))
+
+
+def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
+    """Return a table per metric with data sets as columns; for a single data set, one table with metrics as columns."""
+    if len(board.columns) == 1:
+        [column] = board.columns
+        binned = [METRIC_SPECS[metric].label for metric in metrics if metric in _BINNED]
+        meaning = f"{' and '.join(binned)}: {bins_text(board.closed)}" if binned else ""
+        rows = [(run.label, [_cell(board, run, column, metric) for metric in metrics]) for run in board.runs]
+        return [Table(column.name, meaning, [METRIC_SPECS[metric].heading for metric in metrics], rows)]
+    tables = []
+    for metric in metrics:
+        spec = METRIC_SPECS[metric]
+        how = ", percent" if spec.percent else f", {bins_text(board.closed)}" if metric in _BINNED else ""
+        rows = [(run.label, [_cell(board, run, column, metric) for column in board.columns]) for run in board.runs]
+        tables.append(Table(spec.heading, spec.meaning + how, [column.heading for column in board.columns], rows))
+    return tables
+
+
+def _cell(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
+    interval = board.interval(run.label, column, metric)
+    beside = [show_range(metric, interval.low, interval.high)]
+    if metric == "ece" and (calibrated := under_calibration(board, run, column)):
+        beside.append(f"{UNDER_CALIBRATION_LABEL}: {calibrated}")
+    number = show(metric, interval.estimate)
+    return f"{number} ({'; '.join(beside)})" if beside[0] else number
+
+
+def under_calibration(board: Scoreboard, run: Run, column: Column) -> str:
+    found = board.ece_under_calibration(run.label, column)
+    return "" if found is None else show_under_calibration(found.mean, found.high)
+
+
+def summary_table(board: Scoreboard) -> str:
+    """Return the headline metrics in Markdown, a row for each run and column of the board."""
+    rows = []
+    for run, column in product(board.runs, board.columns):
+        intervals = {metric: board.interval(run.label, column, metric) for metric in HEADLINE_METRICS}
+        bounds = show_range("ece", intervals["ece"].low, intervals["ece"].high)
+        shown = [show(metric, interval.estimate) for metric, interval in intervals.items()]
+        shown += [bounds or UNDEFINED, under_calibration(board, run, column) or UNDEFINED]
+        rows.append([run.label, column.heading, board.count(run.label, column), *shown])
+    labels = [METRIC_SPECS[metric].heading for metric in HEADLINE_METRICS]
+    return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", UNDER_CALIBRATION_LABEL], rows)
+
+
+_FEWEST_LABELS = 100
+
+
+def not_shown_usable(board: Scoreboard) -> str:
+    """A line for each run and data set whose confidence is not shown to separate right from wrong answers."""
+    text = ""
+    for run, column in product(board.runs, board.columns):
+        if column.is_average or not (count := board.count(run.label, column)):
+            continue
+        interval = board.interval(run.label, column, "auroc")
+        few = f"{count} labels are fewer than {_FEWEST_LABELS}"
+        reasons = [few] if count < _FEWEST_LABELS else []
+        if not interval.low > 0.5:
+            bounds = show_range("auroc", interval.low, interval.high)
+            reasons.append(f"the 95% interval of AUROC, {bounds}, is not above 0.5" if bounds else "AUROC is undefined")
+        if reasons:
+            where = one_line(f"{run.label}, {column.heading}")
+            text += f"\n{where}: the confidence is not shown to be usable: {' and '.join(reasons)}.\n"
+    return text
+
+
+def risk_tables(board: Scoreboard) -> list[Table]:
+    """Return, for each data set, error and coverage of accepting from each threshold on."""
+    columns = [f"≥ {threshold:g}" for threshold in THRESHOLDS]
+    meaning = (
+        "error rate, percent, of the answers with at least this stated confidence, the exact 95% interval of a single "
+        "threshold, and the fraction of all answers accepted; `coca-router calibrate --risk` certifies a threshold"
+    )
+    tables = []
+    for dataset in board.datasets:
+        rows = []
+        for run in board.runs:
+            data = outcomes(run.by_dataset().get(dataset, []))
+            cells = [
+                UNDEFINED
+                if math.isnan(risk)
+                else f"{risk:.1%} ({low * 100:.1f} to {high * 100:.1f}; {coverage:.1%} accepted)"
+                for _, _, coverage, risk, low, high in risk_table(data.confidence, data.correct)
+            ]
+            rows.append((run.label, cells))
+        tables.append(Table(f"Error by threshold: {dataset}", meaning, columns, rows))
+    return tables
+
+
+def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Return the headline metrics, None where undefined, and the number of ``ungradable`` answers."""
+    data = outcomes(predictions)
+    metrics = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
+    return {**metrics.headline(), "ungradable": len(predictions) - len(data)}
+
+
+def print_metrics(rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a table of metrics by name on standard output."""
+    table = RichTable("", *(RichColumn(column_title(name), justify="right") for name in HEADLINE))
+    for label, metrics in rows.items():
+        table.add_row(label, *(shown_value(key, metrics[key]) for key in HEADLINE))
+    PlainConsole().print_table(table)
+
+
+def column_title(name: str) -> str:
+    """Return a metric's title, with an arrow in the better direction."""
+    return "questions" if name == "n" else METRIC_SPECS[name].heading
+
+
+def shown_value(name: str, value: float | None) -> str:
+    return f"{value:,}" if name == "n" else show(name, value)
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+  :root {{ color-scheme: light; }}
+  body {{ font: 15px/1.5 system-ui, sans-serif; color: #111; margin: 0 auto; max-width: 1400px; padding: 1.5rem; }}
+  h1 {{ font-size: 1.6rem; margin: 0; }}
+  h2 {{ font-size: 1.2rem; margin: 2.2rem 0 .4rem; border-bottom: 2px solid #111; }}
+  h3 {{ font-size: 1rem; margin: 1.4rem 0 .3rem; }}
+  nav a {{ margin-right: 1rem; color: #0b5394; }}
+  table {{ display: block; overflow-x: auto; border-collapse: collapse; font-size: .86rem; }}
+  th, td {{ padding: .2rem .6rem; border-bottom: 1px solid #ccc; font-variant-numeric: tabular-nums; }}
+  th {{ border-bottom: 2px solid #111; }}
+  img {{ max-width: 100%; height: auto; }}
+  pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f6; border: 1px solid #ddd; padding: .5rem; }}
+</style>
+</head>
+<body>
+<nav>{links}</nav>
+{body}</body>
+</html>
+"""
+
+
+def write_page(path: Path, text: str, pictures: Mapping[str, bytes]) -> tuple[Path, Path]:
+    """Write a report and its pictures; return the paths of the HTML file and of the Markdown file.
+
+    Args:
+        path: of the Markdown file, ``NAME.md``; the HTML file is ``NAME.html`` beside it.
+        text: CommonMark with tables; it begins with a heading. HTML in it is shown as text.
+        pictures: PNG files by the path that the text names, relative to the directory of ``path``.  The HTML file
+            embeds them and shows no other picture.
+    """
+    text = printable(text)
+    for name, png in pictures.items():
+        write_atomically(path.parent / name, png)
+    write_atomically(path, text)
+    page = path.with_suffix(".html")
+    write_atomically(page, _html(text, pictures))
+    return page, path
+
+
+def _html(text: str, pictures: Mapping[str, bytes]) -> str:
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = parser.parse(text)
+    links: list[str] = []
+    for token, content in pairwise(tokens):
+        if token.type == "heading_open" and token.tag == "h2":
+            token.attrSet("id", f"section-{len(links)}")
+            links.append(f'<a href="#section-{len(links)}">{parser.renderInline(content.content)}</a>')
+    for picture in (child for token in tokens for child in token.children or () if child.type == "image"):
+        png = base64.b64encode(pictures.get(unquote(str(picture.attrGet("src"))), b"")).decode("ascii")
+        picture.attrSet("src", f"data:image/png;base64,{png}")
+    title = html.escape("".join(part.content for part in tokens[1].children or ()))
+    return _PAGE.format(title=title, links="".join(links), body=parser.renderer.render(tokens, parser.options, {}))
+
+
+_MARKUP = re.compile(r"[\\`*<&~\[\]]|(?<!\w)_+|_+(?!\w)")
+
+
+def plain_text(text: str) -> str:
+    """Return text as one line of Markdown without markup; table cells also need their bars escaped."""
+    return _MARKUP.sub(lambda found: "".join(f"\\{character}" for character in found[0]), one_line(text))
+
+
+def inline_code(text: str) -> str:
+    """Return text as inline code on one line; a backtick would end it and becomes an apostrophe."""
+    return f"`{one_line(text).replace('`', chr(39))}`"
+
+
+def code_block(text: str) -> str:
+    """Return text as a code block of Markdown."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
+
 
 _REPORT_DPI = 100
 _SAMPLES = 3  # responses of each run and data set
@@ -29,9 +261,11 @@ _NO_PREDICTIONS = (
 
 def _plots(board: Scoreboard, runs: Sequence[Run]) -> tuple[list[str], dict[str, bytes]]:
     """Sections with plots, and these by path."""
+    from coca_mindspeed.evaluation.plots import png_bytes, reliability_diagram, training_curves  # matplotlib
+
     parts, pictures = ["## Plots"], {}
 
-    def add(name: str, heading: str, caption: str, figure: Figure) -> None:
+    def add(name: str, heading: str, caption: str, figure: "Figure") -> None:
         path, heading = f"figures/{name}.png", plain_text(heading)
         pictures[path] = png_bytes(figure, _REPORT_DPI)
         parts.extend([f"### {heading}", f"![{heading}. {caption}]({path})", caption])
@@ -88,14 +322,16 @@ def _results(board: Scoreboard) -> list[str]:
     legend = "; ".join(f"{spec.heading}: {spec.meaning}" for spec in METRIC_SPECS.values())
     parts = ["## Results", f"{legend}. ↑: higher is better; ↓: lower is better."]
     parts += [
-        _table(table) for metrics in (HEADLINE_METRICS, FURTHER_METRICS) for table in result_tables(board, metrics)
+        _shown_table(table)
+        for metrics in (HEADLINE_METRICS, FURTHER_METRICS)
+        for table in result_tables(board, metrics)
     ]
     counts = [(run.label, [str(board.count(run.label, column)) for column in board.columns]) for run in board.runs]
-    parts.append(_table(Table("Predictions", "", [column.heading for column in board.columns], counts)))
-    return [*parts, "## Error and coverage by threshold", *map(_table, risk_tables(board))]
+    parts.append(_shown_table(Table("Predictions", "", [column.heading for column in board.columns], counts)))
+    return [*parts, "## Error and coverage by threshold", *map(_shown_table, risk_tables(board))]
 
 
-def _table(table: Table) -> str:
+def _shown_table(table: Table) -> str:
     """A table with its heading and its meaning; names are without markup."""
     rows = [(plain_text(label), cells) for label, cells in table.rows]
     text = replace(table, columns=[plain_text(column) for column in table.columns], rows=rows).markdown()

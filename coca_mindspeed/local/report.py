@@ -7,9 +7,15 @@ from typing import Any
 
 from coca_mindspeed.data.records import repetition
 from coca_mindspeed.evaluation.metrics import HEADLINE
-from coca_mindspeed.evaluation.page import inline_code, write_page
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.tables import column_title, print_metrics, shown_value, summary_metrics
+from coca_mindspeed.evaluation.report import (
+    column_title,
+    inline_code,
+    print_metrics,
+    shown_value,
+    summary_metrics,
+    write_page,
+)
 from coca_mindspeed.local.run import LocalRun
 from coca_mindspeed.scoring.metrics import (
     FIRST_SIGHT,

@@ -14,8 +14,8 @@ from coca_mindspeed.evaluation.metrics import (
     show,
     show_range,
 )
+from coca_mindspeed.evaluation.report import under_calibration
 from coca_mindspeed.evaluation.scoreboard import DATASETS, Run, Scoreboard, read_runs
-from coca_mindspeed.evaluation.tables import under_calibration
 from coca_mindspeed.utils.console import markdown_table, print_markdown
 from experiments.paper.figures import check_setting, paper, printed, published
 

@@ -66,7 +66,7 @@ def test_a_save_and_a_load_change_nothing(tmp_path):
     save_probe(probe, fit, tmp_path / "probe")
     again = load_probe(tmp_path / "probe")
     assert torch.equal(again.confidence(states), probe.confidence(states))
-    assert (again.layer, again.width) == (1, 16)
+    assert (again.layer, again.inner.out_features) == (1, 16)
     assert {p.name for p in (tmp_path / "probe").iterdir()} == {"probe.safetensors", "probe.json"}
     file = tmp_path / "probe" / "probe.safetensors"
     file.write_bytes(file.read_bytes()[:100])

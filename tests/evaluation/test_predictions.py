@@ -9,7 +9,7 @@ import pytest
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, read_predictions, write_predictions
-from coca_mindspeed.evaluation.tables import summary_metrics
+from coca_mindspeed.evaluation.report import summary_metrics
 
 ROW = {
     "id": "a",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_router.guarantee import certify, least_labels, p_value, upper_bound
+from coca_router.calibration import certify, least_labels, p_value, upper_bound
 
 
 @settings(deadline=None)

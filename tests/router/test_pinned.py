@@ -10,10 +10,9 @@ from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.utils.json_files import write_json
 from coca_router.calibrate import fit_map
-from coca_router.calibration import Calibration, Identity, prompt_hash
+from coca_router.calibration import Calibration, Identity, certify, prompt_hash
 from coca_router.cli import main
 from coca_router.config import ServingConfig, tier_policies
-from coca_router.guarantee import certify
 from tests.router.servers_for_tests import QUESTION, SURE, UNSURE, FakeEngine, ask, routed
 
 
