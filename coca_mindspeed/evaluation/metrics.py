@@ -28,7 +28,6 @@ class MetricSpec:
     better: int  # 1 if higher is better, -1 if lower is, 0 otherwise
     decimals: int = 3
     percent: bool = False
-    upper: float = 1.0  # the largest possible value
 
     @property
     def scale(self) -> float:
@@ -55,13 +54,13 @@ METRIC_SPECS: Mapping[str, MetricSpec] = {
     ),
     "brier": MetricSpec("Brier", "mean squared error of confidence against correctness", -1),
     "success_rate": _share("SR", "fraction of responses with a valid confidence"),
-    "tokens_to_confidence": MetricSpec("TTC", "tokens until the confidence is known", -1, decimals=1, upper=math.inf),
+    "tokens_to_confidence": MetricSpec("TTC", "tokens until the confidence is known", -1, decimals=1),
     "mce": MetricSpec("MCE", "largest calibration gap of a bin", -1),
     # Murphy's decomposition, predictions grouped by confidence value: Brier = REL - RES + UNC.
     "reliability": MetricSpec("REL", "reliability part of Brier", -1),
     "resolution": MetricSpec("RES", "resolution part of Brier", 1),
     "uncertainty": MetricSpec("UNC", "uncertainty part of Brier", 0),
-    "log_score": MetricSpec("Log", "mean negative log-likelihood in nats", -1, upper=math.inf),
+    "log_score": MetricSpec("Log", "mean negative log-likelihood in nats", -1),
     "aurc": MetricSpec("AURC", "mean error rate of the k most confident, over all k", -1),
     **{
         name: _share(f"accuracy@{share:.0%}", f"accuracy of the most confident {share:.0%}")

@@ -1,19 +1,18 @@
 """Whole baselines on the tiny model: their predictions, and going on after a stop."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from coca_mindspeed import cli
-from coca_mindspeed.baselines import BASELINES, VOTES, answers_in_order
+from coca_mindspeed.baselines import BASELINES, VOTES
 from coca_mindspeed.baselines.predictors import FitConfig, ProbeConfig
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
-from coca_mindspeed.local import respond
-from coca_mindspeed.scoring.responses import response_scorer
+from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.utils import results
 from tests.baselines.models_for_tests import target_of, tiny_policy
 
@@ -74,8 +73,9 @@ def test_answers_that_exist_are_not_sampled_again(tmp_path):
     probability = run("question_probability", tmp_path, "probability", answers=answers)
     assert [(p.response, p.correct) for p in probability] == [(p.response, p.correct) for p in answers]
     assert not (tmp_path / "probability" / "answers").exists()
-    with pytest.raises(ConfigError, match="1 of 20"):
-        run("question_probability", tmp_path, "other", answers=answers[1:])
+    for wrong, named in ((answers[1:], "1 of 20"), ([*answers, replace(answers[0], method="rlvr")], "2 rows answer")):
+        with pytest.raises(ConfigError, match=named):
+            run("question_probability", tmp_path, "other", answers=wrong)
 
 
 def test_the_command_line(tmp_path, capsys):
@@ -96,6 +96,10 @@ def test_the_command_line(tmp_path, capsys):
     for layer in ("3", "-4"):  # the tiny model has the embedding and two blocks
         assert cli.main([*probe, layer]) == 2
         assert f"--layer {layer}: expected one from -3 to 2" in capsys.readouterr().err
+    # A predictor is not asked about the questions that it was trained on.
+    write_records(tmp_path / "train.jsonl", arithmetic_records(6, "evaluate", 0))
+    assert cli.main(probe[:-1]) == 1
+    assert "--train: 6 of 6 " in capsys.readouterr().err
     assert not (tmp_path / "probe").exists()
 
 
@@ -123,13 +127,6 @@ def test_results_of_other_questions_or_another_model_are_refused(command, tmp_pa
     assert "holds results with content of --model=" in capsys.readouterr().err
 
 
-def test_what_has_been_trained_on_a_question_does_not_judge_it(command, tmp_path, capsys):
-    probe = ["baseline", "probe", *command[2:-1], str(tmp_path / "probe"), "--train", str(tmp_path / "data.jsonl")]
-    assert cli.main(probe) == 1
-    assert "--train: 3 of 3 " in capsys.readouterr().err
-    assert not (tmp_path / "probe").exists()
-
-
 def test_a_grader_of_ones_own(command, tmp_path, capsys):
     grader = tmp_path / "own.py"
     grader.write_text("def nothing(record, answer):\n    return False\n")
@@ -144,27 +141,3 @@ def test_a_grader_of_ones_own(command, tmp_path, capsys):
     assert cli.main(vote) == 1  # votes compare answers by the graders of the records
     assert "'my kind'" in capsys.readouterr().err
     assert not (tmp_path / "vote").exists()
-
-
-def test_answers_of_several_methods_are_no_answers():
-    rows = [Prediction("q", "d", "1?", "1", 0.5, True, 3, method=name) for name in ("rlvr", "coca")]
-    with pytest.raises(ConfigError, match=r"--answers: 2 .*'q'"):
-        answers_in_order(rows, [Record("q", "d", "math", "1?", "1")])
-
-
-@pytest.mark.parametrize(("method", "position"), [("coca", "first"), ("rlcr", "last")])
-def test_a_confidence_is_looked_for_where_the_method_asks_for_it(tmp_path, monkeypatch, method, position):
-    tiny_policy(tmp_path / "tiny")
-    write_records(tmp_path / "data.jsonl", arithmetic_records(2, "evaluate", 0))
-    positions = []
-
-    def remember(*arguments):
-        judge = response_scorer(*arguments)
-        positions.append(judge.parser.position)
-        return judge
-
-    monkeypatch.setattr(respond, "response_scorer", remember)
-    command = ["baseline", "verbalised", "--method", method, "--model", str(tmp_path / "tiny"), "--device", "cpu"]
-    command += ["--data", str(tmp_path / "data.jsonl"), "--output", str(tmp_path / "out"), "--max-new-tokens", "4"]
-    assert cli.main([*command, "--dtype", "float32", "--quiet"]) == 0
-    assert set(positions) == {position}
