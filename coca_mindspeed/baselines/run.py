@@ -16,12 +16,14 @@ from coca_mindspeed.baselines.predictors import (
     Assessor,
     FitConfig,
     ProbeConfig,
+    TargetModel,
     load_probe,
+    prompt_states,
+    question_probabilities,
     save_probe,
     train_assessor,
     train_probe,
 )
-from coca_mindspeed.baselines.target_model import TargetModel, prompt_states, question_probabilities
 from coca_mindspeed.baselines.votes import Equivalences, majority_predictions
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError

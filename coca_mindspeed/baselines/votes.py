@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from coca_mindspeed.baselines.target_model import TargetModel
+from coca_mindspeed.baselines.predictors import TargetModel
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.code.extraction import MAX_ANSWER_CHARACTERS, build_job, extract_program, wanted_names

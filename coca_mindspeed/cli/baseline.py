@@ -125,8 +125,8 @@ def _run(
     answers: Sequence[Prediction] | None,
 ) -> int:
     """Check the device, the model and the prompts, and run the baseline."""
+    from coca_mindspeed.baselines.predictors import TargetModel, check_layer
     from coca_mindspeed.baselines.run import BaselineOptions, run_baseline  # it imports torch
-    from coca_mindspeed.baselines.target_model import TargetModel, check_layer
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.model_files import load_model_tokenizer, read_model_config
     from coca_mindspeed.local.policy import choose_device

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from coca_mindspeed.baselines.predictors import FitConfig
+from coca_mindspeed.baselines.predictors import FitConfig, TargetModel
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
-from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError

@@ -2,7 +2,7 @@
 
 import torch
 
-from coca_mindspeed.baselines.target_model import TargetModel
+from coca_mindspeed.baselines.predictors import TargetModel
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy

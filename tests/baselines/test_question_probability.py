@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from coca_mindspeed.baselines.target_model import question_probabilities, question_tokens
+from coca_mindspeed.baselines.predictors import question_probabilities, question_tokens
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
