@@ -1,1 +1,0 @@
-"""Expectation of the stated confidence against its draws."""
