@@ -82,12 +82,7 @@ def decode(policy: Policy, decoding: str, rows: int, new: int) -> dict[str, floa
 
     def work(tokens: int = new) -> Any:
         return sample_responses(
-            policy,
-            prompts,
-            group_size=_GROUP,
-            max_new_tokens=tokens,
-            temperature=_TEMPERATURE,
-            generator=generator,
+            policy, prompts, group_size=_GROUP, max_new_tokens=tokens, temperature=_TEMPERATURE, generator=generator
         )
 
     first, _ = timed(work if decoding == "static" else lambda: work(4), policy.device)
@@ -119,12 +114,7 @@ def step(policy: Policy, decoding: str, rows: int, new: int) -> dict[str, float]
     def work() -> float:
         seconds, samples = timed(
             lambda: sample_responses(
-                policy,
-                prompts,
-                group_size=_GROUP,
-                max_new_tokens=new,
-                temperature=_TEMPERATURE,
-                generator=generator,
+                policy, prompts, group_size=_GROUP, max_new_tokens=new, temperature=_TEMPERATURE, generator=generator
             ),
             policy.device,
         )
@@ -166,10 +156,7 @@ def continuous_batching(policy: Policy, rows: int, new: int) -> dict[str, Any]:
 
     def work() -> Any:
         return model.generate_batch(
-            inputs=prompts,
-            generation_config=sampling,
-            continuous_batching_config=settings,
-            persistent_manager=True,
+            inputs=prompts, generation_config=sampling, continuous_batching_config=settings, persistent_manager=True
         )
 
     first, _ = timed(work, policy.device)

@@ -156,10 +156,7 @@ def configuration(directory: Path, run: Path, steps: int, init_kl_coef: float, l
             "max_prompt_length": MAX_PROMPT,
             "verifier_function": ["acc"],
         },
-        coca={
-            "output_dir": str(run / "output"),
-            "host": {} if load else {"initial_weights": str(directory / "model")},
-        },
+        coca={"output_dir": str(run / "output"), "host": {} if load else {"initial_weights": str(directory / "model")}},
     )
 
 

@@ -37,12 +37,7 @@ def run(rounds: int) -> dict[str, float]:
 
     def ours() -> None:
         samples = sample_responses(
-            policy,
-            prompts,
-            group_size=group_size,
-            max_new_tokens=max_new_tokens,
-            temperature=1.0,
-            generator=generator,
+            policy, prompts, group_size=group_size, max_new_tokens=max_new_tokens, temperature=1.0, generator=generator
         )
         tokens["ours"] += int(samples.lengths.sum())
 

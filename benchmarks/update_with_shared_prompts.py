@@ -18,12 +18,7 @@ def run(rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory:
         policy, prompts = warm_policy(Path(directory), 32)
     rollout = sample_responses(
-        policy,
-        prompts,
-        group_size=8,
-        max_new_tokens=16,
-        temperature=1.0,
-        generator=torch.Generator().manual_seed(0),
+        policy, prompts, group_size=8, max_new_tokens=16, temperature=1.0, generator=torch.Generator().manual_seed(0)
     )
     inside = torch.arange(rollout.width) < rollout.lengths[:, None]
 

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.algorithm.methods import METHODS, training_method
 from coca_mindspeed.baselines import ASSESSOR_PROMPT, BASELINES, NEEDS_TRAINING, VOTES, answers_in_order, bare_questions
-from coca_mindspeed.cli.options import (
-    at_least,
-    day,
-    device_name,
-    grader_option,
-    json_object,
-    place,
-    template_variables,
-)
+from coca_mindspeed.cli.options import at_least, day, device_name, grader_option, json_object, place, template_variables
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.prompts import TemplateKeys
 from coca_mindspeed.data.records import Record, read_records, records_digest

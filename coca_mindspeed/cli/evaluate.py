@@ -36,12 +36,7 @@ from coca_mindspeed.evaluation.metrics import (
     show,
     show_range,
 )
-from coca_mindspeed.evaluation.predictions import (
-    Prediction,
-    confidence_mass,
-    outcomes,
-    write_predictions,
-)
+from coca_mindspeed.evaluation.predictions import Prediction, confidence_mass, outcomes, write_predictions
 from coca_mindspeed.evaluation.report import not_shown_usable, risk_tables, summary_table
 from coca_mindspeed.evaluation.scoreboard import (
     Column,

@@ -7,13 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.metrics import (
-    HEADLINE_METRICS,
-    METRIC_SPECS,
-    UNDER_CALIBRATION_LABEL,
-    show,
-    show_range,
-)
+from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS, METRIC_SPECS, UNDER_CALIBRATION_LABEL, show, show_range
 from coca_mindspeed.evaluation.report import under_calibration
 from coca_mindspeed.evaluation.scoreboard import DATASETS, Run, Scoreboard, read_runs
 from coca_mindspeed.utils.console import markdown_table, print_markdown

@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from coca_mindspeed.evaluation.metrics import calibration_metrics
-from coca_mindspeed.evaluation.plots import (
-    gap_curves,
-    png_bytes,
-    reliability_diagram,
-    training_curves,
-)
+from coca_mindspeed.evaluation.plots import gap_curves, png_bytes, reliability_diagram, training_curves
 from coca_mindspeed.evaluation.predictions import GradedPredictions
 
 STATED = np.array([0.05, 0.95, 0.95, 0.95, 0.3, np.nan])

@@ -13,13 +13,7 @@ from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.run import warm_start
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
-from experiments.miniature import (
-    SYMBOLS,
-    digit_records,
-    miniature,
-    progression_records,
-    repeated_progression_records,
-)
+from experiments.miniature import SYMBOLS, digit_records, miniature, progression_records, repeated_progression_records
 from experiments.reproduce.plan import plan_path, read_plan, run_config
 
 

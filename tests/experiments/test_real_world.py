@@ -13,12 +13,7 @@ from coca_mindspeed.data.facts import normalise_fact
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.grading.registry import build_grader
 from experiments.__main__ import main
-from experiments.real_world.families import (
-    FAMILIES,
-    NEVER_TAUGHT,
-    part_of,
-    real_world_records,
-)
+from experiments.real_world.families import FAMILIES, NEVER_TAUGHT, part_of, real_world_records
 
 PARTS = ("warm_up", "train", "evaluate")
 ALL = 10_000

@@ -15,11 +15,7 @@ from experiments.reproduce.discrimination import _draws, learning_curves, statis
 from experiments.reproduce.plan import jobs_of
 from experiments.reproduce.report import write_report
 from experiments.reproduce.results import collect, holm, mean_differs, mean_interval, spread
-from experiments.reproduce.tables import (
-    comparison_table,
-    comparisons,
-    entries,
-)
+from experiments.reproduce.tables import comparison_table, comparisons, entries
 from tests.experiments.reproduce.jobs_for_tests import PLAN, finish, finished
 
 
