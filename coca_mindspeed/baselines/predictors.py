@@ -62,11 +62,9 @@ def check_layer(layer: int, config: Any, *, where: str) -> None:
 def prompt_states(target: TargetModel, records: Sequence[Record], layer: int) -> Tensor:
     """Return the hidden states of each prompt's last token: float32 ``[n, hidden]`` on the CPU; one batch.
 
-    ``layer`` 0 is the embedding, i the output of block i, and negative ones count from the last.  Raises UsageError if
-    the model has no such layer.
+    ``layer`` 0 is the embedding, i the output of block i, and negative ones count from the last.
     """
     policy = target.policy
-    check_layer(layer, policy.model.config, where="layer")
     prompts = policy.encode_prompts(records, target.method.training_method.system_prompt)
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():

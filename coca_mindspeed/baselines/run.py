@@ -26,7 +26,7 @@ from coca_mindspeed.baselines.predictors import (
 )
 from coca_mindspeed.baselines.votes import Equivalences, majority_predictions
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import (
     Prediction,
     prediction_from_json,
@@ -62,8 +62,8 @@ def run_baseline(
     output: Path,
     options: BaselineOptions,
     *,
-    training_records: Sequence[Record] = (),
-    open_assessor: Callable[[Path | None], Policy] | None = None,
+    training_records: Sequence[Record],
+    open_assessor: Callable[[Path | None], Policy],
     answers: Sequence[Prediction] | None = None,
 ) -> list[Prediction]:
     """Run the baseline, one of :data:`.BASELINES`, and write ``output/predictions.jsonl``.
@@ -72,8 +72,6 @@ def run_baseline(
     graded (or taken from ``answers``), and its stated confidence is replaced by the baseline's.  Their TTC is 0.
     Existing parts and trained predictors in ``output`` are reused.  ``open_assessor`` loads the assessor's model: the
     given directory, or for None the initial one.
-
-    Raises ConfigError if an input is missing.
     """
     work = _Work(target, output, options)
     if name in VOTES:
@@ -136,7 +134,7 @@ class _Work:
         """Return the predictor of the trained probe; train it if it does not exist."""
         directory, size = self.output / "probe", self.options.batch
         if not directory.exists():
-            records, correct = self._graded("probe", records)
+            records, correct = self._graded(records)
             chunks = [records[i : i + size] for i in range(0, len(records), size)]
             states = torch.cat([prompt_states(self.target, chunk, self.options.probe.layer) for chunk in chunks])
             seed = derived_seed(self.target.seed, "probe")
@@ -145,23 +143,19 @@ class _Work:
         trained = load_probe(directory)
         return lambda records: trained.confidence(prompt_states(self.target, records, trained.layer)).tolist()
 
-    def assessor(self, records: Sequence[Record], open_assessor: Callable[[Path | None], Policy] | None) -> Assessor:
+    def assessor(self, records: Sequence[Record], open_assessor: Callable[[Path | None], Policy]) -> Assessor:
         """Return the trained assessor; train it if it does not exist."""
-        if open_assessor is None:
-            raise ConfigError("the assessor needs a model to train (--assessor-model)")
         directory = self.output / "assessor"
         if not directory.exists():
-            records, correct = self._graded("assessor", records)
+            records, correct = self._graded(records)
             policy = open_assessor(None)
             seed = derived_seed(self.target.seed, "assessor")
             train_assessor(policy, records, correct, self.options.assessor, seed, self._epoch)
             export_model(policy, directory)
         return Assessor(open_assessor(directory))
 
-    def _graded(self, name: str, records: Sequence[Record]) -> tuple[list[Record], list[bool]]:
+    def _graded(self, records: Sequence[Record]) -> tuple[list[Record], list[bool]]:
         """The training questions with gradable answers, and the verdicts."""
-        if not records:
-            raise ConfigError(f"the {name} needs training questions (--train)")
         answers = zip(records, self.answers(records, "training_answers"), strict=True)
         graded = [(record, answer.correct) for record, answer in answers if answer.correct is not None]
         if not graded:

@@ -5,7 +5,7 @@
   small sets and where all answers are correct; a bootstrap and a normal interval have no width there.
 - Tokens to confidence, which has no upper bound: Student's t.
 - ECE: bounds over the signs of its bins, see :func:`ece_bounds`.
-- Others: none.  MCE and the parts of the Brier score are biased by noise as ECE is, one unseen wrong answer of
+- Others: none.  The parts of the Brier score are biased by noise as ECE is, one unseen wrong answer of
   confidence 1 changes the log score without limit, and one answer can move many ranks of AURC.
 
 A prediction's influence on a mean is n times the change of the estimate that it causes: its deviation from the mean, or

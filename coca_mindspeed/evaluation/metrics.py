@@ -40,32 +40,21 @@ class MetricSpec:
         return self.label + {1: " ↑", -1: " ↓", 0: ""}[self.better]
 
 
-def _share(label: str, meaning: str) -> MetricSpec:
-    return MetricSpec(label, meaning, 1, decimals=1, percent=True)
-
-
-#: Metric -> the fraction of most confident answers that it is the accuracy of.
-COVERAGES: Mapping[str, float] = {f"accuracy_at_{share:g}": share for share in (0.25, 0.5, 0.75)}
 METRIC_SPECS: Mapping[str, MetricSpec] = {
-    "accuracy": _share("accuracy", "fraction of correct answers"),
+    "accuracy": MetricSpec("accuracy", "fraction of correct answers", 1, decimals=1, percent=True),
     "auroc": MetricSpec("AUROC", "probability that a correct answer has a higher confidence than a wrong one", 1),
     "ece": MetricSpec(
         "ECE", "expected calibration error: mean gap between confidence and accuracy over bins of confidence", -1
     ),
     "brier": MetricSpec("Brier", "mean squared error of confidence against correctness", -1),
-    "success_rate": _share("SR", "fraction of responses with a valid confidence"),
+    "success_rate": MetricSpec("SR", "fraction of responses with a valid confidence", 1, decimals=1, percent=True),
     "tokens_to_confidence": MetricSpec("TTC", "tokens until the confidence is known", -1, decimals=1),
-    "mce": MetricSpec("MCE", "largest calibration gap of a bin", -1),
     # Murphy's decomposition, predictions grouped by confidence value: Brier = REL - RES + UNC.
     "reliability": MetricSpec("REL", "reliability part of Brier", -1),
     "resolution": MetricSpec("RES", "resolution part of Brier", 1),
     "uncertainty": MetricSpec("UNC", "uncertainty part of Brier", 0),
     "log_score": MetricSpec("Log", "mean negative log-likelihood in nats", -1),
     "aurc": MetricSpec("AURC", "mean error rate of the k most confident, over all k", -1),
-    **{
-        name: _share(f"accuracy@{share:.0%}", f"accuracy of the most confident {share:.0%}")
-        for name, share in COVERAGES.items()
-    },
 }
 # The paper's six, printed by summaries and comparisons.
 HEADLINE_METRICS = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence")
@@ -105,7 +94,7 @@ def show_under_calibration(mean: float, high: float) -> str:
 
 
 def bins_text(closed: BinsClosed) -> str:
-    """The bins of ECE and MCE as named in tables; ``closed`` is the side on which a bin includes its edge."""
+    """The bins of ECE as named in tables; ``closed`` is the side on which a bin includes its edge."""
     return f"10 equal-width bins closed on the {closed}"
 
 
@@ -173,7 +162,7 @@ def calibration_metrics(
         confidence: float64 or float32 ``[n]`` in [0, 1], NaN where invalid.
         correct: bool ``[n]``.
         tokens_to_confidence: ``[n]``, NaN where unknown.
-        closed: the side on which the bins of ECE and MCE include their edge.
+        closed: the side on which the bins of ECE include their edge.
 
     Raises:
         ValueError: lengths differ, or a confidence lies outside [0, 1].
@@ -242,18 +231,10 @@ def _confidence_metrics(groups: ConfidenceGroups) -> dict[str, float]:
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, int(n) + 1))])
     sums = np.diff(accepted * (harmonic[accepted.astype(np.intp)] - 1), prepend=0.0)
     found["aurc"] = 1 - (harmonic[-1] * n_right - _dot(frequency, sums)) / n
-    for name, coverage in COVERAGES.items():
-        places = places_of(coverage, n)
-        found[name] = np.interp(places, [0, *accepted], [0, *accepted_right]) / places
     count, right, stated = groups.bin_sums()
     gap = np.abs(stated / count - right / count)
-    found |= {"ece": _dot(count, gap) / n, "mce": gap.max()}
+    found["ece"] = _dot(count, gap) / n
     return {name: float(value) for name, value in found.items()}
-
-
-def places_of(coverage: float, n: float) -> int:
-    """Number of the most confident of n answers at a coverage; rounded, since 0.29 * 100 is 28.999999999999996."""
-    return math.ceil(round(coverage * n, 9))
 
 
 def reading_metrics(predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:

@@ -38,8 +38,6 @@ from coca_mindspeed.utils.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_BINNED = ("ece", "mce")
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -59,14 +57,13 @@ def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
     """Return a table per metric with data sets as columns; for a single data set, one table with metrics as columns."""
     if len(board.columns) == 1:
         [column] = board.columns
-        binned = [METRIC_SPECS[metric].label for metric in metrics if metric in _BINNED]
-        meaning = f"{' and '.join(binned)}: {bins_text(board.closed)}" if binned else ""
+        meaning = f"ECE: {bins_text(board.closed)}" if "ece" in metrics else ""
         rows = [(run.label, [_cell(board, run, column, metric) for metric in metrics]) for run in board.runs]
         return [Table(column.name, meaning, [METRIC_SPECS[metric].heading for metric in metrics], rows)]
     tables = []
     for metric in metrics:
         spec = METRIC_SPECS[metric]
-        how = ", percent" if spec.percent else f", {bins_text(board.closed)}" if metric in _BINNED else ""
+        how = ", percent" if spec.percent else f", {bins_text(board.closed)}" if metric == "ece" else ""
         rows = [(run.label, [_cell(board, run, column, metric) for column in board.columns]) for run in board.runs]
         tables.append(Table(spec.heading, spec.meaning + how, [column.heading for column in board.columns], rows))
     return tables
