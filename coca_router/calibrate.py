@@ -11,9 +11,8 @@ import numpy.typing as npt
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli.options import json_object, number, place, within
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.binning import Floats
 from coca_mindspeed.evaluation.intervals import Estimates, paired_intervals
-from coca_mindspeed.evaluation.metrics import METRIC_SPECS, show
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, Floats, show
 from coca_mindspeed.evaluation.predictions import (
     GradedPredictions,
     Prediction,

@@ -24,7 +24,7 @@ from scipy.special import betaincinv
 
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, validation_problems
-from coca_mindspeed.evaluation.binning import Floats
+from coca_mindspeed.evaluation.metrics import Floats
 
 MapKind = Literal["platt", "isotonic"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.binning import clopper_pearson
+from coca_mindspeed.evaluation.metrics import clopper_pearson
 from coca_mindspeed.evaluation.predictions import Prediction
 
 Floats = npt.NDArray[np.float64]

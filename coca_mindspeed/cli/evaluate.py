@@ -25,13 +25,13 @@ from coca_mindspeed.cli.options import (
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_opencompass, read_responses
-from coca_mindspeed.evaluation.binning import risk_table
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
     METRIC_SPECS,
     UNDEFINED,
     bins_text,
     reading_metrics,
+    risk_table,
     second_metrics,
     show,
     show_range,

@@ -25,8 +25,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
-from coca_mindspeed.evaluation.binning import BinsClosed, Floats, binomial_low
-from coca_mindspeed.evaluation.metrics import CalibrationMetrics, ConfidenceGroups, calibration_metrics
+from coca_mindspeed.evaluation.metrics import (
+    BinsClosed,
+    CalibrationMetrics,
+    ConfidenceGroups,
+    Floats,
+    binomial_low,
+    calibration_metrics,
+)
 from coca_mindspeed.evaluation.predictions import GradedPredictions
 
 

@@ -18,8 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from coca_mindspeed.evaluation.binning import BinsClosed, bin_table
-from coca_mindspeed.evaluation.metrics import METRIC_SPECS, calibration_metrics, show
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, BinsClosed, bin_table, calibration_metrics, show
 from coca_mindspeed.evaluation.predictions import GradedPredictions
 from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.files import write_atomically

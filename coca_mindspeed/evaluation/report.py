@@ -16,16 +16,18 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 
 from coca_mindspeed import __version__
-from coca_mindspeed.evaluation.binning import THRESHOLDS, BinsClosed, risk_table
 from coca_mindspeed.evaluation.metrics import (
     FURTHER_METRICS,
     HEADLINE,
     HEADLINE_METRICS,
     METRIC_SPECS,
+    THRESHOLDS,
     UNDEFINED,
     UNDER_CALIBRATION_LABEL,
+    BinsClosed,
     bins_text,
     calibration_metrics,
+    risk_table,
     show,
     show_range,
     show_under_calibration,

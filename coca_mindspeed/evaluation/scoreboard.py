@@ -14,7 +14,6 @@ from zlib import crc32
 import numpy as np
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.binning import BinsClosed
 from coca_mindspeed.evaluation.intervals import (
     EceUnderCalibration,
     Estimates,
@@ -23,7 +22,7 @@ from coca_mindspeed.evaluation.intervals import (
     average_under_calibration,
     paired_intervals,
 )
-from coca_mindspeed.evaluation.metrics import CalibrationMetrics
+from coca_mindspeed.evaluation.metrics import BinsClosed, CalibrationMetrics
 from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, gradable, outcomes, read_predictions
 from coca_mindspeed.utils.json_files import read_steps
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml

@@ -8,7 +8,6 @@ from scipy.stats import binomtest
 from scipy.stats import t as student_t
 from sklearn.metrics import roc_auc_score
 
-from coca_mindspeed.evaluation.binning import binomial_low, clopper_pearson
 from coca_mindspeed.evaluation.intervals import (
     MEANS,
     Bins,
@@ -18,7 +17,7 @@ from coca_mindspeed.evaluation.intervals import (
     independent_units,
     paired_intervals,
 )
-from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.metrics import binomial_low, calibration_metrics, clopper_pearson
 from coca_mindspeed.evaluation.predictions import GradedPredictions
 
 

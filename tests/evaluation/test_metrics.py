@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
-from coca_mindspeed.evaluation.binning import bin_edges, bin_index, bin_table, risk_table
-from coca_mindspeed.evaluation.metrics import HEADLINE, calibration_metrics
+from coca_mindspeed.evaluation.metrics import HEADLINE, bin_edges, bin_index, bin_table, calibration_metrics, risk_table
 
 BY_HAND = {
     "accuracy": 3 / 5,
