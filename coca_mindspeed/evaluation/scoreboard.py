@@ -139,8 +139,8 @@ class Scoreboard:
         before, after = ({p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second))
         intervals: Mapping[str, Interval] = {}
         if shared := [key for key in before if key in after]:
-            pair = (self._estimates([group[key] for key in shared], dataset) for group in (before, after))
-            intervals = paired_intervals(*pair)
+            ours, theirs = (self._estimates([group[key] for key in shared], dataset) for group in (before, after))
+            intervals = paired_intervals(ours, theirs)
         return PairedDifference(len(shared), len(before), len(after), intervals)
 
 
