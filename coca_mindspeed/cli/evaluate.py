@@ -36,7 +36,13 @@ from coca_mindspeed.evaluation.metrics import (
     show,
     show_range,
 )
-from coca_mindspeed.evaluation.predictions import Prediction, confidence_mass, outcomes, write_predictions
+from coca_mindspeed.evaluation.predictions import (
+    Prediction,
+    confidence_mass,
+    outcomes,
+    read_predictions,
+    write_predictions,
+)
 from coca_mindspeed.evaluation.report import not_shown_usable, risk_tables, summary_table
 from coca_mindspeed.evaluation.scoreboard import (
     Column,
@@ -45,7 +51,6 @@ from coca_mindspeed.evaluation.scoreboard import (
     Scoreboard,
     file_label,
     prediction_files,
-    read_named,
     split_runs,
     unique_labels,
 )
@@ -254,14 +259,14 @@ def _base(path: Path) -> Run:
 def _predictions(path: Path, **how: Any) -> list[Prediction]:
     """Read a file, or all prediction files of a run directory; there the file's label becomes the model."""
     if not path.is_dir():
-        return read_named(path, **how)
+        return read_predictions(path, **how)
     files = prediction_files(path)
     if not files:
         raise DataError(f"{path}: holds no predictions*.jsonl; expected a run directory, or name --format")
     return [
         p if p.model is not None else replace(p, model=file_label(file, path))
         for file in files
-        for p in read_named(file, columns=how.get("columns"))
+        for p in read_predictions(file, columns=how.get("columns"))
     ]
 
 

@@ -25,7 +25,6 @@ from coca_mindspeed.evaluation.intervals import (
 from coca_mindspeed.evaluation.metrics import BinsClosed, CalibrationMetrics
 from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, gradable, outcomes, read_predictions
 from coca_mindspeed.utils.json_files import read_steps
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 #: The paper's data sets by category, in its order.
 DATASETS = {
@@ -197,7 +196,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         found = []
         for file in files:
             label = file_label(file, path)
-            own = split_runs(read_named(file), label)
+            own = split_runs(read_predictions(file), label)
             found += own if len(own) > 1 else [replace(own[0], label=label)]
         if training and len(found) == 1:
             found = [replace(found[0], training=training)]
@@ -211,24 +210,6 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 def prediction_files(directory: Path) -> list[Path]:
     """Return the prediction files of a run directory, those from before training first."""
     return sorted(directory.glob("predictions*.jsonl"), key=lambda file: (not file.stem.endswith("before"), file.name))
-
-
-def read_named(file: Path, **how: Any) -> list[Prediction]:
-    """Read a file; predictions after training that name no method get the one in the run's ``config.yaml``.
-
-    ``how`` are arguments of :func:`~coca_mindspeed.evaluation.predictions.read_predictions`.
-    """
-    predictions = read_predictions(file, **how)
-    config = file.parent / "config.yaml"
-    if not file.stem.endswith("after") or not config.is_file():
-        return predictions
-    try:
-        trained = read_yaml(config)["method"]["name"]
-    except (KeyError, TypeError, YamlError) as error:
-        raise DataError(
-            f"{config}: expected the configuration of a run with method.name; found none: {error}"
-        ) from error
-    return [replace(p, method=str(trained)) if p.method is None else p for p in predictions]
 
 
 def unique_labels(runs: Sequence[Run]) -> list[Run]:

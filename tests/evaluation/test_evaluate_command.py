@@ -218,8 +218,7 @@ def test_a_run_directory_is_evaluated_by_one_plain_command(files, capsys):
     run = files / "mine"
     rows = read_predictions(files / "one.jsonl")
     write_predictions(run / "predictions_before.jsonl", rows)
-    write_predictions(run / "predictions_after.jsonl", rows)
-    (run / "config.yaml").write_text("method:\n  name: coca\nseed: 0\n")
+    write_predictions(run / "predictions_after.jsonl", [replace(p, method="coca") for p in rows])
     assert evaluate(run, "--output", files / "out") == 0
     printed = capsys.readouterr().out
     assert "| mine before " in printed

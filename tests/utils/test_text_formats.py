@@ -5,8 +5,6 @@ import pytest
 from coca_mindspeed.cli.watch import dashboard
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import CocaError
-from coca_mindspeed.evaluation.predictions import write_predictions
-from coca_mindspeed.evaluation.scoreboard import read_named
 from coca_mindspeed.local.run_directory import RunState, check_same_settings
 from coca_mindspeed.mindspeed.start import run_file
 from coca_mindspeed.mindspeed.start.driver import compose_config
@@ -15,7 +13,6 @@ from coca_mindspeed.utils.text_formats import YamlError, parse_yaml, read_yaml
 from coca_mindspeed.verl.configuration import find_verl_run
 from coca_router.config import read_serving_config
 from experiments.reproduce.plan import read_plan
-from tests.evaluation.test_report import predictions
 
 BROKEN = {
     "broken": b"a: [",
@@ -60,11 +57,8 @@ def test_every_reader_names_the_file(text, tmp_path):
 def test_the_configuration_of_a_run_that_is_there(text, tmp_path):
     config = compose_run("demo", []).run
     (tmp_path / "config.yaml").write_bytes(text)
-    write_predictions(tmp_path / "predictions_after.jsonl", predictions("aime", 2, seed=0))
     begun = RunState(tmp_path, marker={"data": {}}, has_steps=True)
     with pytest.raises(CocaError, match=r"config\.yaml"):
         check_same_settings(begun, config)
-    with pytest.raises(CocaError, match=r"config\.yaml"):
-        read_named(tmp_path / "predictions_after.jsonl")
     (tmp_path / "metrics.jsonl").write_text('{"step": 300}\n')
     assert dashboard(tmp_path)[1] is False  # it cannot say whether the run is finished
