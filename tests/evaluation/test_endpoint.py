@@ -82,6 +82,7 @@ def test_the_method_gives_prompt_and_position(server, command, tmp_path):
     assert main(command(method="rlcr")) == 0
     assert {p.confidence for p in read_predictions(tmp_path / "out" / "predictions.jsonl")} == {0.3}
     assert server.requests[0]["messages"][0]["content"] == training_method("rlcr").system_prompt
+    assert main(command(method="cocoa")) == 2
 
 
 def test_a_failed_command_is_resumed_and_other_settings_are_refused(server, command, tmp_path, capsys):
@@ -181,22 +182,3 @@ def test_a_list_of_models_that_never_ends_is_given_up(server):
     server.byte_seconds = 0.1
     with pytest.raises(ChatError):
         asyncio.run(models())
-
-
-GIVEN = ["--model", "m", "--data", "d"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--endpoint", "http://x/v1"],
-        ["file.jsonl", "--samples", "2"],
-        *(["--endpoint", "http://u/v1", *GIVEN, *more]
-          for more in (["file.jsonl"], ["--position", "last"], ["--method", "cocoa"])),
-        *(["--endpoint", url, *GIVEN] for url in ("127.0.0.1:8000/v1", "http://[", "ftp://x")),
-    ],
-)  # fmt: skip
-def test_contradictions_are_usage_errors(arguments, tmp_path):
-    assert main(["evaluate", *arguments, "--output", str(tmp_path / "out")]) == 2
-    assert not list(tmp_path.iterdir())
