@@ -1,6 +1,5 @@
 """`coca-mindspeed evaluate --endpoint`, against a stub of an OpenAI-compatible server."""
 
-import asyncio
 import json
 import re
 from collections import Counter
@@ -12,7 +11,6 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.utils import chat_client
-from coca_mindspeed.utils.chat_client import ChatClient, ChatError
 from tests.chat_server import chat_server
 
 pytest.importorskip("openai")
@@ -169,16 +167,3 @@ def test_an_unknown_model_a_wrong_key_and_no_server(server, command, capsys, mon
     assert main(command(endpoint="http://127.0.0.1:9/v1", output=tmp_path / "third")) == 1
     assert "http://127.0.0.1:9/v1" in capsys.readouterr().err
     assert not asked(server) - Counter(range(QUESTIONS))
-
-
-def test_a_list_of_models_that_never_ends_is_given_up(server):
-    async def models():
-        client = ChatClient(server.url, None, seconds=0.2)
-        try:
-            return await client.models()
-        finally:
-            await client.close()
-
-    server.byte_seconds = 0.1
-    with pytest.raises(ChatError):
-        asyncio.run(models())
