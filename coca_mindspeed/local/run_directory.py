@@ -37,8 +37,7 @@ from coca_mindspeed.utils.directories import (
     remove_entries,
     write_marker,
 )
-from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.files import is_hub_id, write_atomically
 from coca_mindspeed.utils.text_formats import YamlError, differences, read_yaml
 
 _KIND = "run"

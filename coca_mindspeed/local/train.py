@@ -31,7 +31,6 @@ from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.policy import Policy, is_out_of_memory
-from coca_mindspeed.local.progress import TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.schedule import first_sight, generator, learning_rate, records_of_step
@@ -40,6 +39,7 @@ from coca_mindspeed.scoring.best import BestValue
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings, sight_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
+from coca_mindspeed.utils.progress import TrainingProgress
 
 _MEMORY_ADVICE = (
     "trainer.microbatch_tokens or trainer.microbatch_prompts bounds the memory of an update, "

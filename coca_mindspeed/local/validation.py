@@ -38,7 +38,7 @@ from coca_mindspeed.local.run_directory import (
     with_model,
     with_stored,
 )
-from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.progress import StepProgress
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress

@@ -1,7 +1,8 @@
-"""Atomic files and directories, and the SHA-256 of a file."""
+"""Atomic files and directories, the SHA-256 of a file, and names that are no files but ids of the hub."""
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -93,3 +94,13 @@ def file_sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             hashed.update(chunk)
     return hashed.hexdigest()
+
+
+_HUB_ID = re.compile(r"(?!models/)[\w-]+/[\w.-]+(:[\w.-]*){0,2}", re.ASCII)
+_DATA_FILE = re.compile(r".*\.(jsonl?|ndjson|csv|tsv|parquet|arrow|gz)", re.IGNORECASE)
+
+
+def is_hub_id(text: str) -> bool:
+    """True for the id of a model or data set of the hub (ORG/NAME[:CONFIGURATION[:SPLIT]]) that is not a local path."""
+    path = Path(text)
+    return not (_HUB_ID.fullmatch(text) is None or _DATA_FILE.fullmatch(text) or path.exists() or path.parent.is_dir())
