@@ -81,8 +81,9 @@ def _check_local(composed: ComposedConfig, quiet: bool) -> None:
         from coca_mindspeed.local.plan import make_plan  # torch takes seconds to import
         from coca_mindspeed.local.run import LocalRun
 
-        _show(make_plan(inputs.config, composed.name), quiet)
-        found = LocalRun.checked(inputs).trial()
+        plan = make_plan(inputs.config, composed.name)
+        _show(plan, quiet)
+        found = LocalRun.checked(inputs, plan).trial()
     if found is None:
         return
     if not quiet:

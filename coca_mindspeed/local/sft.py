@@ -21,8 +21,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.policy import Policy, dtype_of_weights, load_adapters
 from coca_mindspeed.local.prefill import common_prefix_length
 from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate

@@ -5,6 +5,7 @@ without torch.  Checks of prompts, token ids and lengths use the model's tokeniz
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -23,7 +24,6 @@ from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.model_files import (
-    ContextLimit,
     context_limit,
     download_model,
     read_model_config,
@@ -228,39 +228,9 @@ def check_prompts(
             inside an open thought or reads the clock; token ids beyond the embedding; sequences beyond its context.
         DataError: a prompt is empty, too long or not text; it names the record.
     """
-    architecture = read_model_config(path, model, where=where)
-    context, shown = context_limit(architecture), f"{where}={path}"
-    check_token_ids(tokenizer, architecture, records, system_prompt, where, path)
+    architecture, shown = read_model_config(path, model, where=where), f"{where}={path}"
     check_template(tokenizer, records, system_prompt, shown, keys, allow_open_thinking=model.allow_open_thinking)
-    check_lengths(tokenizer, context, records, system_prompt, limits, shown, show_progress)
-
-
-def check_token_ids(
-    tokenizer: Any, architecture: Any, records: Sequence[Record], system_prompt: str | None, where: str, path: Path
-) -> None:
-    """Raise ConfigError for ids of padding, end of sequence or prompts without a row in the model's embedding."""
-    rows = getattr(architecture, "vocab_size", None)
-    if rows is None:
-        return
-    resize = f"model.resize_token_embeddings({len(tokenizer)}) and save_pretrained"
-    reason = f"its embedding has {rows} rows (vocab_size in config.json), its tokenizer gives"
-    for name in ("pad_token", "eos_token"):
-        token_id = getattr(tokenizer, f"{name}_id")
-        if token_id is not None and token_id >= rows:
-            reason = f"{reason} {name} {getattr(tokenizer, name)!r} the id {token_id}"
-            raise_problems([Problem("token-id", where, str(path), reason, f"{resize}, or name another {name}")])
-    if all(token_id < rows for token_id in tokenizer.get_vocab().values()):
-        return
-    for start in range(0, len(records), _CHUNK):
-        chunk = records[start : start + _CHUNK]
-        encoded = tokenizer(render_prompts(tokenizer, chunk, system_prompt), add_special_tokens=False)["input_ids"]
-        for record, ids in zip(chunk, encoded, strict=True):
-            if ids and (token_id := max(ids)) >= rows:
-                token = tokenizer.convert_ids_to_tokens(token_id)
-                reason = (
-                    f"{reason} {token!r} in the prompt of record {record.id!r} of {record.dataset} the id {token_id}"
-                )
-                raise_problems([Problem("token-id", where, str(path), reason, resize)])
+    check_lengths(tokenizer, architecture, records, system_prompt, limits, shown, show_progress)
 
 
 def ordinary_pad_token(tokenizer: Any) -> str | None:
@@ -275,47 +245,47 @@ def ordinary_pad_token(tokenizer: Any) -> str | None:
 
 def check_lengths(
     tokenizer: Any,
-    context: ContextLimit | None,
+    architecture: Any,
     records: Sequence[Record],
     system_prompt: str | None,
     limits: LengthLimits,
     model: str,
     show_progress: bool,
 ) -> None:
-    """Refuse prompts beyond the limit, and sequences beyond the context of ``model`` (its name in messages).
+    """Refuse empty and too long prompts, sequences beyond the context, and ids without a row in the embedding.
 
-    A token stands for at least one byte of the normalised text, whose length :func:`_most_bytes` bounds, so short texts
-    are not tokenized.
+    ``architecture`` is the Hugging Face configuration of ``model``, its name in messages.
     """
-    room = limits.prompt if context is None else min(limits.prompt, context.tokens - limits.response)
+    context, rows = context_limit(architecture), getattr(architecture, "vocab_size", math.inf)
+
+    def refuse_id(what: str, fix: str) -> None:
+        reason = f"its embedding has {rows} rows (vocab_size in config.json), its tokenizer gives {what}"
+        fix = f"model.resize_token_embeddings({len(tokenizer)}) and save_pretrained{fix}"
+        key, _, path = model.partition("=")
+        raise_problems([Problem("token-id", key, path, reason, fix)])
+
+    for name in ("pad_token", "eos_token"):
+        token_id = getattr(tokenizer, f"{name}_id")
+        if token_id is not None and token_id >= rows:
+            refuse_id(f"{name} {getattr(tokenizer, name)!r} the id {token_id}", f", or name another {name}")
     with StepProgress(len(records), show_progress, title="checking prompts", patience=_SILENT) as progress:
         for start in range(0, len(records), _CHUNK):
-            texts = render_prompts(tokenizer, chunk := records[start : start + _CHUNK], system_prompt)
-            doubtful = [
-                (record, text)
-                for record, text in zip(chunk, texts, strict=True)
-                if not text or _most_bytes(text) > room
-            ]
-            ids = tokenizer([text for _, text in doubtful], add_special_tokens=False)["input_ids"] if doubtful else []
-            for (record, _), length in zip(doubtful, map(len, ids), strict=True):
+            chunk = records[start : start + _CHUNK]
+            prompts = tokenizer(render_prompts(tokenizer, chunk, system_prompt), add_special_tokens=False)["input_ids"]
+            for record, ids in zip(chunk, prompts, strict=True):
+                name, length = f"record {record.id!r} of {record.dataset}", len(ids)
                 if not 0 < length <= limits.prompt:
                     raise DataError(
-                        f"record {record.id!r} of {record.dataset}: its prompt has {length} tokens, expected "
-                        f"1 to {limits.prompt} ({limits.prompt_key})"
+                        f"{name}: its prompt has {length} tokens, expected 1 to {limits.prompt} ({limits.prompt_key})"
                     )
+                if (token_id := max(ids)) >= rows:
+                    token = tokenizer.convert_ids_to_tokens(token_id)
+                    refuse_id(f"{token!r} in the prompt of {name} the id {token_id}", "")
                 if context is not None and length + limits.response > context.tokens:
                     reason = (
-                        f"with the prompt of record {record.id!r} of {record.dataset} ({length} tokens) exceeds the "
-                        f"{context.tokens} tokens of {model}: {context.reason}"
+                        f"with the prompt of {name} ({length} tokens) exceeds the {context.tokens} tokens of {model}: "
+                        f"{context.reason}"
                     )
                     fix = f"set it to {context.tokens - length} or less"
                     raise_problems([Problem("context", limits.response_key, limits.response, reason, fix)])
             progress.show(start + len(chunk))
-
-
-def _most_bytes(text: str) -> int:
-    """Most bytes of a text's normal form.
-
-    NFKC and NFKD expand a character up to 11 times, NFC and NFD 3 times, as SentencePiece a space, and it adds one.
-    """
-    return (3 if text.isascii() else 11) * len(text.encode()) + 3

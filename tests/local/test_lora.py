@@ -11,8 +11,8 @@ from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, save_adapters
 from coca_mindspeed.local.model_files import trained_bytes, weight_shapes
+from coca_mindspeed.local.policy import add_adapters, dtype_of_weights, load_adapters, save_adapters
 from coca_mindspeed.local.run_directory import list_checkpoints
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import killed, result, small_session, train

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.load import checkpoint_activations
-from coca_mindspeed.local.memory import (
+from coca_mindspeed.local.plan import (
     Batch,
     MemoryEstimate,
     estimate_memory,

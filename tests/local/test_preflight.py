@@ -12,7 +12,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.factual import FactualGrader
 from coca_mindspeed.local import run as session_module
-from coca_mindspeed.local.preflight import Preflight
+from coca_mindspeed.local.evaluation import Preflight
 from coca_mindspeed.scoring.rollout import Rollout
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, result, rows

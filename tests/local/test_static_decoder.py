@@ -11,10 +11,9 @@ from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.local import static_decoder
 from coca_mindspeed.local.inverse_cdf import NoDistributionError, numbers_per_draw, tokens_at
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.memory import estimate_memory
 from coca_mindspeed.local.model_files import weight_shapes
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.plan import estimate_memory
+from coca_mindspeed.local.policy import Policy, add_adapters
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.static_decoder import STATIC, CaptureError, StaticDecoder, decodes_statically
 from tests.local.models_for_tests import random_policy, write_random_model
