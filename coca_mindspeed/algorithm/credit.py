@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from coca_mindspeed.algorithm import check_tensor
 from coca_mindspeed.algorithm.advantages import Advantage, AdvantageScale, Normalisation, Reduce
-from coca_mindspeed.algorithm.checks import check_tensor
 from coca_mindspeed.algorithm.methods.base import GroupOutcomes, TrainingMethod
 from coca_mindspeed.algorithm.parsing import SEGMENTS
 
@@ -57,18 +57,15 @@ class CreditRule:
         stage: index into the method's stages.
         invalid_reward: confidence reward of a response without a valid confidence.
         scale: divisor of a group's centred rewards: its own deviation plus eps (``group``, the paper's), one deviation
-            of the centred rewards of the whole step (``batch``), or 1 (``none``).  It applies to the Brier scores of a
-            method whose confidence segment has a reward of its own, and to the one reward of another method.  Answer
-            and format advantages of the former always have the group's scale.
+            of the centred rewards of the whole step (``batch``), or 1 (``none``).  It applies to the scores of a
+            confidence segment with a reward of its own, and to the one reward of another method.
         ddof: of the groups' deviation; 1 is the sample's, 0 the population's.
         eps: added to the deviation.
-        separate_format: normalise the Brier scores over the valid responses alone, and add the normalised 0/1 reward
-            of being valid.  In the paper's form (False) one invalid response among eight, with its reward of -1,
-            shrinks the differences among the valid ones 5 to 40 times.  It has no effect if all responses are valid,
-            and applies to methods whose confidence has a reward of its own.
-        entropy_bonus: weight of ``-log pi(confidence segment)`` in the reward of a valid confidence; for ``coca``.  The
-            expectation of that term is the entropy of the segment, which keeps the policy from stating one confidence
-            everywhere.
+        separate_format: normalise the scores of confidences over the valid responses alone, and add the normalised 0/1
+            reward of being valid.  False: the paper's form, in which one invalid response among eight, with its reward
+            of -1, shrinks the differences among the valid ones 5 to 40 times.
+        entropy_bonus: weight of ``-log pi(confidence segment)`` in the reward of a valid confidence; for ``coca``.  Its
+            expectation is the segment's entropy, which keeps the policy from stating one confidence everywhere.
     """
 
     method: TrainingMethod
@@ -93,20 +90,14 @@ class CreditRule:
         reduce: Reduce | None = None,
         stated_after: Tensor | None = None,
     ) -> Credit:
-        """Give credit.
-
-        Responses with an ungradable answer are left out of their group's GESR, rewards and advantages, and a group of
-        fewer than two gradable answers is dropped.  Responses that take no part have the advantage 0, and so add
-        nothing to the loss.
+        """Give credit; a response that takes no part has the advantage 0, and so adds nothing to the loss.
 
         Args:
             correct: float ``[P, G]``, with G at least 2: 1 or 0; NaN where the answer could not be graded.
-            stated: float ``[P, G]``, the stated confidences in [0, 1]; NaN where the response is invalid.  A
-                float32 value is rounded to seven decimals, which restores the decimal that was stated.
+            stated: float ``[P, G]``, the stated confidences in [0, 1]; NaN where the response is invalid.
             log_probs: float ``[P, G]``, of each confidence segment under the policy that sampled it; for
                 ``entropy_bonus``.
-            reduce: adds the sum of squares and the number of centred rewards over the processes that share a step, so
-                that ``batch`` has one deviation in all of them; None: this process has the whole step.
+            reduce: see :class:`Normalisation`.
             stated_after: like ``stated``, for a method that asks for a second confidence after the answer.
 
         Raises:

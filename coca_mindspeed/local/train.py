@@ -35,8 +35,7 @@ from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.schedule import first_sight, generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
-from coca_mindspeed.scoring.best import BestValue
-from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings, sight_metrics, values
+from coca_mindspeed.scoring.metrics import TIMES_ASKED, BestValue, HealthWarnings, sight_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import TrainingProgress

@@ -1,14 +1,18 @@
-"""Metrics of a rollout, and warnings when a run stops learning."""
+"""Metrics of a rollout, warnings when a run stops learning, and the best value of a held-out metric."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, calibration_metrics
+from coca_mindspeed.utils.files import whole_directory
+from coca_mindspeed.utils.json_files import read_object, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -276,3 +280,32 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     """The mean of a metric over the rows that have it; NaN, for which every comparison is false, if none has."""
     values = [float(row[name]) for row in rows if row.get(name) is not None]
     return sum(values) / len(values) if values else math.nan
+
+
+_FILE = "best.json"
+
+
+class BestValue:
+    """The best value of a metric so far; ``directory`` has its step's files and ``best.json``: metric, value and step.
+
+    A directory of another metric is replaced by the first value.
+    """
+
+    def __init__(self, directory: Path, metric: str) -> None:
+        self.directory, self._metric = directory, metric
+        self._sign = METRIC_SPECS[metric.removeprefix("eval/")].better
+        known = read_object(directory / _FILE)
+        self._best: float = known["value"] if known.get("metric") == metric else -math.inf * self._sign
+
+    def improves(self, metrics: Mapping[str, float]) -> bool:
+        """True if the metric improved; NaN never does."""
+        return bool(self._sign * metrics.get(self._metric, math.nan) > self._sign * self._best)
+
+    @contextmanager
+    def replace(self, step: int, metrics: Mapping[str, float]) -> Iterator[Path]:
+        """Yield an empty directory for the files of ``step``, which replaces the earlier one if the block succeeds."""
+        value = metrics[self._metric]
+        with whole_directory(self.directory) as writing:
+            yield writing
+            write_json(writing / _FILE, {"metric": self._metric, "value": value, "step": step})
+        self._best = value

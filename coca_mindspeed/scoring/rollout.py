@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coca_mindspeed.algorithm import check_tensor
 from coca_mindspeed.algorithm.advantages import Reduce, SegmentMasks, segment_masks, token_advantages
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends
-from coca_mindspeed.algorithm.checks import check_tensor
 from coca_mindspeed.algorithm.credit import NO_CREDIT, Credit, CreditRule, stated_decimals
 from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
 from coca_mindspeed.data.records import Record
