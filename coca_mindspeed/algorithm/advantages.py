@@ -21,16 +21,11 @@ Reduce = Callable[[float, int], tuple[float, int]]
 
 
 class Advantage(NamedTuple):
-    """Advantages of one segment.
+    """Advantages of one segment."""
 
-    Attributes:
-        values: float32 ``[P, G]``, 0 where a response takes no part.
-        varies: bool ``[P]``, whether the rewards differ within the group, so that there is something to learn.
-        deviation: the step's deviation that ``batch`` divided by (of a sum: its first part's); 0 with another scale.
-    """
-
-    values: Tensor
-    varies: Tensor
+    values: Tensor  # float32 `[P, G]`, 0 where a response takes no part
+    varies: Tensor  # bool `[P]`, whether the rewards differ within the group, so that there is something to learn
+    # the step's deviation that `batch` divided by (of a sum: its first part's); 0 with another scale
     deviation: float = 0.0
 
     def __add__(self, other: "Advantage") -> "Advantage":  # type: ignore[override]

@@ -87,8 +87,7 @@ def confidence_segment_lengths(
         valid: bool ``[B]``, whether :class:`ResponseParser` found a confidence in the response's text.
         max_confidence_tokens: tokens of an invalid response, which has no closing tag.
 
-    Raises:
-        ValueError: mismatching shapes, dtypes, devices or ids, or a valid response without a closing tag.
+    Raises ValueError: mismatching shapes, dtypes, devices or ids, or a valid response without a closing tag.
     """
     most = _most_tokens(response_lengths, max_confidence_tokens)
     side: _Side = "last" if position == "last" else "first"

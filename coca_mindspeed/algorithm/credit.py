@@ -13,20 +13,15 @@ from coca_mindspeed.algorithm.parsing import SEGMENTS
 
 
 class Credit(NamedTuple):
-    """Rewards and advantages of P prompts with G responses each, on the CPU.  NaN: takes no part.
+    """Rewards and advantages of P prompts with G responses each, on the CPU.  NaN: takes no part."""
 
-    Attributes:
-        gesr: float64 ``[P, 1]``, the success rate of each group's gradable answers; NaN where the group is dropped,
-            because fewer than two of its answers could be graded.
-        confidence_reward: float64 ``[P, G]``, the Brier score against GESR, whatever the method rewards.
-        segments: advantage of each segment, in the order of the response; None: advantage 0 everywhere.
-        deviation: the step's deviation that ``batch`` divides by, of the first segment that has one; 0 with another
-            scale.
-    """
-
+    # float64 `[P, 1]`, the success rate of each group's gradable answers; NaN where the group is dropped, because
+    # fewer than two of its answers could be graded
     gesr: Tensor
-    confidence_reward: Tensor
+    confidence_reward: Tensor  # float64 `[P, G]`, the Brier score against GESR, whatever the method rewards
+    # advantage of each segment, in the order of the response; None: advantage 0 everywhere
     segments: dict[str, Advantage | None]
+    # the step's deviation that `batch` divides by, of the first segment that has one; 0 with another scale
     deviation: float
 
     @property
@@ -50,31 +45,23 @@ NO_CREDIT = Credit(torch.empty(0, 1), torch.empty(0, 0), {}, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class CreditRule:
-    """Rule that turns a method's rewards into advantages.
+    """Rule that turns a method's rewards into advantages."""
 
-    Attributes:
-        method: the rewards of each segment, and the order of the segments.
-        stage: index into the method's stages.
-        invalid_reward: confidence reward of a response without a valid confidence.
-        scale: divisor of a group's centred rewards: its own deviation plus eps (``group``, the paper's), one deviation
-            of the centred rewards of the whole step (``batch``), or 1 (``none``).  It applies to the scores of a
-            confidence segment with a reward of its own, and to the one reward of another method.
-        ddof: of the groups' deviation; 1 is the sample's, 0 the population's.
-        eps: added to the deviation.
-        separate_format: normalise the scores of confidences over the valid responses alone, and add the normalised 0/1
-            reward of being valid.  False: the paper's form, in which one invalid response among eight, with its reward
-            of -1, shrinks the differences among the valid ones 5 to 40 times.
-        entropy_bonus: weight of ``-log pi(confidence segment)`` in the reward of a valid confidence; for ``coca``.  Its
-            expectation is the segment's entropy, which keeps the policy from stating one confidence everywhere.
-    """
-
-    method: TrainingMethod
-    stage: int = 0
-    invalid_reward: float = -1.0
-    ddof: int = 1
-    eps: float = 1e-6
+    method: TrainingMethod  # the rewards of each segment, and the order of the segments
+    stage: int = 0  # index into the method's stages
+    invalid_reward: float = -1.0  # confidence reward of a response without a valid confidence
+    ddof: int = 1  # of the groups' deviation; 1 is the sample's, 0 the population's
+    eps: float = 1e-6  # added to the deviation
+    # normalise the scores of confidences over the valid responses alone, and add the normalised 0/1 reward of being
+    # valid.  False: the paper's form, in which one invalid response among eight, with its reward of -1, shrinks the
+    # differences among the valid ones 5 to 40 times.
     separate_format: bool = True
+    # weight of `-log pi(confidence segment)` in the reward of a valid confidence; for `coca`.  Its expectation is
+    # the segment's entropy, which keeps the policy from stating one confidence everywhere.
     entropy_bonus: float = 0.0
+    # divisor of a group's centred rewards: its own deviation plus eps (`group`, the paper's), one deviation of the
+    # centred rewards of the whole step (`batch`), or 1 (`none`).  It applies to the scores of a confidence segment
+    # with a reward of its own, and to the one reward of another method.
     scale: AdvantageScale = "group"
 
     @property
@@ -100,8 +87,7 @@ class CreditRule:
             reduce: see :class:`Normalisation`.
             stated_after: like ``stated``, for a method that asks for a second confidence after the answer.
 
-        Raises:
-            ValueError: a wrong shape or dtype, a value out of its range, or an entropy bonus without log-probs.
+        Raises ValueError: a wrong shape or dtype, a value out of its range, or an entropy bonus without log-probs.
         """
         check_tensor("correct", correct, "float", "prompts", "group")
         if correct.shape[1] < 2:

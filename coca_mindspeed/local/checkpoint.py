@@ -48,8 +48,7 @@ def save_model(policy: Policy, directory: Path) -> None:
 def check_saveable(policy: Policy, where: str) -> None:
     """Save everything but the weights into a temporary directory: transformers loads some files that it cannot save.
 
-    Raises:
-        ConfigError: names the file and the problem; ``where`` names the model.
+    Raises ConfigError: names the file and the problem; ``where`` names the model.
     """
     with tempfile.TemporaryDirectory() as directory:
         file = "its model's config.json or generation_config.json"
@@ -87,8 +86,7 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Write a checkpoint, then remove all but the newest ``keep``.
 
-    Raises:
-        TrainingError: it could not be written; earlier checkpoints are untouched.
+    Raises TrainingError: it could not be written; earlier checkpoints are untouched.
     """
     path = directory / f"step_{step:06d}"
     try:

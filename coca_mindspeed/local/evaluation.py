@@ -103,8 +103,7 @@ class HeldOut:
     def after(self) -> list[Prediction]:
         """Answer :attr:`final_records` and write ``predictions_after.jsonl``; does nothing without records.
 
-        Raises:
-            InterruptedRunError: Ctrl-C or SIGTERM; the model is saved, the answers are not.
+        Raises InterruptedRunError: Ctrl-C or SIGTERM; the model is saved, the answers are not.
         """
         if not self.final_records:
             return []
@@ -239,8 +238,7 @@ class Preflight:
 def run_preflight(policy: Policy, train: Sequence[Record], grader: Grader, config: RunConfig) -> Preflight:
     """Sample and grade ``evaluation.preflight`` responses to training questions.
 
-    Raises:
-        TrainingError: the policy's probabilities are not finite.
+    Raises TrainingError: the policy's probabilities are not finite.
     """
     settings = config.rollout
     at_once = min(settings.prompts * settings.group_size, settings.batch_responses or config.evaluation.preflight)

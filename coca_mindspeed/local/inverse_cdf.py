@@ -15,31 +15,17 @@ class NoDistributionError(TrainingError):
     """No token can be drawn: probabilities are not finite or all zero."""
 
 
-def sample_tokens(
-    probabilities: Tensor, generator: torch.Generator | None = None, row_of: Tensor | None = None
-) -> Tensor:
-    """Draw tokens ``[draws, 1]`` by inverse-CDF sampling from ``[rows, vocabulary]``; never one of probability 0.
-
-    Probabilities need not be normalised.  ``row_of`` int64 ``[draws]`` is the row of each draw; None: one draw per row.
-
-    Raises:
-        NoDistributionError: probabilities are not finite, or all of a row are zero.
-    """
-    uniform = _uniform_for(probabilities, generator, row_of)
-    token, valid = tokens_at(probabilities, uniform, row_of)
-    check_drawn(valid)
-    return token
-
-
 def numbers_per_draw(vocabulary: int) -> int:
     """Uniform numbers that a draw takes: one float32 cannot resolve the tokens of an improbable block."""
     return 1 if vocabulary < _LARGE else 2
 
 
 def tokens_at(probabilities: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Tokens ``[draws, 1]`` at ``uniform`` ``[draws, numbers]`` in [0, 1), and whether each is valid; without waiting.
+    """Tokens ``[draws, 1]`` of probabilities ``[rows, vocabulary]`` at ``uniform`` ``[draws, numbers]`` in [0, 1).
 
-    See :func:`sample_tokens`.  An invalid one, bool ``[draws, 1]``, was drawn from what is no distribution.
+    Never one of probability 0; probabilities need not be normalised.  ``row_of`` int64 ``[draws]`` is the row of each
+    draw; None: one draw per row.  Also whether each is valid, bool ``[draws, 1]``: drawn from a distribution, finite
+    and not all 0.  Nothing waits for the device.
     """
     vocabulary = probabilities.shape[1]
     if vocabulary < _LARGE:
@@ -53,12 +39,8 @@ def tokens_at(probabilities: Tensor, uniform: Tensor, row_of: Tensor | None = No
     return token.gather(1, place), valid & also_valid
 
 
-def _uniform_for(rows: Tensor, generator: torch.Generator | None, row_of: Tensor | None) -> Tensor:
-    draws = len(rows if row_of is None else row_of)
-    return torch.rand(draws, numbers_per_draw(rows.shape[1]), generator=generator, device=rows.device)
-
-
 def check_drawn(valid: Tensor) -> None:
+    """Raise NoDistributionError unless all draws are valid."""
     if not bool(valid.all()):
         raise NoDistributionError(
             "no token can be drawn from the policy: its probabilities are not finite or all 0; check the weights for "
@@ -111,7 +93,8 @@ def draw(
     ``row_of`` int64 ``[responses]`` is the row of each response in the logits ``[rows, vocabulary]``; None: one per
     row.
     """
-    uniform = _uniform_for(logits, generator, row_of)
+    draws = len(logits if row_of is None else row_of)
+    uniform = torch.rand(draws, numbers_per_draw(logits.shape[1]), generator=generator, device=logits.device)
     token, scores, valid = draw_at(policy, logits, temperature, uniform, row_of)
     check_drawn(valid)
     return token, scores

@@ -77,18 +77,12 @@ def _cache_argument(forward: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class LMHead:
-    """A causal LM split into its body and its output layer.
+    """A causal LM split into its body and its output layer."""
 
-    Attributes:
-        body: makes the last hidden states.
-        head: the linear layer behind it.
-        factor: multiplies the logits (Cohere's ``logit_scale``, the inverse of Granite's ``logits_scaling``).
-        cap: bounds them by ``cap * tanh(logits / cap)`` (Gemma's ``final_logit_softcapping``); None: no bound.
-    """
-
-    body: Any
-    head: torch.nn.Linear
-    factor: float = 1.0
+    body: Any  # makes the last hidden states
+    head: torch.nn.Linear  # the linear layer behind it
+    factor: float = 1.0  # multiplies the logits (Cohere's `logit_scale`, the inverse of Granite's `logits_scaling`)
+    # bounds them by `cap * tanh(logits / cap)` (Gemma's `final_logit_softcapping`); None: no bound
     cap: float | None = None
 
     @classmethod

@@ -46,10 +46,8 @@ def load_policy(
 ) -> Policy:
     """Load a policy from a local Hugging Face directory; nothing is downloaded.
 
-    ``dtype`` is that of the weights (trained weights need float32), ``where`` the key that named the path.
-
-    Raises:
-        ConfigError: the directory does not load, lacks a chat template or weights, or the model is not supported.
+    ``dtype`` is that of the weights (trained weights need float32), ``where`` the key that named the path.  Raises
+    ConfigError: the directory does not load, lacks a chat template or weights, or the model is not supported.
     """
     missing = device.type != "npu" and importlib.util.find_spec("flash_attn") is None  # NPUs have their own
     if config.attention == "flash_attention_2" and missing:

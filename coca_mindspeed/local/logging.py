@@ -28,9 +28,7 @@ class RunLog:
         """Open the logs in ``directory``; rows of steps after ``resume_step`` are removed, 0 starts anew.
 
         ``settings`` is the run's configuration, and ``run_id`` 32 hexadecimal digits, the same when the run is resumed.
-
-        Raises:
-            MissingDependencyError: a logger is not installed.
+        Raises MissingDependencyError: a logger is not installed.
         """
         self._directory = directory
         self._sinks: list[Callable[[int, Scalars], None]] = []

@@ -42,9 +42,8 @@ def download_model(name: str, *, custom_code: bool, show_progress: bool) -> Path
     """The directory of the model ``name`` (ORG/NAME) in huggingface_hub's cache, downloaded if files are missing there.
 
     ``custom_code`` also downloads the model's Python files.  Without a connection, the cache's newest copy is used.
-
-    Raises:
-        ConfigError: there is no such model, it needs a login, or it can be neither downloaded nor found in the cache.
+    Raises ConfigError: there is no such model, it needs a login, or it can be neither downloaded nor found in the
+    cache.
     """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -84,9 +83,8 @@ class ContextLimit:
 def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
     """The Hugging Face configuration of the decoder in ``path``.
 
-    Raises:
-        ConfigError: its config.json does not load or would be read in part, or the model has layers other than
-            attention.
+    Raises ConfigError: its config.json does not load or would be read in part, or the model has layers other than
+    attention.
     """
     from transformers import AutoConfig  # it imports torch
 
@@ -189,9 +187,8 @@ def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimi
 def load_model_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
     """Load the fast tokenizer of a local directory, and write ``config``'s variables and date into its chat template.
 
-    Raises:
-        ConfigError: no such directory, the tokenizer does not load, or its chat template is missing or lacks a
-            variable.
+    Raises ConfigError: no such directory, the tokenizer does not load, or its chat template is missing or lacks a
+    variable.
     """
     from transformers import AutoTokenizer  # it imports torch
 

@@ -32,31 +32,20 @@ Sharing = Literal["prefix", "prompts", "none"]
 
 @dataclass
 class Policy:
-    """A model that is sampled from and trained.
+    """A model that is sampled from and trained."""
 
-    Attributes:
-        model: a Hugging Face causal LM.
-        tokenizer: its fast tokenizer, with a chat template.
-        text: the bytes of each token id.
-        eos_ids: each of these ends a response.
-        pad_id: padding; never sampled, unless it is also an end-of-sequence token.
-        compute_dtype: float32 or bfloat16; trained weights are float32 in either case.
-        adapters: peft's model around :attr:`model`, if adapters are trained.
-        sharing: which computations prompts may share without a change of the result.
-        decoding: how responses are sampled: ``shared``, in rows that they share while identical; ``static``, in fixed
-            buffers, on CUDA by graphs; ``auto``: ``static`` for tested architectures on CUDA.
-        static: the buffers and graphs, kept for the next rollout.
-    """
-
-    model: Any
-    tokenizer: Any
-    text: TokenText
-    eos_ids: tuple[int, ...]
-    pad_id: int
-    compute_dtype: torch.dtype = torch.float32
-    adapters: Any = None
-    sharing: Sharing = "prefix"
+    model: Any  # a Hugging Face causal LM
+    tokenizer: Any  # its fast tokenizer, with a chat template
+    text: TokenText  # the bytes of each token id
+    eos_ids: tuple[int, ...]  # each of these ends a response
+    pad_id: int  # padding; never sampled, unless it is also an end-of-sequence token
+    compute_dtype: torch.dtype = torch.float32  # float32 or bfloat16; trained weights are float32 in either case
+    adapters: Any = None  # peft's model around `model`, if adapters are trained
+    sharing: Sharing = "prefix"  # which computations prompts may share without a change of the result
+    # how responses are sampled: `shared`, in rows that they share while identical; `static`, in fixed buffers, on
+    # CUDA by graphs; `auto`: `static` for tested architectures on CUDA
     decoding: Literal["auto", "shared", "static"] = "auto"
+    # the buffers and graphs, kept for the next rollout
     static: Any = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -104,8 +93,7 @@ class Policy:
 def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
     """Resolve ``auto`` (CUDA if available, else NPU, else CPU), ``cpu``, ``cuda``, ``cuda:N``, ``npu`` or ``npu:N``.
 
-    Raises:
-        ConfigError: another name, or no such device; ``where`` is the key or option.
+    Raises ConfigError: another name, or no such device; ``where`` is the key or option.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "npu" if _npu_count() else "cpu")
@@ -168,10 +156,8 @@ def dtype_of_weights(config: LoraConfig) -> torch.dtype:
 def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
     """Freeze the model and add adapters, initially without effect; does nothing without ``model.lora.rank``.
 
-    The global random state is not changed.
-
-    Raises:
-        ConfigError: no layer has such a name, or a target is the embedding or the LM head.
+    The global random state is not changed.  Raises ConfigError: no layer has such a name, or a target is the embedding
+    or the LM head.
     """
     if config.rank is None:
         return
@@ -205,8 +191,7 @@ def save_adapters(policy: Policy, directory: Path) -> None:
 def load_adapters(policy: Policy, directory: Path) -> None:
     """Load the policy's adapters from ``directory``.
 
-    Raises:
-        TrainingError: they are damaged, of another shape, or were trained on another base.
+    Raises TrainingError: they are damaged, of another shape, or were trained on another base.
     """
     peft: Any = importlib.import_module("peft")
     try:

@@ -114,19 +114,13 @@ _MIN_SHARED_TOKENS = 16  # tokens; a separate pass for a shorter prefix costs mo
 
 
 class Prefill(NamedTuple):
-    """Result of a prefill of P prompts.
+    """Result of a prefill of P prompts."""
 
-    Attributes:
-        output: of ``forward`` for the prompts' last tokens, ``[P, tokens, ...]``; the last column is each prompt's end.
-        mask: bool ``[P, width]`` of the cache's columns, False on padding; None without padding.
-        lengths: int64 ``[P]``, tokens of each prompt.
-        width: columns of the cache.
-    """
-
+    # of `forward` for the prompts' last tokens, `[P, tokens, ...]`; the last column is each prompt's end
     output: Any
-    mask: Tensor | None
-    lengths: Tensor
-    width: int
+    mask: Tensor | None  # bool `[P, width]` of the cache's columns, False on padding; None without padding
+    lengths: Tensor  # int64 `[P]`, tokens of each prompt
+    width: int  # columns of the cache
 
 
 def prefilled(

@@ -36,8 +36,7 @@ def respond(
 ) -> Rollout:
     """Sample ``group_size`` responses to each record.
 
-    Raises:
-        NoDistributionError: the policy's probabilities are not finite.
+    Raises NoDistributionError: the policy's probabilities are not finite.
     """
     return sample_responses(
         policy,
@@ -143,30 +142,19 @@ _DECIMALS = 2  # of the numbers where any are allowed
 
 
 class Reading(NamedTuple):
-    """Readings of one question's confidence.
+    """Readings of one question's confidence."""
 
-    Attributes:
-        greedy: the number of greedy decoding.
-        expectation: under the policy's probabilities of the numbers, normalised.
-        mass: sum of these probabilities; the rest of the probability is on other text.
-    """
-
-    greedy: float
-    expectation: float
-    mass: float
+    greedy: float  # the number of greedy decoding
+    expectation: float  # under the policy's probabilities of the numbers, normalised
+    mass: float  # sum of these probabilities; the rest of the probability is on other text
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Beginnings of responses that state a confidence.
+    """Beginnings of responses that state a confidence."""
 
-    Attributes:
-        values: ``[N]`` stated confidences; a value may have several spellings.
-        token_ids: of each beginning.
-    """
-
-    values: Sequence[float]
-    token_ids: Sequence[tuple[int, ...]]
+    values: Sequence[float]  # `[N]` stated confidences; a value may have several spellings
+    token_ids: Sequence[tuple[int, ...]]  # of each beginning
 
     @classmethod
     def of(cls, policy: Policy, responses: Iterable[str], decimals: int | None) -> "Numbers | None":

@@ -58,16 +58,11 @@ _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A checked run, and its stages as methods.
+    """A checked run, and its stages as methods."""
 
-    Attributes:
-        inputs: with the device's data type and the date of the prompts in its configuration.
-        started: when the checks began, by ``time.perf_counter``.
-    """
-
-    inputs: RunInputs
+    inputs: RunInputs  # with the device's data type and the date of the prompts in its configuration
     device: torch.device
-    started: float
+    started: float  # when the checks began, by `time.perf_counter`
 
     @classmethod
     def checked(cls, inputs: RunInputs, plan: Plan | None = None) -> "LocalRun":

@@ -87,22 +87,14 @@ def list_checkpoints(directory: Path) -> list[Checkpoint]:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run's output directory.
-
-    Attributes:
-        marker: of the run that is there; None: there is none.
-        newest: the checkpoint to continue from; None: the run begins.
-        has_steps: the run that is there finished a step.
-        resume: the run that is there goes on.
-        overwrite: it is replaced, steps or not.
-    """
+    """The state of a run's output directory."""
 
     path: Path
-    marker: Mapping[str, Any] | None = None
-    newest: Checkpoint | None = None
-    has_steps: bool = False
-    resume: bool = False
-    overwrite: bool = False
+    marker: Mapping[str, Any] | None = None  # of the run that is there; None: there is none
+    newest: Checkpoint | None = None  # the checkpoint to continue from; None: the run begins
+    has_steps: bool = False  # the run that is there finished a step
+    resume: bool = False  # the run that is there goes on
+    overwrite: bool = False  # it is replaced, steps or not
 
     @property
     def config_path(self) -> Path:
@@ -125,11 +117,8 @@ def open_run_directory(path: Path, *, resume: bool, overwrite: bool | None = Non
     """Lock an output directory, repair what a killed process left in it, and inspect it; nothing else is changed.
 
     A run that never finished a step is started again, with other settings too.  ``overwrite`` None: the command has no
-    such option.
-
-    Raises:
-        ConfigError: not a directory, cannot be written, used by another process, holds other files, holds a run without
-            ``resume`` or ``overwrite``, or holds none to resume.
+    such option.  Raises ConfigError: not a directory, cannot be written, used by another process, holds other files,
+    holds a run without ``resume`` or ``overwrite``, or holds none to resume.
     """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--output {path}: is a file; a run needs a directory")

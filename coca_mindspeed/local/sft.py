@@ -71,8 +71,7 @@ def warm_up(
         resume: steps whose weights ``policy`` holds, and the state of the optimizer behind them.
         after_step: called last in each step with the steps done and the optimizer.
 
-    Raises:
-        TrainingError: a loss or a gradient is not finite.
+    Raises TrainingError: a loss or a gradient is not finite.
     """
     response_format = response_format or ResponseFormat(method.confidence_position)
     settings = OptimizerConfig(
@@ -127,7 +126,7 @@ def accumulate_gradient(
         shared = 0 if question_weight else common_prefix_length(prompts, policy.sharing)
         limit = TrainerConfig(microbatch_tokens=max(1, microbatch_tokens - shared), share_prompts=False)
         own = [length - shared for length in prompt_lengths]
-        parts = [part.rows for part in microbatches(every, 1, lengths, own, limit)]
+        parts = microbatches(every, 1, lengths, own, limit)
     return sum(
         sft_backward(
             policy,

@@ -165,10 +165,8 @@ class StaticDecoder:
     def run(self, step: Callable[[int, int], None], rows: int, width: int, *constants: Hashable) -> None:
         """Run ``step(rows, width)``, both rounded up to a bucket; on CUDA as a graph.
 
-        The step reads and writes tensors that stay in place.  ``constants`` are its other inputs.
-
-        Raises:
-            CaptureError: it cannot be captured.
+        The step reads and writes tensors that stay in place.  ``constants`` are its other inputs.  Raises CaptureError:
+        it cannot be captured.
         """
         rows, width = _up(rows, _ROWS), _up(width, _COLUMNS)
         if self.column.device.type != "cuda":

@@ -58,21 +58,15 @@ class LengthLimits:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Records, grader and complete configuration of a run whose weights are not read yet.
+    """Records, grader and complete configuration of a run whose weights are not read yet."""
 
-    Attributes:
-        state: of its directory.
-        config: complete: with the number of steps, and the directory of a model of the hub.
-        digests: of the records, by the names of the sets.
-    """
-
-    state: RunState
-    config: RunConfig
+    state: RunState  # of its directory
+    config: RunConfig  # complete: with the number of steps, and the directory of a model of the hub
     grader: MeasuredGrader
     train: Sequence[Record]
     evaluate: Sequence[Record]
     warm_up: Sequence[Record]
-    digests: Mapping[str, Mapping[str, Any]]
+    digests: Mapping[str, Mapping[str, Any]]  # of the records, by the names of the sets
     show_progress: bool
 
     @property

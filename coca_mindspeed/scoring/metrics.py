@@ -66,15 +66,10 @@ def rollout_metrics(rollout: Rollout) -> dict[str, WeightedMean]:
 
 @dataclass(frozen=True)
 class FirstSight:
-    """The step (from 0) in which a run first asks each question, which is known by its text.
+    """The step (from 0) in which a run first asks each question, which is known by its text."""
 
-    Attributes:
-        steps: question -> step.
-        count: questions of a step.
-    """
-
-    steps: Mapping[str, int]
-    count: int
+    steps: Mapping[str, int]  # question -> step
+    count: int  # questions of a step
 
     @classmethod
     def of(cls, asked: Iterable[str], count: int) -> FirstSight:

@@ -28,10 +28,8 @@ def is_custom(name: str) -> bool:
 def pinned(name: str, beside: Path | None = None) -> str:
     """The name with the file's absolute path and fingerprint; unchanged if it has them, or names a module.
 
-    A relative path starts at the working directory, or at ``beside`` if it is not there.
-
-    Raises:
-        ValueError: it is no such name, or there is no such file.
+    A relative path starts at the working directory, or at ``beside`` if it is not there.  Raises ValueError: it is no
+    such name, or there is no such file.
     """
     place, attribute, digest = _parts(name)
     if digest or not place.endswith(".py"):
@@ -47,8 +45,7 @@ def pinned(name: str, beside: Path | None = None) -> str:
 def load_custom(name: str) -> Any:
     """Import the object that ``name``, a result of :func:`pinned`, names.
 
-    Raises:
-        ConfigError: the file has changed, it or the module cannot be imported, or it has no such object.
+    Raises ConfigError: the file has changed, it or the module cannot be imported, or it has no such object.
     """
     place, attribute, digest = _parts(name)
     try:

@@ -119,10 +119,8 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
     """Yield a directory, marked as ours, that becomes ``path`` if the block succeeds, and is removed if it fails.
 
     A killed process leaves it as ``.NAME.partial-*``.  Killed between the two renames of a replacement, it leaves the
-    earlier output as ``.NAME.earlier-*``, which the next run restores.
-
-    Raises:
-        DataError: ``path`` is not empty, and is no earlier output of this kind that ``overwrite`` replaces.
+    earlier output as ``.NAME.earlier-*``, which the next run restores.  Raises DataError: ``path`` is not empty, and is
+    no earlier output of this kind that ``overwrite`` replaces.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for earlier in path.parent.glob(f".{path.name}.earlier-*"):

@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import lm_head
+from coca_mindspeed.local.inverse_cdf import check_drawn, numbers_per_draw, tokens_at
 from coca_mindspeed.local.load import checkpoint_activations
 from coca_mindspeed.local.model_files import load_model_tokenizer
 from coca_mindspeed.local.policy import Policy
@@ -80,6 +81,16 @@ def response_log_probs(policy, prompts, token_ids, *, temperature, share_prompts
 def check_model(path: Path, model: ModelConfig, *prompts) -> None:
     """The checks of prompts with the tokenizer in ``path``."""
     check_prompts(load_model_tokenizer(path, model), path, model, *prompts)
+
+
+def sample_tokens(probabilities, generator=None, row_of=None):
+    """Draw as the sampler does, from probabilities."""
+    draws = len(probabilities if row_of is None else row_of)
+    numbers = numbers_per_draw(probabilities.shape[1])
+    uniform = torch.rand(draws, numbers, generator=generator, device=probabilities.device)
+    token, valid = tokens_at(probabilities, uniform, row_of)
+    check_drawn(valid)
+    return token
 
 
 class Kept:

@@ -6,12 +6,11 @@ from scipy.stats import chi2_contingency
 
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.local.attention import use_fast_attention
-from coca_mindspeed.local.inverse_cdf import sample_tokens
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import add_adapters
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.static_decoder import StaticDecoder
-from tests.local.models_for_tests import random_policy, response_log_probs, write_random_model
+from tests.local.models_for_tests import random_policy, response_log_probs, sample_tokens, write_random_model
 from tests.local.runs_for_tests import rows, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
