@@ -91,10 +91,7 @@ class ResponseParser:
 
     @property
     def grammar(self) -> str:
-        """Regular expression of a stated confidence with the white space that may precede it.
-
-        Group 1 is the number.
-        """
+        """Regular expression of a stated confidence and the white space before it; group 1 is the number."""
         number = _NUMBER if self.decimals is None else rf"0\.[0-9]{{{self.decimals}}}|1\.0{{{self.decimals}}}"
         return rf"{_WHITESPACE}{re.escape(OPEN_TAG)}{_WHITESPACE}({number}){_WHITESPACE}{re.escape(CLOSE_TAG)}"
 

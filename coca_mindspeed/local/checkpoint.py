@@ -84,10 +84,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     keep: int,
 ) -> Checkpoint:
-    """Write a checkpoint, then remove all but the newest ``keep``.
-
-    Raises TrainingError: it could not be written; earlier checkpoints are untouched.
-    """
+    """Write a checkpoint, then remove all but the newest ``keep``; TrainingError if it cannot be written."""
     path = directory / f"step_{step:06d}"
     try:
         with whole_directory(path) as writing:

@@ -236,10 +236,7 @@ class Preflight:
 
 
 def run_preflight(policy: Policy, train: Sequence[Record], grader: Grader, config: RunConfig) -> Preflight:
-    """Sample and grade ``evaluation.preflight`` responses to training questions.
-
-    Raises TrainingError: the policy's probabilities are not finite.
-    """
+    """Sample and grade responses to training questions; TrainingError if probabilities are not finite."""
     settings = config.rollout
     at_once = min(settings.prompts * settings.group_size, settings.batch_responses or config.evaluation.preflight)
     records = records_of_step(train, 0, config.evaluation.preflight, derived_seed(config.seed, _STAGE))

@@ -189,10 +189,7 @@ def save_adapters(policy: Policy, directory: Path) -> None:
 
 
 def load_adapters(policy: Policy, directory: Path) -> None:
-    """Load the policy's adapters from ``directory``.
-
-    Raises TrainingError: they are damaged, of another shape, or were trained on another base.
-    """
+    """Load adapters; raises TrainingError if they are damaged, of another shape, or were trained on another base."""
     peft: Any = importlib.import_module("peft")
     try:
         base = (directory / "base.sha256").read_text(encoding="utf-8").strip()

@@ -16,10 +16,7 @@ _SMALL = 2**24  # bytes per layer; up to this, all future rows are allocated at 
 
 
 class PreallocatedCache(DynamicCache):
-    """An empty cache for at most ``most`` tokens (None: unknown).
-
-    Layers with a sliding window keep transformers' own.
-    """
+    """An empty cache for at most ``most`` tokens (None: unknown); layers with a window keep transformers' own."""
 
     layers: list[Any]
 

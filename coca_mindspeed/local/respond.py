@@ -34,10 +34,7 @@ def respond(
     generator: torch.Generator,
     group_size: int,
 ) -> Rollout:
-    """Sample ``group_size`` responses to each record.
-
-    Raises NoDistributionError: the policy's probabilities are not finite.
-    """
+    """Sample ``group_size`` responses to each record; NoDistributionError if probabilities are not finite."""
     return sample_responses(
         policy,
         policy.encode_prompts(records, method.training_method.system_prompt),

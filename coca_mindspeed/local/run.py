@@ -164,10 +164,7 @@ class LocalRun:
         return policy
 
     def trial(self) -> Preflight | None:
-        """Load the model and sample responses; write nothing.
-
-        None: the model has no weights yet, or ``evaluation.preflight`` is 0.
-        """
+        """Sample responses; write nothing.  None without weights, or if ``evaluation.preflight`` is 0."""
         path, _ = self.inputs.model
         return None if path is None or not weight_shapes(path) else self._sample(self.load())
 

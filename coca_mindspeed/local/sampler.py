@@ -203,10 +203,7 @@ class StaticSampler:
         self.decoder.run(decode_and_draw, used, width, temperature)
 
     def unfinished(self) -> bool:
-        """Wait for the device, and ask whether any response goes on.
-
-        Raises NoDistributionError: a token was drawn from what is no distribution.
-        """
+        """Wait for the device: whether any response goes on.  NoDistributionError if a draw was invalid."""
         going, invalid = torch.stack([self._going.any(), self._invalid.any()]).tolist()
         if invalid:
             check_drawn(~self._invalid)

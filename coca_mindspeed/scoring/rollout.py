@@ -131,10 +131,7 @@ class Rollout:
         return self.set_correct(correctness(verdicts), verdicts)
 
     def set_correct(self, correct: Tensor, verdicts: Sequence[Verdict] = ()) -> "Rollout":
-        """Set the verdicts on the answers; ``correct`` is float ``[B]``: 1, 0, or NaN where ungradable.
-
-        Raises ValueError: a wrong shape or dtype.
-        """
+        """Set the verdicts on the answers; ``correct`` is float ``[B]``: 1, 0, or NaN where ungradable."""
         check_tensor("correct", correct, "float", len(self.lengths))
         self.correct, self.verdicts = correct.double(), verdicts
         return self

@@ -86,10 +86,7 @@ class ChatClient:
             raise ChatError(problem, headers=found.headers) from None
 
     async def models(self) -> list[str] | None:
-        """Return the server's models; None if it does not list them.
-
-        Raises ChatError if it cannot be reached or refuses the key.
-        """
+        """The server's models; None if it lists none.  Raises ChatError if it cannot be reached or refuses the key."""
         try:
             listed = await asyncio.wait_for(self._client.models.list(), self._seconds)
             return [str(model.id) for model in listed.data]

@@ -58,10 +58,7 @@ def is_free(directory: Path) -> bool:
 
 
 def remove_entries(directory: Path, kind: str, names: Iterable[str]) -> None:
-    """Remove the entries ``names`` of a directory of ours and its marker, which goes last.
-
-    Raises ConfigError if it is not ours; nothing is removed.
-    """
+    """Remove entries of a directory of ours and its marker, which goes last; ConfigError if it is not ours."""
     if not is_ours(directory, kind):
         raise ConfigError(f"{directory}: holds no {MARKER} of kind {kind}, so nothing in it is removed")
     for name in [*names, MARKER]:
@@ -90,10 +87,7 @@ def lock_of_process(path: Path) -> IO[bytes] | None:
 
 
 def check_output_path(path: Path, overwrite: bool) -> None:
-    """Check that an output directory can be created, without writing.
-
-    Raises DataError if it is not empty, or a parent is a file or not writable.
-    """
+    """Raise DataError if an output directory cannot be created, or is taken; write nothing."""
     _check_not_taken(path, overwrite)
     # It is built next to its final path, so the parent's permissions count.
     parent = next(parent for parent in path.absolute().parents if parent.exists())
@@ -211,10 +205,7 @@ def resumable_map(
 
 
 def check_directory(directory: Path, settings: Mapping[str, Any]) -> bool:
-    """Return whether ``directory`` holds results of these settings.
-
-    Raises ConfigError if it holds results of others, or other files.
-    """
+    """Whether ``directory`` holds results of these settings; ConfigError if it holds other results or files."""
     path = directory / "settings.json"
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))

@@ -100,10 +100,7 @@ class StepProgress:
             self._bar.stop()
 
     def show(self, step: int, *parts: str, means: str = "") -> None:
-        """Show ``step`` and as many of ``parts``, the most important first, as fit into the terminal.
-
-        ``means`` introduces the parts in a log file.
-        """
+        """Show ``step`` and as many of ``parts`` as fit; ``means`` introduces them in a log file."""
         now = time.monotonic()
         if step > self._done:
             self._pace.add(step - self._done, now - self._since)

@@ -17,10 +17,7 @@ _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """Load a Hugging Face tokenizer from a local directory, without running its code.
-
-    Raises DataError if there is none.
-    """
+    """Load a local Hugging Face tokenizer without running its code; raises DataError if there is none."""
     from transformers import AutoTokenizer
 
     if not directory.is_dir():
