@@ -9,8 +9,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 OPEN_TAG = "<confidence>"
 CLOSE_TAG = "</confidence>"
 
@@ -51,15 +49,6 @@ SEGMENTS: dict[ConfidencePosition, tuple[str, ...]] = {
 _WHITESPACE = r"[ \t\n\r\f\v]*"
 # A plain ASCII decimal in [0, 1]: the grammar itself excludes signs, exponents, percent and anything above 1.
 _NUMBER = r"[01]|0?\.[0-9]+|1\.0+"
-
-
-def as_stated(confidence: float) -> float:
-    """Undo float32 rounding of a confidence: 0.30000001192092896 was written as 0.3.
-
-    The rounded number would fall into the next bin of the calibration error.
-    """
-    narrow = np.float32(confidence)
-    return float(str(narrow)) if float(narrow) == confidence else confidence
 
 
 @dataclass(frozen=True, slots=True)

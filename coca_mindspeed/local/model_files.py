@@ -7,12 +7,11 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -72,8 +71,7 @@ def download_model(name: str, *, custom_code: bool, show_progress: bool) -> Path
     raise ConfigError(str(problem), [problem])
 
 
-@dataclass(frozen=True)
-class ContextLimit:
+class ContextLimit(NamedTuple):
     """The longest sequence in tokens, prompt and response together, and the model setting that limits it."""
 
     tokens: int
@@ -152,7 +150,7 @@ def context_limit(config: Any) -> ContextLimit | None:
     if not isinstance(positions, int):
         return None
     limits = [_scaled(positions, rope, config) for rope in _rope_settings(config)]
-    return min(limits, key=lambda limit: limit.tokens, default=_plain(positions))
+    return min(limits, key=lambda limit: limit.tokens)
 
 
 def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
@@ -161,10 +159,6 @@ def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
     if rope and all(isinstance(value, Mapping) for value in rope.values()):
         return list(rope.values())
     return [rope]
-
-
-def _plain(positions: int) -> ContextLimit:
-    return ContextLimit(positions, f"max_position_embeddings={positions} in its config.json")
 
 
 def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimit:
@@ -181,7 +175,7 @@ def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimi
         # Configurations give the length before or after scaling.
         tokens = max(positions, int((trained or positions) * rope.get("factor", 1.0)))
         return ContextLimit(tokens, f"max_position_embeddings={positions} and rope_scaling {kind!r} in its config.json")
-    return _plain(positions)
+    return ContextLimit(positions, f"max_position_embeddings={positions} in its config.json")
 
 
 def load_model_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:

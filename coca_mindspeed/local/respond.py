@@ -215,13 +215,7 @@ class Numbers:
         return result, chosen
 
 
-def read_confidences(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    numbers: Numbers,
-    rows: int,
-    progress: Callable[[int], None] = lambda done: None,
-) -> list[Reading]:
+def read_confidences(policy: Policy, prompts: Sequence[Sequence[int]], numbers: Numbers, rows: int) -> list[Reading]:
     """Greedy and expected confidence at each prompt; at most about ``rows`` rows of the cache at once."""
     widest = max(len({row[:depth] for row in numbers.token_ids}) for depth in range(max(map(len, numbers.token_ids))))
     at_once = max(1, rows // widest)
@@ -233,5 +227,4 @@ def read_confidences(
         expectation = log_probs.softmax(dim=1) @ values
         columns = (values[greedy].tolist(), expectation.tolist(), mass.tolist())
         found += [Reading(*row) for row in zip(*columns, strict=True)]
-        progress(len(found))
     return found

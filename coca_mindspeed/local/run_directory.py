@@ -25,7 +25,6 @@ from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.local.model_files import FLOAT32, TINY_MODEL, trained_bytes, weight_shapes
 from coca_mindspeed.local.schedule import learning_rate
 from coca_mindspeed.utils.directories import (
-    LOCK,
     MARKER,
     PROGRESS,
     check_writable,
@@ -46,7 +45,7 @@ _CHECKPOINT = re.compile(r"step_(\d{6,})")
 WARMED_UP = "warm_start"  # the model after the warm-up
 BEST_MODEL = "best_model"  # by checkpoint.best
 _UNFINISHED = ((".", ".writing"), (".replaced_", ""))  # names of a model while it is replaced
-# Everything that a run writes: must not exist before, and is removed by --overwrite.
+# Everything that a run writes: must not exist before, and is removed when a run without steps starts again.
 ENTRIES = (
     *("config.yaml", "untrained", "warm_start", "warm_up", "checkpoints", "model", BEST_MODEL),
     *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
@@ -94,7 +93,6 @@ class RunState:
     newest: Checkpoint | None = None  # the checkpoint to continue from; None: the run begins
     has_steps: bool = False  # the run that is there finished a step
     resume: bool = False  # the run that is there goes on
-    overwrite: bool = False  # it is replaced, steps or not
 
     @property
     def config_path(self) -> Path:
@@ -113,12 +111,11 @@ class RunState:
 
 
 @contextmanager
-def open_run_directory(path: Path, *, resume: bool, overwrite: bool | None = None) -> Iterator[RunState]:
+def open_run_directory(path: Path, *, resume: bool) -> Iterator[RunState]:
     """Lock an output directory, repair what a killed process left in it, and inspect it; nothing else is changed.
 
-    A run that never finished a step is started again, with other settings too.  ``overwrite`` None: the command has no
-    such option.  Raises ConfigError: not a directory, cannot be written, used by another process, holds other files,
-    holds a run without ``resume`` or ``overwrite``, or holds none to resume.
+    A run that never finished a step is started again, with other settings too.  Raises ConfigError: not a directory,
+    cannot be written, used by another process, holds other files, holds a run without ``resume``, or none to resume.
     """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--output {path}: is a file; a run needs a directory")
@@ -126,33 +123,26 @@ def open_run_directory(path: Path, *, resume: bool, overwrite: bool | None = Non
     with lock_run(path):
         if is_ours(path, _KIND):
             remove_leftovers(path)
-        yield _inspect(path, resume, overwrite)
+        yield _inspect(path, resume)
 
 
-def _inspect(path: Path, resume: bool, overwrite: bool | None) -> RunState:
+def _inspect(path: Path, resume: bool) -> RunState:
     marker = read_marker(path, _KIND)
     if marker is None:
-        others = [name for name in (*ENTRIES, MARKER) if (path / name).exists()]
-        if overwrite:
-            others += [entry.name for entry in path.iterdir() if entry.name != LOCK]
-        if others:
+        if others := [name for name in (*ENTRIES, MARKER) if (path / name).exists()]:
             reason = f"holds {others[0]!r}, and is not the directory of a run"
             raise_problems([Problem("not-a-run", "--output", path, reason, "choose a new or empty directory")])
         if resume:
             nearby = nearby_runs(path, lambda other: is_ours(other, _KIND))
             fix = f"correct --output, or leave --resume out to start a run{nearby}"
             raise_problems([Problem("no-run", "--output", path, "holds no run to resume", fix)])
-        return RunState(path, overwrite=bool(overwrite))
-    checkpoints = list_checkpoints(path / "checkpoints")
-    metrics = path / "metrics.jsonl"
+        return RunState(path)
+    checkpoints, metrics = list_checkpoints(path / "checkpoints"), path / "metrics.jsonl"
     has_steps = bool(checkpoints) or (metrics.exists() and metrics.stat().st_size > 0)
-    if has_steps and not resume and not overwrite:
-        replace = "" if overwrite is None else "--overwrite to replace it, "
+    if has_steps and not resume:
         raise ConfigError(
-            f"--output {path}: already holds a run; add --resume to continue it, {replace}or choose another directory"
+            f"--output {path}: already holds a run; add --resume to continue it, remove it, or choose another directory"
         )
-    if overwrite:
-        return RunState(path, marker, overwrite=True)
     return RunState(path, marker, checkpoints[-1] if checkpoints else None, has_steps, resume)
 
 
@@ -214,7 +204,7 @@ def write_settings(
     path, marker = found.path, found.marker
     try:
         without_steps = marker is not None and not found.has_steps
-        if without_steps and (found.overwrite or not _creates_the_same(found, config, data)):
+        if without_steps and not _creates_the_same(found, config, data):
             remove_entries(path, _KIND, ENTRIES)
             marker = None
         if marker is None:

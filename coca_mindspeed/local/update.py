@@ -263,11 +263,16 @@ def update_policy(
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})
     for group in optimizer.param_groups:
         group["lr"] = lr
+    group, lengths, masks = rollout.credit.group_size, rollout.lengths.tolist(), rollout.masks
+    prompt_lengths = list(map(len, rollout.prompts[::group]))
     losses, norms = [], []
     every_part: list[_MicrobatchResult] = []
     for _ in range(config.trainer.ppo_epochs):
         for minibatch in torch.arange(len(rollout.credit.gesr)).chunk(config.trainer.minibatches):
-            parts = _accumulate_gradient(policy, rollout, minibatch.tolist(), config)
+            split = microbatches(minibatch.tolist(), group, lengths, prompt_lengths, config.trainer)
+            every_row = [row for rows in split for row in rows]
+            size = len(every_row), sum(lengths[row] for row in every_row)
+            parts = [_backward(policy, rollout, rows, masks, config, *size) for rows in split]
             loss = sum(float(part.objective.loss) for part in parts)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), config.optimizer.grad_clip))
             for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
@@ -287,18 +292,6 @@ def update_policy(
         entropy = sum(float(part.entropy[name]) for part in every_part)
         metrics[f"{name}/entropy"] = entropy / max(1.0, float(total.tokens))
     return metrics
-
-
-def _accumulate_gradient(
-    policy: Policy, rollout: Rollout, minibatch: Sequence[int], config: RunConfig
-) -> list[_MicrobatchResult]:
-    """Run the backward passes of one minibatch's microbatches; losses and gradients add up to the minibatch's."""
-    group, lengths, masks = rollout.credit.group_size, rollout.lengths.tolist(), rollout.masks
-    prompt_lengths = list(map(len, rollout.prompts[::group]))
-    parts = microbatches(minibatch, group, lengths, prompt_lengths, config.trainer)
-    every_row = [row for rows in parts for row in rows]
-    size = len(every_row), sum(lengths[row] for row in every_row)
-    return [_backward(policy, rollout, rows, masks, config, *size) for rows in parts]
 
 
 def _backward(

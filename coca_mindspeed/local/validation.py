@@ -102,19 +102,18 @@ INPUT_CHECKS: tuple[InputCheck, ...] = (
 
 @contextmanager
 def open_run(
-    config: RunConfig, output: Path, *, resume: bool = False, overwrite: bool | None = None, show_progress: bool = True
+    config: RunConfig, output: Path, *, resume: bool = False, show_progress: bool = True
 ) -> Iterator[RunInputs]:
     """Lock a run's directory and check all that is known of the run without torch; write nothing.
 
-    ``resume`` continues from the newest checkpoint of the run in ``output``; ``overwrite`` removes that run (None: the
-    command has no such option).
+    ``resume`` continues from the newest checkpoint of the run in ``output``.
 
     Raises:
         ConfigError: settings, the output directory, or the disk.
         DataError, GradingError: a record or a gold answer cannot be used, or something that grading needs is missing.
     """
     check_settings(config, *((missing_data,) if resume else (missing_data, missing_model)))
-    with open_run_directory(output, resume=resume, overwrite=overwrite) as state:
+    with open_run_directory(output, resume=resume) as state:
         require_loggers(config.logging)
         if resume:
             config = with_stored(config, state)

@@ -89,18 +89,14 @@ class FirstSight:
 
 
 FIRST_SIGHT, REPEATED, HELD_OUT = "first_sight", "repeated", "held_out"
+_SIGHTS = {FIRST_SIGHT: False, REPEATED: True}  # whether an earlier step asked the question
 
 
 def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, WeightedMean]:
-    """Accuracy and mean stated confidence of the responses with a graded answer and a valid confidence.
+    """``accuracy`` and mean ``confidence`` of responses with a graded answer and a valid confidence, and ``gap_error``.
 
-    Args:
-        name: before the slash of the metrics.
-        correct: float64 ``[P, G]``, NaN where ungradable.
-        stated: float64 ``[P, G]``, NaN where invalid.
-
-    Returns:
-        ``accuracy``, ``confidence``, and ``gap_error``: the standard error of confidence minus accuracy, by question.
+    That is the standard error of confidence minus accuracy, by question.  The metrics begin with ``name/``; ``correct``
+    and ``stated`` are float64 ``[P, G]``, NaN where ungradable or invalid.
     """
     usable = ~(correct.isnan() | stated.isnan())
     difference = stated[usable] - correct[usable]
@@ -118,14 +114,10 @@ def sight_metrics(rollout: Rollout, seen: Sequence[bool]) -> dict[str, WeightedM
 
     ``seen``, ``[P]``: whether an earlier step asked the question.
     """
-    rows = {
-        FIRST_SIGHT: [p for p, known in enumerate(seen) if not known],
-        REPEATED: [p for p, k in enumerate(seen) if k],
-    }
     correct, stated = (values.view(len(seen), -1) for values in (rollout.correct, rollout.stated))
-    return {
-        key: mean for name, part in rows.items() for key, mean in gap_metrics(name, correct[part], stated[part]).items()
-    }
+    rows = {name: [p for p, known in enumerate(seen) if known == again] for name, again in _SIGHTS.items()}
+    first, repeated = (gap_metrics(name, correct[part], stated[part]) for name, part in rows.items())
+    return {**first, **repeated}
 
 
 class Gap(NamedTuple):
@@ -172,11 +164,8 @@ _UNGRADABLE = 0.05
 def health_problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Find reasons why a run learns less than it should, in consecutive steps (rows of metrics.jsonl).
 
-    Missing metrics are ignored.
-
-    Returns:
-        Text for the user by code: ``invalid``, ``no_signal`` (in neither segment), ``no_confidence_signal``,
-        ``no_answer_signal``, ``ungradable`` or ``cut_off``.
+    Missing metrics are ignored.  Returns text for the user by code: ``invalid``, ``no_signal`` (in neither segment),
+    ``no_confidence_signal``, ``no_answer_signal``, ``ungradable`` or ``cut_off``.
     """
     invalid, ungradable = _mean(rows, "rollout/invalid_share"), _mean(rows, "grading/ungradable_share")
     cut_off, accuracy = _mean(rows, "response/cut_off_share"), _mean(rows, "rollout/accuracy")
@@ -215,10 +204,8 @@ def gap_problem(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Find whether the last evaluation in ``rows`` (of metrics.jsonl) shows a confidence that holds in training alone.
 
     Compares confidence minus accuracy of the held-out questions with that of the :data:`NO_SIGNAL_STEPS` steps up to
-    the evaluation, on questions at first sight and on repeated ones.
-
-    Returns:
-        Text for the user by the code ``held_out_gap`` if a difference exceeds 0.1 with its 95% interval.
+    the evaluation, on questions at first sight and on repeated ones.  Returns text for the user by the code
+    ``held_out_gap`` if a difference exceeds 0.1 with its 95% interval.
     """
     last = max((i for i, row in enumerate(rows) if Gap.of([row], HELD_OUT)), default=None)
     if last is None or (held_out := Gap.of([rows[last]], HELD_OUT)) is None:

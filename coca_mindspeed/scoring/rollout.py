@@ -13,7 +13,7 @@ from coca_mindspeed.algorithm import check_tensor
 from coca_mindspeed.algorithm.advantages import Reduce, SegmentMasks, segment_masks, token_advantages
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends
 from coca_mindspeed.algorithm.credit import NO_CREDIT, Credit, CreditRule, stated_decimals
-from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.grading.verdict import Grader, Verdict
@@ -92,13 +92,7 @@ class Rollout:
         ).set_correct(of_type["correct"].flatten(), verdicts)
 
     def read(self, text: TokenText, parser: ResponseParser, max_confidence_tokens: int) -> "Rollout":
-        """Decode the responses, parse their confidences and find the ends of their segments.
-
-        Args:
-            text: bytes of each token id.
-            parser: reads the response format.
-            max_confidence_tokens: segment length of a response without a valid confidence.
-        """
+        """Decode the responses, parse their confidences and find the ends of their segments."""
         assert self.token_ids is not None
         self.texts = text.decode(self.token_ids, self.lengths)
         parsed = [parser(response) for response in self.texts]
@@ -177,20 +171,14 @@ class Rollout:
         return segment_masks(self.segment_ends, list(self.credit.segments), self.width)
 
     def rows(self, shown: Iterable[int]) -> list[dict[str, Any]]:
-        """Rows of a samples dump: :meth:`scored_row` of each, rewards, advantages and lengths.
-
-        The reward of a response that takes no part is None.
-
-        Args:
-            shown: indexes into the B responses.
-        """
+        """Rows of a samples dump of the responses ``shown``; the reward of one that takes no part is None."""
         credit, group_size = self.credit, self.credit.group_size
         advantages = {name: values.flatten() for name, values in credit.values_by_segment().items()}
         return [
             {
                 **self.scored_row(row),
-                "gesr": _number(credit.gesr[row // group_size]),
-                "confidence_reward": _number(credit.confidence_reward.flatten()[row]),
+                "gesr": number_or_none(credit.gesr[row // group_size]),
+                "confidence_reward": number_or_none(credit.confidence_reward.flatten()[row]),
                 **{f"{name}_advantage": float(values[row]) for name, values in advantages.items()},
                 "tokens": int(self.lengths[row]),
                 "confidence_tokens": int(self.confidence_lengths[row]),
@@ -204,9 +192,9 @@ class Rollout:
         if self.verdicts:
             verdict = self.verdicts[row]
             known = {"response": self.texts[row], "verdict": verdict.outcome.value, "reason": verdict.reason}
-        known["confidence"] = stated_or_none(self.stated[row])
+        known["confidence"] = number_or_none(self.stated[row])
         if self.stated_after is not None:
-            known["confidence_after"] = stated_or_none(self.stated_after[row])
+            known["confidence_after"] = number_or_none(self.stated_after[row])
         return {**known, "correct": None if bool(self.correct[row].isnan()) else bool(self.correct[row])}
 
 
@@ -221,10 +209,5 @@ def confidences(stated: Iterable[float | None]) -> Tensor:
     return torch.tensor([math.nan if value is None else value for value in stated], dtype=torch.float64)
 
 
-def stated_or_none(value: Tensor) -> float | None:
-    """A confidence as it was stated; None for NaN."""
-    return None if bool(value.isnan()) else as_stated(float(value))
-
-
-def _number(value: Tensor) -> float | None:
+def number_or_none(value: Tensor) -> float | None:
     return None if bool(value.isnan()) else float(value)
