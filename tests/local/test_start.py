@@ -43,9 +43,6 @@ def model(tmp_path_factory):
     return write_random_model(tmp_path_factory.mktemp("models") / "model", "llama")
 
 
-# ---- the model's own context
-
-
 _LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 _PHI3 = {"original_max_position_embeddings": 512, "hidden_size": 32, "num_attention_heads": 4, "pad_token_id": 0}
@@ -112,9 +109,6 @@ def records() -> list[Record]:
 
 def prompts_of(model: Path) -> list[list[int]]:
     return encode_prompts(load_model_tokenizer(model, ModelConfig()), records(), SYSTEM)
-
-
-# ---- a start that fails leaves nothing in the way
 
 
 def test_a_first_step_that_fails_can_be_tried_again_with_other_settings(tmp_path, monkeypatch):
@@ -199,9 +193,6 @@ def test_without_an_optional_package_nothing_is_written(tmp_path, monkeypatch, p
     assert not (tmp_path / "run").exists()
 
 
-# ---- records
-
-
 @pytest.mark.parametrize(
     ("row", "grader", "message"),
     [
@@ -248,9 +239,6 @@ def test_a_template_that_refuses_system_messages_says_what_to_do(tmp_path, model
     assert ": never" in refused(tmp_path, path, capsys, monkeypatch)
 
 
-# ---- weights
-
-
 def with_weights(model: Path, directory: Path, change) -> Path:
     path = set_config(model, directory)
     weights = load_file(path / "model.safetensors")
@@ -295,9 +283,6 @@ def test_a_head_that_tying_would_drop_is_refused(tmp_path, model, file, own):
             load_policy(path, ModelConfig(), CPU)
         path = set_config(path, tmp_path / "untied", tie_word_embeddings=False)
     load_policy(path, ModelConfig(), CPU)
-
-
-# ---- devices
 
 
 def test_the_configuration_knows_every_device_that_the_engine_knows():
