@@ -24,10 +24,7 @@ _MASK_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parame
 
 
 def use_fast_attention(model: Any, device: torch.device) -> None:
-    """Use this module's attention if the model selects PyTorch's by name; other models are left as they are.
-
-    Short products are for the CPU.  On CUDA, cuDNN's kernel is switched off for the process.
-    """
+    """Use this module's attention if the model selects PyTorch's by name; on CUDA, cuDNN's kernel is switched off."""
     if device.type == "cuda":
         # From PyTorch 2.11 the first choice on an H100: NaN gradients with a mask and 64, 192, ... tokens, in bfloat16
         # (pytorch/pytorch#196678).
@@ -89,10 +86,7 @@ def _matmul_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -
 
 
 def _causal_mask(**given: Any) -> Tensor | None:
-    """Transformers' mask function, computed here for plain causal masks.
-
-    Returns bool ``[rows, 1, queries, columns]``, True where a query attends; None if the kernel needs no mask.
-    """
+    """Transformers' mask ``[rows, 1, queries, columns]`` (True: attends; None: not needed), computed here if plain."""
     positions, columns, offset = given["cache_position"], given["kv_length"], given.get("kv_offset", 0)
     mask, queries, end = given.get("attention_mask"), len(positions), offset + columns
     windowed = given.get("mask_function", causal_mask_function) is not causal_mask_function or given.get("local_size")

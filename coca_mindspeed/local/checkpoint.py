@@ -46,10 +46,7 @@ def save_model(policy: Policy, directory: Path) -> None:
 
 
 def check_saveable(policy: Policy, where: str) -> None:
-    """Save everything but the weights into a temporary directory: transformers loads some files that it cannot save.
-
-    Raises ConfigError: names the file and the problem; ``where`` names the model.
-    """
+    """Refuse files that transformers loads but cannot save: ConfigError names the file; ``where`` names the model."""
     with tempfile.TemporaryDirectory() as directory:
         file = "its model's config.json or generation_config.json"
         try:

@@ -60,11 +60,7 @@ class HeldOut:
         return self.output / "predictions_after.jsonl"
 
     def evaluate(self, records: Sequence[Record], purpose: str, method: str | None = None) -> list[Prediction]:
-        """Answer ``records``.
-
-        ``purpose`` seeds the samples together with the run's seed, and is the bar's title.  ``method`` names the method
-        in the predictions (None: the run's).
-        """
+        """Answer ``records``; ``purpose`` seeds the samples and titles the bar; ``method`` None: the run's."""
         title, file = f"answering held-out questions, {purpose}", self.output / PROGRESS
         with StepProgress(len(records), self.show_progress, title=title, file=file) as bar:
             predictions = self._answers(records, purpose, lambda done: bar.show(done))
@@ -101,10 +97,7 @@ class HeldOut:
         return predictions
 
     def after(self) -> list[Prediction]:
-        """Answer :attr:`final_records` and write ``predictions_after.jsonl``; does nothing without records.
-
-        Raises InterruptedRunError: Ctrl-C or SIGTERM; the model is saved, the answers are not.
-        """
+        """Answer :attr:`final_records` and write ``predictions_after.jsonl``; InterruptedRunError if stopped."""
         if not self.final_records:
             return []
         saved = (

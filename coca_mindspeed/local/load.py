@@ -104,10 +104,7 @@ def load_policy(
 
 
 def sharing_of(architecture: Any, config: ModelConfig) -> Sharing:
-    """Computations that prompts share: none unless the architecture is tested, no prefix if it has windows.
-
-    With prompts of several lengths, padding follows a shared prefix, and windows count it.
-    """
+    """Sharing of prompts: none in an untested architecture, no prefix with windows, which count padding behind it."""
     remote = config.trust_remote_code and hasattr(architecture, "auto_map")
     if architecture.model_type not in TESTED or remote:
         return "none"

@@ -114,10 +114,7 @@ def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
 
 
 def _require_rope(architecture: Any, where: str) -> None:
-    """Refuse a config.json whose rotary frequencies the installed transformers would replace by defaults.
-
-    Transformers 5 writes them as ``rope_parameters``, which version 4 does not read.
-    """
+    """Refuse ``rope_parameters`` of transformers 5, which version 4 does not read and replaces by defaults."""
     if not (installed := version("transformers")).startswith("4."):
         return
     scaling = getattr(architecture, "rope_scaling", None) or {}

@@ -109,10 +109,7 @@ def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
 
 
 def resolve_dtype(config: ModelConfig, device: torch.device) -> Literal["float32", "bfloat16"]:
-    """Resolve ``compute_dtype: auto``: bfloat16 where the device has instructions for it, or attention needs it.
-
-    A processor whose features PyTorch does not report has none.
-    """
+    """Resolve ``compute_dtype: auto``: bfloat16 where the device reports instructions for it, or attention needs it."""
     if config.compute_dtype != "auto":
         return config.compute_dtype
     fast = True

@@ -25,10 +25,7 @@ class PreallocatedCache(DynamicCache):
         self.layers = [_PreallocatedLayer(most) if type(layer) is DynamicLayer else layer for layer in self.layers]
 
     def repeat_rows(self, rows: Tensor, current: int, capacity: int) -> None:
-        """Append copies of ``rows`` (int64) to a cache of ``current`` rows; usually only these are copied.
-
-        From now on it never holds more than ``capacity`` rows.
-        """
+        """Append copies of ``rows`` (int64) to ``current`` rows, of at most ``capacity`` from now on."""
         for layer in self.layers:
             if isinstance(layer, _PreallocatedLayer):
                 layer.repeat_rows(rows, capacity)
@@ -159,10 +156,7 @@ def prefill_prompts(
 
 
 def common_prefix_length(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") -> int:
-    """Length of the prompts' common prefix in tokens; 0 if it is too short, or ``sharing`` is not ``prefix``.
-
-    The prefix leaves each prompt at least one token of its own.
-    """
+    """Tokens of the prompts' common prefix, of which each keeps one; 0 if it is too short, or is not shared."""
     if len(prompts) == 1 or sharing != "prefix":
         return 0
     first, last = min(map(list, prompts)), max(map(list, prompts))  # their common prefix is everyone's

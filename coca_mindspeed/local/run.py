@@ -136,10 +136,7 @@ class LocalRun:
         return self.inputs.state.newest
 
     def start(self) -> Policy:
-        """Load the policy, write the run's marker, and teach the format by ``warm_up.records``.
-
-        The built-in model is warmed up on the training questions.  Nothing is taught when a checkpoint is resumed.
-        """
+        """Load the policy, write the run's marker, and warm up, unless a checkpoint is resumed."""
         config, inputs = self.config, self.inputs
         policy = None if inputs.model[0] is None else self.load()
         write_settings(inputs.state, config, inputs.digests, self.prompt_sha256)
@@ -190,10 +187,7 @@ class LocalRun:
         return run_preflight(policy, self.inputs.train, self.inputs.grader, self.config)
 
     def evaluate_before(self, policy: Policy) -> list[Prediction]:
-        """Answer the held-out questions before the first step.
-
-        A resumed run keeps its earlier answers; without them it has none, because its policy is already trained.
-        """
+        """Answer the held-out questions before the first step; a resumed run keeps its earlier answers or has none."""
         with self._timed("evaluate"):
             trained, keep = self.resume_from is not None, self.inputs.state.resume
             return self.held_out(policy).before(trained=trained, keep=keep)
@@ -256,10 +250,7 @@ def warm_start(
     show_progress: bool,
     symbols: str = "",
 ) -> Path:
-    """The directory of the warmed-up tiny model in ``output``, made if it is not there yet.
-
-    ``symbols`` are characters that the model's vocabulary has besides its own.
-    """
+    """The directory of the warmed-up tiny model, made if it is missing; ``symbols`` are characters to add."""
     path = output / "warm_start"
     if not path.exists():
         untrained = output / "untrained"

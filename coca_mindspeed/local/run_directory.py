@@ -153,10 +153,7 @@ _HALF_A_FILE = re.compile(r"\.[\w-]+\.(?:jsonl?|yaml|md|html|png)\.[a-z0-9_]{8}"
 
 
 def remove_leftovers(output: Path) -> None:
-    """Remove partial files of a killed process from a locked run directory; restore a model that was being replaced.
-
-    Only names that this package creates are touched.
-    """
+    """Remove our partial files of a killed process; restore a model that was being replaced."""
     for directory in (output, *(output / name for name in ("checkpoints", "samples", "warm_up"))):
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
             if (match := _REPLACED.fullmatch(path.name)) and not (directory / match[1]).exists():
@@ -168,10 +165,7 @@ def remove_leftovers(output: Path) -> None:
 
 
 def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
-    """Refuse a run whose checkpoints and exported models do not fit on the disk of its output directory.
-
-    ``model`` is the directory of its model, None for the built-in one.
-    """
+    """Refuse a run whose checkpoints and models do not fit on the disk; ``model`` is its directory (None: built-in)."""
     shapes = TINY_MODEL if model is None else weight_shapes(model)
     there = len(list_checkpoints(found.path / "checkpoints"))
     done, total, interval = found.newest.step if found.newest else 0, config.total_steps, config.checkpoint.interval
@@ -196,11 +190,7 @@ def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
 def write_settings(
     found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt_sha256: str
 ) -> None:
-    """Write the marker and ``config.yaml`` into the directory of a run that begins.
-
-    Files of a run that never finished a step are removed, unless this run would create the same.  Raises ConfigError if
-    it cannot be written.
-    """
+    """Write marker and ``config.yaml`` of a run that begins; files of another run without steps are removed."""
     path, marker = found.path, found.marker
     try:
         without_steps = marker is not None and not found.has_steps

@@ -287,10 +287,7 @@ class Decoder:
 def token_stream(
     policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator
 ) -> Iterator[int]:
-    """Token ids of one response, each computed when it is requested, on the requesting thread; temperature 0 is greedy.
-
-    The last is one of ``policy.eos_ids``.
-    """
+    """Token ids of one response up to an end token, each computed when requested; temperature 0 is greedy."""
     decoder, last = None, None
     while True:
         # Inference mode is per thread, so it is entered for each token.

@@ -138,10 +138,7 @@ class StaticDecoder:
             torch._foreach_copy_(self._cast, [m.weight.detach() for m in self._linear])
 
     def forward(self, rows: int, width: int) -> Tensor:
-        """Append :attr:`token` to the first ``rows`` rows; return the logits ``[rows, vocabulary]`` of the next.
-
-        ``width`` columns are attended to, the token's own among them.
-        """
+        """Append :attr:`token` to the first ``rows`` rows, as the last of ``width`` columns; return the next logits."""
         policy = self._policy
         self.mask.index_fill_(1, self.column, True)
         cache = PreallocatedCache(policy.model.config)

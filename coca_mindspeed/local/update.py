@@ -303,10 +303,7 @@ def _backward(
     responses: int,
     tokens: int,
 ) -> _MicrobatchResult:
-    """Run the backward pass of the responses in ``rows``.
-
-    ``masks`` are those of the rollout; the minibatch has ``responses`` responses and ``tokens`` tokens in all.
-    """
+    """Run the backward pass of ``rows`` of a minibatch with so many ``responses`` and ``tokens`` in all."""
     assert rollout.log_probs is not None
     batch = responses_of(policy, rollout, rows, rollout.credit.group_size, config)
     width, device = batch.token_ids.shape[1], policy.device

@@ -183,10 +183,7 @@ def record_sources(
 
 
 def read_warm_up_records(config: RunConfig) -> list[Record]:
-    """The records of ``warm_up.records``; none if it is not set.
-
-    Raises DataError if the file cannot be read or is empty, or an answer cannot be written as a response.
-    """
+    """The records of ``warm_up.records``, if it is set; DataError if one of their answers cannot be a response."""
     if config.warm_up.records is None:
         return []
     records = _read("warm_up.records", config.warm_up.records, config.data)
@@ -245,10 +242,7 @@ def check_lengths(
     model: str,
     show_progress: bool,
 ) -> None:
-    """Refuse empty and too long prompts, sequences beyond the context, and ids without a row in the embedding.
-
-    ``architecture`` is the Hugging Face configuration of ``model``, its name in messages.
-    """
+    """Refuse prompts of a wrong length, or ids without a row in the embedding of ``architecture`` (``model``)."""
     context, rows = context_limit(architecture), getattr(architecture, "vocab_size", math.inf)
 
     def refuse_id(what: str, fix: str) -> None:

@@ -110,10 +110,7 @@ def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, Weighte
 
 
 def sight_metrics(rollout: Rollout, seen: Sequence[bool]) -> dict[str, WeightedMean]:
-    """:func:`gap_metrics` of the questions that the run asks for the first time, and of those it asked before.
-
-    ``seen``, ``[P]``: whether an earlier step asked the question.
-    """
+    """Metrics of questions at first sight and of those asked before, by ``seen``, ``[P]``: whether a step asked it."""
     correct, stated = (values.view(len(seen), -1) for values in (rollout.correct, rollout.stated))
     rows = {name: [p for p, known in enumerate(seen) if known == again] for name, again in _SIGHTS.items()}
     first, repeated = (gap_metrics(name, correct[part], stated[part]) for name, part in rows.items())
@@ -268,10 +265,7 @@ _FILE = "best.json"
 
 
 class BestValue:
-    """The best value of a metric so far; ``directory`` has its step's files and ``best.json``: metric, value and step.
-
-    A directory of another metric is replaced by the first value.
-    """
+    """The best value of a metric so far, in ``best.json`` of ``directory`` beside its step's files."""
 
     def __init__(self, directory: Path, metric: str) -> None:
         self.directory, self._metric = directory, metric

@@ -33,10 +33,7 @@ _EMPTY = torch.empty(0)
 
 @dataclass(kw_only=True)
 class Rollout:
-    """``B`` responses on the CPU, group by group: the G responses to a prompt are neighbours.
-
-    Each stage fills its fields, in this order; before it they are empty or None.
-    """
+    """``B`` responses on the CPU, the G to a prompt beside each other; each stage fills its fields, in this order."""
 
     lengths: Tensor  # int64 `[B]`, tokens of each response
     width: int  # tokens of the longest response, T
@@ -74,10 +71,7 @@ class Rollout:
         texts: Sequence[str] = (),
         verdicts: Sequence[Verdict] = (),
     ) -> "Rollout":
-        """Inverse of :meth:`scores`; casts the columns to :data:`SCORE_COLUMNS`.  ``width`` None: the longest response.
-
-        Raises ValueError: a wrong shape or dtype.
-        """
+        """Inverse of :meth:`scores`, from columns of any number type; ``width`` None: the longest response."""
         first, *after = stated_decimals(columns["stated_confidence"]).T.contiguous()
         of_type = {name: columns[name].to(dtype) for name, dtype in SCORE_COLUMNS.items()}
         lengths = of_type["segment_ends"][:, -1].contiguous()
@@ -141,11 +135,7 @@ class Rollout:
         }
 
     def give_credit(self, rule: CreditRule, group_size: int, reduce: Reduce | None = None) -> "Rollout":
-        """Compute rewards, advantages and the advantage of each token, in groups of ``group_size`` (G) responses.
-
-        See :class:`CreditRule`.  Raises ValueError: a wrong shape or dtype, or a rollout without scores or of groups
-        that are not whole.
-        """
+        """Compute rewards and advantages in groups of ``group_size`` scored responses, and those of the tokens."""
         if not len(self.stated) == len(self.correct) == len(self.lengths) or len(self.lengths) % group_size:
             raise ValueError(
                 f"credit needs a confidence and a verdict for each response of whole groups of {group_size}; found "

@@ -26,10 +26,7 @@ class Completion(NamedTuple):
 
 
 class ChatError(Exception):
-    """A request without a chat completion.
-
-    ``status`` is the reply's HTTP status, None if it has no meaning; ``pause`` the seconds that the server asks for.
-    """
+    """A request without a completion; ``status``: of HTTP, or None; ``pause``: seconds that the server asks for."""
 
     def __init__(self, problem: str, status: int | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(one_line(problem)[:_SHOWN])

@@ -43,10 +43,7 @@ def pinned(name: str, beside: Path | None = None) -> str:
 
 @cache
 def load_custom(name: str) -> Any:
-    """Import the object that ``name``, a result of :func:`pinned`, names.
-
-    Raises ConfigError: the file has changed, it or the module cannot be imported, or it has no such object.
-    """
+    """Import what :func:`pinned` named; ConfigError if it has changed, cannot be imported, or lacks the object."""
     place, attribute, digest = _parts(name)
     try:
         module = _import_file(Path(place), digest) if place.endswith(".py") else importlib.import_module(place)

@@ -71,10 +71,7 @@ def remove_entries(directory: Path, kind: str, names: Iterable[str]) -> None:
 
 
 def lock_of_process(path: Path) -> IO[bytes] | None:
-    """Lock ``path`` until the file is closed or the process ends; return the open file, or None if it is locked.
-
-    A POSIX record lock is not inherited by worker processes, so those that outlive a killed parent hold nothing.
-    """
+    """Lock ``path`` until the file is closed or this process ends (workers hold nothing); None if it is locked."""
     file = path.open("ab")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,10 +132,7 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
 
 @contextmanager
 def lock_run(path: Path) -> Iterator[None]:
-    """Lock a run's directory within the block; it is made, and left as it was found if nothing is written into it.
-
-    Raises ConfigError if another process holds the lock.
-    """
+    """Lock a run's directory, left as it was found if nothing is written into it; ConfigError if it is locked."""
     made = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
     before = {entry.name for entry in path.iterdir()}

@@ -22,10 +22,7 @@ def fsync_directory(directory: Path) -> None:
 
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """Yield a directory that replaces ``path`` if the block succeeds, and is removed if it fails.
-
-    A killed process leaves it as ``.NAME.writing``; see :func:`put_in_place` for the rest.
-    """
+    """Yield ``.NAME.writing``, which replaces ``path`` if the block succeeds, and is removed if it fails."""
     temporary = path.with_name(f".{path.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -38,10 +35,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(finished: Path, path: Path, aside: Path) -> None:
-    """Rename a finished directory to ``path`` once it is on disk, and remove the previous one.
-
-    There are two renames: a crash between them leaves the previous one whole, as ``aside``.
-    """
+    """Rename a finished directory to ``path``; a crash between the two renames leaves the previous one as ``aside``."""
     for root, _, names in os.walk(finished):
         for name in names:
             with (Path(root) / name).open("rb") as file:

@@ -76,10 +76,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Remove rows of later steps, and an incomplete last line; a missing file is left missing.
-
-    Raises DataError if a line before the last one is not a JSON object with an integer ``step``.
-    """
+    """Remove rows of later steps, and an incomplete last line; DataError if another line has no integer ``step``."""
     if not path.exists():
         return
     drop_torn_line(path)

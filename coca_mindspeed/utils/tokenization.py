@@ -88,10 +88,7 @@ def _sentence_piece(token: str) -> bytes:
 
 
 class TokenCounter:
-    """Counts tokens with the fast tokenizer in the directory ``path``; raises ConfigError if there is none.
-
-    The engines count sampled ids; the text of a served model is tokenized again.
-    """
+    """Counts tokens of a served model's text with the fast tokenizer in ``path``; DataError if there is none."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = load_tokenizer(path)
