@@ -135,13 +135,7 @@ _Side = Literal["first", "last"]
 
 
 def _tokens_with(
-    token_ids: Tensor,
-    response_lengths: Tensor,
-    token_text: TokenText,
-    valid: Tensor,
-    tag: str,
-    byte: int,
-    side: _Side,
+    token_ids: Tensor, response_lengths: Tensor, token_text: TokenText, valid: Tensor, tag: str, byte: int, side: _Side
 ) -> Tensor:
     """Tokens of each valid response up to the one that holds a byte of its first or last ``tag``, int64 ``[B]``."""
     _check_responses(token_ids, response_lengths, token_text)

@@ -75,11 +75,7 @@ def export_best(best: BestValue, step: int, policy: Policy, metrics: Mapping[str
 
 
 def save_checkpoint(
-    directory: Path,
-    step: int,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    keep: int,
+    directory: Path, step: int, policy: Policy, optimizer: torch.optim.Optimizer, keep: int
 ) -> Checkpoint:
     """Write a checkpoint, then remove all but the newest ``keep``; TrainingError if it cannot be written."""
     path = directory / f"step_{step:06d}"

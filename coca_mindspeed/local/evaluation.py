@@ -73,11 +73,8 @@ class HeldOut:
     def before(self, *, trained: bool, keep: bool) -> list[Prediction]:
         """Answer :attr:`final_records` before the first step and write ``predictions_before.jsonl``.
 
-        The answers of an earlier session are used if the policy is ``trained`` already, or with ``keep``.
-
-        Raises:
-            InterruptedRunError: Ctrl-C or SIGTERM; the answers are not saved.
-            TrainingError: the policy's probabilities are not finite.
+        Answers of an earlier session are used if the policy is ``trained`` already, or with ``keep``.  Raises
+        InterruptedRunError if stopped, and TrainingError if the policy's probabilities are not finite.
         """
         path = self.output / "predictions_before.jsonl"
         if not self.final_records:

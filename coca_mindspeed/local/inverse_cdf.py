@@ -23,9 +23,8 @@ def numbers_per_draw(vocabulary: int) -> int:
 def tokens_at(probabilities: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Tokens ``[draws, 1]`` of probabilities ``[rows, vocabulary]`` at ``uniform`` ``[draws, numbers]`` in [0, 1).
 
-    Never one of probability 0; probabilities need not be normalised.  ``row_of`` int64 ``[draws]`` is the row of each
-    draw; None: one draw per row.  Also whether each is valid, bool ``[draws, 1]``: drawn from a distribution, finite
-    and not all 0.  Nothing waits for the device.
+    ``row_of`` int64 ``[draws]`` is the row of each draw; None: one draw per row.  Also whether each is valid, bool
+    ``[draws, 1]``: probabilities finite and not all 0.  Tokens of probability 0 are never drawn.
     """
     vocabulary = probabilities.shape[1]
     if vocabulary < _LARGE:

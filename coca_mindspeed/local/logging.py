@@ -25,10 +25,9 @@ class RunLog:
     def __init__(
         self, directory: Path, config: LoggingConfig, settings: Mapping[str, Any], run_id: str, resume_step: int = 0
     ) -> None:
-        """Open the logs in ``directory``; rows of steps after ``resume_step`` are removed, 0 starts anew.
+        """Open the logs; rows of steps after ``resume_step`` are removed, 0 starts anew.
 
         ``settings`` is the run's configuration, and ``run_id`` 32 hexadecimal digits, the same when the run is resumed.
-        Raises MissingDependencyError: a logger is not installed.
         """
         self._directory = directory
         self._metrics, self._timing = directory / "metrics.jsonl", directory / "timing.jsonl"

@@ -40,13 +40,7 @@ from coca_mindspeed.local.sft import run_sft_warm_up, sft_progress, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.train import Trainer
 from coca_mindspeed.local.update import require_optimizer
-from coca_mindspeed.local.validation import (
-    LengthLimits,
-    RunInputs,
-    check_lengths,
-    check_prompts,
-    ordinary_pad_token,
-)
+from coca_mindspeed.local.validation import LengthLimits, RunInputs, check_lengths, check_prompts, ordinary_pad_token
 from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.directories import MARKER

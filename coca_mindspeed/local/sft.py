@@ -64,14 +64,10 @@ def warm_up(
 ) -> None:
     """Train ``policy`` in place on over-confident responses, which teach the format and no calibration.
 
-    Args:
-        progress: shows the loss in nats per token.
-        response_format: of the responses; None: without spaces, as the tiny model writes them.
-        microbatch_tokens: most tokens in a backward pass, padding included; None: no limit.
-        resume: steps whose weights ``policy`` holds, and the state of the optimizer behind them.
-        after_step: called last in each step with the steps done and the optimizer.
-
-    Raises TrainingError: a loss or a gradient is not finite.
+    ``response_format`` None: without spaces, as the tiny model writes it.  ``microbatch_tokens`` bounds a backward
+    pass, padding included.  ``resume``: steps whose weights ``policy`` holds, and the optimizer's state.
+    ``after_step`` is called last in each step, with the steps done.  Raises TrainingError if a loss or a gradient is
+    not finite.
     """
     response_format = response_format or ResponseFormat(method.confidence_position)
     settings = OptimizerConfig(
@@ -217,14 +213,9 @@ def run_sft_warm_up(
 ) -> Policy:
     """SFT warm-up on ``records`` in place, exported to ``output/warm_start``; an export that exists is loaded instead.
 
-    The export has adapters merged and becomes the base for new adapters: the returned policy has none.  The trained
-    model is freed before the export is loaded.  ``output`` is the run's directory, and may hold this warm-up, finished
-    or stopped.
-
-    Raises:
-        DataError: an answer is longer than ``rollout.max_new_tokens``.
-        TrainingError: a loss or a gradient is not finite.
-        InterruptedRunError: Ctrl-C or SIGTERM; the warm-up is saved.
+    The export has adapters merged and becomes the base for new adapters: the returned policy has none.  ``output`` is
+    the run's directory, and may hold this warm-up, finished or stopped.  Raises DataError if an answer is longer than
+    ``rollout.max_new_tokens``, TrainingError as :func:`warm_up`, and InterruptedRunError if stopped; it is saved.
     """
     exported, checkpoints = output / WARMED_UP, output / CHECKPOINTS
     fresh = not exported.exists()

@@ -74,20 +74,13 @@ class _StaticLayer(DynamicLayer):
 
 
 class StaticDecoder:
-    """A KV cache of ``rows`` x ``columns`` tokens and the inputs of a decoding step, all of which stay in place.
-
-    Attributes:
-        rows, columns: capacity.
-        token: int64 ``[rows, 1]``, the input of the next step.
-        column: int64 ``[1]``, where it will be written; the same in all rows, as prompts are padded on the left.
-        position: int64 ``[rows, 1]``, its position in the text.
-        mask: bool ``[rows, columns]``, the columns that a row's tokens attend to.
-    """
+    """A KV cache of ``rows`` x ``columns`` tokens and the inputs of a decoding step, all of which stay in place."""
 
     def __init__(self, policy: Policy, cache: PreallocatedCache, rows: int, columns: int) -> None:
         """Allocate buffers for a policy whose keys and values have the shapes of ``cache``."""
         device = policy.device
         self.rows, self.columns = capacity(rows, columns)
+        # The input of the next step, its position in the text, and the column where it will be written in all rows.
         self.token, self.position = (torch.zeros(self.rows, 1, dtype=torch.int64, device=device) for _ in range(2))
         self.column = torch.zeros(1, dtype=torch.int64, device=device)
         self.mask = torch.zeros(self.rows, self.columns, dtype=torch.bool, device=device)

@@ -63,11 +63,9 @@ class Trainer:
     def run(self, resume_from: Checkpoint | None = None, baseline: Sequence[Prediction] = ()) -> None:
         """Train to the last step, from the start or from a checkpoint whose weights :attr:`policy` holds.
 
-        ``baseline`` are answers before the first step; their metrics are logged as step 0, when step 1 is logged.
-
-        Raises:
-            TrainingError: a loss or gradient is not finite, memory is exhausted, or a file cannot be written.
-            InterruptedRunError: Ctrl-C or SIGTERM; the state is saved.
+        ``baseline``: answers before the first step, whose metrics are logged as step 0.  Raises TrainingError for a
+        loss that is not finite, exhausted memory or a full disk, and InterruptedRunError if stopped; the state is
+        saved.
         """
         config, policy = self.config, self.policy
         start, total = resume_from.step if resume_from else 0, config.total_steps

@@ -23,11 +23,7 @@ from coca_mindspeed.errors import Check, DataError, Problem, find_problems, rais
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.logging import require_loggers
-from coca_mindspeed.local.model_files import (
-    context_limit,
-    download_model,
-    read_model_config,
-)
+from coca_mindspeed.local.model_files import context_limit, download_model, read_model_config
 from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     RunState,
@@ -106,11 +102,8 @@ def open_run(
 ) -> Iterator[RunInputs]:
     """Lock a run's directory and check all that is known of the run without torch; write nothing.
 
-    ``resume`` continues from the newest checkpoint of the run in ``output``.
-
-    Raises:
-        ConfigError: settings, the output directory, or the disk.
-        DataError, GradingError: a record or a gold answer cannot be used, or something that grading needs is missing.
+    ``resume`` continues from the newest checkpoint of the run in ``output``.  Raises ConfigError for settings, the
+    output directory and the disk, DataError or GradingError for a record or a gold answer that cannot be used.
     """
     check_settings(config, *((missing_data,) if resume else (missing_data, missing_model)))
     with open_run_directory(output, resume=resume) as state:
@@ -213,10 +206,9 @@ def check_prompts(
 ) -> None:
     """Refuse prompts that the model in ``path`` with this tokenizer cannot process, without reading its weights.
 
-    Raises:
-        ConfigError: no chat template, or one that refuses the prompt, drops a message, ends the prompt
-            inside an open thought or reads the clock; token ids beyond the embedding; sequences beyond its context.
-        DataError: a prompt is empty, too long or not text; it names the record.
+    Raises ConfigError for a chat template that is missing, refuses the prompt, drops a message, opens a thought or
+    reads the clock, and for token ids or sequences beyond the model's; DataError names a record with an unusable
+    prompt.
     """
     architecture, shown = read_model_config(path, model, where=where), f"{where}={path}"
     check_template(tokenizer, records, system_prompt, shown, keys, allow_open_thinking=model.allow_open_thinking)

@@ -34,15 +34,11 @@ class ChatError(Exception):
 
 
 class ChatClient:
-    """A client of one event loop.
+    """A client of one event loop for a base URL such as ``http://127.0.0.1:8000/v1``; ``key`` None: it needs none.
 
-    Args:
-        url: base URL, such as ``http://127.0.0.1:8000/v1``.
-        key: None if the server needs none.
-        retries: further attempts, with exponential backoff or as the server asks, after connection errors, timeouts,
-            the statuses 408, 409, 429 and 5xx, and replies that are no chat completion.
-        seconds: timeout of one attempt, until its last byte.
-        total_seconds: timeout of all attempts of a request.
+    ``retries``: further attempts, with exponential backoff or as the server asks, after connection errors, timeouts,
+    the statuses 408, 409, 429 and 5xx, and replies that are no chat completion.  ``seconds``: timeout of one attempt,
+    until its last byte; ``total_seconds``: of all attempts of a request.
     """
 
     def __init__(

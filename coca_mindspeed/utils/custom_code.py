@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import traceback
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -92,9 +93,5 @@ def _import_file(file: Path, digest: str | None) -> ModuleType:
 
 def _failure(error: Exception, place: str) -> str:
     """The error with its line in the user's file, if it was raised there."""
-    line, traceback = None, error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == place:
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return f"{type(error).__name__}: {error}{'' if line is None else f' (line {line})'}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
+    return f"{type(error).__name__}: {error}{f' (line {lines[-1]})' if lines else ''}"

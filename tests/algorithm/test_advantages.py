@@ -143,10 +143,6 @@ def test_bad_rewards_are_refused(rewards):
     ],
 )
 def test_mismatches_raise(change, message):
-    arguments = {
-        "advantages": [torch.zeros(2), torch.zeros(2)],
-        "ends": torch.tensor([[1, 3], [1, 2]]),
-        "width": 3,
-    }
+    arguments = {"advantages": [torch.zeros(2), torch.zeros(2)], "ends": torch.tensor([[1, 3], [1, 2]]), "width": 3}
     with pytest.raises(ValueError, match=message):
         token_advantages(**{**arguments, **change})

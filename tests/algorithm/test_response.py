@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.algorithm.parsing import (
-    CLOSE_TAG,
-    OPEN_TAG,
-    ParsedResponse,
-    ResponseParser,
-    parse_response,
-)
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ParsedResponse, ResponseParser, parse_response
 
 
 @pytest.mark.parametrize(

@@ -115,11 +115,7 @@ def test_other_records_under_the_same_path_are_refused(tmp_path):
 
 def test_leftovers_are_removed_or_put_back_and_strangers_files_are_not(tmp_path, six_steps):
     output = copy(six_steps, tmp_path / "run")
-    for left in (
-        "checkpoints/.step_000007.writing",
-        "checkpoints/.removing_000002",
-        ".model.writing",
-    ):
+    for left in ("checkpoints/.step_000007.writing", "checkpoints/.removing_000002", ".model.writing"):
         (output / left).mkdir()
         (output / left / "half").touch()
     (output / "checkpoints" / "step_000006").rename(output / "checkpoints" / ".replaced_step_000006")

@@ -20,11 +20,7 @@ from coca_mindspeed.data.prompts import encode_prompts, render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, MissingDependencyError
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.model_files import (
-    context_limit,
-    load_model_tokenizer,
-    read_model_config,
-)
+from coca_mindspeed.local.model_files import context_limit, load_model_tokenizer, read_model_config
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
 from coca_mindspeed.local.run_directory import open_run_directory
 from coca_mindspeed.local.tiny_model import write_tiny_model
