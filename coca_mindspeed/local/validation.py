@@ -4,9 +4,7 @@ Every run starts with :func:`open_run`, which locks the directory and checks rec
 without torch.  Checks of prompts, token ids and lengths use the model's tokenizer.
 """
 
-import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -38,7 +36,6 @@ from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.progress import StepProgress
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
-_CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]
 _SILENT = 3.0  # seconds before progress is shown
 
 
@@ -213,16 +210,6 @@ def check_prompts(
     architecture, shown = read_model_config(path, model, where=where), f"{where}={path}"
     check_template(tokenizer, records, system_prompt, shown, keys, allow_open_thinking=model.allow_open_thinking)
     check_lengths(tokenizer, architecture, records, system_prompt, limits, shown, show_progress)
-
-
-def ordinary_pad_token(tokenizer: Any) -> str | None:
-    """The padding token if it is a piece of ordinary text, which the policy could then never write; else None."""
-    token, pad_id = tokenizer.pad_token, tokenizer.pad_token_id
-    if pad_id is None or pad_id == tokenizer.eos_token_id or _CONTROL_TOKEN.fullmatch(token):
-        return None
-    vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("vocab") or {}
-    pieces = vocabulary if isinstance(vocabulary, dict) else {piece for piece, *_ in vocabulary}  # Unigram: a list
-    return str(token) if token in pieces else None
 
 
 def check_lengths(

@@ -108,7 +108,7 @@ TOKENS = ("trainer.microbatch_prompts=null", "trainer.microbatch_tokens=1000")
 @pytest.mark.parametrize(
     ("overrides", "phase", "gib", "key", "fix"),
     [
-        ((), "activations", 7, None, ""),
+        ((), "activations", 10, None, ""),  # 11 of 10 GiB with the weights: the formula errs by a few percent
         (("trainer.microbatch_prompts=4",), "activations", 12, "trainer.microbatch_prompts", "below 4"),
         ((), "activations", 12, "trainer.microbatch_prompts", "model.gradient_checkpointing=true"),
         (TOKENS, "activations", 12, "trainer.microbatch_tokens", "below 1000"),
@@ -122,12 +122,6 @@ def test_a_run_that_does_not_fit_names_the_key_to_lower(overrides, phase, gib, k
     codes = {"activations": "memory-update", "cache": "memory-rollout", "moments": "memory-weights"}
     assert [(problem.code, problem.key) for problem in problems] == [(codes[phase], key)] * (key is not None)
     assert all(fix in problem.fix for problem in problems)
-
-
-def test_an_estimate_just_above_the_free_memory_is_no_refusal():
-    """The formula errs by a few percent."""
-    need = MemoryEstimate(**{**dict.fromkeys(MemoryEstimate._fields, 0), "activations": 11 * GIB})
-    assert memory_problems(run_of(), need, 10 * GIB) == []
 
 
 def test_a_run_that_does_not_fit_is_refused_before_its_first_step(tmp_path, monkeypatch, capsys):

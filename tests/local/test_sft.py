@@ -203,25 +203,6 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
         assert float((gradient - found[0][1]).norm() / found[0][1].norm()) < 1e-5
 
 
-def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
-    """As it runs once in a pass; where questions are learned too, every prompt runs by itself."""
-    policy = load_policy(place / "model", ModelConfig(), CPU)
-    prompts = [[5] * 40 + [6 + i] for i in range(6)]
-    responses = [[20, 21, 22]] * 6
-    seen = []
-    monkeypatch.setattr(sft, "sft_backward", lambda *a, **k: seen.append(len(a[1])) or sft_backward(*a, **k))
-    for question_weight, tokens, expected in (
-        (0.0, 40 + 6 * 4, [6]),
-        (0.0, 40 + 6 * 4 - 1, [5, 1]),
-        (0.0, 10, [1] * 6),
-        (0.5, 6 * 44, [6]),
-        (0.5, 6 * 44 - 1, [5, 1]),
-    ):
-        sft.accumulate_gradient(policy, prompts, responses, question_weight, tokens)
-        assert seen == expected
-        seen.clear()
-
-
 @pytest.mark.parametrize(
     ("row", "override", "message"),
     [

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig, TrainerConfig
 from coca_mindspeed.errors import ConfigError
@@ -89,15 +88,6 @@ def test_microbatches_and_chunks_of_logits_make_the_same_update(
     weights, metrics = updated(session, mixed, aggregation, share_prompts=share_prompts)
     assert float((weights - whole).norm()) < 1e-5 * moved
     assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-def test_the_objective_is_computed_once_a_microbatch(session, rollout, monkeypatch):
-    rows = []
-    counted = lambda log_probs, *a, **k: rows.append(len(log_probs)) or segment_objective(log_probs, *a, **k)  # noqa: E731
-    monkeypatch.setattr("coca_mindspeed.local.update.segment_objective", counted)
-    updated(session, rollout, microbatch_prompts=3)
-    group = rollout.credit.group_size
-    assert rows == [3 * group, 3 * group, 2 * group]
 
 
 def _tokens_of(rows, group, lengths, prompt_lengths, share_prompts):
