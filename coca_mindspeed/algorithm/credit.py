@@ -98,13 +98,16 @@ class CreditRule:
             raise ValueError(f"entropy_bonus={self.entropy_bonus} needs log_probs, float {list(correct.shape)}")
         if "confidence_after" in self.segments and stated_after is None:
             raise ValueError(f"{self.method.name} needs stated_after, float {list(correct.shape)}")
+        bonus = None
+        if self.entropy_bonus and log_probs is not None:
+            bonus = -self.entropy_bonus * log_probs.double().masked_fill(stated.isnan(), 0.0)
         few = (~correct.isnan()).sum(dim=1, keepdim=True) < 2
         members = correct.double().masked_fill(few, torch.nan)
         outcomes = GroupOutcomes(
             correct=members,
             stated=_stated("stated", stated, members),
             gesr=members.nanmean(dim=1, keepdim=True),
-            entropy_bonus=self._entropy_bonus(log_probs, stated),
+            entropy_bonus=bonus,
             invalid_reward=self.invalid_reward,
             stated_after=None if stated_after is None else _stated("stated_after", stated_after, members),
         )
@@ -117,11 +120,6 @@ class CreditRule:
         by_segment = {name: advantages.get(name) for name in self.segments}
         deviation = next((one.deviation for one in by_segment.values() if one and one.deviation), 0.0)
         return Credit(outcomes.gesr, outcomes.brier(outcomes.gesr), by_segment, deviation)
-
-    def _entropy_bonus(self, log_probs: Tensor | None, stated: Tensor) -> Tensor | None:
-        if log_probs is None or not self.entropy_bonus:
-            return None
-        return -self.entropy_bonus * log_probs.double().masked_fill(stated.isnan(), 0.0)
 
 
 def _stated(name: str, stated: Tensor, members: Tensor) -> Tensor:

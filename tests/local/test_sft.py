@@ -19,7 +19,7 @@ from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.local import sft
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.run_directory import list_checkpoints
-from coca_mindspeed.local.sft import ResponseFormat, encode_responses, sft_backward
+from coca_mindspeed.local.sft import encode_responses, response_text, sft_backward
 from coca_mindspeed.utils.process import InterruptedRunError
 from coca_mindspeed.utils.progress import StepProgress
 from tests.local.models_for_tests import write_random_model
@@ -170,7 +170,7 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
     """Against logits taken one sequence at a time; the end of the response counts, the prompt and padding do not."""
     policy = load_policy(place / "model", ModelConfig(), CPU)
     chosen = records("example", 7, 3)
-    texts = [ResponseFormat("first", spaced=True).response("9" * (i + 1), 0.5) for i in range(3)]
+    texts = [response_text("9" * (i + 1), 0.5, position="first", spaced=True) for i in range(3)]
     prompts = policy.encode_prompts(chosen, "Say it.")
     responses = encode_responses(policy, texts)
     assert all(response[-1] == policy.tokenizer.eos_token_id for response in responses)

@@ -53,17 +53,14 @@ class TrainingMethod(Protocol):
     @property
     def system_prompt(self) -> str:
         """System prompt that describes the response format."""
-        ...
 
     @property
     def confidence_position(self) -> ConfidencePosition:
         """Place of the confidence: before the answer, after it, or both."""
-        ...
 
     @property
     def stages(self) -> tuple[str, ...]:
         """Names of the training stages, run one after the other."""
-        ...
 
     def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         """Advantages of each segment.
@@ -72,7 +69,6 @@ class TrainingMethod(Protocol):
         (for a method's one reward) compute them from rewards, float64 ``[P, G]``, NaN where a response takes no part.
         ``stage`` is one of :attr:`stages`.
         """
-        ...
 
 
 @dataclass(frozen=True)
