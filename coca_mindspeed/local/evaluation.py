@@ -169,7 +169,6 @@ class Preflight:
     """Graded responses, one to each of some training questions."""
 
     config: RunConfig
-    records: Sequence[Record]
     rollout: Rollout
 
     @property
@@ -178,8 +177,8 @@ class Preflight:
 
     def __str__(self) -> str:
         """The shares of valid confidences and right answers, the worst and the best response, and advice."""
-        count, rows = len(self.records), self.rows()
-        right = int(self.rollout.correct.nansum())
+        records, rows = self.rollout.records, self.rows()
+        count, right = len(records), int(self.rollout.correct.nansum())
         lines = [
             f"{count} responses to training questions, sampled before the first step: {self.valid} state a valid "
             f"confidence ({self.valid / count:.0%}), {right} answers are right ({right / count:.0%})"
@@ -196,19 +195,19 @@ class Preflight:
             "factual": f"set {option}, or another metadata.instruction in the records",
             "math": 'set "category": "factual" in the records, and data.grader=auto',
         }
-        warnings = misfit_warnings(grader, self.records, self.rollout.answers, self.rollout.verdicts, fixes)
+        warnings = misfit_warnings(grader, records, self.rollout.answers, self.rollout.verdicts, fixes)
         return "\n".join([*lines, *warnings])
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of a samples dump."""
         return [
             {"id": record.id, "question": record.question, "gold": record.answer, **self.rollout.scored_row(row)}
-            for row, record in enumerate(self.records)
+            for row, record in enumerate(self.rollout.records)
         ]
 
     def problems(self) -> list[Problem]:
         """A problem if fewer than half of the responses state a valid confidence."""
-        config, warm_up, count = self.config, self.config.warm_up, len(self.records)
+        config, warm_up, count = self.config, self.config.warm_up, len(self.rollout.records)
         if self.valid >= _LEAST_VALID * count:
             return []
         if warm_up.records is not None or config.model.path is None:
@@ -242,7 +241,7 @@ def run_preflight(policy: Policy, train: Sequence[Record], grader: Grader, confi
     except NoDistributionError as error:
         raise TrainingError(f"sampling before step 1: {error}") from error
     score = response_scorer(config.method, policy.text, grader, require_evaluated=config.data.require_evaluated)
-    return Preflight(config, records, score.for_training(score(rollout)))
+    return Preflight(config, score.for_training(score(rollout)))
 
 
 def _shorten(text: str) -> str:
