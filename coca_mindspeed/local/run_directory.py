@@ -77,9 +77,7 @@ class Checkpoint:
 
 def list_checkpoints(directory: Path) -> list[Checkpoint]:
     """Complete checkpoints, oldest first."""
-    if not directory.is_dir():
-        return []
-    matches = [(path, _CHECKPOINT.fullmatch(path.name)) for path in directory.iterdir()]
+    matches = [(path, _CHECKPOINT.fullmatch(path.name)) for path in directory.glob("step_*")]
     found = [Checkpoint(path, int(match[1])) for path, match in matches if match]
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 

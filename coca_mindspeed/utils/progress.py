@@ -80,11 +80,10 @@ class StepProgress:
         self._title, self._total, self._enabled, self._done = title, total, enabled, done
         self._bar, self._room = None, console.width
         if enabled and console.is_terminal:
-            columns = [TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))]
-            if console.width >= _WIDE:
-                columns.append(BarColumn(_BAR))
-                self._room -= _BAR + 1
-            self._bar = Progress(*columns, console=console, refresh_per_second=1)
+            text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+            bar = [BarColumn(_BAR)] if console.width >= _WIDE else []
+            self._room -= (_BAR + 1) * len(bar)
+            self._bar = Progress(text, *bar, console=console, refresh_per_second=1)
             self._task = self._bar.add_task("", total=total, completed=done)
         self._show_from = time.monotonic() + patience
         self._last_tenth = self._tenth(done)

@@ -62,7 +62,7 @@ def sampled(policy, seed=0, **changes):
 def assert_log_probs(samples, policy, temperature=0.9, tolerance=1e-3):
     """Each response alone, in a plain pass."""
     for row, length in enumerate(samples.lengths.tolist()):
-        prompt, ids = PROMPTS[row // samples.group_size], samples.token_ids[row, :length].to(policy.device)
+        prompt, ids = samples.prompts[row], samples.token_ids[row, :length].to(policy.device)
         with torch.inference_mode(), policy.autocast():
             text = torch.tensor([[*prompt, *ids.tolist()]], device=policy.device)
             logits = policy.model(text, use_cache=False).logits[0, len(prompt) - 1 : -1]
