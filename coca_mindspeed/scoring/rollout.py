@@ -98,11 +98,7 @@ class Rollout:
         given = (self.token_ids, self.lengths, text)
         options: Any = {"max_confidence_tokens": max_confidence_tokens, "position": parser.position}
         self.segment_ends = segment_ends(*given, valid, **options)
-        self.confidence_lengths = (
-            confidence_segment_lengths(*given, valid[0], **options)
-            if parser.position == "last"
-            else self.segment_ends[:, 0]
-        )
+        self.confidence_lengths = confidence_segment_lengths(*given, valid[0], **options)
         return self
 
     def grade(self, grader: Grader) -> "Rollout":
