@@ -87,8 +87,10 @@ def _matmul_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -
 
 def _causal_mask(**given: Any) -> Tensor | None:
     """Transformers' mask ``[rows, 1, queries, columns]`` (True: attends; None: not needed), computed here if plain."""
-    positions, columns, offset = given["cache_position"], given["kv_length"], given.get("kv_offset", 0)
-    mask, queries, end = given.get("attention_mask"), len(positions), offset + columns
+    positions: Tensor = given["cache_position"]
+    mask: Tensor | None = given.get("attention_mask")
+    columns, offset = given["kv_length"], given.get("kv_offset", 0)
+    queries, end = len(positions), offset + columns
     windowed = given.get("mask_function", causal_mask_function) is not causal_mask_function or given.get("local_size")
     if windowed or (mask is not None and mask.shape[-1] < end):
         own: Tensor | None = _transformers_mask(**given)

@@ -263,16 +263,16 @@ def update_policy(
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})
     for group in optimizer.param_groups:
         group["lr"] = lr
-    group, lengths, masks = rollout.credit.group_size, rollout.lengths.tolist(), rollout.masks
-    prompt_lengths = list(map(len, rollout.prompts[::group]))
+    size, lengths, masks = rollout.credit.group_size, rollout.lengths.tolist(), rollout.masks
+    prompt_lengths = list(map(len, rollout.prompts[::size]))
     losses, norms = [], []
     every_part: list[_MicrobatchResult] = []
     for _ in range(config.trainer.ppo_epochs):
         for minibatch in torch.arange(len(rollout.credit.gesr)).chunk(config.trainer.minibatches):
-            split = microbatches(minibatch.tolist(), group, lengths, prompt_lengths, config.trainer)
+            split = microbatches(minibatch.tolist(), size, lengths, prompt_lengths, config.trainer)
             every_row = [row for rows in split for row in rows]
-            size = len(every_row), sum(lengths[row] for row in every_row)
-            parts = [_backward(policy, rollout, rows, masks, config, *size) for rows in split]
+            whole = len(every_row), sum(lengths[row] for row in every_row)
+            parts = [_backward(policy, rollout, rows, masks, config, *whole) for rows in split]
             loss = sum(float(part.objective.loss) for part in parts)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), config.optimizer.grad_clip))
             for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
