@@ -41,14 +41,10 @@ def load_policy(
     config: ModelConfig,
     device: torch.device,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32,  # of the weights; trained ones need float32
     where: str = "model.path",
 ) -> Policy:
-    """Load a policy from a local Hugging Face directory; nothing is downloaded.
-
-    ``dtype`` is that of the weights (trained weights need float32), ``where`` the key that named the path.  Raises
-    ConfigError: the directory does not load, lacks a chat template or weights, or the model is not supported.
-    """
+    """Load a policy from a local Hugging Face directory, named by the key ``where``; ConfigError if it is unusable."""
     missing = device.type != "npu" and importlib.util.find_spec("flash_attn") is None  # NPUs have their own
     if config.attention == "flash_attention_2" and missing:
         raise ConfigError("model.attention=flash_attention_2: needs the package flash-attn, which is not installed")

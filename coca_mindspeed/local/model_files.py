@@ -38,12 +38,7 @@ _NOT_DOWNLOADED = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 def download_model(name: str, *, custom_code: bool, show_progress: bool) -> Path:
-    """The directory of the model ``name`` (ORG/NAME) in huggingface_hub's cache, downloaded if files are missing there.
-
-    ``custom_code`` also downloads the model's Python files.  Without a connection, the cache's newest copy is used.
-    Raises ConfigError: there is no such model, it needs a login, or it can be neither downloaded nor found in the
-    cache.
-    """
+    """The directory of a hub's model in the cache, downloaded if files are missing; ConfigError if that fails."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -79,11 +74,7 @@ class ContextLimit(NamedTuple):
 
 
 def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
-    """The Hugging Face configuration of the decoder in ``path``.
-
-    Raises ConfigError: its config.json does not load or would be read in part, or the model has layers other than
-    attention.
-    """
+    """The Hugging Face configuration of the decoder in ``path``; ConfigError if unreadable or not supported."""
     from transformers import AutoConfig  # it imports torch
 
     _require_model_type(path, config, where)
@@ -176,11 +167,7 @@ def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimi
 
 
 def load_model_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
-    """Load the fast tokenizer of a local directory, and write ``config``'s variables and date into its chat template.
-
-    Raises ConfigError: no such directory, the tokenizer does not load, or its chat template is missing or lacks a
-    variable.
-    """
+    """Load a fast tokenizer, with ``config``'s variables and date in its chat template; ConfigError if unusable."""
     from transformers import AutoTokenizer  # it imports torch
 
     if not (path / "config.json").is_file():
@@ -216,11 +203,7 @@ _SMALLEST_8_BIT, _MOMENTS_8_BIT = 4096, 2 + 2 * FLOAT32 / 256
 
 
 def weight_shapes(path: Path) -> Shapes:
-    """The shapes in a model directory's safetensors files; empty if it has no weights.
-
-    Of files in PyTorch's format only the size is known: one weight with so many numbers.  Raises ConfigError for a
-    damaged file.
-    """
+    """Shapes in a model's safetensors files (PyTorch's: one weight); empty without any.  ConfigError if damaged."""
     index = read_object(path / "model.safetensors.index.json").get("weight_map", {})
     shapes: dict[str, Sequence[int]] = {}
     for name in sorted(set(index.values())) or ["model.safetensors"]:

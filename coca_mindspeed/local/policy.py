@@ -91,10 +91,7 @@ class Policy:
 
 
 def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
-    """Resolve ``auto`` (CUDA if available, else NPU, else CPU), ``cpu``, ``cuda``, ``cuda:N``, ``npu`` or ``npu:N``.
-
-    Raises ConfigError: another name, or no such device; ``where`` is the key or option.
-    """
+    """Resolve ``auto`` (CUDA, else NPU, else CPU) or a name; ConfigError, by the key ``where``, if there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "npu" if _npu_count() else "cpu")
     if not re.fullmatch(DEVICE_PATTERN, name):
@@ -151,11 +148,7 @@ def dtype_of_weights(config: LoraConfig) -> torch.dtype:
 
 
 def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
-    """Freeze the model and add adapters, initially without effect; does nothing without ``model.lora.rank``.
-
-    The global random state is not changed.  Raises ConfigError: no layer has such a name, or a target is the embedding
-    or the LM head.
-    """
+    """Freeze the model and add adapters, first without effect, if there is a rank; ConfigError for wrong targets."""
     if config.rank is None:
         return
     require_peft(config)

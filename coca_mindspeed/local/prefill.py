@@ -134,11 +134,7 @@ def prefill_prompts(
     device: torch.device,
     sharing: Sharing = "prefix",
 ) -> Prefill:
-    """Fill an empty cache with prompts, one row each, padded on the left.
-
-    ``forward`` is :meth:`.LMHead.hidden_states` or the like.  With ``sharing`` = ``prefix``, a
-    common prefix is run once.
-    """
+    """Fill an empty cache with left-padded prompts, a row each; a common prefix that may be shared is run once."""
     shared = common_prefix_length(prompts, sharing)
     if shared:
         start = torch.tensor([prompts[0][:shared]], device=device)

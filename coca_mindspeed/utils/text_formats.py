@@ -82,11 +82,7 @@ class YamlError(ValueError):
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the value of a file's only document; None if it is empty.
-
-    Raises OSError if it cannot be read; YamlError if it is not UTF-8, broken, nested too deeply, or holds an invalid
-    number or date.
-    """
+    """A file's only document, None if it is empty; raises OSError, or YamlError for anything but valid YAML."""
     return parse_yaml(path.read_bytes())
 
 
