@@ -5,7 +5,7 @@ without torch.  Checks of prompts, token ids and lengths use the model's tokeniz
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,22 +77,6 @@ class RunInputs:
         return None if config.model.path is None else Path(config.model.path), "model.path"
 
 
-InputCheck = Callable[[RunInputs], None]
-
-
-def check_gold_answers(inputs: RunInputs) -> None:
-    """Raise ConfigError, DataError or GradingError for a gold answer that the grader cannot use."""
-    check_records(inputs.grader, record_sources(inputs.config.data, inputs.train, inputs.evaluate))
-
-
-#: Checks of a run's inputs that need no torch, in this order; local/run.py has those that need it.
-INPUT_CHECKS: tuple[InputCheck, ...] = (
-    lambda inputs: check_same_data(inputs.state, inputs.config, inputs.digests),
-    lambda inputs: check_space(inputs.config, inputs.state, inputs.model[0]),
-    check_gold_answers,
-)
-
-
 @contextmanager
 def open_run(
     config: RunConfig, output: Path, *, resume: bool = False, show_progress: bool = True
@@ -108,7 +92,7 @@ def open_run(
         if resume:
             config = with_stored(config, state)
             check_same_settings(state, config)  # before records are read and a model is downloaded
-        with read_inputs(config, state, INPUT_CHECKS, show_progress=show_progress) as inputs:
+        with read_inputs(config, state, show_progress=show_progress) as inputs:
             yield inputs
 
 
@@ -118,9 +102,7 @@ def check_settings(config: RunConfig, *missing: Check[RunConfig], heading: str =
 
 
 @contextmanager
-def read_inputs(
-    config: RunConfig, state: RunState, checks: Sequence[InputCheck], *, show_progress: bool
-) -> Iterator[RunInputs]:
+def read_inputs(config: RunConfig, state: RunState, *, show_progress: bool) -> Iterator[RunInputs]:
     """Read a run's records, download its model, complete its configuration, open its grader, and check all of it."""
     train, evaluate = load_data(config.data)
     config, warm_up = with_steps(config, len(train)), read_warm_up_records(config)
@@ -132,8 +114,9 @@ def read_inputs(
         config = with_model(config, path=str(path))
     with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
         inputs = RunInputs(state, config, grader, train, evaluate, warm_up, digests, show_progress)
-        for check in checks:
-            check(inputs)
+        check_same_data(state, config, digests)
+        check_space(config, state, inputs.model[0])
+        check_records(grader, record_sources(config.data, train, evaluate))
         yield inputs
 
 
