@@ -63,14 +63,14 @@ class ArchitectureConfig(Section):
     hidden: int = Field(ge=1, description="hidden size")
     heads: int = Field(ge=1, description="attention heads")
     kv_groups: int = Field(ge=1, description="key/value heads")
-    ffn: int = Field(ge=1, description="inner size of the gated MLP")
+    ffn: int = Field(ge=1, description="size of the gated MLP")
     vocab: int = Field(ge=1, description="rows of the embedding")
-    untied_embeddings: bool = Field(description="separate weights for the output layer")
-    qkv_bias: bool = Field(description="biases of the QKV projections")
+    untied_embeddings: bool = Field(description="separate output weights")
+    qkv_bias: bool = Field(description="QKV biases")
     qk_layernorm: bool = Field(description="RMSNorm of queries and keys (Qwen3)")
-    rope_theta: int = Field(ge=1, description="base of the rotary embedding")
+    rope_theta: int = Field(ge=1, description="RoPE base")
     norm_eps: float = Field(gt=0, description="epsilon of RMSNorm")
-    context: int = Field(ge=1, description="longest sequence, in tokens")
+    context: int = Field(ge=1, description="longest sequence")
 
 
 class LoraConfig(Section):
@@ -90,14 +90,12 @@ class ModelConfig(Section):
     """The model."""
 
     path: str | None = Field(
-        None, min_length=1, description="Hugging Face directory, or hub id (local engine); null: the tiny model"
+        None, min_length=1, description="Hugging Face directory, or hub id (local engine); null: tiny model"
     )
     megatron_path: Annotated[str | None, _CLUSTER] = Field(
         None, min_length=1, description="Ascend: Megatron weights for the run's TP and PP"
     )
-    architecture: ArchitectureConfig | None = Field(
-        None, description="Ascend: shape of the model; the local engine reads it from path"
-    )
+    architecture: ArchitectureConfig | None = Field(None, description="Ascend: shape of the model")
     compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32",
         description="bfloat16: autocast with float32 weights; auto (local engine): if the device has it",
@@ -127,18 +125,17 @@ class ModelConfig(Section):
 
 
 class WarmUpConfig(Section):
-    """SFT warm-up on the response format, with high confidences.
+    """SFT warm-up on the response format, with high confidences."""
 
-    The built-in tiny model always has one, on its training questions; another model only if ``records`` is set.
-    """
-
-    records: str | None = Field(None, min_length=1, description="records (JSON Lines) for model.path; null: no warm-up")
+    records: str | None = Field(
+        None, min_length=1, description="records (JSON Lines); null: only the tiny model has a warm-up"
+    )
     steps: int = Field(700, ge=1, description="updates")
     batch: int = Field(128, ge=1, description="responses in an update")
     lr: float = Field(4e-3, gt=0, le=1, description="peak learning rate, with cosine decay")
     wrong_answers: float = Field(0.1, ge=0, le=1, description="share of answers shown with one digit changed")
     question_weight: float = Field(0.0, ge=0, description="weight of question tokens in the loss")
-    overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1; the others are uniform")
+    overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1, others uniform")
 
 
 class MethodConfig(Section):
@@ -155,7 +152,7 @@ class MethodConfig(Section):
     entropy_bonus: Annotated[float, _NO_ENTROPY] = Field(
         0.0, ge=0, le=1, description="coca, local engine: weight of the confidence's entropy in its reward"
     )
-    max_confidence_tokens: int = Field(16, ge=1, description="tokens that stand for an invalid confidence")
+    max_confidence_tokens: int = Field(16, ge=1, description="tokens of the segment of an invalid confidence")
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_scale: Literal["group", "batch", "none"] = Field(
         "group",
@@ -209,7 +206,7 @@ class DataConfig(Section):
         description="training records (JSON Lines); local engine: also other files and hub data sets",
     )
     evaluate: Annotated[str | None, _CLUSTER] = Field(
-        None, min_length=1, description="held-out records, as data.train; null: nothing is evaluated"
+        None, min_length=1, description="held-out records, as data.train; null: none"
     )
     columns: Annotated[ColumnNames, _COLUMNS] = Field(
         default_factory=dict,
@@ -276,7 +273,7 @@ class OptimizerConfig(Section):
     grad_clip: float = Field(1.0, gt=0, description="maximum gradient norm")
     schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
         "constant",
-        description="decay after the warm-up, to zero; wsd: constant, linear over the last fifth (local engine)",
+        description="decay to zero after the warm-up; wsd (local engine): over the last fifth",
     )
     warmup_steps: Annotated[int, _CLUSTER] = Field(0, ge=0, description="steps of linear warm-up")
 
