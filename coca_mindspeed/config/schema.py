@@ -98,7 +98,7 @@ class ModelConfig(Section):
     architecture: ArchitectureConfig | None = Field(None, description="Ascend: shape of the model")
     compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32",
-        description="bfloat16: autocast with float32 weights; auto (local engine): if the device has it",
+        description="bfloat16: autocast with float32 weights; auto: if the device has it",
     )
     attention: Annotated[Literal["sdpa", "eager", "flash_attention_2"], _LOCAL_ATTENTION] = Field(
         "sdpa", description="attention implementation"
@@ -152,7 +152,7 @@ class MethodConfig(Section):
     entropy_bonus: Annotated[float, _NO_ENTROPY] = Field(
         0.0, ge=0, le=1, description="coca, local engine: weight of the confidence's entropy in its reward"
     )
-    max_confidence_tokens: int = Field(16, ge=1, description="tokens of the segment of an invalid confidence")
+    max_confidence_tokens: int = Field(16, ge=1, description="segment length of an invalid confidence")
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_scale: Literal["group", "batch", "none"] = Field(
         "group",
@@ -203,7 +203,7 @@ class DataConfig(Section):
     train: str | None = Field(
         None,
         min_length=1,
-        description="training records (JSON Lines); local engine: also other files and hub data sets",
+        description="training records; local engine: also other files and hub data sets",
     )
     evaluate: Annotated[str | None, _CLUSTER] = Field(
         None, min_length=1, description="held-out records, as data.train; null: none"
@@ -217,10 +217,8 @@ class DataConfig(Section):
     epochs: Annotated[float | None, _LENGTH] = Field(
         None, gt=0, le=1e6, description="passes over the questions in each stage; null: see trainer.steps"
     )
-    rows: Annotated[int | None, _CLUSTER] = Field(
-        None, ge=1, description="number of training records, if the file is elsewhere"
-    )
-    grader: GraderName = Field("auto", description="a grader of docs/grading.md, or one of your own (docs/library.md)")
+    rows: Annotated[int | None, _CLUSTER] = Field(None, ge=1, description="training records, if the file is elsewhere")
+    grader: GraderName = Field("auto", description="grader (docs/grading.md), or one of your own")
     grader_options: FreeForm = Field(default_factory=dict, description="options of the grader")
     require_evaluated: bool = Field(True, description="in training, unevaluated mathematical answers earn no reward")
     seed: Annotated[int, _SYNTHETIC] = Field(0, ge=0, le=_LARGEST_SEED, description="seed of the built-in questions")
@@ -326,11 +324,11 @@ class EvaluationConfig(Section):
         None, ge=0, description="held-out questions before and after training; 0: none"
     )
     preflight: Annotated[int, _PREFLIGHT] = Field(
-        16, ge=0, description="responses sampled first; stop if fewer than half are valid"
+        16, ge=0, description="responses sampled first; stop if most are invalid"
     )
     samples: Annotated[int, _VALIDATION] = Field(1, ge=1, description="responses to each held-out question")
     readings: Annotated[bool, _VALIDATION] = Field(
-        False, description="also read confidences greedily and as an expectation (local engine)"
+        False, description="local engine: also greedy and expected confidences"
     )
 
 
@@ -340,7 +338,7 @@ class CheckpointConfig(Section):
     interval: int = Field(50, ge=0, description="steps between checkpoints; 0: last step only")
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
     best: Annotated[Literal["eval/accuracy", "eval/auroc", "eval/ece", "eval/brier"] | None, _BEST] = Field(
-        None, description="keep the best model by this metric in OUTPUT/best_model"
+        None, description="keep the best model in OUTPUT/best_model"
     )
 
 
