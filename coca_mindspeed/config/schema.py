@@ -98,7 +98,7 @@ class ModelConfig(Section):
     architecture: ArchitectureConfig | None = Field(None, description="Ascend: shape of the model")
     compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32",
-        description="bfloat16: autocast with float32 weights; auto: if the device has it",
+        description="bfloat16: autocast with float32 weights; auto (local engine): if the device has it",
     )
     attention: Annotated[Literal["sdpa", "eager", "flash_attention_2"], _LOCAL_ATTENTION] = Field(
         "sdpa", description="attention implementation"
