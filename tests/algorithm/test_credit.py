@@ -117,15 +117,6 @@ def test_the_entropy_bonus_is_earned_by_rare_confidences():
         credit(*given, entropy_bonus=0.1)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.3, 0.8, 1.0])), min_size=2, max_size=8), st.data())
-def test_where_all_are_valid_both_forms_are_the_papers(group, data):
-    correct, confidence = (list(part) for part in zip(*group, strict=True))
-    eps = data.draw(st.sampled_from([1e-6, 0.5]))
-    forms = [credit(correct, confidence, eps=eps, separate_format=form) for form in (True, False)]
-    for a, b in zip(*((form.segments["confidence"], form.segments["answer"]) for form in forms), strict=True):
-        assert torch.equal(a.values, b.values)
-
-
 def test_credit_for_a_segment_that_a_response_has_not_is_refused():
     method = SimpleNamespace(
         **{name: getattr(METHODS["coca"], name) for name in ("name", "confidence_position", "stages")}
