@@ -32,7 +32,8 @@ real: $(VENV)/.real-installed  ## add SmolLM2-135M-Instruct to the environment, 
 	test -d models/smollm2 || $(BIN)/python -m experiments.smollm2 models/smollm2
 
 demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about two minutes)
-	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo --overwrite
+	rm -rf runs/demo
+	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo
 
 reproduce: $(STAMP)  ## the paper's tables in miniature, three seeds (at most 40 minutes on two cores)
 	$(BIN)/python -m experiments.reproduce --seeds 3 --output runs/reproduce --report experiments/results/miniature

@@ -22,8 +22,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoraConfig
 from coca_mindspeed.local import lm_head
 from coca_mindspeed.local.load import checkpoint_activations
-from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.policy import Policy, add_adapters
 from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.scoring.rollout import Rollout
 

@@ -25,11 +25,11 @@ def run(rounds: int) -> dict[str, float]:
     def update(share_prompts: bool) -> Callable[[], None]:
         config = compose_run("demo", [f"trainer.share_prompts={share_prompts}"]).run
         lengths, prompt_lengths = rollout.lengths.tolist(), list(map(len, prompts))
-        (microbatch,) = microbatches(range(len(prompts)), 8, lengths, prompt_lengths, config.trainer)
+        (rows,) = microbatches(range(len(prompts)), 8, lengths, prompt_lengths, config.trainer)
 
         def work() -> None:
             policy.model.zero_grad(set_to_none=True)
-            _, responses = responses_of(policy, rollout, microbatch, config)
+            responses = responses_of(policy, rollout, rows, 8, config)
             responses.scores().log_probs[inside].sum().backward()
 
         return work

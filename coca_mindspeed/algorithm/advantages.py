@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.checks import check_tensor
+from coca_mindspeed.algorithm import check_tensor
 
 #: Tokens of each segment by its name, in the order of the response: bool ``[B, T]``, disjoint, and False on
 #: padding.
@@ -21,16 +21,11 @@ Reduce = Callable[[float, int], tuple[float, int]]
 
 
 class Advantage(NamedTuple):
-    """Advantages of one segment.
+    """Advantages of one segment."""
 
-    Attributes:
-        values: float32 ``[P, G]``, 0 where a response takes no part.
-        varies: bool ``[P]``, whether the rewards differ within the group, so that there is something to learn.
-        deviation: the step's deviation that ``batch`` divided by (of a sum: its first part's); 0 with another scale.
-    """
-
-    values: Tensor
-    varies: Tensor
+    values: Tensor  # float32 `[P, G]`, 0 where a response takes no part
+    varies: Tensor  # bool `[P]`, whether the rewards differ within the group, so that there is something to learn
+    # the step's deviation that `batch` divided by (of a sum: its first part's); 0 with another scale
     deviation: float = 0.0
 
     def __add__(self, other: "Advantage") -> "Advantage":  # type: ignore[override]
@@ -45,19 +40,11 @@ _LEAST_DEVIATION = 1e-8  # added to the step's deviation
 
 
 def centred(rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``r - mean`` within each group, and whether the group's rewards vary.
+    """Return ``r - mean`` within each group, float64 ``[P, G]``, and whether its rewards vary, bool ``[P]``.
 
-    Rewards that are equal by definition (of confidences .1 and .9 where half of the group is right) may differ by
-    rounding; they count as equal.
-
-    Args:
-        rewards: float64 ``[P, G]``; NaN: takes no part.
-
-    Returns:
-        float64 ``[P, G]``, exactly 0 for NaN rewards and in groups whose rewards are equal; and bool ``[P]``.
-
-    Raises:
-        ValueError: a wrong shape or dtype, or an infinite reward.
+    ``rewards`` are float64 ``[P, G]``; NaN takes no part and becomes 0.  Rewards that are equal by definition (of
+    confidences .1 and .9 where half of the group is right) may differ by rounding; they count as equal, exactly 0.
+    Raises ValueError for a wrong shape or dtype, or an infinite reward.
     """
     check_tensor("rewards", rewards, "float", "prompts", "group")
     if rewards.shape[1] < 2:
@@ -74,12 +61,9 @@ def centred(rewards: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Advantage:
-    """``(r - mean) / (std + eps)`` within each group (paper, equation 9), computed in float64.
+    """``(r - mean) / (std + eps)`` within each group (paper, equation 9) of rewards as of :func:`centred`, in float64.
 
-    Args:
-        rewards: as of :func:`centred`.
-        ddof: 1 for the sample deviation, as MindSpeed-RL's group_norm; 0 for the population's.
-        eps: added to the deviation.  It also damps nearly unanimous groups: see docs/method.md.
+    ``ddof`` 1 is the sample deviation, as MindSpeed-RL's group_norm; 0 the population's.
     """
     offsets, varies = centred(rewards)
     count = (~rewards.isnan()).sum(dim=1, keepdim=True)
@@ -130,12 +114,9 @@ class Normalisation:
 
 
 def segment_masks(ends: Tensor, segments: Sequence[str], width: int) -> SegmentMasks:
-    """Masks over ``width`` response tokens.
+    """Masks over ``width`` response tokens, by the names of the S ``segments``.
 
-    Args:
-        ends: int ``[B, S]``, the tokens of each response up to the end of each segment; the last is its length.
-        segments: names of the S segments.
-        width: tokens of the padded responses.
+    ``ends``, int ``[B, S]``: the tokens of each response up to the end of each segment; the last is its length.
     """
     _check_ends(ends, len(segments), width)
     position = torch.arange(width, device=ends.device)
@@ -145,14 +126,9 @@ def segment_masks(ends: Tensor, segments: Sequence[str], width: int) -> SegmentM
 
 
 def token_advantages(advantages: Sequence[Tensor], ends: Tensor, width: int) -> Tensor:
-    """Put each segment's advantage on its own tokens (paper, equation 10), and 0 on padding.
+    """Put each segment's advantage, float ``[B]``, on its own tokens (paper, equation 10), and 0 on padding.
 
-    Args:
-        advantages: float ``[B]`` of each of the S segments.
-        ends, width: as of :func:`segment_masks`.
-
-    Returns:
-        float32 ``[B, T]``, T = ``width``.
+    Returns float32 ``[B, T]``, T = ``width``; ``ends`` as of :func:`segment_masks`.
     """
     _check_ends(ends, len(advantages), width)
     for advantage in advantages:

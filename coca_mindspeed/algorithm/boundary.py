@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.checks import check_tensor
+from coca_mindspeed.algorithm import check_tensor
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ConfidencePosition
 
 _FIRST_WINDOW = 32  # tokens searched at first; a confidence takes about ten
@@ -25,11 +25,7 @@ class TokenText:
     """
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
-        """Build the table.
-
-        Args:
-            tokens: the bytes of token 0, 1, ...; as long as the model's vocabulary.
-        """
+        """``tokens``: the bytes of token 0, 1, ...; as long as the model's vocabulary."""
         self.vocabulary_size = len(tokens)
         # Two ids of our own follow the vocabulary: padding (no bytes) and a separator that no tag contains.
         self._padding, self._separator = self.vocabulary_size, self.vocabulary_size + 1
@@ -50,12 +46,7 @@ class TokenText:
         return self._bytes[start : start + int(self._sizes[token_id])].cpu().numpy().tobytes()
 
     def decode(self, token_ids: Tensor, lengths: Tensor) -> list[str]:
-        """The text of each response; bytes that are not UTF-8 become U+FFFD.
-
-        Args:
-            token_ids: int ``[B, T]``.
-            lengths: int ``[B]``, tokens of each response.
-        """
+        """The text of each response of ``token_ids`` ``[B, T]`` and ``lengths`` ``[B]``; not UTF-8: U+FFFD."""
         _check_responses(token_ids, lengths, self)
         stream, token_of_byte = self._byte_stream(_window(token_ids, lengths, token_ids.shape[1], "first", self))
         raw = stream.cpu().numpy().tobytes()
@@ -84,27 +75,19 @@ def confidence_segment_lengths(
     max_confidence_tokens: int = 16,
     position: ConfidencePosition = "first",
 ) -> Tensor:
-    """Return the number of tokens of each response until its confidence is known.
+    """Return the number of tokens of each response until its confidence is known, int64 ``[B]``.
 
-    A token counts if any of its characters stand before the end of the closing tag, so a token that straddles the
-    boundary does.  The search uses the bytes of the sampled ids; nothing is re-tokenised.  The confidence segment of an
-    invalid response, which has no closing tag, is its first ``max_confidence_tokens`` tokens.
+    That is up to the end of the first closing tag, or in position ``last`` (RLCR) of the last one.  A token counts if
+    any of its characters stand before that end, so a token that straddles the boundary does.
 
     Args:
         token_ids: int ``[B, T]``, the sampled ids, right-padded with anything.
         response_lengths: int ``[B]``.
         token_text: bytes of each id.
         valid: bool ``[B]``, whether :class:`ResponseParser` found a confidence in the response's text.
-        max_confidence_tokens: length of invalid responses.
-        position: ``first`` and ``both``: up to the end of the first closing tag, which is the length of the confidence
-            segment.  ``last`` (RLCR): up to the end of the last one.
+        max_confidence_tokens: tokens of an invalid response, which has no closing tag.
 
-    Returns:
-        int64 ``[B]`` on the device of ``token_ids``.
-
-    Raises:
-        ValueError: mismatching shapes, dtypes, devices or ids, or a response is said to be valid, but its tokens hold
-            no closing tag.
+    Raises ValueError: mismatching shapes, dtypes, devices or ids, or a valid response without a closing tag.
     """
     most = _most_tokens(response_lengths, max_confidence_tokens)
     side: _Side = "last" if position == "last" else "first"
@@ -121,29 +104,19 @@ def segment_ends(
     max_confidence_tokens: int = 16,
     position: ConfidencePosition = "first",
 ) -> Tensor:
-    """The tokens of each response up to the end of each of its segments.
+    """The tokens of each response up to the end of each of its ``SEGMENTS[position]``, int64 ``[B, S]``.
 
-    A confidence segment before the answer ends as :func:`confidence_segment_lengths` says.  One after the answer
-    begins with the token that holds the first character of its opening tag, and takes the rest of the response; of an
-    invalid response, its last ``max_confidence_tokens`` tokens that no earlier confidence has.
-
-    Args:
-        token_ids, response_lengths, token_text, max_confidence_tokens: as of :func:`confidence_segment_lengths`.
-        valid: bool ``[B]`` for each confidence of the response.
-        position: of the confidences, which is the order of the segments: ``SEGMENTS[position]``.
-
-    Returns:
-        int64 ``[B, S]`` on the device of ``token_ids``; the last column is the response's length.
+    A confidence before the answer ends as :func:`confidence_segment_lengths` says, which describes the arguments;
+    ``valid`` has a mask for each confidence of the response.  A confidence after the answer begins with the token that
+    holds the first character of its opening tag, and takes the rest of the response; of an invalid response, its last
+    ``max_confidence_tokens`` tokens that no earlier confidence has.
     """
     most = _most_tokens(response_lengths, max_confidence_tokens)
     lengths = response_lengths.to(torch.int64)
     ends = []
     if position != "last":
-        ends.append(
-            confidence_segment_lengths(
-                token_ids, lengths, token_text, valid[0], max_confidence_tokens=max_confidence_tokens
-            )
-        )
+        found = _tokens_with(token_ids, lengths, token_text, valid[0], CLOSE_TAG, len(CLOSE_TAG) - 1, "first")
+        ends.append(torch.where(valid[0], found, most))
     if position != "first":
         found = _tokens_with(token_ids, lengths, token_text, valid[-1], OPEN_TAG, 0, "last") - 1
         begin = torch.where(valid[-1], found, lengths - most)
@@ -162,13 +135,7 @@ _Side = Literal["first", "last"]
 
 
 def _tokens_with(
-    token_ids: Tensor,
-    response_lengths: Tensor,
-    token_text: TokenText,
-    valid: Tensor,
-    tag: str,
-    byte: int,
-    side: _Side,
+    token_ids: Tensor, response_lengths: Tensor, token_text: TokenText, valid: Tensor, tag: str, byte: int, side: _Side
 ) -> Tensor:
     """Tokens of each valid response up to the one that holds a byte of its first or last ``tag``, int64 ``[B]``."""
     _check_responses(token_ids, response_lengths, token_text)

@@ -5,9 +5,8 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm import LossAggregation
+from coca_mindspeed.algorithm import LossAggregation, check_tensor
 from coca_mindspeed.algorithm.advantages import SegmentMasks, any_segment
-from coca_mindspeed.algorithm.checks import check_tensor
 
 # exp(60) is 1e26: far beyond every clip, and sums of it stay within float32.
 _LARGEST_LOG_RATIO = 60.0
@@ -65,16 +64,12 @@ def segment_objective(
         advantages: float ``[B, T]``.
         masks: bool ``[B, T]`` each.
         clip: epsilon of the ratio's trust region.
-        aggregation: see above.
         responses: responses of the whole batch, if this is a microbatch of it; default: the rows given.
         tokens: response tokens of the whole batch, likewise, for ``token_mean``.
 
     Returns:
         The loss (microbatches' losses sum to the batch's) and each segment's statistics: tokens, tokens whose
         gradient the clip cut off, the k3 estimate of KL(old || new) (Schulman, 2020), and the advantage.
-
-    Raises:
-        ValueError: mismatching shapes, dtypes or devices, or an unknown aggregation.
     """
     _check(log_probs, old_log_probs, advantages, masks)
     inside = any_segment(masks)

@@ -9,8 +9,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 OPEN_TAG = "<confidence>"
 CLOSE_TAG = "</confidence>"
 
@@ -53,43 +51,25 @@ _WHITESPACE = r"[ \t\n\r\f\v]*"
 _NUMBER = r"[01]|0?\.[0-9]+|1\.0+"
 
 
-def as_stated(confidence: float) -> float:
-    """Undo float32 rounding of a confidence: 0.30000001192092896 was written as 0.3.
-
-    The rounded number would fall into the next bin of the calibration error.
-    """
-    narrow = np.float32(confidence)
-    return float(str(narrow)) if float(narrow) == confidence else confidence
-
-
 @dataclass(frozen=True, slots=True)
 class ParsedResponse:
-    """The parts of a response.
+    """The parts of a response."""
 
-    Attributes:
-        confidence: s in [0, 1], or None if the response is invalid.
-        answer: the text without the confidences that were read; of an invalid response, the whole text.
-        confidence_after: the second confidence of position ``both``, likewise.
-    """
-
-    confidence: float | None
-    answer: str
-    confidence_after: float | None = None
+    confidence: float | None  # s in [0, 1], or None if the response is invalid
+    answer: str  # the text without the confidences that were read; of an invalid response, the whole text
+    confidence_after: float | None = None  # the second confidence of position `both`, likewise
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseParser:
-    """Strict parser of responses.
+    """Strict parser of responses."""
 
-    Attributes:
-        position: ``first`` for confidence-first responses: only whitespace may precede the opening tag and the
-            first tag pair counts.  ``last`` for answer-first ones (RLCR): only whitespace may follow the closing
-            tag and the last pair counts.  ``both``: one of each, of which the first is *the* stated confidence.
-        decimals: exactly so many digits after the point, or None for any plain decimal.  A fixed width keeps a
-            small model from shortening the confidence, which would shift every position of its answer.
-    """
-
+    # `first` for confidence-first responses: only whitespace may precede the opening tag and the first tag pair
+    # counts.  `last` for answer-first ones (RLCR): only whitespace may follow the closing tag and the last pair
+    # counts.  `both`: one of each, of which the first is *the* stated confidence.
     position: ConfidencePosition = "first"
+    # exactly so many digits after the point, or None for any plain decimal.  A fixed width keeps a small model from
+    # shortening the confidence, which would shift every position of its answer.
     decimals: int | None = None
 
     def __post_init__(self) -> None:
@@ -100,10 +80,7 @@ class ResponseParser:
 
     @property
     def grammar(self) -> str:
-        """Regular expression of a stated confidence with the white space that may precede it.
-
-        Group 1 is the number.
-        """
+        """Regular expression of a stated confidence and the white space before it; group 1 is the number."""
         number = _NUMBER if self.decimals is None else rf"0\.[0-9]{{{self.decimals}}}|1\.0{{{self.decimals}}}"
         return rf"{_WHITESPACE}{re.escape(OPEN_TAG)}{_WHITESPACE}({number}){_WHITESPACE}{re.escape(CLOSE_TAG)}"
 

@@ -36,7 +36,7 @@ from coca_mindspeed.evaluation.predictions import (
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.schedule import derived_seed
-from coca_mindspeed.utils.results import Rows, resumable_map
+from coca_mindspeed.utils.directories import Rows, resumable_map
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from coca_mindspeed.evaluation.report import print_metrics, summary_metrics
 from coca_mindspeed.grading.registry import build_grader, check_records, grader_name
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.validation import LengthLimits, check_prompts
-from coca_mindspeed.utils.directories import check_writable, lock_run
-from coca_mindspeed.utils.results import check_directory, claim_directory
+from coca_mindspeed.utils.directories import check_directory, check_writable, claim_directory, lock_run
 
 if TYPE_CHECKING:
     from coca_mindspeed.local.policy import Policy

@@ -74,15 +74,16 @@ def _check(arguments: argparse.Namespace) -> None:
 def _check_local(composed: ComposedConfig, quiet: bool) -> None:
     """Check a run of the local engine as its start does, and sample responses of its model."""
     from coca_mindspeed.local.run_directory import RunState
-    from coca_mindspeed.local.validation import check_gold_answers, check_settings, read_inputs
+    from coca_mindspeed.local.validation import check_settings, read_inputs
 
     check_settings(composed.run, missing_data, missing_model, heading=f"{composed.name} cannot run:")
-    with read_inputs(composed.run, RunState(Path()), (check_gold_answers,), show_progress=not quiet) as inputs:
+    with read_inputs(composed.run, RunState(Path()), show_progress=not quiet) as inputs:
         from coca_mindspeed.local.plan import make_plan  # torch takes seconds to import
         from coca_mindspeed.local.run import LocalRun
 
-        _show(make_plan(inputs.config, composed.name), quiet)
-        found = LocalRun.checked(inputs).trial()
+        plan = make_plan(inputs.config, composed.name)
+        _show(plan, quiet)
+        found = LocalRun.checked(inputs, plan).trial()
     if found is None:
         return
     if not quiet:

@@ -18,9 +18,7 @@ _NOTES = "Numbers are written units first: 12 + 34 = 46 is `2100+4300` and `64`.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="random seed (default: 0)")
     parser.add_argument("--output", type=place, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
-    start = parser.add_mutually_exclusive_group()
-    start.add_argument("--resume", action="store_true", help="continue the stopped demo in DIR")
-    start.add_argument("--overwrite", action="store_true", help="replace an earlier demo in DIR")
+    parser.add_argument("--resume", action="store_true", help="continue the stopped demo in DIR")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="change the run: method=joint, trainer.steps=100"
@@ -33,8 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     composed = compose_run("demo", [f"seed={arguments.seed}", *arguments.overrides])
     if composed.run.evaluation.final_questions == 0:
         raise ConfigError("evaluation.final_questions=0: the demo shows answers before and after; at least 1 is needed")
-    flags = {"resume": arguments.resume, "overwrite": arguments.overwrite, "show_progress": not arguments.quiet}
-    with open_run(composed.run, arguments.output, **flags) as inputs:
+    quiet, resume = arguments.quiet, arguments.resume
+    with open_run(composed.run, arguments.output, resume=resume, show_progress=not quiet) as inputs:
         from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
         from coca_mindspeed.local.run import LocalRun
 

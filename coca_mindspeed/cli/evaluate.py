@@ -188,10 +188,9 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     require("openai", "tenacity", purpose="evaluate --endpoint")
     from coca_mindspeed.data.records import records_digest
     from coca_mindspeed.evaluation.endpoint import Endpoint, ask
-    from coca_mindspeed.utils.directories import check_writable, lock_run
+    from coca_mindspeed.utils.directories import check_directory, check_writable, claim_directory, lock_run
     from coca_mindspeed.utils.process import interruptible
     from coca_mindspeed.utils.progress import StepProgress
-    from coca_mindspeed.utils.results import check_directory, claim_directory
 
     output, name = arguments.output, arguments.method or "coca"
     try:

@@ -17,8 +17,7 @@ from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.utils.console import markdown_table, one_line
 from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import MARKER, check_output_path, output_directory, read_marker
-from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.files import is_hub_id, write_atomically
 from coca_mindspeed.utils.json_files import read_json_lines, read_object
 
 _EXAMPLES = {

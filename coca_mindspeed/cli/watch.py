@@ -73,7 +73,7 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
         config = validate_config(read_yaml(path / "config.yaml"), path / "config.yaml")
     if config is not None and isinstance(step, int):
         total, finished = config.total_steps, step == config.total_steps
-        pace = Pace.of_training(total, config.evaluation.interval, _rows(path / "timing.jsonl"))
+        pace = Pace(total, config.evaluation.interval, _rows(path / "timing.jsonl"))
         progress = f" of {total}{_left(pace.left(step) if step < total else None)}"
     parts: list[RenderableType] = []
     problems = {**health_problems(rows[-NO_SIGNAL_STEPS:]), **gap_problem(rows)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from coca_mindspeed.config.schema import ArchitectureConfig, DataConfig, RunConfig
 from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_problems
-from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.text_formats import differences, numbered_lines, parse_json
 
 

@@ -63,14 +63,14 @@ class ArchitectureConfig(Section):
     hidden: int = Field(ge=1, description="hidden size")
     heads: int = Field(ge=1, description="attention heads")
     kv_groups: int = Field(ge=1, description="key/value heads")
-    ffn: int = Field(ge=1, description="inner size of the gated MLP")
+    ffn: int = Field(ge=1, description="size of the gated MLP")
     vocab: int = Field(ge=1, description="rows of the embedding")
-    untied_embeddings: bool = Field(description="separate weights for the output layer")
-    qkv_bias: bool = Field(description="biases of the QKV projections")
+    untied_embeddings: bool = Field(description="separate output weights")
+    qkv_bias: bool = Field(description="QKV biases")
     qk_layernorm: bool = Field(description="RMSNorm of queries and keys (Qwen3)")
-    rope_theta: int = Field(ge=1, description="base of the rotary embedding")
+    rope_theta: int = Field(ge=1, description="RoPE base")
     norm_eps: float = Field(gt=0, description="epsilon of RMSNorm")
-    context: int = Field(ge=1, description="longest sequence, in tokens")
+    context: int = Field(ge=1, description="longest sequence")
 
 
 class LoraConfig(Section):
@@ -81,7 +81,7 @@ class LoraConfig(Section):
     targets: Pattern = Field(
         "all-linear",
         min_length=1,
-        description="layers with adapters: all-linear, or a regular expression that matches whole module names",
+        description="all-linear, or a regular expression of whole module names",
     )
     base_dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the frozen weights")
 
@@ -90,17 +90,15 @@ class ModelConfig(Section):
     """The model."""
 
     path: str | None = Field(
-        None, min_length=1, description="Hugging Face directory, or hub id (local engine); null: the tiny model"
+        None, min_length=1, description="Hugging Face directory, or hub id (local engine); null: tiny model"
     )
     megatron_path: Annotated[str | None, _CLUSTER] = Field(
-        None, min_length=1, description="Ascend: Megatron weights for the run's TP and PP (launch/convert_weights.sh)"
+        None, min_length=1, description="Ascend: Megatron weights for the run's TP and PP"
     )
-    architecture: ArchitectureConfig | None = Field(
-        None, description="Ascend: shape of the model; the local engine reads it from path"
-    )
+    architecture: ArchitectureConfig | None = Field(None, description="Ascend: shape of the model")
     compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32",
-        description="bfloat16: autocast with float32 weights; auto (local engine): bfloat16 if the device has it",
+        description="bfloat16: autocast with float32 weights; auto (local engine): if the device has it",
     )
     attention: Annotated[Literal["sdpa", "eager", "flash_attention_2"], _LOCAL_ATTENTION] = Field(
         "sdpa", description="attention implementation"
@@ -108,10 +106,10 @@ class ModelConfig(Section):
     trust_remote_code: Annotated[bool, _CLUSTER] = Field(False, description="run the model's own Python code")
     chat_template_kwargs: TemplateVariables = Field(
         default_factory=dict,
-        description="variables of the chat template: {enable_thinking: false}; saved with the model",
+        description="variables of the chat template: {enable_thinking: false}",
     )
     prompt_date: Day = Field(
-        None, description="YYYY-MM-DD for a chat template with a date; null: day of the start (refused on Ascend)"
+        None, description="YYYY-MM-DD in the chat template; null: day of the start (refused on Ascend)"
     )
     allow_open_thinking: Annotated[bool, _CLUSTER] = Field(False, description="accept prompts with an open <think>")
     lora: Annotated[LoraConfig, _ADAPTERS] = LoraConfig()
@@ -127,18 +125,17 @@ class ModelConfig(Section):
 
 
 class WarmUpConfig(Section):
-    """SFT warm-up on the response format, with high confidences.
+    """SFT warm-up on the response format, with high confidences."""
 
-    The built-in tiny model always has one, on its training questions; another model only if ``records`` is set.
-    """
-
-    records: str | None = Field(None, min_length=1, description="records (JSON Lines) for model.path; null: no warm-up")
+    records: str | None = Field(
+        None, min_length=1, description="records (JSON Lines); null: only the tiny model has a warm-up"
+    )
     steps: int = Field(700, ge=1, description="updates")
     batch: int = Field(128, ge=1, description="responses in an update")
     lr: float = Field(4e-3, gt=0, le=1, description="peak learning rate, with cosine decay")
     wrong_answers: float = Field(0.1, ge=0, le=1, description="share of answers shown with one digit changed")
     question_weight: float = Field(0.0, ge=0, description="weight of question tokens in the loss")
-    overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1; the others are uniform")
+    overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1, others uniform")
 
 
 class MethodConfig(Section):
@@ -146,26 +143,25 @@ class MethodConfig(Section):
 
     name: str = Field("coca", description=f"{', '.join(METHODS)}, or one of your own (docs/library.md)")
     invalid_reward: float = Field(
-        -1.0, ge=-100, le=0, description="confidence reward of an invalid response, unless separate_format applies"
+        -1.0, ge=-100, le=0, description="confidence reward of an invalid response without separate_format"
     )
     separate_format: bool = Field(
         True,
-        description="normalise a confidence's own reward among valid responses and add an advantage for being valid; "
-        "false: the paper's form",
+        description="an advantage of its own for being valid; false: the paper's form",
     )
     entropy_bonus: Annotated[float, _NO_ENTROPY] = Field(
-        0.0, ge=0, le=1, description="coca, local engine: weight of the confidence segment's entropy in its reward"
+        0.0, ge=0, le=1, description="coca, local engine: weight of the confidence's entropy in its reward"
     )
-    max_confidence_tokens: int = Field(16, ge=1, description="tokens that stand for an invalid confidence")
+    max_confidence_tokens: int = Field(16, ge=1, description="segment length of an invalid confidence")
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_scale: Literal["group", "batch", "none"] = Field(
         "group",
-        description="divisor of centred rewards: deviation of the group (the paper) or step, or none; docs/method.md",
+        description="divisor of centred rewards: deviation of the group (the paper) or step; none: 1",
     )
     advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
     advantage_eps: float = Field(1e-6, ge=0, le=1, description="added to the deviation of a group's rewards")
     clip: float = Field(0.2, gt=0, lt=1, description="epsilon of the clipped ratio")
-    loss_aggregation: LossAggregation = Field("sum", description="how token terms are added up; docs/method.md")
+    loss_aggregation: LossAggregation = Field("sum", description="how token terms are added up")
 
     @field_validator("name")
     @classmethod
@@ -207,28 +203,24 @@ class DataConfig(Section):
     train: str | None = Field(
         None,
         min_length=1,
-        description="training records (JSON Lines); local engine: also other files and hub data sets; docs/data.md",
+        description="training records; local engine: also other files and hub data sets",
     )
     evaluate: Annotated[str | None, _CLUSTER] = Field(
-        None, min_length=1, description="held-out records, as data.train; null: nothing is evaluated"
+        None, min_length=1, description="held-out records, as data.train; null: none"
     )
     columns: Annotated[ColumnNames, _COLUMNS] = Field(
         default_factory=dict,
-        description="columns by field, {question: q, answer: a} or {messages: m}; {}: the rows are records",
+        description="columns by field, {question: q, answer: a} or {messages: m}",
     )
     train_size: Annotated[int, _SYNTHETIC] = Field(50_000, ge=1, description="arithmetic: training questions")
     evaluate_size: Annotated[int, _SYNTHETIC] = Field(2_000, ge=1, description="arithmetic: held-out questions")
     epochs: Annotated[float | None, _LENGTH] = Field(
-        None, gt=0, le=1e6, description="passes over the training questions in each stage; null: see trainer.steps"
+        None, gt=0, le=1e6, description="passes over the questions in each stage; null: see trainer.steps"
     )
-    rows: Annotated[int | None, _CLUSTER] = Field(
-        None, ge=1, description="number of training records, if the file is not on this machine"
-    )
-    grader: GraderName = Field("auto", description="grader (docs/grading.md), or one of your own (docs/library.md)")
-    grader_options: FreeForm = Field(default_factory=dict, description="options of the grader; docs/grading.md")
-    require_evaluated: bool = Field(
-        True, description="in training, unevaluated mathematical answers earn no reward; docs/grading.md"
-    )
+    rows: Annotated[int | None, _CLUSTER] = Field(None, ge=1, description="training records, if the file is elsewhere")
+    grader: GraderName = Field("auto", description="grader (docs/grading.md), or one of your own")
+    grader_options: FreeForm = Field(default_factory=dict, description="options of the grader")
+    require_evaluated: bool = Field(True, description="in training, unevaluated mathematical answers earn no reward")
     seed: Annotated[int, _SYNTHETIC] = Field(0, ge=0, le=_LARGEST_SEED, description="seed of the built-in questions")
 
     @property
@@ -266,7 +258,7 @@ class OptimizerConfig(Section):
     """AdamW, its schedule and gradient clipping."""
 
     name: Annotated[Literal["adamw", "adamw_8bit"], _MEGATRONS_ADAMW] = Field(
-        "adamw", description="adamw_8bit: 8-bit moments, by bitsandbytes (the extra adamw-8bit); docs/training.md"
+        "adamw", description="adamw_8bit: 8-bit moments (the extra adamw-8bit)"
     )
     lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
     # YAML has lists only.
@@ -279,7 +271,7 @@ class OptimizerConfig(Section):
     grad_clip: float = Field(1.0, gt=0, description="maximum gradient norm")
     schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
         "constant",
-        description="decay after the warm-up, to zero; wsd: constant, linear over the last fifth (local engine)",
+        description="decay to zero after the warm-up; wsd (local engine): over the last fifth",
     )
     warmup_steps: Annotated[int, _CLUSTER] = Field(0, ge=0, description="steps of linear warm-up")
 
@@ -296,16 +288,16 @@ class OptimizerConfig(Section):
 class TrainerConfig(Section):
     """Length of a stage, and how a step updates the policy."""
 
-    steps: Annotated[int, _LENGTH] = Field(300, ge=1, description="steps of each stage of the method (docs/method.md)")
+    steps: Annotated[int, _LENGTH] = Field(300, ge=1, description="steps of each stage of the method")
     minibatches: int = Field(1, ge=1, description="updates per pass; groups stay whole")
     ppo_epochs: int = Field(1, ge=1, description="passes over a step's responses")
     microbatch_prompts: Annotated[int | None, _PACKING] = Field(
         None, ge=1, description="prompts in one backward pass; null: a minibatch"
     )
     microbatch_tokens: Annotated[int | None, _PACKING] = Field(
-        None, ge=1, description="tokens in one backward pass with prompts and padding, instead of microbatch_prompts"
+        None, ge=1, description="tokens in one backward pass, instead of microbatch_prompts"
     )
-    share_prompts: Annotated[bool, _SHARING] = Field(True, description="update: compute each prompt once per group")
+    share_prompts: Annotated[bool, _SHARING] = Field(True, description="compute each prompt once per group")
     device: Annotated[str, _DEVICE] = Field(
         "auto", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:N, npu or npu:N"
     )
@@ -326,17 +318,17 @@ class EvaluationConfig(Section):
 
     interval: int = Field(0, ge=0, description="steps between evaluations; 0: none while training")
     questions: Annotated[int | None, _WHOLE_FILE] = Field(
-        None, ge=1, description="held-out questions used while training; null: all"
+        None, ge=1, description="held-out questions while training; null: all"
     )
     final_questions: Annotated[int | None, _EVALUATED_LATER] = Field(
-        None, ge=0, description="held-out questions used before and after training; null: all; 0: none"
+        None, ge=0, description="held-out questions before and after training; 0: none"
     )
     preflight: Annotated[int, _PREFLIGHT] = Field(
-        16, ge=0, description="responses sampled first; the run stops if fewer than half are valid; 0: none"
+        16, ge=0, description="responses sampled first; stop if most are invalid"
     )
     samples: Annotated[int, _VALIDATION] = Field(1, ge=1, description="responses to each held-out question")
     readings: Annotated[bool, _VALIDATION] = Field(
-        False, description="local engine, confidence-first: also read confidences greedily and as an expectation"
+        False, description="local engine: also greedy and expected confidences"
     )
 
 
@@ -346,18 +338,16 @@ class CheckpointConfig(Section):
     interval: int = Field(50, ge=0, description="steps between checkpoints; 0: last step only")
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
     best: Annotated[Literal["eval/accuracy", "eval/auroc", "eval/ece", "eval/brier"] | None, _BEST] = Field(
-        None, description="also keep the best model by this held-out metric, in OUTPUT/best_model; null: none"
+        None, description="keep the best model in OUTPUT/best_model"
     )
 
 
 class LoggingConfig(Section):
     """Loggers and samples, besides metrics.jsonl."""
 
-    tensorboard: bool = Field(
-        False, description="event files in OUTPUT/tensorboard (the extra tensorboard; Ascend: true, in ./runs)"
-    )
-    wandb: str | None = Field(None, description="Weights & Biases project (the extra wandb)")
-    swanlab: Annotated[str | None, _LOGGERS] = Field(None, description="SwanLab project (the extra swanlab)")
+    tensorboard: bool = Field(False, description="event files in OUTPUT/tensorboard (Ascend: true, in ./runs)")
+    wandb: str | None = Field(None, description="Weights & Biases project")
+    swanlab: Annotated[str | None, _LOGGERS] = Field(None, description="SwanLab project")
     samples_interval: int = Field(10, ge=0, description="steps between sample dumps; 0: none")
     samples_prompts: int = Field(4, ge=1, description="prompts per dump, with all responses")
 

@@ -11,7 +11,7 @@ from coca_mindspeed.data.formats import HubDataset, Row, data_files, file_format
 from coca_mindspeed.data.published import MissingColumnError, RowError, Ungradable
 from coca_mindspeed.data.records import NAMED_COLUMNS, Record, read_records, record_from_json
 from coca_mindspeed.errors import DataError, did_you_mean
-from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.files import is_hub_id
 
 
 @dataclass(frozen=True, slots=True)

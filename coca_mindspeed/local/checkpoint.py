@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.local.lora import merged_weights, save_adapters
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.policy import Policy, merged_weights, save_adapters
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
-from coca_mindspeed.scoring.best import BestValue
+from coca_mindspeed.scoring.metrics import BestValue
 from coca_mindspeed.utils.files import whole_directory
 
 
@@ -47,11 +46,7 @@ def save_model(policy: Policy, directory: Path) -> None:
 
 
 def check_saveable(policy: Policy, where: str) -> None:
-    """Save everything but the weights into a temporary directory: transformers loads some files that it cannot save.
-
-    Raises:
-        ConfigError: names the file and the problem; ``where`` names the model.
-    """
+    """Refuse files that transformers loads but cannot save: ConfigError names the file; ``where`` names the model."""
     with tempfile.TemporaryDirectory() as directory:
         file = "its model's config.json or generation_config.json"
         try:
@@ -80,17 +75,9 @@ def export_best(best: BestValue, step: int, policy: Policy, metrics: Mapping[str
 
 
 def save_checkpoint(
-    directory: Path,
-    step: int,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    keep: int,
+    directory: Path, step: int, policy: Policy, optimizer: torch.optim.Optimizer, keep: int
 ) -> Checkpoint:
-    """Write a checkpoint, then remove all but the newest ``keep``.
-
-    Raises:
-        TrainingError: it could not be written; earlier checkpoints are untouched.
-    """
+    """Write a checkpoint, then remove all but the newest ``keep``; TrainingError if it cannot be written."""
     path = directory / f"step_{step:06d}"
     try:
         with whole_directory(path) as writing:

@@ -1,13 +1,18 @@
-"""Held-out questions of a run: answers before, while and after it trains."""
+"""Answers of a run besides its rollouts: to held-out questions before, while and after it trains, and the preflight.
+
+The preflight samples a few responses before the first step, and refuses a run that could not learn from them.  Its
+questions and tokens are drawn by seeds of their own, so the run itself does not change.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.errors import Problem, TrainingError
 from coca_mindspeed.evaluation.metrics import calibration_metrics, reading_metrics
 from coca_mindspeed.evaluation.predictions import (
     UNGRADABLE_SHARE,
@@ -17,14 +22,17 @@ from coca_mindspeed.evaluation.predictions import (
     read_predictions,
     write_predictions,
 )
+from coca_mindspeed.grading.registry import misfit_warnings
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.respond import predict
-from coca_mindspeed.local.schedule import generator
+from coca_mindspeed.local.respond import predict, respond
+from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
 from coca_mindspeed.scoring.metrics import values
-from coca_mindspeed.scoring.responses import held_out_gap
+from coca_mindspeed.scoring.responses import held_out_gap, response_scorer
+from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.directories import PROGRESS
 from coca_mindspeed.utils.packages import is_installed
 from coca_mindspeed.utils.process import interruptible
@@ -52,11 +60,7 @@ class HeldOut:
         return self.output / "predictions_after.jsonl"
 
     def evaluate(self, records: Sequence[Record], purpose: str, method: str | None = None) -> list[Prediction]:
-        """Answer ``records``.
-
-        ``purpose`` seeds the samples together with the run's seed, and is the bar's title.  ``method`` names the method
-        in the predictions (None: the run's).
-        """
+        """Answer ``records``; ``purpose`` seeds the samples and titles the bar; ``method`` None: the run's."""
         title, file = f"answering held-out questions, {purpose}", self.output / PROGRESS
         with StepProgress(len(records), self.show_progress, title=title, file=file) as bar:
             predictions = self._answers(records, purpose, lambda done: bar.show(done))
@@ -69,11 +73,8 @@ class HeldOut:
     def before(self, *, trained: bool, keep: bool) -> list[Prediction]:
         """Answer :attr:`final_records` before the first step and write ``predictions_before.jsonl``.
 
-        The answers of an earlier session are used if the policy is ``trained`` already, or with ``keep``.
-
-        Raises:
-            InterruptedRunError: Ctrl-C or SIGTERM; the answers are not saved.
-            TrainingError: the policy's probabilities are not finite.
+        Answers of an earlier session are used if the policy is ``trained`` already, or with ``keep``.  Raises
+        InterruptedRunError if stopped, and TrainingError if the policy's probabilities are not finite.
         """
         path = self.output / "predictions_before.jsonl"
         if not self.final_records:
@@ -93,11 +94,7 @@ class HeldOut:
         return predictions
 
     def after(self) -> list[Prediction]:
-        """Answer :attr:`final_records` and write ``predictions_after.jsonl``; does nothing without records.
-
-        Raises:
-            InterruptedRunError: Ctrl-C or SIGTERM; the model is saved, the answers are not.
-        """
+        """Answer :attr:`final_records` and write ``predictions_after.jsonl``; InterruptedRunError if stopped."""
         if not self.final_records:
             return []
         saved = (
@@ -160,3 +157,93 @@ class HeldOut:
     def _repeated(self, records: Sequence[Record]) -> list[Record]:
         """The record of each prediction."""
         return [record for record in records for _ in range(self.config.evaluation.samples)]
+
+
+_STAGE = "preflight"  # part of derived seeds
+_LEAST_VALID = 0.5
+_LONGEST_TEXT = 200  # characters shown of a question or response
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """Graded responses, one to each of some training questions."""
+
+    config: RunConfig
+    rollout: Rollout
+
+    @property
+    def valid(self) -> int:
+        return int((~self.rollout.stated.isnan()).sum())
+
+    def __str__(self) -> str:
+        """The shares of valid confidences and right answers, the worst and the best response, and advice."""
+        records, rows = self.rollout.records, self.rows()
+        count, right = len(records), int(self.rollout.correct.nansum())
+        lines = [
+            f"{count} responses to training questions, sampled before the first step: {self.valid} state a valid "
+            f"confidence ({self.valid / count:.0%}), {right} answers are right ({right / count:.0%})"
+        ]
+        order = sorted(range(count), key=lambda i: (rows[i]["confidence"] is not None, bool(rows[i]["correct"])))
+        for row in (rows[i] for i in dict.fromkeys((order[0], order[-1]))):
+            stated = "no valid confidence" if row["confidence"] is None else f"confidence {row['confidence']:g}"
+            lines.append(f"  question: {_shorten(row['question'])}")
+            lines.append(f"  response: {_shorten(row['response'])}  [{stated}, {row['verdict']}]")
+        # A grader may find many answers wrong although they name the gold answer.
+        grader = self.config.data.grader
+        option = f"data.grader_options.{'factual.' * (grader == 'auto')}match=contains"
+        fixes = {
+            "factual": f"set {option}, or another metadata.instruction in the records",
+            "math": 'set "category": "factual" in the records, and data.grader=auto',
+        }
+        warnings = misfit_warnings(grader, records, self.rollout.answers, self.rollout.verdicts, fixes)
+        return "\n".join([*lines, *warnings])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of a samples dump."""
+        return [
+            {"id": record.id, "question": record.question, "gold": record.answer, **self.rollout.scored_row(row)}
+            for row, record in enumerate(self.rollout.records)
+        ]
+
+    def problems(self) -> list[Problem]:
+        """A problem if fewer than half of the responses state a valid confidence."""
+        config, warm_up, count = self.config, self.config.warm_up, len(self.rollout.records)
+        if self.valid >= _LEAST_VALID * count:
+            return []
+        if warm_up.records is not None or config.model.path is None:
+            key, value = "warm_up.steps", warm_up.steps
+            fix = f"set warm_up.steps={2 * warm_up.steps}, or a larger warm_up.lr"
+        else:
+            key, value = "warm_up.records", None
+            fix = (
+                f"add a format warm-up: warm_up.records={config.data.train or 'FILE'} (or other records); for a short "
+                "first run also write laptop for local (docs/quickstart.md)"
+            )
+        expected = f"{self.valid} of {count} sampled responses state a valid confidence, expected at least half"
+        fix += "; evaluation.preflight=0 trains anyway (docs/training.md, format warm-up)"
+        return [Problem("no-format", key, value, expected, fix)]
+
+
+def run_preflight(policy: Policy, train: Sequence[Record], grader: Grader, config: RunConfig) -> Preflight:
+    """Sample and grade responses to training questions; TrainingError if probabilities are not finite."""
+    settings = config.rollout
+    at_once = min(settings.prompts * settings.group_size, settings.batch_responses or config.evaluation.preflight)
+    records = records_of_step(train, 0, config.evaluation.preflight, derived_seed(config.seed, _STAGE))
+    try:
+        rollout = respond(
+            policy,
+            records,
+            config.method,
+            settings.model_copy(update={"batch_responses": at_once}),
+            generator(policy.device, config.seed, _STAGE),
+            group_size=1,
+        )
+    except NoDistributionError as error:
+        raise TrainingError(f"sampling before step 1: {error}") from error
+    score = response_scorer(config.method, policy.text, grader, require_evaluated=config.data.require_evaluated)
+    return Preflight(config, score.for_training(score(rollout)))
+
+
+def _shorten(text: str) -> str:
+    line = one_line(text)
+    return line if len(line) <= _LONGEST_TEXT else f"{line[:_LONGEST_TEXT]}..."

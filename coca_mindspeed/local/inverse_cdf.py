@@ -15,31 +15,16 @@ class NoDistributionError(TrainingError):
     """No token can be drawn: probabilities are not finite or all zero."""
 
 
-def sample_tokens(
-    probabilities: Tensor, generator: torch.Generator | None = None, row_of: Tensor | None = None
-) -> Tensor:
-    """Draw tokens ``[draws, 1]`` by inverse-CDF sampling from ``[rows, vocabulary]``; never one of probability 0.
-
-    Probabilities need not be normalised.  ``row_of`` int64 ``[draws]`` is the row of each draw; None: one draw per row.
-
-    Raises:
-        NoDistributionError: probabilities are not finite, or all of a row are zero.
-    """
-    uniform = _uniform_for(probabilities, generator, row_of)
-    token, valid = tokens_at(probabilities, uniform, row_of)
-    check_drawn(valid)
-    return token
-
-
 def numbers_per_draw(vocabulary: int) -> int:
     """Uniform numbers that a draw takes: one float32 cannot resolve the tokens of an improbable block."""
     return 1 if vocabulary < _LARGE else 2
 
 
 def tokens_at(probabilities: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Tokens ``[draws, 1]`` at ``uniform`` ``[draws, numbers]`` in [0, 1), and whether each is valid; without waiting.
+    """Tokens ``[draws, 1]`` of probabilities ``[rows, vocabulary]`` at ``uniform`` ``[draws, numbers]`` in [0, 1).
 
-    See :func:`sample_tokens`.  An invalid one, bool ``[draws, 1]``, was drawn from what is no distribution.
+    ``row_of`` int64 ``[draws]`` is the row of each draw; None: one draw per row.  Also whether each is valid, bool
+    ``[draws, 1]``: probabilities finite and not all 0.  Tokens of probability 0 are never drawn.
     """
     vocabulary = probabilities.shape[1]
     if vocabulary < _LARGE:
@@ -53,12 +38,8 @@ def tokens_at(probabilities: Tensor, uniform: Tensor, row_of: Tensor | None = No
     return token.gather(1, place), valid & also_valid
 
 
-def _uniform_for(rows: Tensor, generator: torch.Generator | None, row_of: Tensor | None) -> Tensor:
-    draws = len(rows if row_of is None else row_of)
-    return torch.rand(draws, numbers_per_draw(rows.shape[1]), generator=generator, device=rows.device)
-
-
 def check_drawn(valid: Tensor) -> None:
+    """Raise NoDistributionError unless all draws are valid."""
     if not bool(valid.all()):
         raise NoDistributionError(
             "no token can be drawn from the policy: its probabilities are not finite or all 0; check the weights for "
@@ -76,20 +57,14 @@ def _block_sums(probabilities: Tensor) -> Tensor:
 
 
 def _running_sums(weights: Tensor) -> Tensor:
-    """Cumulative sums ``[rows, n]``, constant where a weight is 0.
-
-    A GPU scans a single row by another kernel, which does not guarantee this, so a second row is added.
-    """
+    """Cumulative sums ``[rows, n]``, constant where a weight is 0; a GPU scans a single row otherwise, so add one."""
     if len(weights) == 1 and weights.device.type != "cpu":
         return weights.expand(2, -1).cumsum(dim=1)[:1]
     return weights.cumsum(dim=1)
 
 
 def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Index ``[draws, 1]`` at which cumulative sums ``[rows, n]`` pass the share ``uniform`` of their total.
-
-    Also whether the sums are those of a distribution, bool ``[draws, 1]``.
-    """
+    """Index ``[draws, 1]`` at which sums ``[rows, n]`` pass the share ``uniform`` of their total; and validity."""
     total = sums[:, -1:].contiguous()
     valid = (total > 0) & total.isfinite()
     # A share rounded up to 1 must not end behind the last index with a weight.
@@ -106,12 +81,9 @@ def draw(
     generator: torch.Generator | None = None,
     row_of: Tensor | None = None,
 ) -> tuple[Tensor, TokenScores]:
-    """Sample one token ``[responses, 1]`` per response; also return its log-prob and the distribution's entropy.
-
-    ``row_of`` int64 ``[responses]`` is the row of each response in the logits ``[rows, vocabulary]``; None: one per
-    row.
-    """
-    uniform = _uniform_for(logits, generator, row_of)
+    """Sample a token ``[responses, 1]`` of each row (or ``row_of``), with its log-prob and the row's entropy."""
+    draws = len(logits if row_of is None else row_of)
+    uniform = torch.rand(draws, numbers_per_draw(logits.shape[1]), generator=generator, device=logits.device)
     token, scores, valid = draw_at(policy, logits, temperature, uniform, row_of)
     check_drawn(valid)
     return token, scores

@@ -19,10 +19,7 @@ from transformers import Cache
 
 
 def add_embedding_gradients(model: Any, device: torch.device) -> None:
-    """Let the input embedding of ``model`` accumulate its gradient in place, on a CPU only.
-
-    A GPU would add the rows in a different order every time.
-    """
+    """Let the input embedding accumulate its gradient in place, on a CPU only; a GPU's order of adding rows varies."""
     found = model.get_input_embeddings()
     plain = type(found) is torch.nn.Embedding and found.max_norm is None and not found.scale_grad_by_freq
     if device.type == "cpu" and plain and not found.sparse:
@@ -77,26 +74,17 @@ def _cache_argument(forward: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class LMHead:
-    """A causal LM split into its body and its output layer.
+    """A causal LM split into its body and its output layer."""
 
-    Attributes:
-        body: makes the last hidden states.
-        head: the linear layer behind it.
-        factor: multiplies the logits (Cohere's ``logit_scale``, the inverse of Granite's ``logits_scaling``).
-        cap: bounds them by ``cap * tanh(logits / cap)`` (Gemma's ``final_logit_softcapping``); None: no bound.
-    """
-
-    body: Any
-    head: torch.nn.Linear
-    factor: float = 1.0
+    body: Any  # makes the last hidden states
+    head: torch.nn.Linear  # the linear layer behind it
+    factor: float = 1.0  # multiplies the logits (Cohere's `logit_scale`, the inverse of Granite's `logits_scaling`)
+    # bounds them by `cap * tanh(logits / cap)` (Gemma's `final_logit_softcapping`); None: no bound
     cap: float | None = None
 
     @classmethod
     def of(cls, model: Any) -> "LMHead":
-        """The LM head of ``model`` by its configuration.
-
-        Raises ValueError if it is not linear, or the model has no separate body.
-        """
+        """The LM head of ``model``; raises ValueError if it is not linear, or the model has no separate body."""
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         body = next((part for part in model.children() if any(each is embedding for each in part.modules())), None)
         if not isinstance(head, torch.nn.Linear) or body is None:

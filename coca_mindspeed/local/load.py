@@ -41,16 +41,10 @@ def load_policy(
     config: ModelConfig,
     device: torch.device,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32,  # of the weights; trained ones need float32
     where: str = "model.path",
 ) -> Policy:
-    """Load a policy from a local Hugging Face directory; nothing is downloaded.
-
-    ``dtype`` is that of the weights (trained weights need float32), ``where`` the key that named the path.
-
-    Raises:
-        ConfigError: the directory does not load, lacks a chat template or weights, or the model is not supported.
-    """
+    """Load a policy from a local Hugging Face directory, named by the key ``where``; ConfigError if it is unusable."""
     missing = device.type != "npu" and importlib.util.find_spec("flash_attn") is None  # NPUs have their own
     if config.attention == "flash_attention_2" and missing:
         raise ConfigError("model.attention=flash_attention_2: needs the package flash-attn, which is not installed")
@@ -106,10 +100,7 @@ def load_policy(
 
 
 def sharing_of(architecture: Any, config: ModelConfig) -> Sharing:
-    """Computations that prompts share: none unless the architecture is tested, no prefix if it has windows.
-
-    With prompts of several lengths, padding follows a shared prefix, and windows count it.
-    """
+    """Sharing of prompts: none in an untested architecture, no prefix with windows, which count padding behind it."""
     remote = config.trust_remote_code and hasattr(architecture, "auto_map")
     if architecture.model_type not in TESTED or remote:
         return "none"

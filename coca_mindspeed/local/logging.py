@@ -25,18 +25,16 @@ class RunLog:
     def __init__(
         self, directory: Path, config: LoggingConfig, settings: Mapping[str, Any], run_id: str, resume_step: int = 0
     ) -> None:
-        """Open the logs in ``directory``; rows of steps after ``resume_step`` are removed, 0 starts anew.
+        """Open the logs; rows of steps after ``resume_step`` are removed, 0 starts anew.
 
         ``settings`` is the run's configuration, and ``run_id`` 32 hexadecimal digits, the same when the run is resumed.
-
-        Raises:
-            MissingDependencyError: a logger is not installed.
         """
         self._directory = directory
+        self._metrics, self._timing = directory / "metrics.jsonl", directory / "timing.jsonl"
         self._sinks: list[Callable[[int, Scalars], None]] = []
         self._closers: list[Callable[[], None]] = []
         self.tensorboard: Any = None
-        for path in (self.metrics_path, self._directory / "timing.jsonl"):
+        for path in (self._metrics, self._timing):
             cut_back(path, resume_step or -1)  # the row of step 0 is written again with that of step 1
         samples = directory / "samples"
         for path in samples.glob("step_*.jsonl") if samples.is_dir() else ():
@@ -61,14 +59,11 @@ class RunLog:
             self._sinks.append(lambda step, scalars: swanlab.log(dict(scalars), step=step))
             self._closers.append(swanlab.finish)
 
-    @property
-    def metrics_path(self) -> Path:
-        return self._directory / "metrics.jsonl"
-
     def write(self, step: int, metrics: Scalars, timing: Scalars) -> None:
         """Append one step's row to each log; NaN is null in JSON and omitted elsewhere.  Raises LogError."""
-        self._append(self.metrics_path, {"step": step, **replace_nonfinite(metrics)})
-        self._append(self._directory / "timing.jsonl", {"step": step, **replace_nonfinite(timing)})
+        for path, row in ((self._metrics, metrics), (self._timing, timing)):
+            with _log_errors(path), path.open("a", encoding="utf-8") as file:
+                file.write(to_json_line({"step": step, **replace_nonfinite(row)}))
         finite = {name: value for name, value in {**metrics, **timing}.items() if math.isfinite(value)}
         for sink in self._sinks:
             sink(step, finite)
@@ -99,11 +94,6 @@ class RunLog:
 
         self._sinks.append(write)
         self._closers.append(writer.close)
-
-    @staticmethod
-    def _append(path: Path, row: Mapping[str, Any]) -> None:
-        with _log_errors(path), path.open("a", encoding="utf-8") as file:
-            file.write(to_json_line(row))
 
 
 @contextlib.contextmanager

@@ -7,12 +7,11 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -39,13 +38,7 @@ _NOT_DOWNLOADED = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 def download_model(name: str, *, custom_code: bool, show_progress: bool) -> Path:
-    """The directory of the model ``name`` (ORG/NAME) in huggingface_hub's cache, downloaded if files are missing there.
-
-    ``custom_code`` also downloads the model's Python files.  Without a connection, the cache's newest copy is used.
-
-    Raises:
-        ConfigError: there is no such model, it needs a login, or it can be neither downloaded nor found in the cache.
-    """
+    """The directory of a hub's model in the cache, downloaded if files are missing; ConfigError if that fails."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -73,8 +66,7 @@ def download_model(name: str, *, custom_code: bool, show_progress: bool) -> Path
     raise ConfigError(str(problem), [problem])
 
 
-@dataclass(frozen=True)
-class ContextLimit:
+class ContextLimit(NamedTuple):
     """The longest sequence in tokens, prompt and response together, and the model setting that limits it."""
 
     tokens: int
@@ -82,12 +74,7 @@ class ContextLimit:
 
 
 def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
-    """The Hugging Face configuration of the decoder in ``path``.
-
-    Raises:
-        ConfigError: its config.json does not load or would be read in part, or the model has layers other than
-            attention.
-    """
+    """The Hugging Face configuration of the decoder in ``path``; ConfigError if unreadable or not supported."""
     from transformers import AutoConfig  # it imports torch
 
     _require_model_type(path, config, where)
@@ -118,10 +105,7 @@ def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
 
 
 def _require_rope(architecture: Any, where: str) -> None:
-    """Refuse a config.json whose rotary frequencies the installed transformers would replace by defaults.
-
-    Transformers 5 writes them as ``rope_parameters``, which version 4 does not read.
-    """
+    """Refuse ``rope_parameters`` of transformers 5, which version 4 does not read and replaces by defaults."""
     if not (installed := version("transformers")).startswith("4."):
         return
     scaling = getattr(architecture, "rope_scaling", None) or {}
@@ -154,7 +138,7 @@ def context_limit(config: Any) -> ContextLimit | None:
     if not isinstance(positions, int):
         return None
     limits = [_scaled(positions, rope, config) for rope in _rope_settings(config)]
-    return min(limits, key=lambda limit: limit.tokens, default=_plain(positions))
+    return min(limits, key=lambda limit: limit.tokens)
 
 
 def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
@@ -163,10 +147,6 @@ def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
     if rope and all(isinstance(value, Mapping) for value in rope.values()):
         return list(rope.values())
     return [rope]
-
-
-def _plain(positions: int) -> ContextLimit:
-    return ContextLimit(positions, f"max_position_embeddings={positions} in its config.json")
 
 
 def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimit:
@@ -183,16 +163,11 @@ def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimi
         # Configurations give the length before or after scaling.
         tokens = max(positions, int((trained or positions) * rope.get("factor", 1.0)))
         return ContextLimit(tokens, f"max_position_embeddings={positions} and rope_scaling {kind!r} in its config.json")
-    return _plain(positions)
+    return ContextLimit(positions, f"max_position_embeddings={positions} in its config.json")
 
 
 def load_model_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
-    """Load the fast tokenizer of a local directory, and write ``config``'s variables and date into its chat template.
-
-    Raises:
-        ConfigError: no such directory, the tokenizer does not load, or its chat template is missing or lacks a
-            variable.
-    """
+    """Load a fast tokenizer, with ``config``'s variables and date in its chat template; ConfigError if unusable."""
     from transformers import AutoTokenizer  # it imports torch
 
     if not (path / "config.json").is_file():
@@ -228,11 +203,7 @@ _SMALLEST_8_BIT, _MOMENTS_8_BIT = 4096, 2 + 2 * FLOAT32 / 256
 
 
 def weight_shapes(path: Path) -> Shapes:
-    """The shapes in a model directory's safetensors files; empty if it has no weights.
-
-    Of files in PyTorch's format only the size is known: one weight with so many numbers.  Raises ConfigError for a
-    damaged file.
-    """
+    """Shapes in a model's safetensors files (PyTorch's: one weight); empty without any.  ConfigError if damaged."""
     index = read_object(path / "model.safetensors.index.json").get("weight_map", {})
     shapes: dict[str, Sequence[int]] = {}
     for name in sorted(set(index.values())) or ["model.safetensors"]:

@@ -1,16 +1,163 @@
-"""The plan of a run of the local engine: its steps, and its memory by formula."""
+"""The plan of a run: its steps, and its memory by a formula that docs/training.md compares with measured peaks."""
 
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
 
 from coca_mindspeed.config.plan import Part, Phase, Plan, Row, batch_rows, evaluations
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.local.memory import MemoryEstimate, estimate_memory, free_bytes, memory_problems
+from coca_mindspeed.errors import Problem
+from coca_mindspeed.local.load import sharing_of
 from coca_mindspeed.local.model_files import TINY_MODEL, Shapes, read_model_config, trained_bytes, weight_shapes
-from coca_mindspeed.local.policy import choose_device
+from coca_mindspeed.local.policy import choose_device, resolve_dtype
+from coca_mindspeed.local.respond import largest_evaluation_batch
 from coca_mindspeed.local.sft import sft_microbatch_tokens
+from coca_mindspeed.local.static_decoder import capacity, kept_bytes, static_by_default
 from coca_mindspeed.local.tiny_model import tiny_config
-from coca_mindspeed.utils.process import GIB
+from coca_mindspeed.local.update import largest_group_sizes
+from coca_mindspeed.utils.process import GIB, memory_limit
+
+# Bytes that a layer keeps per token for the backward pass, by its width and its MLP's; and per pair of tokens and head,
+# by eager attention alone.  Fitted, as the bytes of the LM head.
+_OF_WIDTHS = {"float32": (44, 16), "bfloat16": (38, 8)}
+_OF_PAIR, _LM_HEAD = 8, 6 * 2**25
+_MARGIN = 1.15  # estimate to free memory; the formula's error (docs/training.md)
+
+
+class Batch(NamedTuple):
+    """``prompts`` prompts of ``prompt`` tokens, and ``rows`` responses of ``response`` tokens to them."""
+
+    prompts: int
+    rows: int
+    prompt: int
+    response: int
+
+
+class MemoryEstimate(NamedTuple):
+    """Bytes besides the process and its libraries; ``decoder``: the part of ``cache`` that stays during the update."""
+
+    weights: int
+    moments: int
+    logits: int
+    gradients: int
+    activations: int
+    cache: int
+    decoder: int
+
+    @property
+    def update(self) -> int:
+        return self.weights + self.moments + self.logits + self.gradients + self.activations + self.decoder
+
+    @property
+    def rollout(self) -> int:
+        return self.weights + self.moments + self.logits + self.cache
+
+
+def largest_microbatch(config: RunConfig) -> Batch:
+    rollout, prompt, response = config.rollout, config.rollout.max_prompt_tokens, config.rollout.max_new_tokens
+    prompts = rollout.prompts // config.trainer.minibatches
+    sizes = largest_group_sizes(prompts, rollout.group_size, response, prompt, config.trainer)
+    return Batch(len(sizes), sum(sizes), prompt, response)
+
+
+def largest_sample(config: RunConfig) -> Batch:
+    """The most and longest responses that a step or an evaluation samples at once."""
+    rollout, questions = config.rollout, largest_evaluation_batch(config)
+    rows, lengths = rollout.prompts * rollout.group_size, (rollout.max_prompt_tokens, rollout.max_new_tokens)
+    prompts = min(rows, rollout.batch_responses or rows) // rollout.group_size or 1
+    batches = Batch(prompts, prompts * rollout.group_size, *lengths), Batch(questions, questions, *lengths)
+    return max(batches, key=lambda batch: (batch.rows, batch.prompts))
+
+
+def estimate_memory(config: RunConfig, architecture: Any, shapes: Shapes, device: torch.device) -> MemoryEstimate:
+    """Estimate from the model's Hugging Face configuration and the shapes of its weights (empty: it has none yet)."""
+    lora, batch, sample = config.model.lora, largest_microbatch(config), largest_sample(config)
+    hidden, layers, heads = architecture.hidden_size, architecture.num_hidden_layers, architecture.num_attention_heads
+    head = getattr(architecture, "head_dim", None) or hidden // heads
+    keys = 2 * head * (getattr(architecture, "num_key_value_heads", None) or heads)  # and values
+    mlp = getattr(architecture, "intermediate_size", None) or 4 * hidden
+    if not shapes:  # a dense decoder with a gated MLP
+        of_layer = hidden * (2 * head * heads + keys + 3 * mlp * (getattr(architecture, "num_experts", None) or 1))
+        embeddings = (2 - architecture.tie_word_embeddings) * architecture.vocab_size * hidden
+        shapes = {"embedding": [embeddings], "layers": [layers * of_layer]}
+    numbers = sum(map(math.prod, shapes.values()))
+    gradients, moments = trained_bytes(shapes, lora, config.optimizer.name)
+    frozen, adapters = (4, 0) if lora.rank is None else (2 if lora.base_dtype == "bfloat16" else 4, gradients)
+    dtype, sharing = resolve_dtype(config.model, device), sharing_of(architecture, config.model)
+    copies = 0  # of the linear layers in bfloat16; a tied embedding is one of them
+    if dtype == "bfloat16":
+        linear = numbers - (0 if architecture.tie_word_embeddings else architecture.vocab_size * hidden)
+        copies = 2 * (linear * (frozen == 4) + adapters // 4)
+
+    tokens, pairs = batch.rows * batch.response, batch.rows * batch.response * (batch.prompt + batch.response)
+    prompts = batch.prompts if config.trainer.share_prompts and sharing != "none" else batch.rows
+    tokens, pairs = tokens + prompts * batch.prompt, pairs + prompts * batch.prompt**2
+    of_hidden, of_mlp = _OF_WIDTHS[dtype]
+    layer = tokens * (of_hidden * hidden + of_mlp * mlp)
+    if config.model.attention == "eager" or sharing == "none":
+        layer += _OF_PAIR * heads * pairs
+    logits = min(_LM_HEAD, 24 * architecture.vocab_size * max(batch.rows * batch.response, sample.rows))
+
+    cache, decoder = 4 * layers * keys * sample.rows * (sample.prompt + sample.response), 0
+    if static_by_default(device, architecture.model_type, sharing, config.model.attention):
+        rows, columns = capacity(sample.rows, sample.prompt + sample.response)
+        buffers = (2 if dtype == "bfloat16" else 4) * layers * keys * rows * columns + copies
+        cache = buffers + 4 * layers * keys * sample.prompts * sample.prompt  # the prefilled prompts
+        decoder = buffers if buffers <= kept_bytes(device) else 0
+    return MemoryEstimate(
+        weights=frozen * numbers + adapters + copies,
+        moments=moments,
+        logits=max(logits, layer) if config.model.gradient_checkpointing else logits,  # or one layer that runs again
+        gradients=gradients,
+        activations=layers * (4 * tokens * (hidden + keys) if config.model.gradient_checkpointing else layer),
+        cache=cache,
+        decoder=decoder,
+    )
+
+
+def memory_problems(config: RunConfig, need: MemoryEstimate, room: int) -> list[Problem]:
+    """A problem for each phase that needs clearly more than ``room`` bytes, with the key that bounds it."""
+    trainer = config.trainer
+    if (least := need.weights + need.moments + need.gradients) > room:
+        reason = f"weights, gradients and moments need {least / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free"
+        fix = "set model.lora.rank or optimizer.name=adamw_8bit, or use a smaller model"
+        return [Problem("memory-weights", "model.path", config.model.path, reason, fix)]
+    update = ("trainer.microbatch_tokens", trainer.microbatch_tokens, trainer.microbatch_tokens)
+    if trainer.microbatch_tokens is None:
+        update = ("trainer.microbatch_prompts", trainer.microbatch_prompts, largest_microbatch(config).prompts)
+    rollout = ("rollout.batch_responses", config.rollout.batch_responses, largest_sample(config).rows)
+    problems = []
+    for phase, total, (key, value, size) in (("update", need.update, update), ("rollout", need.rollout, rollout)):
+        if total <= _MARGIN * room:
+            continue
+        reason = f"the {phase} needs about {total / GIB:.1f} GiB by formula, and {room / GIB:.1f} are free"
+        fix = f"set {key} below {size}, lower rollout.max_new_tokens, set model.lora.rank, or use a smaller model"
+        if phase == "update" and not config.model.gradient_checkpointing:
+            fix = f"set model.gradient_checkpointing=true, or {fix}"
+        problems.append(Problem(f"memory-{phase}", key, value, reason, fix))
+    return problems
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that the run can take besides what this process has already."""
+    if device.type != "cpu":
+        return int(getattr(torch, device.type).mem_get_info()[0])
+    limit = memory_limit()
+    try:
+        free, used = _bytes_in("/proc/meminfo", "MemAvailable"), _bytes_in("/proc/self/status", "VmRSS")
+    except OSError:  # not Linux
+        free, used = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), 0
+    return free if limit is None else min(free, limit - used)
+
+
+def _bytes_in(file: str, name: str) -> int:
+    """A size in a file of /proc."""
+    return 1024 * int(Path(file).read_text(encoding="ascii").partition(f"{name}:")[2].split()[0])
+
 
 _FORMULA = (
     "formula for prompts of {} and responses of {} tokens, the longest; Python and its libraries come on top "
@@ -19,10 +166,7 @@ _FORMULA = (
 
 
 def make_plan(config: RunConfig, name: str = "a run") -> Plan:
-    """Plan a run whose configuration :func:`.validation.read_inputs` has completed: its model is here, its steps known.
-
-    The problems are those of its memory.  Raises ConfigError for a device or a model that cannot be used.
-    """
+    """Plan a run that :func:`.validation.read_inputs` has completed; the problems are those of its memory."""
     device, path, rollout = choose_device(config.trainer.device), config.model.path, config.rollout
     architecture = tiny_config() if path is None else read_model_config(Path(path), config.model)
     shapes = TINY_MODEL if path is None else weight_shapes(Path(path))

@@ -1,22 +1,30 @@
-"""The policy: a causal language model with its tokenizer, the device that it is on, and its number format."""
+"""The policy: a causal language model with its tokenizer, device and number format, and LoRA by peft.
 
+With LoRA the model is frozen, and low-rank matrices beside its linear layers are trained.
+"""
+
+import hashlib
 import importlib
 import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
+from coca_mindspeed.config.schema import DEVICE_PATTERN, LoraConfig, ModelConfig
 from coca_mindspeed.data.prompts import encode_prompts
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local.lm_head import LMHead
+from coca_mindspeed.utils.packages import require
 
 #: ``prefix``: the batch's common prefix and each prompt are computed once; ``prompts``: each prompt; ``none``: nothing.
 Sharing = Literal["prefix", "prompts", "none"]
@@ -24,31 +32,20 @@ Sharing = Literal["prefix", "prompts", "none"]
 
 @dataclass
 class Policy:
-    """A model that is sampled from and trained.
+    """A model that is sampled from and trained."""
 
-    Attributes:
-        model: a Hugging Face causal LM.
-        tokenizer: its fast tokenizer, with a chat template.
-        text: the bytes of each token id.
-        eos_ids: each of these ends a response.
-        pad_id: padding; never sampled, unless it is also an end-of-sequence token.
-        compute_dtype: float32 or bfloat16; trained weights are float32 in either case.
-        adapters: peft's model around :attr:`model`, if adapters are trained.
-        sharing: which computations prompts may share without a change of the result.
-        decoding: how responses are sampled: ``shared``, in rows that they share while identical; ``static``, in fixed
-            buffers, on CUDA by graphs; ``auto``: ``static`` for tested architectures on CUDA.
-        static: the buffers and graphs, kept for the next rollout.
-    """
-
-    model: Any
-    tokenizer: Any
-    text: TokenText
-    eos_ids: tuple[int, ...]
-    pad_id: int
-    compute_dtype: torch.dtype = torch.float32
-    adapters: Any = None
-    sharing: Sharing = "prefix"
+    model: Any  # a Hugging Face causal LM
+    tokenizer: Any  # its fast tokenizer, with a chat template
+    text: TokenText  # the bytes of each token id
+    eos_ids: tuple[int, ...]  # each of these ends a response
+    pad_id: int  # padding; never sampled, unless it is also an end-of-sequence token
+    compute_dtype: torch.dtype = torch.float32  # float32 or bfloat16; trained weights are float32 in either case
+    adapters: Any = None  # peft's model around `model`, if adapters are trained
+    sharing: Sharing = "prefix"  # which computations prompts may share without a change of the result
+    # how responses are sampled: `shared`, in rows that they share while identical; `static`, in fixed buffers, on
+    # CUDA by graphs; `auto`: `static` for tested architectures on CUDA
     decoding: Literal["auto", "shared", "static"] = "auto"
+    # the buffers and graphs, kept for the next rollout
     static: Any = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -94,11 +91,7 @@ class Policy:
 
 
 def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
-    """Resolve ``auto`` (CUDA if available, else NPU, else CPU), ``cpu``, ``cuda``, ``cuda:N``, ``npu`` or ``npu:N``.
-
-    Raises:
-        ConfigError: another name, or no such device; ``where`` is the key or option.
-    """
+    """Resolve ``auto`` (CUDA, else NPU, else CPU) or a name; ConfigError, by the key ``where``, if there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "npu" if _npu_count() else "cpu")
     if not re.fullmatch(DEVICE_PATTERN, name):
@@ -113,10 +106,7 @@ def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
 
 
 def resolve_dtype(config: ModelConfig, device: torch.device) -> Literal["float32", "bfloat16"]:
-    """Resolve ``compute_dtype: auto``: bfloat16 where the device has instructions for it, or attention needs it.
-
-    A processor whose features PyTorch does not report has none.
-    """
+    """Resolve ``compute_dtype: auto``: bfloat16 where the device reports instructions for it, or attention needs it."""
     if config.compute_dtype != "auto":
         return config.compute_dtype
     fast = True
@@ -140,3 +130,95 @@ def _npu_count() -> int:
     importlib.import_module("torch_npu")
     npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu puts it there
     return int(npu.device_count())
+
+
+_WEIGHTS = "adapter_model.safetensors"
+
+
+def require_peft(config: LoraConfig) -> None:
+    """Raise ``MissingDependencyError`` if adapters are configured and peft is not installed."""
+    if config.rank is not None:
+        require("peft", purpose=f"model.lora.rank={config.rank}")
+
+
+def dtype_of_weights(config: LoraConfig) -> torch.dtype:
+    """The dtype to load weights in: ``base_dtype`` with adapters, else float32."""
+    dtype: torch.dtype = torch.float32 if config.rank is None else getattr(torch, config.base_dtype)
+    return dtype
+
+
+def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
+    """Freeze the model and add adapters, first without effect, if there is a rank; ConfigError for wrong targets."""
+    if config.rank is None:
+        return
+    require_peft(config)
+    peft: Any = importlib.import_module("peft")
+    model = policy.model
+    for parameter in model.parameters():
+        # Not Module.to, which would also round the rotary frequencies.
+        parameter.data = parameter.data.to(getattr(torch, config.base_dtype))
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, target_modules=config.targets, lora_dropout=0.0
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            policy.adapters = peft.get_peft_model(model, settings)
+        except ValueError as error:
+            raise ConfigError(f"model.lora.targets={config.targets}: {error}") from error
+    policy.adapters.eval()
+    for layer, kind in ((model.get_input_embeddings(), "embedding"), (model.get_output_embeddings(), "output layer")):
+        if hasattr(layer, "lora_A"):
+            raise ConfigError(f"model.lora.targets={config.targets}: names the {kind}, which cannot have adapters")
+
+
+def save_adapters(policy: Policy, directory: Path) -> None:
+    """Write the adapters in peft's format, with the base's fingerprint."""
+    policy.adapters.save_pretrained(directory, save_embedding_layers=False)
+    (directory / "base.sha256").write_text(base_fingerprint(policy) + "\n", encoding="utf-8")
+
+
+def load_adapters(policy: Policy, directory: Path) -> None:
+    """Load adapters; raises TrainingError if they are damaged, of another shape, or were trained on another base."""
+    peft: Any = importlib.import_module("peft")
+    try:
+        base = (directory / "base.sha256").read_text(encoding="utf-8").strip()
+        state = load_file(directory / _WEIGHTS, device=str(policy.device))
+    except (OSError, UnicodeDecodeError, SafetensorError) as error:
+        raise TrainingError(f"{directory}: holds no readable adapters: {error}") from error
+    if base != base_fingerprint(policy):
+        raise TrainingError(
+            f"{directory}: its adapters were trained on another base model; restore the base model, or start a new run"
+        )
+    own = peft.get_peft_model_state_dict(policy.adapters)
+    if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in state.items()}:
+        raise TrainingError(f"{directory / _WEIGHTS}: does not hold the adapters that model.lora describes")
+    peft.set_peft_model_state_dict(policy.adapters, state)
+
+
+def merged_weights(policy: Policy) -> dict[str, Tensor]:
+    """Weights of the plain model with adapters merged, float32, on the CPU; one at a time on the device."""
+    layers = {name: module for name, module in policy.model.named_modules() if hasattr(module, "lora_A")}
+    merged: dict[str, Tensor] = {}
+    plain: dict[int, Tensor] = {}  # by address: tied weights stay one
+    for name, value in policy.model.state_dict().items():
+        owner, _, rest = name.partition(".base_layer.")
+        adapted = bool(rest) and owner in layers
+        if adapted and rest == "weight":
+            merged[f"{owner}.{rest}"] = (value.float() + layers[owner].get_delta_weight("default").float()).cpu()
+        elif ".lora_" not in name:
+            address = value.data_ptr()
+            plain.setdefault(address, value.cpu().float())
+            merged[f"{owner}.{rest}" if adapted else name] = plain[address]
+    return merged
+
+
+def base_fingerprint(policy: Policy) -> str:
+    """SHA-256 of names, shapes and a sample of every frozen weight."""
+    digest = hashlib.sha256()
+    for name, parameter in policy.model.named_parameters():
+        if not parameter.requires_grad:
+            flat = parameter.detach().flatten()
+            sample = flat[:: max(1, len(flat) // 1024)].float().cpu().numpy()
+            digest.update(f"{name} {list(parameter.shape)}".encode() + sample.tobytes())
+    return digest.hexdigest()

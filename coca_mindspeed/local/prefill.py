@@ -16,10 +16,7 @@ _SMALL = 2**24  # bytes per layer; up to this, all future rows are allocated at 
 
 
 class PreallocatedCache(DynamicCache):
-    """An empty cache for at most ``most`` tokens (None: unknown).
-
-    Layers with a sliding window keep transformers' own.
-    """
+    """An empty cache for at most ``most`` tokens (None: unknown); layers with a window keep transformers' own."""
 
     layers: list[Any]
 
@@ -28,10 +25,7 @@ class PreallocatedCache(DynamicCache):
         self.layers = [_PreallocatedLayer(most) if type(layer) is DynamicLayer else layer for layer in self.layers]
 
     def repeat_rows(self, rows: Tensor, current: int, capacity: int) -> None:
-        """Append copies of ``rows`` (int64) to a cache of ``current`` rows; usually only these are copied.
-
-        From now on it never holds more than ``capacity`` rows.
-        """
+        """Append copies of ``rows`` (int64) to ``current`` rows, of at most ``capacity`` from now on."""
         for layer in self.layers:
             if isinstance(layer, _PreallocatedLayer):
                 layer.repeat_rows(rows, capacity)
@@ -114,19 +108,13 @@ _MIN_SHARED_TOKENS = 16  # tokens; a separate pass for a shorter prefix costs mo
 
 
 class Prefill(NamedTuple):
-    """Result of a prefill of P prompts.
+    """Result of a prefill of P prompts."""
 
-    Attributes:
-        output: of ``forward`` for the prompts' last tokens, ``[P, tokens, ...]``; the last column is each prompt's end.
-        mask: bool ``[P, width]`` of the cache's columns, False on padding; None without padding.
-        lengths: int64 ``[P]``, tokens of each prompt.
-        width: columns of the cache.
-    """
-
+    # of `forward` for the prompts' last tokens, `[P, tokens, ...]`; the last column is each prompt's end
     output: Any
-    mask: Tensor | None
-    lengths: Tensor
-    width: int
+    mask: Tensor | None  # bool `[P, width]` of the cache's columns, False on padding; None without padding
+    lengths: Tensor  # int64 `[P]`, tokens of each prompt
+    width: int  # columns of the cache
 
 
 def prefilled(
@@ -146,11 +134,7 @@ def prefill_prompts(
     device: torch.device,
     sharing: Sharing = "prefix",
 ) -> Prefill:
-    """Fill an empty cache with prompts, one row each, padded on the left.
-
-    ``forward`` is :meth:`.LMHead.hidden_states` or the like.  With ``sharing`` = ``prefix``, a
-    common prefix is run once.
-    """
+    """Fill an empty cache with left-padded prompts, a row each; a common prefix that may be shared is run once."""
     shared = common_prefix_length(prompts, sharing)
     if shared:
         start = torch.tensor([prompts[0][:shared]], device=device)
@@ -168,10 +152,7 @@ def prefill_prompts(
 
 
 def common_prefix_length(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") -> int:
-    """Length of the prompts' common prefix in tokens; 0 if it is too short, or ``sharing`` is not ``prefix``.
-
-    The prefix leaves each prompt at least one token of its own.
-    """
+    """Tokens of the prompts' common prefix, of which each keeps one; 0 if it is too short, or is not shared."""
     if len(prompts) == 1 or sharing != "prefix":
         return 0
     first, last = min(map(list, prompts)), max(map(list, prompts))  # their common prefix is everyone's

@@ -4,7 +4,7 @@ import datetime
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,32 +14,33 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from coca_mindspeed.config.plan import Plan
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prompts import render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import raise_problems
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.local.checkpoint import check_saveable, export_model
-from coca_mindspeed.local.evaluation import HeldOut
+from coca_mindspeed.local.evaluation import HeldOut, Preflight, run_preflight
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
-from coca_mindspeed.local.model_files import context_limit, load_model_tokenizer, needs_date, weight_shapes
+from coca_mindspeed.local.model_files import load_model_tokenizer, needs_date, weight_shapes
 from coca_mindspeed.local.plan import make_plan
-from coca_mindspeed.local.policy import Policy, choose_device, resolve_dtype
-from coca_mindspeed.local.preflight import Preflight, run_preflight
+from coca_mindspeed.local.policy import (
+    Policy,
+    add_adapters,
+    choose_device,
+    dtype_of_weights,
+    load_adapters,
+    require_peft,
+    resolve_dtype,
+)
 from coca_mindspeed.local.run_directory import Checkpoint, check_same_prompt, with_model, write_settings
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, sft_progress, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.train import Trainer
 from coca_mindspeed.local.update import require_optimizer
-from coca_mindspeed.local.validation import (
-    LengthLimits,
-    RunInputs,
-    check_lengths,
-    check_prompts,
-    ordinary_pad_token,
-)
+from coca_mindspeed.local.validation import LengthLimits, RunInputs, check_lengths, check_prompts
 from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.directories import MARKER
@@ -51,23 +52,18 @@ _SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A checked run, and its stages as methods.
+    """A checked run, and its stages as methods."""
 
-    Attributes:
-        inputs: with the device's data type and the date of the prompts in its configuration.
-        started: when the checks began, by ``time.perf_counter``.
-    """
-
-    inputs: RunInputs
+    inputs: RunInputs  # with the device's data type and the date of the prompts in its configuration
     device: torch.device
-    started: float
+    started: float  # when the checks began, by `time.perf_counter`
 
     @classmethod
-    def checked(cls, inputs: RunInputs) -> "LocalRun":
+    def checked(cls, inputs: RunInputs, plan: Plan | None = None) -> "LocalRun":
         """Check what is known before the weights are read, on the run's device; write nothing.
 
-        Raises:
-            ConfigError, DataError: a setting, a model or a prompt cannot be used.
+        ``plan`` is that of the run, if it is made already.  Raises ConfigError or DataError for a package, a setting, a
+        model or a prompt that cannot be used, and for too little memory.
         """
         started = time.perf_counter()
         if not inputs.show_progress:
@@ -80,9 +76,12 @@ class LocalRun:
         # A chat template that reads the clock keeps the date of the run's start.
         if needs_date(config, inputs.train[0]):
             config = with_model(config, prompt_date=datetime.date.today().isoformat())
+        require_peft(config.model.lora)
+        require_optimizer(config.optimizer, device)
+        check_custom_method(config.method)
         run = cls(replace(inputs, config=config), device, started)
-        for check in CHECKS:
-            check(run)
+        run.check_prompts()
+        raise_problems((plan or make_plan(config)).problems)
         return run
 
     @property
@@ -106,16 +105,26 @@ class LocalRun:
         [first] = render_prompts(self.tokenizer, self.inputs.train[:1], system_prompt)
         return hashlib.sha256(first.encode()).hexdigest()
 
+    def check_prompts(self) -> None:
+        """Raise ConfigError or DataError for a prompt that the model cannot process, or a resumed run renders anew."""
+        config, inputs, tokenizer = self.config, self.inputs, self.tokenizer
+        limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
+        (path, where), system_prompt = inputs.model, config.method.training_method.system_prompt
+        given = (inputs.records, system_prompt, limits)
+        if path is None:
+            check_readable(inputs.records)
+            check_lengths(tokenizer, tiny_config(), *given, "the built-in tiny model", inputs.show_progress)
+        else:
+            check_prompts(tokenizer, path, config.model, *given, where=where, show_progress=inputs.show_progress)
+        check_same_prompt(inputs.state, self.prompt_sha256)
+
     @property
     def resume_from(self) -> Checkpoint | None:
         """The checkpoint to continue from."""
         return self.inputs.state.newest
 
     def start(self) -> Policy:
-        """Load the policy, write the run's marker, and teach the format by ``warm_up.records``.
-
-        The built-in model is warmed up on the training questions.  Nothing is taught when a checkpoint is resumed.
-        """
+        """Load the policy, write the run's marker, and warm up, unless a checkpoint is resumed."""
         config, inputs = self.config, self.inputs
         policy = None if inputs.model[0] is None else self.load()
         write_settings(inputs.state, config, inputs.digests, self.prompt_sha256)
@@ -140,39 +149,33 @@ class LocalRun:
         return policy
 
     def trial(self) -> Preflight | None:
-        """Load the model and sample responses; write nothing.
-
-        None: the model has no weights yet, or ``evaluation.preflight`` is 0.
-        """
-        count, (path, _) = self.config.evaluation.preflight, self.inputs.model
-        if path is None or not weight_shapes(path):
-            return None
-        policy = self.load()
-        if not count:
-            return None
-        if self.inputs.show_progress:
-            print_text(f"sampling {count} responses", sys.stderr)
-        return run_preflight(policy, self.inputs.train, self.inputs.grader, self.config)
+        """Sample responses; write nothing.  None without weights, or if ``evaluation.preflight`` is 0."""
+        path, _ = self.inputs.model
+        return None if path is None or not weight_shapes(path) else self._sample(self.load())
 
     def preflight(self, policy: Policy) -> None:
         """Refuse a policy that states too few valid confidences; its samples are step 0's.  Not for a resumed run."""
-        count = self.config.evaluation.preflight
-        if self.inputs.state.has_steps or not count:
+        if self.inputs.state.has_steps:
             return
-        if self.inputs.show_progress:
-            print_text(f"sampling {count} responses before the first step", sys.stderr)
         with interruptible("stopped before the first step"):
-            result = run_preflight(policy, self.inputs.train, self.inputs.grader, self.config)
+            result = self._sample(policy)
+        if result is None:
+            return
         file = self.output / "samples" / "step_000000.jsonl"
         write_json_lines(file, result.rows())
         print_text(result, sys.stderr)
         raise_problems(result.problems(), f"no training yet; all responses: {file}")
 
-    def evaluate_before(self, policy: Policy) -> list[Prediction]:
-        """Answer the held-out questions before the first step.
+    def _sample(self, policy: Policy) -> Preflight | None:
+        """Sample ``evaluation.preflight`` responses; None if it is 0."""
+        if not (count := self.config.evaluation.preflight):
+            return None
+        if self.inputs.show_progress:
+            print_text(f"sampling {count} responses before the first step", sys.stderr)
+        return run_preflight(policy, self.inputs.train, self.inputs.grader, self.config)
 
-        A resumed run keeps its earlier answers; without them it has none, because its policy is already trained.
-        """
+    def evaluate_before(self, policy: Policy) -> list[Prediction]:
+        """Answer the held-out questions before the first step; a resumed run keeps its earlier answers or has none."""
         with self._timed("evaluate"):
             trained, keep = self.resume_from is not None, self.inputs.state.resume
             return self.held_out(policy).before(trained=trained, keep=keep)
@@ -227,46 +230,6 @@ class LocalRun:
         return policy
 
 
-def check_packages(run: LocalRun) -> None:
-    """Raise ConfigError if an optional package is missing, or does not support the device."""
-    require_peft(run.config.model.lora)
-    require_optimizer(run.config.optimizer, run.device)
-
-
-def check_method(run: LocalRun) -> None:
-    """Raise ConfigError if a custom method fails."""
-    check_custom_method(run.config.method)
-
-
-def check_run_prompts(run: LocalRun) -> None:
-    """Raise ConfigError or DataError for a prompt that the model cannot process, or that a resumed run renders anew."""
-    config, inputs, tokenizer = run.config, run.inputs, run.tokenizer
-    limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
-    (path, where), system_prompt = inputs.model, config.method.training_method.system_prompt
-    given, show = (inputs.records, system_prompt, limits), inputs.show_progress
-    if path is None:
-        check_readable(inputs.records)
-        check_lengths(tokenizer, context_limit(tiny_config()), *given, "the built-in tiny model", show)
-    else:
-        check_prompts(tokenizer, path, config.model, *given, where=where, show_progress=show)
-        if (pad := ordinary_pad_token(tokenizer)) is not None:
-            print_text(
-                f"warning: {where}={path}: its padding token {pad!r} is ordinary text, which the policy can then never "
-                "write; name another pad_token in tokenizer_config.json, the end-of-sequence token for example",
-                sys.stderr,
-            )
-    check_same_prompt(inputs.state, run.prompt_sha256)
-
-
-def check_run_memory(run: LocalRun) -> None:
-    """Raise ConfigError if the memory of the device is too small."""
-    raise_problems(make_plan(run.config).problems)
-
-
-#: Checks of a run before its weights are read, in this order; they come after those of its inputs.
-CHECKS: tuple[Callable[[LocalRun], None], ...] = (check_packages, check_method, check_run_prompts, check_run_memory)
-
-
 def warm_start(
     config: RunConfig,
     output: Path,
@@ -275,10 +238,7 @@ def warm_start(
     show_progress: bool,
     symbols: str = "",
 ) -> Path:
-    """The directory of the warmed-up tiny model in ``output``, made if it is not there yet.
-
-    ``symbols`` are characters that the model's vocabulary has besides its own.
-    """
+    """The directory of the warmed-up tiny model, made if it is missing; ``symbols`` are characters to add."""
     path = output / "warm_start"
     if not path.exists():
         untrained = output / "untrained"

@@ -25,7 +25,6 @@ from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.local.model_files import FLOAT32, TINY_MODEL, trained_bytes, weight_shapes
 from coca_mindspeed.local.schedule import learning_rate
 from coca_mindspeed.utils.directories import (
-    LOCK,
     MARKER,
     PROGRESS,
     check_writable,
@@ -37,8 +36,7 @@ from coca_mindspeed.utils.directories import (
     remove_entries,
     write_marker,
 )
-from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.files import is_hub_id, write_atomically
 from coca_mindspeed.utils.text_formats import YamlError, differences, read_yaml
 
 _KIND = "run"
@@ -47,7 +45,7 @@ _CHECKPOINT = re.compile(r"step_(\d{6,})")
 WARMED_UP = "warm_start"  # the model after the warm-up
 BEST_MODEL = "best_model"  # by checkpoint.best
 _UNFINISHED = ((".", ".writing"), (".replaced_", ""))  # names of a model while it is replaced
-# Everything that a run writes: must not exist before, and is removed by --overwrite.
+# Everything that a run writes: must not exist before, and is removed when a run without steps starts again.
 ENTRIES = (
     *("config.yaml", "untrained", "warm_start", "warm_up", "checkpoints", "model", BEST_MODEL),
     *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
@@ -79,31 +77,20 @@ class Checkpoint:
 
 def list_checkpoints(directory: Path) -> list[Checkpoint]:
     """Complete checkpoints, oldest first."""
-    if not directory.is_dir():
-        return []
-    matches = [(path, _CHECKPOINT.fullmatch(path.name)) for path in directory.iterdir()]
+    matches = [(path, _CHECKPOINT.fullmatch(path.name)) for path in directory.glob("step_*")]
     found = [Checkpoint(path, int(match[1])) for path, match in matches if match]
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run's output directory.
-
-    Attributes:
-        marker: of the run that is there; None: there is none.
-        newest: the checkpoint to continue from; None: the run begins.
-        has_steps: the run that is there finished a step.
-        resume: the run that is there goes on.
-        overwrite: it is replaced, steps or not.
-    """
+    """The state of a run's output directory."""
 
     path: Path
-    marker: Mapping[str, Any] | None = None
-    newest: Checkpoint | None = None
-    has_steps: bool = False
-    resume: bool = False
-    overwrite: bool = False
+    marker: Mapping[str, Any] | None = None  # of the run that is there; None: there is none
+    newest: Checkpoint | None = None  # the checkpoint to continue from; None: the run begins
+    has_steps: bool = False  # the run that is there finished a step
+    resume: bool = False  # the run that is there goes on
 
     @property
     def config_path(self) -> Path:
@@ -122,15 +109,11 @@ class RunState:
 
 
 @contextmanager
-def open_run_directory(path: Path, *, resume: bool, overwrite: bool | None = None) -> Iterator[RunState]:
+def open_run_directory(path: Path, *, resume: bool) -> Iterator[RunState]:
     """Lock an output directory, repair what a killed process left in it, and inspect it; nothing else is changed.
 
-    A run that never finished a step is started again, with other settings too.  ``overwrite`` None: the command has no
-    such option.
-
-    Raises:
-        ConfigError: not a directory, cannot be written, used by another process, holds other files, holds a run without
-            ``resume`` or ``overwrite``, or holds none to resume.
+    A run that never finished a step is started again, with other settings too.  Raises ConfigError: not a directory,
+    cannot be written, used by another process, holds other files, holds a run without ``resume``, or none to resume.
     """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--output {path}: is a file; a run needs a directory")
@@ -138,33 +121,26 @@ def open_run_directory(path: Path, *, resume: bool, overwrite: bool | None = Non
     with lock_run(path):
         if is_ours(path, _KIND):
             remove_leftovers(path)
-        yield _inspect(path, resume, overwrite)
+        yield _inspect(path, resume)
 
 
-def _inspect(path: Path, resume: bool, overwrite: bool | None) -> RunState:
+def _inspect(path: Path, resume: bool) -> RunState:
     marker = read_marker(path, _KIND)
     if marker is None:
-        others = [name for name in (*ENTRIES, MARKER) if (path / name).exists()]
-        if overwrite:
-            others += [entry.name for entry in path.iterdir() if entry.name != LOCK]
-        if others:
+        if others := [name for name in (*ENTRIES, MARKER) if (path / name).exists()]:
             reason = f"holds {others[0]!r}, and is not the directory of a run"
             raise_problems([Problem("not-a-run", "--output", path, reason, "choose a new or empty directory")])
         if resume:
             nearby = nearby_runs(path, lambda other: is_ours(other, _KIND))
             fix = f"correct --output, or leave --resume out to start a run{nearby}"
             raise_problems([Problem("no-run", "--output", path, "holds no run to resume", fix)])
-        return RunState(path, overwrite=bool(overwrite))
-    checkpoints = list_checkpoints(path / "checkpoints")
-    metrics = path / "metrics.jsonl"
+        return RunState(path)
+    checkpoints, metrics = list_checkpoints(path / "checkpoints"), path / "metrics.jsonl"
     has_steps = bool(checkpoints) or (metrics.exists() and metrics.stat().st_size > 0)
-    if has_steps and not resume and not overwrite:
-        replace = "" if overwrite is None else "--overwrite to replace it, "
+    if has_steps and not resume:
         raise ConfigError(
-            f"--output {path}: already holds a run; add --resume to continue it, {replace}or choose another directory"
+            f"--output {path}: already holds a run; add --resume to continue it, remove it, or choose another directory"
         )
-    if overwrite:
-        return RunState(path, marker, overwrite=True)
     return RunState(path, marker, checkpoints[-1] if checkpoints else None, has_steps, resume)
 
 
@@ -175,10 +151,7 @@ _HALF_A_FILE = re.compile(r"\.[\w-]+\.(?:jsonl?|yaml|md|html|png)\.[a-z0-9_]{8}"
 
 
 def remove_leftovers(output: Path) -> None:
-    """Remove partial files of a killed process from a locked run directory; restore a model that was being replaced.
-
-    Only names that this package creates are touched.
-    """
+    """Remove our partial files of a killed process; restore a model that was being replaced."""
     for directory in (output, *(output / name for name in ("checkpoints", "samples", "warm_up"))):
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
             if (match := _REPLACED.fullmatch(path.name)) and not (directory / match[1]).exists():
@@ -190,10 +163,7 @@ def remove_leftovers(output: Path) -> None:
 
 
 def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
-    """Refuse a run whose checkpoints and exported models do not fit on the disk of its output directory.
-
-    ``model`` is the directory of its model, None for the built-in one.
-    """
+    """Refuse a run whose checkpoints and models do not fit on the disk; ``model`` is its directory (None: built-in)."""
     shapes = TINY_MODEL if model is None else weight_shapes(model)
     there = len(list_checkpoints(found.path / "checkpoints"))
     done, total, interval = found.newest.step if found.newest else 0, config.total_steps, config.checkpoint.interval
@@ -218,15 +188,11 @@ def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
 def write_settings(
     found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt_sha256: str
 ) -> None:
-    """Write the marker and ``config.yaml`` into the directory of a run that begins.
-
-    Files of a run that never finished a step are removed, unless this run would create the same.  Raises ConfigError if
-    it cannot be written.
-    """
+    """Write marker and ``config.yaml`` of a run that begins; files of another run without steps are removed."""
     path, marker = found.path, found.marker
     try:
         without_steps = marker is not None and not found.has_steps
-        if without_steps and (found.overwrite or not _creates_the_same(found, config, data)):
+        if without_steps and not _creates_the_same(found, config, data):
             remove_entries(path, _KIND, ENTRIES)
             marker = None
         if marker is None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.local.inverse_cdf import check_drawn, draw, draw_at, numbers_per_draw, sample_tokens
+from coca_mindspeed.local.inverse_cdf import check_drawn, draw, draw_at, numbers_per_draw
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import prefilled
 from coca_mindspeed.local.static_decoder import CaptureError, StaticDecoder, decodes_statically
@@ -22,20 +22,15 @@ from coca_mindspeed.utils.console import print_text
 
 _SHRINK_AT = 0.9  # share of rows in use below which the others are removed, which copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
+#: Token ids, lengths, log-probs, whether they have ended, and mean entropy of responses.
+_Sampled = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-class NextStep(NamedTuple):
-    """Changes to the decoder's rows, and their next tokens.
-
-    Attributes:
-        keep: int64, rows to keep, repeats allowed; None: all.
-        repeat: int64, rows to append a copy of; None: none.  At most one of the two is set.
-        token: int64 ``[rows, 1]``, the next token of each row.
-    """
-
-    keep: Tensor | None
-    repeat: Tensor | None
-    token: Tensor
+class _Settings(NamedTuple):
+    group_size: int
+    max_new_tokens: int
+    temperature: float
+    generator: torch.Generator
 
 
 class SharedRows:
@@ -45,10 +40,11 @@ class SharedRows:
         self.row_of = torch.arange(prompts, device=device).repeat_interleave(group_size)
         self._rows = prompts
 
-    def append(self, going: Tensor, token: Tensor) -> NextStep:
+    def append(self, going: Tensor, token: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Append one ``token`` ``[responses, 1]`` each to the unfinished responses (``going``, bool ``[responses]``).
 
-        The other responses are dropped.
+        The other responses are dropped.  Returns the decoder's rows to keep, repeats allowed (None: all), or those to
+        append a copy of (None: none), int64, and the next token of each row, int64 ``[rows, 1]``.
         """
         pairs = self.row_of[going] * _MORE_THAN_A_VOCABULARY + token[going, 0]
         pairs, pair_of = torch.unique(pairs, return_inverse=True)
@@ -60,12 +56,12 @@ class SharedRows:
         rows = self._rows + len(repeat)
         if len(row) <= _SHRINK_AT * rows:
             self.row_of, self._rows = pair_of, len(row)
-            return NextStep(row, None, token[:, None])
+            return row, None, token[:, None]
         row[another] = torch.arange(self._rows, rows, device=row.device)
         self.row_of, self._rows = row[pair_of], rows
         tokens = token.new_zeros(rows, 1)  # rows whose responses have ended get any token
         tokens[row, 0] = token
-        return NextStep(None, repeat if len(repeat) else None, tokens)
+        return None, repeat if len(repeat) else None, tokens
 
 
 def sample_responses(
@@ -84,14 +80,12 @@ def sample_responses(
     Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  ``generator`` is the
     only source of randomness.  At most ``batch_responses`` responses are in memory at once, rounded down to whole
     groups (at least one); None: all.
-
-    On CUDA, each token takes a number for every response, also for those that have ended; otherwise for the unfinished.
     """
     at_once = len(prompts) if batch_responses is None else max(1, batch_responses // group_size)
     batches = [prompts[i : i + at_once] for i in range(0, len(prompts), at_once)]
-    settings = group_size, max_new_tokens, temperature, generator
+    settings = _Settings(group_size, max_new_tokens, temperature, generator)
     with torch.inference_mode(), policy.autocast():
-        parts = [_sample_batch(policy, batch, *settings) for batch in batches]
+        parts = [_sample_batch(policy, batch, settings) for batch in batches]
     if policy.static is not None and not policy.static.decoder.small:
         policy.static = None
     token_ids, lengths, log_probs, finished, entropy = map(torch.cat, zip(*parts, strict=True))
@@ -109,18 +103,12 @@ def sample_responses(
     )
 
 
-def _sample_batch(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    group_size: int,
-    max_new_tokens: int,
-    temperature: float,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _sample_batch(policy: Policy, prompts: Sequence[Sequence[int]], settings: _Settings) -> _Sampled:
+    group_size, max_new_tokens, temperature, generator = settings
     if decodes_statically(policy):
         before = generator.get_state()
         try:
-            return _sample_statically(policy, prompts, group_size, max_new_tokens, temperature, generator)
+            return _sample_statically(policy, prompts, settings)
         except CaptureError as error:
             policy.decoding, policy.static = "shared", None
             generator.set_state(before)
@@ -149,12 +137,12 @@ def _sample_batch(
         row = row[going]
         if len(row) == 0 or t + 1 == max_new_tokens:
             break
-        following = shared.append(going, token)
-        if following.keep is not None:
-            decoder.keep(following.keep)
-        if following.repeat is not None:
-            decoder.repeat(following.repeat, len(row))
-        decoder.step(following.token)
+        keep, repeat, token = shared.append(going, token)
+        if keep is not None:
+            decoder.keep(keep)
+        if repeat is not None:
+            decoder.repeat(repeat, len(row))
+        decoder.step(token)
     return token_ids, lengths, log_probs, finished, entropy / lengths
 
 
@@ -164,8 +152,7 @@ _LOOK = 16  # tokens; so often the host asks whether all responses have ended
 class StaticSampler:
     """Responses that are drawn and stopped on the device, one row each, in buffers that stay in place.
 
-    Attributes:
-        decoder: appends their tokens; the buffers have its columns.
+    A token takes a random number for every response, also for those that have ended.
     """
 
     def __init__(self, policy: Policy, decoder: StaticDecoder) -> None:
@@ -216,31 +203,20 @@ class StaticSampler:
         self.decoder.run(decode_and_draw, used, width, temperature)
 
     def unfinished(self) -> bool:
-        """Wait for the device, and ask whether any response goes on.
-
-        Raises:
-            NoDistributionError: a token was drawn from what is no distribution.
-        """
+        """Wait for the device: whether any response goes on.  NoDistributionError if a draw was invalid."""
         going, invalid = torch.stack([self._going.any(), self._invalid.any()]).tolist()
         if invalid:
             check_drawn(~self._invalid)
         return bool(going)
 
-    def responses(self, used: int, columns: slice) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Token ids, lengths, log-probs, whether they have ended, and mean entropy."""
+    def responses(self, used: int, columns: slice) -> _Sampled:
         lengths = self._lengths[:used].clone()
         token_ids, log_probs = self._token_ids[:used, columns].clone(), self._log_probs[:used, columns].clone()
         return token_ids, lengths, log_probs, ~self._going[:used], self._entropy[:used] / lengths
 
 
-def _sample_statically(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    group_size: int,
-    max_new_tokens: int,
-    temperature: float,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _sample_statically(policy: Policy, prompts: Sequence[Sequence[int]], settings: _Settings) -> _Sampled:
+    group_size, max_new_tokens, temperature, generator = settings
     used = len(prompts) * group_size
     cache, started = prefilled(policy, prompts, 0)
     end = started.width + max_new_tokens
@@ -311,10 +287,7 @@ class Decoder:
 def token_stream(
     policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator
 ) -> Iterator[int]:
-    """Token ids of one response, each computed when it is requested, on the requesting thread; temperature 0 is greedy.
-
-    The last is one of ``policy.eos_ids``.
-    """
+    """Token ids of one response up to an end token, each computed when requested; temperature 0 is greedy."""
     decoder, last = None, None
     while True:
         # Inference mode is per thread, so it is entered for each token.
@@ -323,11 +296,10 @@ def token_stream(
                 decoder = Decoder(policy, [prompt])
             elif last is not None:
                 decoder.step(last)
-            distribution = policy.sampling_logits(decoder.logits, temperature or 1.0).log_softmax(dim=-1)
             if temperature == 0:
-                last = distribution.argmax(dim=-1, keepdim=True)
+                last = policy.sampling_logits(decoder.logits, 1.0).log_softmax(dim=-1).argmax(dim=-1, keepdim=True)
             else:
-                last = sample_tokens(distribution.exp(), generator)
+                last, _ = draw(policy, decoder.logits, temperature, generator)
         yield int(last)
         if int(last) in policy.eos_ids:
             return

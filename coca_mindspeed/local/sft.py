@@ -6,7 +6,7 @@ The batches depend on the seed alone, so a stopped warm-up continues from its ch
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +21,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.policy import Policy, dtype_of_weights, load_adapters
 from coca_mindspeed.local.prefill import common_prefix_length
 from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
@@ -32,21 +31,15 @@ from coca_mindspeed.utils.process import InterruptedRunError, interruptible, sto
 from coca_mindspeed.utils.progress import StepProgress
 
 
-@dataclass(frozen=True)
-class ResponseFormat:
-    """Position and decimals of the confidences; ``spaced`` puts spaces around it, as the method's prompt does."""
-
-    position: ConfidencePosition
-    decimals: int = 2
-    spaced: bool = False
-
-    def response(self, answer: str, *confidences: float) -> str:
-        """The answer with its confidence, or with both confidences in position ``both``."""
-        space, given = " " if self.spaced else "", iter(confidences)
-        return space.join(
-            answer if segment == "answer" else f"{OPEN_TAG}{space}{next(given):.{self.decimals}f}{space}{CLOSE_TAG}"
-            for segment in SEGMENTS[self.position]
-        )
+def response_text(
+    answer: str, *confidences: float, position: ConfidencePosition, decimals: int = 2, spaced: bool = False
+) -> str:
+    """The answer with its confidences; ``spaced`` puts spaces around them, as the method's prompt does."""
+    space, given = " " if spaced else "", iter(confidences)
+    return space.join(
+        answer if segment == "answer" else f"{OPEN_TAG}{space}{next(given):.{decimals}f}{space}{CLOSE_TAG}"
+        for segment in SEGMENTS[position]
+    )
 
 
 def warm_up(
@@ -57,7 +50,7 @@ def warm_up(
     seed: int,
     progress: StepProgress | None = None,
     *,
-    response_format: ResponseFormat | None = None,
+    write: Callable[..., str] | None = None,
     optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw",
     microbatch_tokens: int | None = None,
     resume: tuple[int, Mapping[str, Any]] | None = None,
@@ -65,17 +58,13 @@ def warm_up(
 ) -> None:
     """Train ``policy`` in place on over-confident responses, which teach the format and no calibration.
 
-    Args:
-        progress: shows the loss in nats per token.
-        response_format: of the responses; None: without spaces, as the tiny model writes them.
-        microbatch_tokens: most tokens in a backward pass, padding included; None: no limit.
-        resume: steps whose weights ``policy`` holds, and the state of the optimizer behind them.
-        after_step: called last in each step with the steps done and the optimizer.
-
-    Raises:
-        TrainingError: a loss or a gradient is not finite.
+    ``write``: :func:`response_text` of a format; None: without spaces, as the tiny model writes it.
+    ``microbatch_tokens`` bounds a backward pass, padding included.  ``resume``: steps whose weights ``policy`` holds,
+    and the optimizer's state.  ``after_step`` is called last in each step, with the steps done.  Raises TrainingError
+    if a loss or a gradient is not finite.
     """
-    response_format = response_format or ResponseFormat(method.confidence_position)
+    write = write or partial(response_text, position=method.confidence_position)
+    count = len(SEGMENTS[method.confidence_position]) - 1
     settings = OptimizerConfig(
         name=optimizer_name,
         lr=config.lr,
@@ -91,7 +80,7 @@ def warm_up(
     random = np.random.default_rng(derived_seed(seed, "warm-up"))
     for step in range(config.steps):
         chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
-        texts = [_overconfident_response(record.answer, response_format, config, random) for record in chosen]
+        texts = [_overconfident_response(record.answer, write, count, config, random) for record in chosen]
         if step < done:  # drawn, so that later batches are the same
             continue
         responses = encode_responses(policy, texts)
@@ -128,7 +117,7 @@ def accumulate_gradient(
         shared = 0 if question_weight else common_prefix_length(prompts, policy.sharing)
         limit = TrainerConfig(microbatch_tokens=max(1, microbatch_tokens - shared), share_prompts=False)
         own = [length - shared for length in prompt_lengths]
-        parts = [part.rows for part in microbatches(every, 1, lengths, own, limit)]
+        parts = microbatches(every, 1, lengths, own, limit)
     return sum(
         sft_backward(
             policy,
@@ -191,18 +180,17 @@ def sft_backward(
 
 
 def _overconfident_response(
-    answer: str, response_format: ResponseFormat, config: WarmUpConfig, random: np.random.Generator
+    answer: str, write: Callable[..., str], count: int, config: WarmUpConfig, random: np.random.Generator
 ) -> str:
     if random.random() < config.wrong_answers:
         places = [i for i, character in enumerate(answer) if character.isdecimal()]
         place = places[int(random.integers(len(places)))]
         wrong = (int(answer[place]) + int(random.integers(1, 10))) % 10
         answer = f"{answer[:place]}{wrong}{answer[place + 1 :]}"
-    confidences = [
-        random.uniform(0.9, 1.0) if random.random() < config.overconfident else random.random()
-        for _ in SEGMENTS[response_format.position][1:]
-    ]
-    return response_format.response(answer, *confidences)
+    sure = (
+        random.uniform(0.9, 1.0) if random.random() < config.overconfident else random.random() for _ in range(count)
+    )
+    return write(answer, *sure)
 
 
 def sft_progress(steps: int, show_progress: bool, output: Path, done: int = 0) -> StepProgress:
@@ -219,23 +207,18 @@ def run_sft_warm_up(
 ) -> Policy:
     """SFT warm-up on ``records`` in place, exported to ``output/warm_start``; an export that exists is loaded instead.
 
-    The export has adapters merged and becomes the base for new adapters: the returned policy has none.  The trained
-    model is freed before the export is loaded.  ``output`` is the run's directory, and may hold this warm-up, finished
-    or stopped.
-
-    Raises:
-        DataError: an answer is longer than ``rollout.max_new_tokens``.
-        TrainingError: a loss or a gradient is not finite.
-        InterruptedRunError: Ctrl-C or SIGTERM; the warm-up is saved.
+    The export has adapters merged and becomes the base for new adapters: the returned policy has none.  ``output`` is
+    the run's directory, and may hold this warm-up, finished or stopped.  Raises DataError if an answer is longer than
+    ``rollout.max_new_tokens``, TrainingError as :func:`warm_up`, and InterruptedRunError if stopped; it is saved.
     """
     exported, checkpoints = output / WARMED_UP, output / CHECKPOINTS
     fresh = not exported.exists()
     if fresh:
         method, steps = config.method.training_method, config.warm_up.steps
         decimals = config.method.confidence_decimals or _DECIMALS
-        response_format = ResponseFormat(method.confidence_position, decimals, spaced=True)
+        write = partial(response_text, position=method.confidence_position, decimals=decimals, spaced=True)
         longest = config.rollout.max_new_tokens
-        texts = [response_format.response(record.answer, 0.0, 0.0) for record in records]
+        texts = [write(record.answer, 0.0, 0.0) for record in records]
         for record, response in zip(records, encode_responses(policy, texts), strict=True):
             if len(response) > longest:
                 raise DataError(
@@ -265,7 +248,7 @@ def run_sft_warm_up(
                 config.warm_up,
                 config.seed,
                 progress,
-                response_format=response_format,
+                write=write,
                 optimizer_name=config.optimizer.name,
                 microbatch_tokens=sft_microbatch_tokens(config),
                 resume=resume,

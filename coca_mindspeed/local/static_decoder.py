@@ -74,20 +74,13 @@ class _StaticLayer(DynamicLayer):
 
 
 class StaticDecoder:
-    """A KV cache of ``rows`` x ``columns`` tokens and the inputs of a decoding step, all of which stay in place.
-
-    Attributes:
-        rows, columns: capacity.
-        token: int64 ``[rows, 1]``, the input of the next step.
-        column: int64 ``[1]``, where it will be written; the same in all rows, as prompts are padded on the left.
-        position: int64 ``[rows, 1]``, its position in the text.
-        mask: bool ``[rows, columns]``, the columns that a row's tokens attend to.
-    """
+    """A KV cache of ``rows`` x ``columns`` tokens and the inputs of a decoding step, all of which stay in place."""
 
     def __init__(self, policy: Policy, cache: PreallocatedCache, rows: int, columns: int) -> None:
         """Allocate buffers for a policy whose keys and values have the shapes of ``cache``."""
         device = policy.device
         self.rows, self.columns = capacity(rows, columns)
+        # The input of the next step, its position in the text, and the column where it will be written in all rows.
         self.token, self.position = (torch.zeros(self.rows, 1, dtype=torch.int64, device=device) for _ in range(2))
         self.column = torch.zeros(1, dtype=torch.int64, device=device)
         self.mask = torch.zeros(self.rows, self.columns, dtype=torch.bool, device=device)
@@ -138,10 +131,7 @@ class StaticDecoder:
             torch._foreach_copy_(self._cast, [m.weight.detach() for m in self._linear])
 
     def forward(self, rows: int, width: int) -> Tensor:
-        """Append :attr:`token` to the first ``rows`` rows; return the logits ``[rows, vocabulary]`` of the next.
-
-        ``width`` columns are attended to, the token's own among them.
-        """
+        """Append :attr:`token` to the first ``rows`` rows, as the last of ``width`` columns; return the next logits."""
         policy = self._policy
         self.mask.index_fill_(1, self.column, True)
         cache = PreallocatedCache(policy.model.config)
@@ -165,10 +155,8 @@ class StaticDecoder:
     def run(self, step: Callable[[int, int], None], rows: int, width: int, *constants: Hashable) -> None:
         """Run ``step(rows, width)``, both rounded up to a bucket; on CUDA as a graph.
 
-        The step reads and writes tensors that stay in place.  ``constants`` are its other inputs.
-
-        Raises:
-            CaptureError: it cannot be captured.
+        The step reads and writes tensors that stay in place.  ``constants`` are its other inputs.  Raises CaptureError:
+        it cannot be captured.
         """
         rows, width = _up(rows, _ROWS), _up(width, _COLUMNS)
         if self.column.device.type != "cuda":

@@ -80,10 +80,7 @@ def tiny_config(symbols: str = "") -> Qwen2Config:
 
 
 def write_tiny_model(directory: Path, seed: int, symbols: str = "") -> None:
-    """Write an untrained tiny model; the global random state is not changed.
-
-    Its vocabulary has ``symbols`` besides the characters of the arithmetic data.
-    """
+    """Write an untrained tiny model that also knows ``symbols``; the global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(tiny_config(symbols))

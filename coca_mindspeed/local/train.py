@@ -31,15 +31,14 @@ from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.policy import Policy, is_out_of_memory
-from coca_mindspeed.local.progress import TrainingProgress
 from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.schedule import first_sight, generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
-from coca_mindspeed.scoring.best import BestValue
-from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings, sight_metrics, values
+from coca_mindspeed.scoring.metrics import TIMES_ASKED, BestValue, HealthWarnings, sight_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
+from coca_mindspeed.utils.progress import TrainingProgress
 
 _MEMORY_ADVICE = (
     "trainer.microbatch_tokens or trainer.microbatch_prompts bounds the memory of an update, "
@@ -64,11 +63,9 @@ class Trainer:
     def run(self, resume_from: Checkpoint | None = None, baseline: Sequence[Prediction] = ()) -> None:
         """Train to the last step, from the start or from a checkpoint whose weights :attr:`policy` holds.
 
-        ``baseline`` are answers before the first step; their metrics are logged as step 0, when step 1 is logged.
-
-        Raises:
-            TrainingError: a loss or gradient is not finite, memory is exhausted, or a file cannot be written.
-            InterruptedRunError: Ctrl-C or SIGTERM; the state is saved.
+        ``baseline``: answers before the first step, whose metrics are logged as step 0.  Raises TrainingError for a
+        loss that is not finite, exhausted memory or a full disk, and InterruptedRunError if stopped; the state is
+        saved.
         """
         config, policy = self.config, self.policy
         start, total = resume_from.step if resume_from else 0, config.total_steps

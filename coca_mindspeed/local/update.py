@@ -1,7 +1,6 @@
 """The update of a policy: AdamW, log-probs of given responses with gradient, and one step's microbatches."""
 
 import importlib
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -68,23 +67,14 @@ def _build_8_bit(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimi
 
 @dataclass(frozen=True)
 class ResponseBatch:
-    """Responses to score; :mod:`coca_mindspeed.local.lm_head` bounds the logits in memory.
-
-    Attributes:
-        policy: the policy.
-        prompts: P prompts.
-        token_ids: int64 ``[B, T]``, group by group; results behind a response's end are meaningless.
-        temperature: as in sampling.
-        share_prompts: run each prompt once; its responses attend to its keys and values, gradient included.
-        group_sizes: rows of each prompt, if groups differ in size.
-    """
+    """Responses to score; :mod:`coca_mindspeed.local.lm_head` bounds the logits in memory."""
 
     policy: Policy
     prompts: Sequence[Sequence[int]]
-    token_ids: Tensor
-    temperature: float
-    share_prompts: bool = True
-    group_sizes: Sequence[int] | None = None
+    token_ids: Tensor  # int64 `[B, T]`, group by group; results behind a response's end are meaningless
+    temperature: float  # as in sampling
+    share_prompts: bool = True  # run each prompt once; its responses attend to its keys and values, gradient included
+    group_sizes: Sequence[int] | None = None  # rows of each prompt, if groups differ in size
 
     def scores(self) -> TokenScores:
         """Log-prob and entropy of every response token, float32 ``[B, T]`` each."""
@@ -111,14 +101,12 @@ class ResponseBatch:
     @cached_property
     def _prompt_of(self) -> Tensor:
         """The prompt of each response, int64 ``[B]``."""
-        prompts, rows, sizes = len(self.prompts), len(self.token_ids), self.group_sizes
-        if sizes is None:
-            if rows % prompts:
-                raise ValueError(f"token_ids has {rows} rows, expected a multiple of the {prompts} prompts")
-            sizes = [rows // prompts] * prompts
-        if len(sizes) != prompts or sum(sizes) != rows:
-            raise ValueError(f"group_sizes {list(sizes)} should name {prompts} prompts and {rows} rows in all")
-        return torch.tensor([p for p, size in enumerate(sizes) for _ in range(size)], device=self.policy.device)
+        prompts, rows = len(self.prompts), len(self.token_ids)
+        sizes = self.group_sizes or [rows // prompts] * prompts
+        of_rows = [prompt for prompt, size in enumerate(sizes) for _ in range(size)]
+        if len(of_rows) != rows:
+            raise ValueError(f"{prompts} prompts with groups of {list(sizes)} need {len(of_rows)} rows, found {rows}")
+        return torch.tensor(of_rows, device=self.policy.device)
 
     @property
     def _fits_one_chunk(self) -> bool:
@@ -180,36 +168,19 @@ def _take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
 _PASS_OVERHEAD_TOKENS, _PASS_OVERHEAD_SHARE = 256, 1 / 16
 
 
-@dataclass(frozen=True)
-class Microbatch:
-    """Responses of one backward pass.
-
-    Attributes:
-        prompts: P indices, ascending.
-        rows: the responses' rows, prompt by prompt.
-        group_sizes: responses to each prompt.
-    """
-
-    prompts: list[int]
-    rows: list[int]
-    group_sizes: list[int]
-
-
 def microbatches(
     prompts: Sequence[int],
     group_size: int,
     lengths: Sequence[int],
     prompt_lengths: Sequence[int],
     config: TrainerConfig,
-) -> list[Microbatch]:
-    """Split a minibatch by ``trainer.microbatch_prompts`` or ``trainer.microbatch_tokens``; without either: one.
+) -> list[list[int]]:
+    """Split a minibatch by ``trainer.microbatch_prompts`` or ``trainer.microbatch_tokens``; without either: one part.
 
-    By tokens, padded rows and prompts together have at most so many tokens; a longer response is a microbatch of its
-    own.  Responses fill the microbatches in the order of their length, or by groups (longest response first); the order
-    that costs less, padding included, is taken.
-
-    Row ``p * group_size + g`` is response g to prompt p; ``lengths`` and ``prompt_lengths`` are those of the whole
-    step.
+    Returns the rows of each, ascending; row ``p * group_size + g`` is response g to prompt p, and ``lengths`` and
+    ``prompt_lengths`` are those of the whole step.  By tokens, padded rows and prompts together have at most so many; a
+    longer response is a microbatch of its own.  Responses fill the microbatches in the order of their length, or by
+    groups (longest response first); the order that costs less, padding included, is taken.
     """
 
     def rows_of(prompt: int) -> range:
@@ -217,8 +188,7 @@ def microbatches(
 
     if config.microbatch_tokens is None:
         size = config.microbatch_prompts or len(prompts)
-        parts = [[row for p in prompts[i : i + size] for row in rows_of(p)] for i in range(0, len(prompts), size)]
-        return [_microbatch(part, group_size) for part in parts]
+        return [[row for p in prompts[i : i + size] for row in rows_of(p)] for i in range(0, len(prompts), size)]
 
     rows = [row for prompt in prompts for row in rows_of(prompt)]
     if config.share_prompts:
@@ -230,7 +200,7 @@ def microbatches(
     pass_overhead = max(_PASS_OVERHEAD_TOKENS, int(_PASS_OVERHEAD_SHARE * config.microbatch_tokens))
     splits = [list(_fill(order, group_size, lengths, prompt_lengths, config)) for order in orders]
     best = min(splits, key=lambda split: sum(tokens + pass_overhead for tokens, _ in split))
-    return [_microbatch(part, group_size) for _, part in best]
+    return [sorted(part) for _, part in best]
 
 
 def largest_group_sizes(
@@ -245,12 +215,6 @@ def largest_group_sizes(
         return [group_size] * prompts
     rest = max(0, room - shared) // each
     return [group_size] * whole + [rest] * (rest > 0) or [1]
-
-
-def _microbatch(rows: Sequence[int], group_size: int) -> Microbatch:
-    rows = sorted(rows)
-    groups = Counter(row // group_size for row in rows)
-    return Microbatch(list(groups), rows, list(groups.values()))
 
 
 def _fill(
@@ -299,11 +263,16 @@ def update_policy(
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})
     for group in optimizer.param_groups:
         group["lr"] = lr
+    size, lengths, masks = rollout.credit.group_size, rollout.lengths.tolist(), rollout.masks
+    prompt_lengths = list(map(len, rollout.prompts[::size]))
     losses, norms = [], []
     every_part: list[_MicrobatchResult] = []
     for _ in range(config.trainer.ppo_epochs):
         for minibatch in torch.arange(len(rollout.credit.gesr)).chunk(config.trainer.minibatches):
-            parts = _accumulate_gradient(policy, rollout, minibatch.tolist(), config)
+            split = microbatches(minibatch.tolist(), size, lengths, prompt_lengths, config.trainer)
+            every_row = [row for rows in split for row in rows]
+            whole = len(every_row), sum(lengths[row] for row in every_row)
+            parts = [_backward(policy, rollout, rows, masks, config, *whole) for rows in split]
             loss = sum(float(part.objective.loss) for part in parts)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), config.optimizer.grad_clip))
             for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
@@ -325,35 +294,18 @@ def update_policy(
     return metrics
 
 
-def _accumulate_gradient(
-    policy: Policy, rollout: Rollout, minibatch: Sequence[int], config: RunConfig
-) -> list[_MicrobatchResult]:
-    """Run the backward passes of one minibatch's microbatches; losses and gradients add up to the minibatch's."""
-    group, lengths, masks = rollout.credit.group_size, rollout.lengths.tolist(), rollout.masks
-    prompt_lengths = list(map(len, rollout.prompts[::group]))
-    responses = len(minibatch) * group
-    tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
-    return [
-        _backward(policy, rollout, microbatch, masks, config, responses, tokens)
-        for microbatch in microbatches(minibatch, group, lengths, prompt_lengths, config.trainer)
-    ]
-
-
 def _backward(
     policy: Policy,
     rollout: Rollout,
-    microbatch: Microbatch,
+    rows: Sequence[int],
     masks: SegmentMasks,
     config: RunConfig,
     responses: int,
     tokens: int,
 ) -> _MicrobatchResult:
-    """Run the backward pass of a microbatch.
-
-    ``masks`` are those of the rollout; the minibatch has ``responses`` responses and ``tokens`` tokens in all.
-    """
+    """Run the backward pass of ``rows`` of a minibatch with so many ``responses`` and ``tokens`` in all."""
     assert rollout.log_probs is not None
-    rows, batch = responses_of(policy, rollout, microbatch, config)
+    batch = responses_of(policy, rollout, rows, rollout.credit.group_size, config)
     width, device = batch.token_ids.shape[1], policy.device
     old_log_probs, advantages = rollout.log_probs[rows, :width].to(device), rollout.token_advantages[rows, :width]
     advantages, masks = advantages.to(device), {name: mask[rows, :width].to(device) for name, mask in masks.items()}
@@ -380,18 +332,17 @@ def _backward(
 
 
 def responses_of(
-    policy: Policy, rollout: Rollout, microbatch: Microbatch, config: RunConfig
-) -> tuple[Tensor, ResponseBatch]:
-    """A microbatch's rows, int64 ``[rows]``, and their responses, padded to the longest, on the policy's device."""
+    policy: Policy, rollout: Rollout, rows: Sequence[int], group_size: int, config: RunConfig
+) -> ResponseBatch:
+    """The responses in ``rows``, ascending, padded to the longest, on the policy's device."""
     assert rollout.token_ids is not None
-    rows = torch.tensor(microbatch.rows)
-    first_of_each = itertools.accumulate(microbatch.group_sizes[:-1], initial=0)
+    groups = Counter(row // group_size for row in rows)
     token_ids = rollout.token_ids[rows, : int(rollout.lengths[rows].max())]
-    return rows, ResponseBatch(
+    return ResponseBatch(
         policy,
-        [rollout.prompts[microbatch.rows[first]] for first in first_of_each],
+        [rollout.prompts[prompt * group_size] for prompt in groups],
         token_ids.to(policy.device),
         temperature=config.rollout.temperature,
         share_prompts=config.trainer.share_prompts,
-        group_sizes=microbatch.group_sizes,
+        group_sizes=list(groups.values()),
     )

@@ -4,9 +4,8 @@ Every run starts with :func:`open_run`, which locks the directory and checks rec
 without torch.  Checks of prompts, token ids and lengths use the model's tokenizer.
 """
 
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,7 @@ from coca_mindspeed.errors import Check, DataError, Problem, find_problems, rais
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.logging import require_loggers
-from coca_mindspeed.local.model_files import (
-    ContextLimit,
-    context_limit,
-    download_model,
-    read_model_config,
-)
+from coca_mindspeed.local.model_files import context_limit, download_model, read_model_config
 from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     RunState,
@@ -38,11 +32,10 @@ from coca_mindspeed.local.run_directory import (
     with_model,
     with_stored,
 )
-from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.progress import StepProgress
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
-_CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]
 _SILENT = 3.0  # seconds before progress is shown
 
 
@@ -58,21 +51,15 @@ class LengthLimits:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Records, grader and complete configuration of a run whose weights are not read yet.
+    """Records, grader and complete configuration of a run whose weights are not read yet."""
 
-    Attributes:
-        state: of its directory.
-        config: complete: with the number of steps, and the directory of a model of the hub.
-        digests: of the records, by the names of the sets.
-    """
-
-    state: RunState
-    config: RunConfig
+    state: RunState  # of its directory
+    config: RunConfig  # complete: with the number of steps, and the directory of a model of the hub
     grader: MeasuredGrader
     train: Sequence[Record]
     evaluate: Sequence[Record]
     warm_up: Sequence[Record]
-    digests: Mapping[str, Mapping[str, Any]]
+    digests: Mapping[str, Mapping[str, Any]]  # of the records, by the names of the sets
     show_progress: bool
 
     @property
@@ -90,42 +77,22 @@ class RunInputs:
         return None if config.model.path is None else Path(config.model.path), "model.path"
 
 
-InputCheck = Callable[[RunInputs], None]
-
-
-def check_gold_answers(inputs: RunInputs) -> None:
-    """Raise ConfigError, DataError or GradingError for a gold answer that the grader cannot use."""
-    check_records(inputs.grader, record_sources(inputs.config.data, inputs.train, inputs.evaluate))
-
-
-#: Checks of a run's inputs that need no torch, in this order; local/run.py has those that need it.
-INPUT_CHECKS: tuple[InputCheck, ...] = (
-    lambda inputs: check_same_data(inputs.state, inputs.config, inputs.digests),
-    lambda inputs: check_space(inputs.config, inputs.state, inputs.model[0]),
-    check_gold_answers,
-)
-
-
 @contextmanager
 def open_run(
-    config: RunConfig, output: Path, *, resume: bool = False, overwrite: bool | None = None, show_progress: bool = True
+    config: RunConfig, output: Path, *, resume: bool = False, show_progress: bool = True
 ) -> Iterator[RunInputs]:
     """Lock a run's directory and check all that is known of the run without torch; write nothing.
 
-    ``resume`` continues from the newest checkpoint of the run in ``output``; ``overwrite`` removes that run (None: the
-    command has no such option).
-
-    Raises:
-        ConfigError: settings, the output directory, or the disk.
-        DataError, GradingError: a record or a gold answer cannot be used, or something that grading needs is missing.
+    ``resume`` continues from the newest checkpoint of the run in ``output``.  Raises ConfigError for settings, the
+    output directory and the disk, DataError or GradingError for a record or a gold answer that cannot be used.
     """
     check_settings(config, *((missing_data,) if resume else (missing_data, missing_model)))
-    with open_run_directory(output, resume=resume, overwrite=overwrite) as state:
+    with open_run_directory(output, resume=resume) as state:
         require_loggers(config.logging)
         if resume:
             config = with_stored(config, state)
             check_same_settings(state, config)  # before records are read and a model is downloaded
-        with read_inputs(config, state, INPUT_CHECKS, show_progress=show_progress) as inputs:
+        with read_inputs(config, state, show_progress=show_progress) as inputs:
             yield inputs
 
 
@@ -135,9 +102,7 @@ def check_settings(config: RunConfig, *missing: Check[RunConfig], heading: str =
 
 
 @contextmanager
-def read_inputs(
-    config: RunConfig, state: RunState, checks: Sequence[InputCheck], *, show_progress: bool
-) -> Iterator[RunInputs]:
+def read_inputs(config: RunConfig, state: RunState, *, show_progress: bool) -> Iterator[RunInputs]:
     """Read a run's records, download its model, complete its configuration, open its grader, and check all of it."""
     train, evaluate = load_data(config.data)
     config, warm_up = with_steps(config, len(train)), read_warm_up_records(config)
@@ -149,8 +114,9 @@ def read_inputs(
         config = with_model(config, path=str(path))
     with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
         inputs = RunInputs(state, config, grader, train, evaluate, warm_up, digests, show_progress)
-        for check in checks:
-            check(inputs)
+        check_same_data(state, config, digests)
+        check_space(config, state, inputs.model[0])
+        check_records(grader, record_sources(config.data, train, evaluate))
         yield inputs
 
 
@@ -190,10 +156,7 @@ def record_sources(
 
 
 def read_warm_up_records(config: RunConfig) -> list[Record]:
-    """The records of ``warm_up.records``; none if it is not set.
-
-    Raises DataError if the file cannot be read or is empty, or an answer cannot be written as a response.
-    """
+    """The records of ``warm_up.records``, if it is set; DataError if one of their answers cannot be a response."""
     if config.warm_up.records is None:
         return []
     records = _read("warm_up.records", config.warm_up.records, config.data)
@@ -223,99 +186,55 @@ def check_prompts(
 ) -> None:
     """Refuse prompts that the model in ``path`` with this tokenizer cannot process, without reading its weights.
 
-    Raises:
-        ConfigError: no chat template, or one that refuses the prompt, drops a message, ends the prompt
-            inside an open thought or reads the clock; token ids beyond the embedding; sequences beyond its context.
-        DataError: a prompt is empty, too long or not text; it names the record.
+    Raises ConfigError for a chat template that is missing, refuses the prompt, drops a message, opens a thought or
+    reads the clock, and for token ids or sequences beyond the model's; DataError names a record with an unusable
+    prompt.
     """
-    architecture = read_model_config(path, model, where=where)
-    context, shown = context_limit(architecture), f"{where}={path}"
-    check_token_ids(tokenizer, architecture, records, system_prompt, where, path)
+    architecture, shown = read_model_config(path, model, where=where), f"{where}={path}"
     check_template(tokenizer, records, system_prompt, shown, keys, allow_open_thinking=model.allow_open_thinking)
-    check_lengths(tokenizer, context, records, system_prompt, limits, shown, show_progress)
-
-
-def check_token_ids(
-    tokenizer: Any, architecture: Any, records: Sequence[Record], system_prompt: str | None, where: str, path: Path
-) -> None:
-    """Raise ConfigError for ids of padding, end of sequence or prompts without a row in the model's embedding."""
-    rows = getattr(architecture, "vocab_size", None)
-    if rows is None:
-        return
-    resize = f"model.resize_token_embeddings({len(tokenizer)}) and save_pretrained"
-    reason = f"its embedding has {rows} rows (vocab_size in config.json), its tokenizer gives"
-    for name in ("pad_token", "eos_token"):
-        token_id = getattr(tokenizer, f"{name}_id")
-        if token_id is not None and token_id >= rows:
-            reason = f"{reason} {name} {getattr(tokenizer, name)!r} the id {token_id}"
-            raise_problems([Problem("token-id", where, str(path), reason, f"{resize}, or name another {name}")])
-    if all(token_id < rows for token_id in tokenizer.get_vocab().values()):
-        return
-    for start in range(0, len(records), _CHUNK):
-        chunk = records[start : start + _CHUNK]
-        encoded = tokenizer(render_prompts(tokenizer, chunk, system_prompt), add_special_tokens=False)["input_ids"]
-        for record, ids in zip(chunk, encoded, strict=True):
-            if ids and (token_id := max(ids)) >= rows:
-                token = tokenizer.convert_ids_to_tokens(token_id)
-                reason = (
-                    f"{reason} {token!r} in the prompt of record {record.id!r} of {record.dataset} the id {token_id}"
-                )
-                raise_problems([Problem("token-id", where, str(path), reason, resize)])
-
-
-def ordinary_pad_token(tokenizer: Any) -> str | None:
-    """The padding token if it is a piece of ordinary text, which the policy could then never write; else None."""
-    token, pad_id = tokenizer.pad_token, tokenizer.pad_token_id
-    if pad_id is None or pad_id == tokenizer.eos_token_id or _CONTROL_TOKEN.fullmatch(token):
-        return None
-    vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("vocab") or {}
-    pieces = vocabulary if isinstance(vocabulary, dict) else {piece for piece, *_ in vocabulary}  # Unigram: a list
-    return str(token) if token in pieces else None
+    check_lengths(tokenizer, architecture, records, system_prompt, limits, shown, show_progress)
 
 
 def check_lengths(
     tokenizer: Any,
-    context: ContextLimit | None,
+    architecture: Any,
     records: Sequence[Record],
     system_prompt: str | None,
     limits: LengthLimits,
     model: str,
     show_progress: bool,
 ) -> None:
-    """Refuse prompts beyond the limit, and sequences beyond the context of ``model`` (its name in messages).
+    """Refuse prompts of a wrong length, or ids without a row in the embedding of ``architecture`` (``model``)."""
+    context, rows = context_limit(architecture), getattr(architecture, "vocab_size", math.inf)
 
-    A token stands for at least one byte of the normalised text, whose length :func:`_most_bytes` bounds, so short texts
-    are not tokenized.
-    """
-    room = limits.prompt if context is None else min(limits.prompt, context.tokens - limits.response)
+    def refuse_id(what: str, fix: str) -> None:
+        reason = f"its embedding has {rows} rows (vocab_size in config.json), its tokenizer gives {what}"
+        fix = f"model.resize_token_embeddings({len(tokenizer)}) and save_pretrained{fix}"
+        key, _, path = model.partition("=")
+        raise_problems([Problem("token-id", key, path, reason, fix)])
+
+    for name in ("pad_token", "eos_token"):
+        token_id = getattr(tokenizer, f"{name}_id")
+        if token_id is not None and token_id >= rows:
+            refuse_id(f"{name} {getattr(tokenizer, name)!r} the id {token_id}", f", or name another {name}")
     with StepProgress(len(records), show_progress, title="checking prompts", patience=_SILENT) as progress:
         for start in range(0, len(records), _CHUNK):
-            texts = render_prompts(tokenizer, chunk := records[start : start + _CHUNK], system_prompt)
-            doubtful = [
-                (record, text)
-                for record, text in zip(chunk, texts, strict=True)
-                if not text or _most_bytes(text) > room
-            ]
-            ids = tokenizer([text for _, text in doubtful], add_special_tokens=False)["input_ids"] if doubtful else []
-            for (record, _), length in zip(doubtful, map(len, ids), strict=True):
+            chunk = records[start : start + _CHUNK]
+            prompts = tokenizer(render_prompts(tokenizer, chunk, system_prompt), add_special_tokens=False)["input_ids"]
+            for record, ids in zip(chunk, prompts, strict=True):
+                name, length = f"record {record.id!r} of {record.dataset}", len(ids)
                 if not 0 < length <= limits.prompt:
                     raise DataError(
-                        f"record {record.id!r} of {record.dataset}: its prompt has {length} tokens, expected "
-                        f"1 to {limits.prompt} ({limits.prompt_key})"
+                        f"{name}: its prompt has {length} tokens, expected 1 to {limits.prompt} ({limits.prompt_key})"
                     )
+                if (token_id := max(ids)) >= rows:
+                    token = tokenizer.convert_ids_to_tokens(token_id)
+                    refuse_id(f"{token!r} in the prompt of {name} the id {token_id}", "")
                 if context is not None and length + limits.response > context.tokens:
                     reason = (
-                        f"with the prompt of record {record.id!r} of {record.dataset} ({length} tokens) exceeds the "
-                        f"{context.tokens} tokens of {model}: {context.reason}"
+                        f"with the prompt of {name} ({length} tokens) exceeds the {context.tokens} tokens of {model}: "
+                        f"{context.reason}"
                     )
                     fix = f"set it to {context.tokens - length} or less"
                     raise_problems([Problem("context", limits.response_key, limits.response, reason, fix)])
             progress.show(start + len(chunk))
-
-
-def _most_bytes(text: str) -> int:
-    """Most bytes of a text's normal form.
-
-    NFKC and NFKD expand a character up to 11 times, NFC and NFD 3 times, as SentencePiece a space, and it adds one.
-    """
-    return (3 if text.isascii() else 11) * len(text.encode()) + 3

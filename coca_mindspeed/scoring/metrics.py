@@ -1,14 +1,18 @@
-"""Metrics of a rollout, and warnings when a run stops learning."""
+"""Metrics of a rollout, warnings when a run stops learning, and the best value of a held-out metric."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, calibration_metrics
+from coca_mindspeed.utils.files import whole_directory
+from coca_mindspeed.utils.json_files import read_object, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,15 +66,10 @@ def rollout_metrics(rollout: Rollout) -> dict[str, WeightedMean]:
 
 @dataclass(frozen=True)
 class FirstSight:
-    """The step (from 0) in which a run first asks each question, which is known by its text.
+    """The step (from 0) in which a run first asks each question, which is known by its text."""
 
-    Attributes:
-        steps: question -> step.
-        count: questions of a step.
-    """
-
-    steps: Mapping[str, int]
-    count: int
+    steps: Mapping[str, int]  # question -> step
+    count: int  # questions of a step
 
     @classmethod
     def of(cls, asked: Iterable[str], count: int) -> FirstSight:
@@ -90,18 +89,14 @@ class FirstSight:
 
 
 FIRST_SIGHT, REPEATED, HELD_OUT = "first_sight", "repeated", "held_out"
+_SIGHTS = {FIRST_SIGHT: False, REPEATED: True}  # whether an earlier step asked the question
 
 
 def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, WeightedMean]:
-    """Accuracy and mean stated confidence of the responses with a graded answer and a valid confidence.
+    """``accuracy`` and mean ``confidence`` of responses with a graded answer and a valid confidence, and ``gap_error``.
 
-    Args:
-        name: before the slash of the metrics.
-        correct: float64 ``[P, G]``, NaN where ungradable.
-        stated: float64 ``[P, G]``, NaN where invalid.
-
-    Returns:
-        ``accuracy``, ``confidence``, and ``gap_error``: the standard error of confidence minus accuracy, by question.
+    That is the standard error of confidence minus accuracy, by question.  The metrics begin with ``name/``; ``correct``
+    and ``stated`` are float64 ``[P, G]``, NaN where ungradable or invalid.
     """
     usable = ~(correct.isnan() | stated.isnan())
     difference = stated[usable] - correct[usable]
@@ -115,18 +110,11 @@ def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, Weighte
 
 
 def sight_metrics(rollout: Rollout, seen: Sequence[bool]) -> dict[str, WeightedMean]:
-    """:func:`gap_metrics` of the questions that the run asks for the first time, and of those it asked before.
-
-    ``seen``, ``[P]``: whether an earlier step asked the question.
-    """
-    rows = {
-        FIRST_SIGHT: [p for p, known in enumerate(seen) if not known],
-        REPEATED: [p for p, k in enumerate(seen) if k],
-    }
+    """Metrics of questions at first sight and of those asked before, by ``seen``, ``[P]``: whether a step asked it."""
     correct, stated = (values.view(len(seen), -1) for values in (rollout.correct, rollout.stated))
-    return {
-        key: mean for name, part in rows.items() for key, mean in gap_metrics(name, correct[part], stated[part]).items()
-    }
+    rows = {name: [p for p, known in enumerate(seen) if known == again] for name, again in _SIGHTS.items()}
+    first, repeated = (gap_metrics(name, correct[part], stated[part]) for name, part in rows.items())
+    return {**first, **repeated}
 
 
 class Gap(NamedTuple):
@@ -173,11 +161,8 @@ _UNGRADABLE = 0.05
 def health_problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Find reasons why a run learns less than it should, in consecutive steps (rows of metrics.jsonl).
 
-    Missing metrics are ignored.
-
-    Returns:
-        Text for the user by code: ``invalid``, ``no_signal`` (in neither segment), ``no_confidence_signal``,
-        ``no_answer_signal``, ``ungradable`` or ``cut_off``.
+    Missing metrics are ignored.  Returns text for the user by code: ``invalid``, ``no_signal`` (in neither segment),
+    ``no_confidence_signal``, ``no_answer_signal``, ``ungradable`` or ``cut_off``.
     """
     invalid, ungradable = _mean(rows, "rollout/invalid_share"), _mean(rows, "grading/ungradable_share")
     cut_off, accuracy = _mean(rows, "response/cut_off_share"), _mean(rows, "rollout/accuracy")
@@ -216,10 +201,8 @@ def gap_problem(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Find whether the last evaluation in ``rows`` (of metrics.jsonl) shows a confidence that holds in training alone.
 
     Compares confidence minus accuracy of the held-out questions with that of the :data:`NO_SIGNAL_STEPS` steps up to
-    the evaluation, on questions at first sight and on repeated ones.
-
-    Returns:
-        Text for the user by the code ``held_out_gap`` if a difference exceeds 0.1 with its 95% interval.
+    the evaluation, on questions at first sight and on repeated ones.  Returns text for the user by the code
+    ``held_out_gap`` if a difference exceeds 0.1 with its 95% interval.
     """
     last = max((i for i, row in enumerate(rows) if Gap.of([row], HELD_OUT)), default=None)
     if last is None or (held_out := Gap.of([rows[last]], HELD_OUT)) is None:
@@ -276,3 +259,29 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     """The mean of a metric over the rows that have it; NaN, for which every comparison is false, if none has."""
     values = [float(row[name]) for row in rows if row.get(name) is not None]
     return sum(values) / len(values) if values else math.nan
+
+
+_FILE = "best.json"
+
+
+class BestValue:
+    """The best value of a metric so far, in ``best.json`` of ``directory`` beside its step's files."""
+
+    def __init__(self, directory: Path, metric: str) -> None:
+        self.directory, self._metric = directory, metric
+        self._sign = METRIC_SPECS[metric.removeprefix("eval/")].better
+        known = read_object(directory / _FILE)
+        self._best: float = known["value"] if known.get("metric") == metric else -math.inf * self._sign
+
+    def improves(self, metrics: Mapping[str, float]) -> bool:
+        """True if the metric improved; NaN never does."""
+        return bool(self._sign * metrics.get(self._metric, math.nan) > self._sign * self._best)
+
+    @contextmanager
+    def replace(self, step: int, metrics: Mapping[str, float]) -> Iterator[Path]:
+        """Yield an empty directory for the files of ``step``, which replaces the earlier one if the block succeeds."""
+        value = metrics[self._metric]
+        with whole_directory(self.directory) as writing:
+            yield writing
+            write_json(writing / _FILE, {"metric": self._metric, "value": value, "step": step})
+        self._best = value

@@ -23,21 +23,13 @@ from coca_mindspeed.utils.custom_code import is_custom
 
 @dataclass(frozen=True, slots=True)
 class ResponseScorer:
-    """Scores responses of one format.
+    """Scores responses of one format."""
 
-    Attributes:
-        text: bytes of each token id.
-        parser: reads the response format.
-        grader: grades the answers.
-        max_confidence_tokens: segment length of an invalid response.
-        require_evaluated: in training, an answer that only restates its question is wrong.
-    """
-
-    text: TokenText
-    parser: ResponseParser
-    grader: Grader
-    max_confidence_tokens: int
-    require_evaluated: bool = False
+    text: TokenText  # bytes of each token id
+    parser: ResponseParser  # reads the response format
+    grader: Grader  # grades the answers
+    max_confidence_tokens: int  # segment length of an invalid response
+    require_evaluated: bool = False  # in training, an answer that only restates its question is wrong
 
     def __call__(self, rollout: Rollout) -> Rollout:
         """Read and grade the responses of a rollout, which knows its token ids and records."""
@@ -70,13 +62,7 @@ def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
 
 
 def held_out_metrics(correct: Tensor, stated: Tensor, confidence_lengths: Tensor) -> dict[str, float]:
-    """The paper's six metrics of the gradable answers, if defined, and ``ungradable_share``.
-
-    Args:
-        correct: float ``[n]``, 1 or 0; NaN: ungradable.
-        stated: float ``[n]``, NaN where invalid.
-        confidence_lengths: int ``[n]``, tokens until the confidence is known.
-    """
+    """The paper's six metrics of the gradable answers, if defined, and ``ungradable_share``; ``[n]`` as in Rollout."""
     graded = ~correct.isnan()
     tokens = torch.where(stated.isnan(), torch.nan, confidence_lengths.double())
     metrics = calibration_metrics(stated[graded].numpy(), correct[graded].bool().numpy(), tokens[graded].numpy())

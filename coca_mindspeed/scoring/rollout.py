@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coca_mindspeed.algorithm import check_tensor
 from coca_mindspeed.algorithm.advantages import Reduce, SegmentMasks, segment_masks, token_advantages
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends
-from coca_mindspeed.algorithm.checks import check_tensor
 from coca_mindspeed.algorithm.credit import NO_CREDIT, Credit, CreditRule, stated_decimals
-from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.grading.verdict import Grader, Verdict
@@ -33,56 +33,34 @@ _EMPTY = torch.empty(0)
 
 @dataclass(kw_only=True)
 class Rollout:
-    """``B`` responses on the CPU, group by group: the G responses to a prompt are neighbours.
+    """``B`` responses on the CPU, the G to a prompt beside each other; each stage fills its fields, in this order."""
 
-    Each stage fills its fields, in this order; before it they are empty or None.
+    lengths: Tensor  # int64 `[B]`, tokens of each response
+    width: int  # tokens of the longest response, T
+    records: Sequence[Record] = ()  # the question of each response
+    prompts: Sequence[Sequence[int]] = ()  # token ids of each response's prompt
+    token_ids: Tensor | None = None  # int64 `[B, T]`, anything behind a response's end
+    log_probs: Tensor | None = None  # float32 `[B, T]` of the sampled tokens under the policy that sampled them
+    finished: Tensor | None = None  # bool `[B]`; False if the length limit cut the response off
+    entropy: Tensor | None = None  # float32 `[B]`, nats, mean over the response's tokens
 
-    Attributes:
-        lengths: int64 ``[B]``, tokens of each response.
-        width: tokens of the longest response, T.
-        records: the question of each response.
-        prompts: token ids of each response's prompt.
-        token_ids: int64 ``[B, T]``, anything behind a response's end.
-        log_probs: float32 ``[B, T]`` of the sampled tokens under the policy that sampled them.
-        finished: bool ``[B]``; False if the length limit cut the response off.
-        entropy: float32 ``[B]``, nats, mean over the response's tokens.
-        texts: the decoded responses.
-        answers: the answer segment of each; of a response without a valid confidence, the whole text.
-        stated: float64 ``[B]``, the stated confidences; NaN where a response states no valid one.
-        stated_after: float64 ``[B]``, the second confidences of a method that asks for two; None for the others.
-        confidence_lengths: int64 ``[B]``, tokens up to the end of the stated confidence.
-        segment_ends: int64 ``[B, S]``, tokens up to the end of each segment; the last are the responses' lengths.
-        verdicts: on each answer.
-        correct: float64 ``[B]``, 1 or 0; NaN where the answer could not be graded.
-        grading_seconds: wall time of grading.
-        unevaluated: number of right answers that training does not reward, because they only restate the question.
-        credit: rewards and advantages of each segment, by group.
-        token_advantages: float32 ``[B, T]``, 0 behind a response's end.
-    """
-
-    lengths: Tensor
-    width: int
-    records: Sequence[Record] = ()
-    prompts: Sequence[Sequence[int]] = ()
-    token_ids: Tensor | None = None
-    log_probs: Tensor | None = None
-    finished: Tensor | None = None
-    entropy: Tensor | None = None
-
-    texts: Sequence[str] = ()
-    answers: Sequence[str] = ()
-    stated: Tensor = _EMPTY
+    texts: Sequence[str] = ()  # the decoded responses
+    answers: Sequence[str] = ()  # the answer segment of each; of a response without a valid confidence, the whole text
+    stated: Tensor = _EMPTY  # float64 `[B]`, the stated confidences; NaN where a response states no valid one
+    # float64 `[B]`, the second confidences of a method that asks for two; None for the others
     stated_after: Tensor | None = None
-    confidence_lengths: Tensor = _EMPTY
+    confidence_lengths: Tensor = _EMPTY  # int64 `[B]`, tokens up to the end of the stated confidence
+    # int64 `[B, S]`, tokens up to the end of each segment; the last are the responses' lengths
     segment_ends: Tensor = _EMPTY
 
-    verdicts: Sequence[Verdict] = ()
-    correct: Tensor = _EMPTY
-    grading_seconds: float = 0.0
+    verdicts: Sequence[Verdict] = ()  # on each answer
+    correct: Tensor = _EMPTY  # float64 `[B]`, 1 or 0; NaN where the answer could not be graded
+    grading_seconds: float = 0.0  # wall time of grading
+    # number of right answers that training does not reward, because they only restate the question
     unevaluated: int = 0
 
-    credit: Credit = NO_CREDIT
-    token_advantages: Tensor = _EMPTY
+    credit: Credit = NO_CREDIT  # rewards and advantages of each segment, by group
+    token_advantages: Tensor = _EMPTY  # float32 `[B, T]`, 0 behind a response's end
 
     @classmethod
     def from_scores(
@@ -93,11 +71,7 @@ class Rollout:
         texts: Sequence[str] = (),
         verdicts: Sequence[Verdict] = (),
     ) -> "Rollout":
-        """Inverse of :meth:`scores`; casts the columns to :data:`SCORE_COLUMNS`.  ``width`` None: the longest response.
-
-        Raises:
-            ValueError: a wrong shape or dtype.
-        """
+        """Inverse of :meth:`scores`, from columns of any number type; ``width`` None: the longest response."""
         first, *after = stated_decimals(columns["stated_confidence"]).T.contiguous()
         of_type = {name: columns[name].to(dtype) for name, dtype in SCORE_COLUMNS.items()}
         lengths = of_type["segment_ends"][:, -1].contiguous()
@@ -112,13 +86,7 @@ class Rollout:
         ).set_correct(of_type["correct"].flatten(), verdicts)
 
     def read(self, text: TokenText, parser: ResponseParser, max_confidence_tokens: int) -> "Rollout":
-        """Decode the responses, parse their confidences and find the ends of their segments.
-
-        Args:
-            text: bytes of each token id.
-            parser: reads the response format.
-            max_confidence_tokens: segment length of a response without a valid confidence.
-        """
+        """Decode the responses, parse their confidences and find the ends of their segments."""
         assert self.token_ids is not None
         self.texts = text.decode(self.token_ids, self.lengths)
         parsed = [parser(response) for response in self.texts]
@@ -130,11 +98,7 @@ class Rollout:
         given = (self.token_ids, self.lengths, text)
         options: Any = {"max_confidence_tokens": max_confidence_tokens, "position": parser.position}
         self.segment_ends = segment_ends(*given, valid, **options)
-        self.confidence_lengths = (
-            confidence_segment_lengths(*given, valid[0], **options)
-            if parser.position == "last"
-            else self.segment_ends[:, 0]
-        )
+        self.confidence_lengths = confidence_segment_lengths(*given, valid[0], **options)
         return self
 
     def grade(self, grader: Grader) -> "Rollout":
@@ -151,11 +115,7 @@ class Rollout:
         return self.set_correct(correctness(verdicts), verdicts)
 
     def set_correct(self, correct: Tensor, verdicts: Sequence[Verdict] = ()) -> "Rollout":
-        """Set the verdicts on the answers; ``correct`` is float ``[B]``: 1, 0, or NaN where ungradable.
-
-        Raises:
-            ValueError: a wrong shape or dtype.
-        """
+        """Set the verdicts on the answers; ``correct`` is float ``[B]``: 1, 0, or NaN where ungradable."""
         check_tensor("correct", correct, "float", len(self.lengths))
         self.correct, self.verdicts = correct.double(), verdicts
         return self
@@ -171,13 +131,7 @@ class Rollout:
         }
 
     def give_credit(self, rule: CreditRule, group_size: int, reduce: Reduce | None = None) -> "Rollout":
-        """Compute rewards, advantages and the advantage of each token, in groups of ``group_size`` (G) responses.
-
-        See :class:`CreditRule`.
-
-        Raises:
-            ValueError: a wrong shape or dtype, or a rollout without scores or of groups that are not whole.
-        """
+        """Compute rewards and advantages in groups of ``group_size`` scored responses, and those of the tokens."""
         if not len(self.stated) == len(self.correct) == len(self.lengths) or len(self.lengths) % group_size:
             raise ValueError(
                 f"credit needs a confidence and a verdict for each response of whole groups of {group_size}; found "
@@ -203,20 +157,14 @@ class Rollout:
         return segment_masks(self.segment_ends, list(self.credit.segments), self.width)
 
     def rows(self, shown: Iterable[int]) -> list[dict[str, Any]]:
-        """Rows of a samples dump: :meth:`scored_row` of each, rewards, advantages and lengths.
-
-        The reward of a response that takes no part is None.
-
-        Args:
-            shown: indexes into the B responses.
-        """
+        """Rows of a samples dump of the responses ``shown``; the reward of one that takes no part is None."""
         credit, group_size = self.credit, self.credit.group_size
         advantages = {name: values.flatten() for name, values in credit.values_by_segment().items()}
         return [
             {
                 **self.scored_row(row),
-                "gesr": _number(credit.gesr[row // group_size]),
-                "confidence_reward": _number(credit.confidence_reward.flatten()[row]),
+                "gesr": number_or_none(credit.gesr[row // group_size]),
+                "confidence_reward": number_or_none(credit.confidence_reward.flatten()[row]),
                 **{f"{name}_advantage": float(values[row]) for name, values in advantages.items()},
                 "tokens": int(self.lengths[row]),
                 "confidence_tokens": int(self.confidence_lengths[row]),
@@ -230,9 +178,9 @@ class Rollout:
         if self.verdicts:
             verdict = self.verdicts[row]
             known = {"response": self.texts[row], "verdict": verdict.outcome.value, "reason": verdict.reason}
-        known["confidence"] = stated_or_none(self.stated[row])
+        known["confidence"] = number_or_none(self.stated[row])
         if self.stated_after is not None:
-            known["confidence_after"] = stated_or_none(self.stated_after[row])
+            known["confidence_after"] = number_or_none(self.stated_after[row])
         return {**known, "correct": None if bool(self.correct[row].isnan()) else bool(self.correct[row])}
 
 
@@ -247,10 +195,5 @@ def confidences(stated: Iterable[float | None]) -> Tensor:
     return torch.tensor([math.nan if value is None else value for value in stated], dtype=torch.float64)
 
 
-def stated_or_none(value: Tensor) -> float | None:
-    """A confidence as it was stated; None for NaN."""
-    return None if bool(value.isnan()) else as_stated(float(value))
-
-
-def _number(value: Tensor) -> float | None:
+def number_or_none(value: Tensor) -> float | None:
     return None if bool(value.isnan()) else float(value)

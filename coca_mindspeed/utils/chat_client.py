@@ -26,10 +26,7 @@ class Completion(NamedTuple):
 
 
 class ChatError(Exception):
-    """A request without a chat completion.
-
-    ``status`` is the reply's HTTP status, None if it has no meaning; ``pause`` the seconds that the server asks for.
-    """
+    """A request without a completion; ``status``: of HTTP, or None; ``pause``: seconds that the server asks for."""
 
     def __init__(self, problem: str, status: int | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(one_line(problem)[:_SHOWN])
@@ -37,15 +34,11 @@ class ChatError(Exception):
 
 
 class ChatClient:
-    """A client of one event loop.
+    """A client of one event loop for a base URL such as ``http://127.0.0.1:8000/v1``; ``key`` None: it needs none.
 
-    Args:
-        url: base URL, such as ``http://127.0.0.1:8000/v1``.
-        key: None if the server needs none.
-        retries: further attempts, with exponential backoff or as the server asks, after connection errors, timeouts,
-            the statuses 408, 409, 429 and 5xx, and replies that are no chat completion.
-        seconds: timeout of one attempt, until its last byte.
-        total_seconds: timeout of all attempts of a request.
+    ``retries``: further attempts, with exponential backoff or as the server asks, after connection errors, timeouts,
+    the statuses 408, 409, 429 and 5xx, and replies that are no chat completion.  ``seconds``: timeout of one attempt,
+    until its last byte; ``total_seconds``: of all attempts of a request.
     """
 
     def __init__(
@@ -86,10 +79,7 @@ class ChatClient:
             raise ChatError(problem, headers=found.headers) from None
 
     async def models(self) -> list[str] | None:
-        """Return the server's models; None if it does not list them.
-
-        Raises ChatError if it cannot be reached or refuses the key.
-        """
+        """The server's models; None if it lists none.  Raises ChatError if it cannot be reached or refuses the key."""
         try:
             listed = await asyncio.wait_for(self._client.models.list(), self._seconds)
             return [str(model.id) for model in listed.data]

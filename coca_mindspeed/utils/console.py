@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import time
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
@@ -149,25 +148,6 @@ def print_markdown(text: str) -> None:
 
 def _unescaped(cell: str) -> str:
     return cell.replace("\\|", "|").strip("`")
-
-
-_SILENT_SECONDS = 10.0
-
-
-class SlowProgress:
-    """Prints progress on standard error every ten seconds."""
-
-    def __init__(self, title: str, total: int) -> None:
-        self._title, self._total = title, total
-        self._started = self._told = time.monotonic()
-
-    def show(self, done: int) -> None:
-        now = time.monotonic()
-        if now - self._told < _SILENT_SECONDS or done >= self._total:
-            return
-        self._told = now
-        left = duration((now - self._started) / done * (self._total - done)) if done else "some time"
-        print_text(f"{self._title}: {done:,} of {self._total:,}, about {left} left", sys.stderr)
 
 
 def duration(seconds: float) -> str:

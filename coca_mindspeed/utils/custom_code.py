@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import traceback
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -26,13 +27,7 @@ def is_custom(name: str) -> bool:
 
 
 def pinned(name: str, beside: Path | None = None) -> str:
-    """The name with the file's absolute path and fingerprint; unchanged if it has them, or names a module.
-
-    A relative path starts at the working directory, or at ``beside`` if it is not there.
-
-    Raises:
-        ValueError: it is no such name, or there is no such file.
-    """
+    """The name with the file's absolute path (here, or ``beside``) and fingerprint; ValueError if there is none."""
     place, attribute, digest = _parts(name)
     if digest or not place.endswith(".py"):
         return name
@@ -45,11 +40,7 @@ def pinned(name: str, beside: Path | None = None) -> str:
 
 @cache
 def load_custom(name: str) -> Any:
-    """Import the object that ``name``, a result of :func:`pinned`, names.
-
-    Raises:
-        ConfigError: the file has changed, it or the module cannot be imported, or it has no such object.
-    """
+    """Import what :func:`pinned` named; ConfigError if it has changed, cannot be imported, or lacks the object."""
     place, attribute, digest = _parts(name)
     try:
         module = _import_file(Path(place), digest) if place.endswith(".py") else importlib.import_module(place)
@@ -98,9 +89,5 @@ def _import_file(file: Path, digest: str | None) -> ModuleType:
 
 def _failure(error: Exception, place: str) -> str:
     """The error with its line in the user's file, if it was raised there."""
-    line, traceback = None, error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == place:
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return f"{type(error).__name__}: {error}{'' if line is None else f' (line {line})'}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
+    return f"{type(error).__name__}: {error}{f' (line {lines[-1]})' if lines else ''}"

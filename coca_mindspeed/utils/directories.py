@@ -1,4 +1,4 @@
-"""Output directories: their markers and locks, and results that are complete or absent."""
+"""Output directories: markers and locks, results that are complete or absent, and results computed in parts."""
 
 import difflib
 import fcntl
@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.utils.files import fsync_directory, put_in_place
-from coca_mindspeed.utils.json_files import write_json
+from coca_mindspeed.utils.json_files import read_json_lines, write_json, write_json_lines
+from coca_mindspeed.utils.progress import StepProgress
+from coca_mindspeed.utils.text_formats import first_difference
 
 MARKER = "coca-mindspeed.json"
 LOCK = ".lock"
@@ -56,10 +58,7 @@ def is_free(directory: Path) -> bool:
 
 
 def remove_entries(directory: Path, kind: str, names: Iterable[str]) -> None:
-    """Remove the entries ``names`` of a directory of ours and its marker, which goes last.
-
-    Raises ConfigError if it is not ours; nothing is removed.
-    """
+    """Remove entries of a directory of ours and its marker, which goes last; ConfigError if it is not ours."""
     if not is_ours(directory, kind):
         raise ConfigError(f"{directory}: holds no {MARKER} of kind {kind}, so nothing in it is removed")
     for name in [*names, MARKER]:
@@ -72,10 +71,7 @@ def remove_entries(directory: Path, kind: str, names: Iterable[str]) -> None:
 
 
 def lock_of_process(path: Path) -> IO[bytes] | None:
-    """Lock ``path`` until the file is closed or the process ends; return the open file, or None if it is locked.
-
-    A POSIX record lock is not inherited by worker processes, so those that outlive a killed parent hold nothing.
-    """
+    """Lock ``path`` until the file is closed or this process ends (workers hold nothing); None if it is locked."""
     file = path.open("ab")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,10 +84,7 @@ def lock_of_process(path: Path) -> IO[bytes] | None:
 
 
 def check_output_path(path: Path, overwrite: bool) -> None:
-    """Check that an output directory can be created, without writing.
-
-    Raises DataError if it is not empty, or a parent is a file or not writable.
-    """
+    """Raise DataError if an output directory cannot be created, or is taken; write nothing."""
     _check_not_taken(path, overwrite)
     # It is built next to its final path, so the parent's permissions count.
     parent = next(parent for parent in path.absolute().parents if parent.exists())
@@ -117,10 +110,8 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
     """Yield a directory, marked as ours, that becomes ``path`` if the block succeeds, and is removed if it fails.
 
     A killed process leaves it as ``.NAME.partial-*``.  Killed between the two renames of a replacement, it leaves the
-    earlier output as ``.NAME.earlier-*``, which the next run restores.
-
-    Raises:
-        DataError: ``path`` is not empty, and is no earlier output of this kind that ``overwrite`` replaces.
+    earlier output as ``.NAME.earlier-*``, which the next run restores.  Raises DataError: ``path`` is not empty, and is
+    no earlier output of this kind that ``overwrite`` replaces.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for earlier in path.parent.glob(f".{path.name}.earlier-*"):
@@ -141,10 +132,7 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
 
 @contextmanager
 def lock_run(path: Path) -> Iterator[None]:
-    """Lock a run's directory within the block; it is made, and left as it was found if nothing is written into it.
-
-    Raises ConfigError if another process holds the lock.
-    """
+    """Lock a run's directory, left as it was found if nothing is written into it; ConfigError if it is locked."""
     made = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
     before = {entry.name for entry in path.iterdir()}
@@ -174,3 +162,65 @@ def check_writable(path: Path) -> None:
             probe.write(b"coca")
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
+
+
+_Item = TypeVar("_Item")
+Rows = Sequence[Mapping[str, Any]]
+
+
+def resumable_map(
+    directory: Path,
+    items: Sequence[_Item],
+    size: int,
+    work: Callable[[int, Sequence[_Item]], Rows],
+    *,
+    title: str,
+    show_progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Run ``work(part number, items of the part)`` on the parts that ``directory`` lacks; return all rows in order.
+
+    ``work`` returns a JSON row for each item.  It must draw its random numbers from the part's number alone, so that a
+    resumed run gives the same result.  Raises ConfigError if an existing part has another number of rows than items.
+    """
+    rows: list[dict[str, Any]] = []
+    with StepProgress(-(-len(items) // size), show_progress, title=title) as progress:
+        for number, start in enumerate(range(0, len(items), size)):
+            path, chunk = directory / f"part_{number:06d}.jsonl", items[start : start + size]
+            if not path.exists():
+                write_json_lines(path, work(number, chunk))
+            found = [row for _, row in read_json_lines(path)]
+            if len(found) != len(chunk):
+                raise ConfigError(
+                    f"{path}: holds {len(found)} results, and the part has {len(chunk)}; it is of other work"
+                )
+            rows += found
+            progress.show(number + 1, f"{len(rows)} of {len(items)}")
+    return rows
+
+
+def check_directory(directory: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether ``directory`` holds results of these settings; ConfigError if it holds other results or files."""
+    path = directory / "settings.json"
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if (found := first_difference(before, settings)) is not None:
+            name, then, now = found
+            raise ConfigError(
+                f"--output {directory}: holds results with {name}={then!r}, found {now!r}; choose another directory or "
+                "the same settings"
+            )
+        return True
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"--output {directory}: is a file; the results need a directory")
+    if directory.exists() and any(entry.name != LOCK for entry in directory.iterdir()):
+        raise ConfigError(f"--output {directory}: is not empty and has no settings.json; choose another directory")
+    return False
+
+
+def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings into ``directory`` after :func:`check_directory`; ConfigError if it cannot be written."""
+    if not check_directory(directory, settings):
+        try:
+            write_json(directory / "settings.json", settings)
+        except OSError as error:
+            raise ConfigError(f"--output {directory}: cannot be written: {error.strerror}") from error

@@ -1,7 +1,8 @@
-"""Atomic files and directories, and the SHA-256 of a file."""
+"""Atomic files and directories, the SHA-256 of a file, and names that are no files but ids of the hub."""
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -21,10 +22,7 @@ def fsync_directory(directory: Path) -> None:
 
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """Yield a directory that replaces ``path`` if the block succeeds, and is removed if it fails.
-
-    A killed process leaves it as ``.NAME.writing``; see :func:`put_in_place` for the rest.
-    """
+    """Yield ``.NAME.writing``, which replaces ``path`` if the block succeeds, and is removed if it fails."""
     temporary = path.with_name(f".{path.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -37,10 +35,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(finished: Path, path: Path, aside: Path) -> None:
-    """Rename a finished directory to ``path`` once it is on disk, and remove the previous one.
-
-    There are two renames: a crash between them leaves the previous one whole, as ``aside``.
-    """
+    """Rename a finished directory to ``path``; a crash between the two renames leaves the previous one as ``aside``."""
     for root, _, names in os.walk(finished):
         for name in names:
             with (Path(root) / name).open("rb") as file:
@@ -93,3 +88,13 @@ def file_sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             hashed.update(chunk)
     return hashed.hexdigest()
+
+
+_HUB_ID = re.compile(r"(?!models/)[\w-]+/[\w.-]+(:[\w.-]*){0,2}", re.ASCII)
+_DATA_FILE = re.compile(r".*\.(jsonl?|ndjson|csv|tsv|parquet|arrow|gz)", re.IGNORECASE)
+
+
+def is_hub_id(text: str) -> bool:
+    """True for the id of a model or data set of the hub (ORG/NAME[:CONFIGURATION[:SPLIT]]) that is not a local path."""
+    path = Path(text)
+    return not (_HUB_ID.fullmatch(text) is None or _DATA_FILE.fullmatch(text) or path.exists() or path.parent.is_dir())

@@ -70,19 +70,13 @@ def read_json_lines(path: Path, *, surrogates: bool = True, hint: str = "") -> I
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object of a file; empty if there is no such file, or it holds no object.
-
-    Raises JsonError and UnicodeDecodeError.
-    """
+    """The JSON object of a file; empty without file or object.  Raises JsonError and UnicodeDecodeError."""
     content = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return content if isinstance(content, dict) else {}
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Remove rows of later steps, and an incomplete last line; a missing file is left missing.
-
-    Raises DataError if a line before the last one is not a JSON object with an integer ``step``.
-    """
+    """Remove rows of later steps, and an incomplete last line; DataError if another line has no integer ``step``."""
     if not path.exists():
         return
     drop_torn_line(path)
@@ -113,10 +107,7 @@ def read_complete_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def read_steps(path: Path, *, torn_end: bool = False) -> list[dict[str, Any]]:
-    """Read the rows of a log; ``torn_end`` skips an incomplete last line.
-
-    Raises DataError if a line is not a JSON object with an integer ``step``.
-    """
+    """Read rows with an integer ``step``, else DataError; ``torn_end`` skips an incomplete last line."""
     rows = read_complete_rows(path) if torn_end else list(read_json_lines(path))
     for number, row in rows:
         if not isinstance(row.get("step"), int):

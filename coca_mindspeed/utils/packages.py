@@ -81,10 +81,7 @@ def _not_installed(packages: Sequence[str]) -> str:
 
 
 def name_missing_packages(program: str = "coca-mindspeed") -> None:
-    """End this process with one line instead of a traceback if an import of ``program`` finds a package missing.
-
-    Modules that are run by ``python -m`` call it before they import other packages.
-    """
+    """Let a failed import end this process with one line; called before others by modules that ``python -m`` runs."""
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         text = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
@@ -120,10 +117,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def after_import(name: str, callback: Callable[[Any], None]) -> None:
-    """Call ``callback`` with the module ``name`` when it is imported, or now if it already is.
-
-    The module is not imported early: MindSpeed must patch Megatron first.
-    """
+    """Call ``callback`` with a module once it is imported, not early: MindSpeed must patch Megatron first."""
     if name in sys.modules:
         callback(sys.modules[name])
         return

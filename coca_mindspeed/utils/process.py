@@ -59,10 +59,7 @@ def usable_cpus() -> int:
 
 
 class InterruptedRunError(TrainingError):
-    """The run was asked to stop; the message says what is saved and how to continue.
-
-    ``saved`` is the first part of the message, for callers that continue differently.
-    """
+    """The run was asked to stop; ``saved`` is the first part of the message, the rest says how to continue."""
 
     exit_code = 130  # as the shell reports Ctrl-C
 

@@ -1,6 +1,7 @@
-"""Progress bars with ETA: a live line on a terminal, in a log file one line per tenth."""
+"""Progress with the time that is left: a live line on a terminal, one line per tenth in a log file."""
 
 import json
+import math
 import sys
 import time
 from collections import deque
@@ -10,10 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from coca_mindspeed.utils.console import duration
 
@@ -22,20 +21,17 @@ _EVALUATION = "seconds/evaluation"
 
 
 class Pace:
-    """Remaining time of ``total`` steps, with an evaluation every ``interval`` steps (0: none), from recent steps."""
+    """Remaining time of ``total`` steps, with an evaluation every ``interval`` steps (0: none), from recent steps.
 
-    def __init__(self, total: int, interval: int = 0) -> None:
+    ``timing`` are rows of a training run's ``timing.jsonl``, oldest first; earlier ones may be missing.
+    """
+
+    def __init__(self, total: int, interval: int = 0, timing: Iterable[Mapping[str, float | None]] = ()) -> None:
         self._total, self._interval = total, interval
         self._last: deque[tuple[int, float]] = deque(maxlen=STEPS)
         self._evaluation = 0.0
-
-    @classmethod
-    def of_training(cls, total: int, interval: int, timing: Iterable[Mapping[str, float | None]]) -> "Pace":
-        """Return the pace by rows of a training run's ``timing.jsonl``, oldest first; earlier ones may be missing."""
-        pace = cls(total, interval)
         for row in timing:
-            pace.add_training_step(row)
-        return pace
+            self.add_training_step(row)
 
     def add(self, steps: int, seconds: float) -> None:
         """Add ``steps`` steps that took ``seconds`` together."""
@@ -59,12 +55,16 @@ class Pace:
 
 
 _Self = TypeVar("_Self", bound="StepProgress")
-_BAR = 24  # characters
-_WRITE_EVERY = 1.0  # seconds
+_BAR, _WIDE = 24, 80  # columns of the bar, and of a terminal that has room for it
+_WRITE_EVERY, _BUSY_EVERY = 1.0, 10.0  # seconds
 
 
 class StepProgress:
-    """Progress over a known number of steps; nothing is shown before the block is entered."""
+    """Progress over ``total`` steps, ``done`` of them finished already.
+
+    Nothing is shown in the first ``patience`` seconds.  The state is also written to ``file``, for ``coca-mindspeed
+    watch``.
+    """
 
     def __init__(
         self,
@@ -76,17 +76,18 @@ class StepProgress:
         patience: float = 0.0,
         file: Path | None = None,
     ) -> None:
-        """``done`` steps are finished already; nothing is shown in the first ``patience`` seconds.
-
-        The state is also written to ``file``, for ``coca-mindspeed watch``.
-        """
         console = Console(stderr=True)
-        self._title, self._total, self._enabled = title, total, enabled
-        self._live = Live(console=console, refresh_per_second=1) if enabled and console.is_terminal else None
+        self._title, self._total, self._enabled, self._done = title, total, enabled, done
+        self._bar, self._room = None, console.width
+        if enabled and console.is_terminal:
+            text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+            bar = [BarColumn(_BAR)] if console.width >= _WIDE else []
+            self._room -= (_BAR + 1) * len(bar)
+            self._bar = Progress(text, *bar, console=console, refresh_per_second=1)
+            self._task = self._bar.add_task("", total=total, completed=done)
         self._show_from = time.monotonic() + patience
         self._last_tenth = self._tenth(done)
         self._said = self._since = time.monotonic()
-        self._done = done
         self._pace = Pace(total)
         self._file, self._write_from = file, 0.0
 
@@ -94,14 +95,11 @@ class StepProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
     def show(self, step: int, *parts: str, means: str = "") -> None:
-        """Show ``step`` and as many of ``parts``, the most important first, as fit into the terminal.
-
-        ``means`` introduces the parts in a log file.
-        """
+        """Show ``step`` and as many of ``parts`` as fit; ``means`` introduces them in a log file."""
         now = time.monotonic()
         if step > self._done:
             self._pace.add(step - self._done, now - self._since)
@@ -115,40 +113,65 @@ class StepProgress:
                 self._file.write_text(json.dumps(state), encoding="utf-8")
         if now < self._show_from:
             return
-        about = [] if left is None else [f"about {duration(left)} left"]
-        if self._live is not None:
-            self._update(f"{self._title} {step}/{self._total}", *parts, *about)
+        title, about = f"{self._title} {step}/{self._total}", [] if left is None else [f"about {duration(left)} left"]
+        if self._bar is not None:
+            self._update(title, *parts, *about)
         elif self._enabled and self._tenth(step) > self._last_tenth:
             self._last_tenth, self._said = self._tenth(step), now
-            shown = [f"{self._title} {step}/{self._total}", *about, means + "  ".join(parts)]
-            print("  ".join(filter(None, shown)), file=sys.stderr, flush=True)
+            print("  ".join(filter(None, (title, *about, means + "  ".join(parts)))), file=sys.stderr, flush=True)
 
     def busy(self, text: str) -> None:
         """Show the state of a long step; in a log file at most every ten seconds."""
-        if self._live is not None:
+        if self._bar is not None:
             self._update(f"{self._title} {text}")
-        elif self._enabled and time.monotonic() >= self._said + 10:
+        elif self._enabled and time.monotonic() >= self._said + _BUSY_EVERY:
             self._said = time.monotonic()
             print(f"{self._title} {text}", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
         """Print a line above the bar, never wrapped or cut."""
-        if self._live is not None:
-            self._live.console.print(text, soft_wrap=True, markup=False, highlight=False)
+        if self._bar is not None:
+            self._bar.console.print(text, soft_wrap=True, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def _update(self, *parts: str) -> None:
-        """Replace the line of the terminal by the first of the parts that fit, and a bar if there is room."""
-        assert self._live is not None
-        shown, width = list(parts), self._live.console.width
-        while len(shown) > 1 and len(" ".join(shown)) > width:
+        """Show the first of the parts that fit into the line."""
+        assert self._bar is not None
+        shown = list(parts)
+        while len(shown) > 1 and len(" ".join(shown)) > self._room:
             shown.pop()
-        text, line = " ".join(shown), Table.grid(padding=(0, 1))
-        bar = [ProgressBar(max(1, self._total), self._done, width=_BAR)] if len(text) + 1 + _BAR <= width else []
-        line.add_row(Text(text, no_wrap=True, overflow="crop"), *bar)
-        self._live.update(line)
-        self._live.start()
+        self._bar.update(self._task, description=" ".join(shown), completed=self._done)
+        self._bar.start()
 
     def _tenth(self, step: int) -> int:
         return step * 10 // max(1, self._total)
+
+
+# The most important first.
+_NUMBERS = {
+    "rollout/accuracy": "accuracy {:.3f}",
+    "rollout/ece": "ECE {:.3f}",
+    "reward/confidence": "confidence reward {:.3f}",
+    "tokens_per_second/rollout": "tokens/s {:,.0f}",
+}
+
+
+class TrainingProgress(StepProgress):
+    """Progress of a training with an evaluation every ``interval`` steps (0: none); means over the last steps."""
+
+    def __init__(self, total: int, enabled: bool, done: int = 0, *, interval: int = 0) -> None:
+        super().__init__(total, enabled, done, title="training")
+        self._pace = Pace(total, interval)
+        self._rows: deque[Mapping[str, float]] = deque(maxlen=10)
+
+    def advance(self, step: int, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
+        self._rows.append({**metrics, **timing})
+        self._pace.add_training_step(timing)
+        self._done = step  # the pace is that of the timing row, evaluations apart
+        parts = []
+        for key, text in _NUMBERS.items():
+            if known := [row[key] for row in self._rows if math.isfinite(row.get(key, math.nan))]:
+                parts.append(text.format(sum(known) / len(known)))
+        steps = len(self._rows)
+        self.show(step, *parts, means=f"mean of {steps} steps: " if steps > 1 else "")

@@ -61,10 +61,7 @@ def check_depth(value: Any, text: str) -> None:
 
 
 def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Yield ``(number from 1, line)``, without a byte order mark.
-
-    A line of more than :data:`LONGEST_LINE` bytes is skipped and yielded as None.
-    """
+    """Yield ``(number from 1, line)`` without a byte order mark; the line is None if it is longer than the limit."""
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
         number += 1
@@ -85,11 +82,7 @@ class YamlError(ValueError):
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the value of a file's only document; None if it is empty.
-
-    Raises OSError if it cannot be read; YamlError if it is not UTF-8, broken, nested too deeply, or holds an invalid
-    number or date.
-    """
+    """A file's only document, None if it is empty; raises OSError, or YamlError for anything but valid YAML."""
     return parse_yaml(path.read_bytes())
 
 
@@ -120,10 +113,7 @@ Difference = tuple[str, Any, Any]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, under: str = "") -> Iterator[Difference]:
-    """Yield dotted key, old and new value of each key that differs between two nested mappings.
-
-    A missing key counts as None; ``under`` prefixes the keys.
-    """
+    """Yield dotted key (after ``under``), old and new value where nested mappings differ; a missing key is None."""
     for name in sorted({*before, *now}):
         one, other, key = before.get(name), now.get(name), f"{under}{name}"
         if isinstance(one, Mapping) and isinstance(other, Mapping):

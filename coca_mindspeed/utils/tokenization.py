@@ -17,10 +17,7 @@ _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """Load a Hugging Face tokenizer from a local directory, without running its code.
-
-    Raises DataError if there is none.
-    """
+    """Load a local Hugging Face tokenizer without running its code; raises DataError if there is none."""
     from transformers import AutoTokenizer
 
     if not directory.is_dir():
@@ -91,10 +88,7 @@ def _sentence_piece(token: str) -> bytes:
 
 
 class TokenCounter:
-    """Counts tokens with the fast tokenizer in the directory ``path``; raises ConfigError if there is none.
-
-    The engines count sampled ids; the text of a served model is tokenized again.
-    """
+    """Counts tokens of a served model's text with the fast tokenizer in ``path``; DataError if there is none."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = load_tokenizer(path)

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from coca_mindspeed.scoring.best import BestValue
+from coca_mindspeed.scoring.metrics import BestValue
 from coca_mindspeed.verl.settings import verl_settings
 
 DIRECTORY = "best"

@@ -9,9 +9,8 @@ from pathlib import Path
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.utils.console import PlainConsole, markdown_table, print_text
-from coca_mindspeed.utils.directories import lock_of_process
+from coca_mindspeed.utils.directories import check_directory, claim_directory, lock_of_process
 from coca_mindspeed.utils.process import usable_cpus
-from coca_mindspeed.utils.results import check_directory, claim_directory
 from experiments.reproduce.plan import Job, Plan, jobs_of, plan_path, read_plan
 
 

@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.utils.tokenization import token_text
 from tests import tokenizers_for_tests as kinds
 from tests.processor import within
+from tests.real_model import needs_smollm2, smollm2_tokenizer
 
 _NUMBERS = ["0.85", "1", ".5", "0.123", "1.0", "7", "85%", ""]
 _AFTER = ["\n42", "\n\nLet me think", " x > 3", "答案是三", "🙂", "", ">\n", "</confidence>"]
@@ -30,18 +32,19 @@ def brute_force(ids, table, parser, max_tokens):
     return next(n for n, prefix in enumerate(prefixes) if prefix.count(tag) == text.count(tag))
 
 
-def bytes_table(tokenizer, size):
-    """The bytes of each id, read back through the table's own decode."""
-    table = token_text(tokenizer, size)
-    ids = torch.arange(size)[:, None]
-    stream, owner = table._byte_stream(ids)
-    return [bytes(stream[owner == i].tolist()) for i in range(size)]
+_TABLES: dict[int, tuple[TokenText, list[bytes]]] = {}
+
+
+def tables_of(tokenizer):
+    """The table of a tokenizer, and the bytes of each id, read back from it."""
+    if id(tokenizer) not in _TABLES:
+        table = token_text(tokenizer, len(tokenizer))
+        _TABLES[id(tokenizer)] = table, [table.bytes_of(i) for i in range(len(tokenizer))]
+    return _TABLES[id(tokenizer)]
 
 
 def check(tokenizer, responses, position="first", max_tokens=16, pad=0):
-    size = len(tokenizer)
-    table = bytes_table_cached(tokenizer, size)
-    text = token_text(tokenizer, size)
+    text, table = tables_of(tokenizer)
     parser = ResponseParser(position=position)
     lengths = torch.tensor([len(r) for r in responses])
     ids = torch.full((len(responses), max([1, *map(len, responses)])), pad)
@@ -53,13 +56,6 @@ def check(tokenizer, responses, position="first", max_tokens=16, pad=0):
     found = confidence_segment_lengths(ids, lengths, text, valid, max_confidence_tokens=max_tokens, position=position)
     assert found.tolist() == [brute_force(r, table, parser, max_tokens) for r in responses]
     return found
-
-
-_TABLES: dict[int, list[bytes]] = {}
-
-
-def bytes_table_cached(tokenizer, size):
-    return _TABLES.setdefault(id(tokenizer), bytes_table(tokenizer, size))
 
 
 @pytest.mark.parametrize("name", kinds.ALL)
@@ -74,13 +70,31 @@ def test_table_agrees_with_the_tokenizers_own_decoder(name):
 @pytest.mark.parametrize("name", kinds.ALL)
 def test_tokenized_text_matches_brute_force(name):
     tokenizer = kinds.ALL[name]()
-    texts = [
-        f"{before}<confidence> {number} </confidence>{after}"
-        for before in _BEFORE
-        for number in _NUMBERS
-        for after in _AFTER
-    ]
+    texts = [f"{a}<confidence> {number} </confidence>{b}" for a in _BEFORE for number in _NUMBERS for b in _AFTER]
     check(tokenizer, [tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts])
+
+
+@needs_smollm2
+@pytest.mark.published
+@pytest.mark.parametrize("position", ["first", "last"])
+def test_tokens_of_smollm2(position):
+    random, tokenizer = np.random.default_rng(0), smollm2_tokenizer()
+    pieces = [
+        "<confidence>",
+        " 0.83 ",
+        "0.5",
+        "</confidence>",
+        " ",
+        "\n",
+        " The answer is 42.",
+        "数学",
+        "🙂",
+        ">\n",
+        "</",
+    ]
+    texts = ["".join(random.choice(pieces, size=random.integers(8))) for _ in range(250)]
+    texts += [f"<confidence>{a}0.5 </confidence>{b}" for a in ("", " ", "\n") for b in ("", " ", "\n", "7", "数")]
+    check(tokenizer, tokenizer(texts, add_special_tokens=False)["input_ids"], position)
 
 
 @pytest.mark.parametrize("name", kinds.ALL)

@@ -31,16 +31,6 @@ def test_by_hand():
     assert result.confidence_reward.tolist() == [[0.0, -0.25]]
 
 
-def test_one_segment_may_have_nothing_to_learn_from():
-    result = credit([True, True], [0.9, 0.4])
-    torch.testing.assert_close(result.segments["confidence"].values, torch.tensor([[UP, -UP]]))
-    assert result.segments["answer"].values.tolist() == [[0.0, 0.0]]
-    assert (result.segments["confidence"].varies.tolist(), result.segments["answer"].varies.tolist()) == (
-        [True],
-        [False],
-    )
-
-
 def test_confidence_reward_is_the_brier_score_whatever_the_method_rewards():
     for name in METHODS:
         result = credit([True, False], [0.5, N], name, invalid_reward=-2.0, stated_after=[0.5, 0.5])
@@ -101,29 +91,6 @@ def test_an_invalid_response_is_not_compared_with_the_valid_ones():
     torch.testing.assert_close(literal, torch.tensor([[0.5625, 0.3125, -0.4375, -0.4375]]) / deviation)
 
 
-@pytest.mark.parametrize(
-    ("confidence", "expected"),
-    [
-        ([0.2, math.nan], [UP, -UP]),  # one valid response has nothing to be compared with
-        ([math.nan, math.nan], [0, 0]),
-        ([0.2, 0.2], [0, 0]),
-    ],
-)
-def test_groups_with_fewer_than_two_valid_responses(confidence, expected):
-    result = credit([True, True], confidence)
-    torch.testing.assert_close(result.segments["confidence"].values, torch.tensor([expected], dtype=torch.float32))
-    assert result.segments["confidence"].varies.tolist() == [any(expected)]
-
-
-def test_an_invalid_response_earns_no_entropy_bonus():
-    rule = {"entropy_bonus": 1.0, "separate_format": False, "eps": 0.0}
-    log_probs = torch.tensor([[-1.0, -2.0, -9.0]])
-    result = credit([1, 0, 1], [2 / 3, 2 / 3, N], log_probs=log_probs, **rule)
-    rewards = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)  # Brier scores of 0 plus the bonus; invalid
-    expected = (rewards - rewards.mean()) / rewards.std()
-    torch.testing.assert_close(result.segments["confidence"].values[0].double(), expected, rtol=0, atol=1e-6)
-
-
 def test_the_entropy_bonus_is_earned_by_rare_confidences():
     """GESR 1/2; s = (.5, 0), r_c = (0, -.25); log pi = (-1, -5): with .1 the rewards are (.1, .25).
 
@@ -148,15 +115,6 @@ def test_the_entropy_bonus_is_earned_by_rare_confidences():
     assert torch.equal(joint.segments["answer"].values, credit(*given, method="joint").segments["answer"].values)
     with pytest.raises(ValueError, match="log_probs"):
         credit(*given, entropy_bonus=0.1)
-
-
-@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.3, 0.8, 1.0])), min_size=2, max_size=8), st.data())
-def test_where_all_are_valid_both_forms_are_the_papers(group, data):
-    correct, confidence = (list(part) for part in zip(*group, strict=True))
-    eps = data.draw(st.sampled_from([1e-6, 0.5]))
-    forms = [credit(correct, confidence, eps=eps, separate_format=form) for form in (True, False)]
-    for a, b in zip(*((form.segments["confidence"], form.segments["answer"]) for form in forms), strict=True):
-        assert torch.equal(a.values, b.values)
 
 
 def test_credit_for_a_segment_that_a_response_has_not_is_refused():
@@ -208,13 +166,6 @@ def test_the_one_reward_of_a_method_has_the_scale(method, reward):
     found = CreditRule(training_method(method), scale="batch")(correct, stated)
     torch.testing.assert_close(found.segments["answer"].values, torch.tensor(centred, dtype=torch.float32) / deviation)
     assert torch.equal(found.segments["confidence"].values, found.segments["answer"].values)
-
-
-def test_rlcr_without_the_deviation_is_its_own_setting():
-    """R = 1 - (.5 - 1)^2 = .75 and -(.9)^2 = -.81: centred, on both segments."""
-    found = credit([1, 0], [0.5, 0.9], "rlcr", scale="none")
-    for advantage in found.segments.values():
-        torch.testing.assert_close(advantage.values, torch.tensor([[0.78, -0.78]]))
 
 
 def test_members_that_take_part_and_no_others_make_the_deviation():

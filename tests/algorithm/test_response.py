@@ -2,19 +2,11 @@
 
 import re
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.algorithm.parsing import (
-    CLOSE_TAG,
-    OPEN_TAG,
-    ParsedResponse,
-    ResponseParser,
-    as_stated,
-    parse_response,
-)
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ParsedResponse, ResponseParser, parse_response
 
 
 @pytest.mark.parametrize(
@@ -105,13 +97,6 @@ def test_one_decimal_and_the_function_of_the_package():
     assert parse_response("<confidence>0.5</confidence>x", decimals=1) == ParsedResponse(0.5, "x")
     assert parse_response("<confidence>0.55</confidence>x", decimals=1).confidence is None
     assert parse_response("x<confidence>.5</confidence>", position="last") == ParsedResponse(0.5, "x")
-
-
-@pytest.mark.parametrize("value", [0.0, 0.3, 0.83, 1.0, 1 / 3])
-def test_a_float32_is_read_as_the_decimal_that_was_stated(value):
-    rounded = float(np.float32(value))
-    assert as_stated(rounded) == pytest.approx(value, rel=0, abs=0 if value != 1 / 3 else 1e-7)
-    assert as_stated(value) == value
 
 
 @pytest.mark.parametrize("arguments", [{"position": "middle"}, {"decimals": 0}])

@@ -13,7 +13,7 @@ from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.utils import results
+from coca_mindspeed.utils import directories
 from tests.baselines.models_for_tests import target_of, tiny_policy
 
 QUICK = FitConfig(epochs=1, batch=16)
@@ -53,8 +53,8 @@ def test_every_baseline_writes_predictions_and_goes_on_after_a_stop(tmp_path, na
         written.append(path)
         write(path, rows)
 
-    write = results.write_json_lines
-    monkeypatch.setattr(results, "write_json_lines", dying)
+    write = directories.write_json_lines
+    monkeypatch.setattr(directories, "write_json_lines", dying)
     with pytest.raises(KeyboardInterrupt):
         run(name, tmp_path, "stopped")
     assert written
@@ -64,7 +64,7 @@ def test_every_baseline_writes_predictions_and_goes_on_after_a_stop(tmp_path, na
         assert path not in written, f"{path} was done twice"
         write(path, rows)
 
-    monkeypatch.setattr(results, "write_json_lines", again)
+    monkeypatch.setattr(directories, "write_json_lines", again)
     assert run(name, tmp_path, "stopped") == whole
 
 

@@ -58,17 +58,17 @@ def small_demo(output, *more: str) -> int:
     return main(["demo", "--seed", "1", "--output", str(output), "--quiet", *more, *SMALL])
 
 
-def test_overwrite_replaces_only_runs(tmp_path, capsys):
+def test_a_directory_that_is_no_run_is_refused(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     for marker in ({}, {"made_by": "somebody else", "kind": "run"}, {"made_by": "coca-mindspeed", "kind": "data"}):
         (tmp_path / "config.yaml").write_text("somebody's own")
         (tmp_path / MARKER).write_text(json.dumps(marker))
-        assert small_demo(tmp_path, "--overwrite") == 1
+        assert small_demo(tmp_path) == 1
         assert "[not-a-run]" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == [MARKER, "config.yaml", "thesis.tex"]
 
 
-def test_a_finished_demo_is_evaluated_again_or_overwritten(finished_demo, tmp_path, capsys, no_pictures):
+def test_a_finished_demo_is_evaluated_again(finished_demo, tmp_path, capsys, no_pictures):
     output = shutil.copytree(finished_demo, tmp_path / "demo")
     summary = json.loads((output / "summary.json").read_text())
     assert all(value is None or math.isfinite(value) for value in summary["after"].values())
@@ -77,13 +77,3 @@ def test_a_finished_demo_is_evaluated_again_or_overwritten(finished_demo, tmp_pa
     first = (output / "predictions_after.jsonl").read_bytes()
     assert small_demo(output, "--resume") == 0
     assert (output / "predictions_after.jsonl").read_bytes() == first
-    (output / "notes.txt").write_text("mine")
-    before = {p.name for p in output.iterdir()}
-    # Nothing is removed before the new demo can start.
-    assert small_demo(output, "--overwrite", "rollout.max_new_tokens=1000") == 1
-    assert "max_position_embeddings=128" in capsys.readouterr().err
-    assert {p.name for p in output.iterdir()} == before
-    (output / "config.yaml").write_text("torn: [")  # of the run that is replaced
-    assert small_demo(output, "--overwrite", "evaluation.final_questions=3") == 0
-    assert (output / "notes.txt").exists()
-    assert len(rows(output / "predictions_after.jsonl")) == 3

@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import lm_head
+from coca_mindspeed.local.inverse_cdf import check_drawn, numbers_per_draw, tokens_at
 from coca_mindspeed.local.load import checkpoint_activations
 from coca_mindspeed.local.model_files import load_model_tokenizer
 from coca_mindspeed.local.policy import Policy
@@ -14,25 +15,20 @@ from coca_mindspeed.local.update import ResponseBatch
 from coca_mindspeed.local.validation import check_prompts
 from tests import tokenizers_for_tests as kinds
 
-_SHAPE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **_HEADS}
 
 
 def write_random_model(directory: Path, architecture: str, seed: int = 0) -> Path:
     """A random Qwen2 or Llama with its byte-level BPE tokenizer and chat template; the vocabulary is padded."""
     torch.manual_seed(seed)
+    shape = {**SHAPE, "max_position_embeddings": 512}
     if architecture == "qwen2":
         tokenizer = kinds.qwen_like()
-        model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer) + 11, tie_word_embeddings=True, **_SHAPE))
+        model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer) + 11, tie_word_embeddings=True, **shape))
     else:
         tokenizer = kinds.llama3_like()
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer) + 11, tie_word_embeddings=False, **_SHAPE))
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer) + 11, tie_word_embeddings=False, **shape))
     with torch.no_grad():  # random weights are nearly uniform; make the logits matter
         for parameter in model.parameters():
             parameter.mul_(3.0)
@@ -51,15 +47,7 @@ def set_chunk_of(monkeypatch, tokens, vocabulary):
     monkeypatch.setattr(lm_head, "_LEAST_CHUNK", 1)
 
 
-_RANDOM_SHAPE = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
+_RANDOM_SHAPE = {**SHAPE, "vocab_size": 61, "num_hidden_layers": 4, "pad_token_id": 0}
 
 
 def random_policy(architecture, *, recompute, dtype=torch.float32):
@@ -80,6 +68,16 @@ def response_log_probs(policy, prompts, token_ids, *, temperature, share_prompts
 def check_model(path: Path, model: ModelConfig, *prompts) -> None:
     """The checks of prompts with the tokenizer in ``path``."""
     check_prompts(load_model_tokenizer(path, model), path, model, *prompts)
+
+
+def sample_tokens(probabilities, generator=None, row_of=None):
+    """Draw as the sampler does, from probabilities."""
+    draws = len(probabilities if row_of is None else row_of)
+    numbers = numbers_per_draw(probabilities.shape[1])
+    uniform = torch.rand(draws, numbers, generator=generator, device=probabilities.device)
+    token, valid = tokens_at(probabilities, uniform, row_of)
+    check_drawn(valid)
+    return token
 
 
 class Kept:

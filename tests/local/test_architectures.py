@@ -13,47 +13,17 @@ from coca_mindspeed.local.load import TESTED, check_sampler, load_policy, sharin
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import sample_responses
 from tests import tokenizers_for_tests as kinds
-from tests.local.models_for_tests import response_log_probs
+from tests.local.models_for_tests import SHAPE, response_log_probs
 
 CPU = torch.device("cpu")
-_COMMON = {
-    "vocab_size": 70,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-}
+_TOKENS = {"vocab_size": 70, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1}
+_COMMON = {**SHAPE, **_TOKENS, "head_dim": 8, "max_position_embeddings": 512, "initializer_range": 0.3}
 _GPT2 = {"n_embd": 32, "n_head": 4, "n_positions": 512}
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-_GEMMA3N = {
-    "num_hidden_layers": 4,
-    "num_kv_shared_layers": 2,
-    "vocab_size_per_layer_input": 70,
-    "hidden_size_per_layer_input": 8,
-    "laurel_rank": 4,
-    "activation_sparsity_pattern": None,
-}
-_DEEPSEEK = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "kv_lora_rank": 8,
-    "q_lora_rank": 8,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "num_key_value_heads": 4,
-}
+_GEMMA3N = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "laurel_rank": 4}
+_RANKS = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+_GROUPS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4}
+_DEEPSEEK = {**_RANKS, **_GROUPS, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 WINDOW = {"sliding_window": 8}
 _CHUNKS = {"attention_chunk_size": 8, "intermediate_size_mlp": 48, "num_local_experts": 2}
 #: name: architecture, settings of its own, and the expected sharing.
@@ -143,9 +113,6 @@ def test_a_sampler_that_differs_from_plain_passes_is_refused(factor, refused, dt
         check_sampler(policy)
 
 
-# ---- through load_policy
-
-
 def written(directory, architecture, own):
     """A model directory of this architecture with a tokenizer."""
     tokenizer = kinds.qwen_like()
@@ -192,7 +159,8 @@ def test_the_text_part_of_a_model_that_also_sees_is_trained(tmp_path):
 
 @pytest.mark.skipif(not __version__.startswith("4."), reason="transformers 5 computes Gemma 3n correctly")
 def test_a_model_that_a_cache_changes_is_refused_by_its_key(tmp_path):
-    own = {**_GEMMA3N, **WINDOW, "vocab_size_per_layer_input": len(kinds.qwen_like())}
+    own = {**_GEMMA3N, **WINDOW, "activation_sparsity_pattern": None}
+    own["vocab_size_per_layer_input"] = len(kinds.qwen_like())
     path = written(tmp_path / "model", "gemma3n_text", own)
     with pytest.raises(ConfigError, match=r"model\.path=.*Gemma3n"):
         load_policy(path, ModelConfig(), CPU)

@@ -21,6 +21,7 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.model_files import TINY_MODEL, trained_bytes, weight_shapes
+from coca_mindspeed.local.report import left_out
 from coca_mindspeed.local.run_directory import list_checkpoints
 from tests.local.runs_for_tests import SMALL, killed, result, rows, small_session, train
 
@@ -38,9 +39,6 @@ def six_steps(tmp_path_factory):
 def copy(source, target):
     shutil.copytree(source, target)
     return target
-
-
-# ---- longer
 
 
 def test_a_finished_run_can_be_prolonged_bit_for_bit(tmp_path, six_steps):
@@ -77,9 +75,6 @@ def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, befo
         small_session(output, *session_overrides, f"trainer.steps={after}", resume=True)
 
 
-# ---- in less memory
-
-
 @pytest.mark.parametrize(
     ("change", "same_samples"),
     [
@@ -100,9 +95,6 @@ def test_keys_that_bound_memory_may_change(tmp_path, six_steps, change, same_sam
     small_session(output, *TINY, change, resume=True).close()  # its configuration is the new one
 
 
-# ---- the same records
-
-
 def test_other_records_under_the_same_path_are_refused(tmp_path):
     data = tmp_path / "own.jsonl"
     questions = [{"question": f"{i}+1=", "answer": f"{i + 1}", "metadata": {"instruction": ""}} for i in range(6)]
@@ -121,16 +113,9 @@ def test_other_records_under_the_same_path_are_refused(tmp_path):
     small_session(tmp_path / "run", *own, resume=True)  # other bytes, the same records
 
 
-# ---- what is left by a kill, and what is ours to remove
-
-
 def test_leftovers_are_removed_or_put_back_and_strangers_files_are_not(tmp_path, six_steps):
     output = copy(six_steps, tmp_path / "run")
-    for left in (
-        "checkpoints/.step_000007.writing",
-        "checkpoints/.removing_000002",
-        ".model.writing",
-    ):
+    for left in ("checkpoints/.step_000007.writing", "checkpoints/.removing_000002", ".model.writing"):
         (output / left).mkdir()
         (output / left / "half").touch()
     (output / "checkpoints" / "step_000006").rename(output / "checkpoints" / ".replaced_step_000006")
@@ -151,9 +136,6 @@ def test_the_size_of_checkpoints_is_known_before(six_steps):
     size = sum(f.stat().st_size for f in checkpoint.rglob("*.*t*"))
     for shapes in (weight_shapes(checkpoint / "model"), TINY_MODEL):
         assert sum(trained_bytes(shapes, LoraConfig(), "adamw")) == pytest.approx(size, rel=0.05)
-
-
-# ---- the evaluation after the training
 
 
 @pytest.fixture
@@ -192,9 +174,6 @@ def test_an_interrupted_evaluation_says_what_is_saved_and_missing(trained, monke
     assert not (trained / "predictions_after.jsonl").exists()
 
 
-# ---- nothing to learn
-
-
 def test_a_run_with_nothing_to_learn_says_so_once_and_watch_too(tmp_path, monkeypatch, capsys):
     """Two tokens are too few for a confidence, and without an end for an answer."""
     train(tmp_path / "run", *TINY, "rollout.max_new_tokens=2", "trainer.steps=6", "checkpoint.interval=0")
@@ -205,9 +184,6 @@ def test_a_run_with_nothing_to_learn_says_so_once_and_watch_too(tmp_path, monkey
     console = Console(file=io.StringIO(), width=200)
     console.print(dashboard(tmp_path / "run")[0])
     assert "warning: nothing to learn" in console.file.getvalue()
-
-
-# ---- what a run says of itself
 
 
 @pytest.mark.parametrize(("logger", "name"), [("wandb", "name"), ("swanlab", "experiment_name")])
@@ -249,3 +225,9 @@ def test_tensorboard_forgets_a_try_that_died_before_its_first_checkpoint(tmp_pat
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("x")] == [(1, 2.0), (2, 2.0)]
+
+
+def test_the_report_counts_answers_that_are_left_out():
+    counts = {"before": {"ungradable": 0, "n": 40}, "after": {"ungradable": 1_033, "n": 7}}
+    assert "1,033 of 1,040 answers after" in left_out(counts)
+    assert left_out({"after": counts["before"]}) == ""

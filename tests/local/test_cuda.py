@@ -6,12 +6,11 @@ from scipy.stats import chi2_contingency
 
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.local.attention import use_fast_attention
-from coca_mindspeed.local.inverse_cdf import sample_tokens
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.lora import add_adapters
+from coca_mindspeed.local.policy import add_adapters
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.static_decoder import StaticDecoder
-from tests.local.models_for_tests import random_policy, response_log_probs, write_random_model
+from tests.local.models_for_tests import random_policy, response_log_probs, sample_tokens, write_random_model
 from tests.local.runs_for_tests import rows, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -63,7 +62,7 @@ def sampled(policy, seed=0, **changes):
 def assert_log_probs(samples, policy, temperature=0.9, tolerance=1e-3):
     """Each response alone, in a plain pass."""
     for row, length in enumerate(samples.lengths.tolist()):
-        prompt, ids = PROMPTS[row // samples.group_size], samples.token_ids[row, :length].to(policy.device)
+        prompt, ids = samples.prompts[row], samples.token_ids[row, :length].to(policy.device)
         with torch.inference_mode(), policy.autocast():
             text = torch.tensor([[*prompt, *ids.tolist()]], device=policy.device)
             logits = policy.model(text, use_cache=False).logits[0, len(prompt) - 1 : -1]

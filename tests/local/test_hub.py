@@ -10,7 +10,7 @@ import pytest
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.run_directory import open_run_directory, with_stored
 from coca_mindspeed.utils.directories import write_marker
-from coca_mindspeed.utils.hub import is_hub_id
+from coca_mindspeed.utils.files import is_hub_id
 from tests.hub_stub import COMMIT, hub
 
 FILES = {"config.json": "{}", "model.safetensors": "weights", "pytorch_model.bin": "again", "tokenizer.json": "{}"}

@@ -11,8 +11,8 @@ from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, save_adapters
 from coca_mindspeed.local.model_files import trained_bytes, weight_shapes
+from coca_mindspeed.local.policy import add_adapters, dtype_of_weights, load_adapters, save_adapters
 from coca_mindspeed.local.run_directory import list_checkpoints
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import killed, result, small_session, train
@@ -138,23 +138,15 @@ def test_places_that_cannot_have_one_are_refused(tmp_path, targets, message):
         add_adapters(policy, LoraConfig(rank=2, targets=targets), seed=0)
 
 
-def test_a_base_in_bfloat16_keeps_exact_positions(tmp_path):
+@pytest.mark.parametrize("loaded", ["float32", "bfloat16"])
+def test_a_base_in_bfloat16_keeps_exact_positions(tmp_path, loaded):
     """Rounded frequencies would make another model of it than its export is, the more so the longer the text."""
-    policy = load_policy(
-        write_random_model(tmp_path / "model", "qwen2"),
-        ModelConfig(),
-        torch.device("cpu"),
-        dtype=dtype_of_weights(LoraConfig(rank=2, base_dtype="bfloat16")),
-    )
-    add_adapters(policy, LoraConfig(rank=2, base_dtype="bfloat16"), seed=3)
-    frozen = [p for p in policy.model.parameters() if not p.requires_grad]
-    assert frozen
-    assert all(p.dtype == torch.bfloat16 for p in frozen)
+    path, lora = write_random_model(tmp_path / "model", "qwen2"), LoraConfig(rank=2, base_dtype="bfloat16")
+    exact = dict(load_policy(path, ModelConfig(), torch.device("cpu")).model.named_buffers())
+    dtype = dtype_of_weights(lora) if loaded == "bfloat16" else torch.float32
+    policy = load_policy(path, ModelConfig(), torch.device("cpu"), dtype=dtype)
+    add_adapters(policy, lora, seed=3)
+    assert {p.dtype for p in policy.model.parameters() if not p.requires_grad} == {torch.bfloat16}
     buffers = dict(policy.model.named_buffers())
-    assert buffers
-    assert all(b.dtype == torch.float32 for b in buffers.values())
-    whole = load_policy(tmp_path / "model", ModelConfig(), torch.device("cpu"))
-    add_adapters(whole, LoraConfig(rank=2, base_dtype="bfloat16"), seed=3)  # loaded as float32
-    exact = dict(load_policy(tmp_path / "model", ModelConfig(), torch.device("cpu")).model.named_buffers())
-    for name, buffer in whole.model.named_buffers():
-        assert torch.equal(buffer, exact[name])
+    assert buffers.keys() == exact.keys()
+    assert all(torch.equal(buffer, exact[name]) for name, buffer in buffers.items())

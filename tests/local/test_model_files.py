@@ -3,6 +3,7 @@
 import datetime
 import errno
 import json
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +17,10 @@ from coca_mindspeed.data.prompts import prompt_messages, render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import logging as run_log
-from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
-from coca_mindspeed.local.validation import LengthLimits, ordinary_pad_token
+from coca_mindspeed.local.validation import LengthLimits
 from coca_mindspeed.utils.directories import MARKER
 from tests import tokenizers_for_tests as kinds
 from tests.local.models_for_tests import check_model, write_random_model
@@ -50,9 +50,6 @@ def with_template(model, directory, template):
 def rendered(path, **variables):
     messages = prompt_messages(RECORD, CONFIDENCE_FIRST_PROMPT)
     return render_chat(AutoTokenizer.from_pretrained(path), messages, **variables)
-
-
-# ---- chat templates
 
 
 @pytest.mark.parametrize(
@@ -124,9 +121,6 @@ def test_a_run_is_not_resumed_with_other_prompts(tmp_path, model, capsys):
     assert main(arguments(tmp_path, model, "trainer.steps=2", "--resume")) == 0
 
 
-# ---- files that transformers loads and does not save
-
-
 def set_generation(path, **values):
     file = path / "generation_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
@@ -188,9 +182,6 @@ def test_an_exported_model_names_the_end_tokens_of_its_training(tmp_path, model)
     assert exported["eos_token_id"] == list(policy.eos_ids) == [5, policy.end_of_turn]
 
 
-# ---- token ids
-
-
 def add_token(path, token, **named):
     tokenizer = AutoTokenizer.from_pretrained(path)
     rows = json.loads((path / "config.json").read_text())["vocab_size"]
@@ -221,56 +212,23 @@ def test_a_token_without_a_row_is_no_obstacle_until_a_prompt_holds_it(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "pad", "ordinary"),
-    [
-        (kinds.qwen_like, "<|endoftext|>", False),
-        (kinds.qwen_like, "<|im_end|>", False),
-        (kinds.qwen_like, "!", True),
-        (kinds.llama3_like, None, False),
-        (kinds.sentence_piece_like, "<unk>", False),
-        (kinds.sentence_piece_like, "0", True),
-        (kinds.character_level, ".", True),
-    ],
+    ("log", "step", "function", "written"),
+    [("metrics.jsonl", 2, "to_json_line", 2), ("samples", 4, "write_json_lines", 3)],
 )
-def test_padding_by_ordinary_text_is_found(tmp_path, tokenizer, pad, ordinary):
-    tokenizer().save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    loaded.pad_token = pad
-    loaded.save_pretrained(tmp_path)
-    assert ordinary_pad_token(AutoTokenizer.from_pretrained(tmp_path)) == (pad if ordinary else None)
+def test_a_full_disk_names_file_step_checkpoint_and_how_to_go_on(tmp_path, monkeypatch, log, step, function, written):
+    calls, original = [], getattr(run_log, function)
 
-
-# ---- a full disk
-
-
-@pytest.mark.parametrize(("log", "step"), [("metrics.jsonl", 2), ("samples", 4)])
-def test_a_full_disk_names_file_step_checkpoint_and_how_to_go_on(tmp_path, monkeypatch, log, step):
     def full(*arguments):
-        if (log == "samples") == (len(arguments) == 2) and (tmp_path / "full").exists():
+        calls.append(arguments)
+        if len(calls) > written:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return original[len(arguments)](*arguments)
-
-    original = {1: run_log.to_json_line, 2: run_log.write_json_lines}
-    monkeypatch.setattr(run_log, "to_json_line", full)
-    monkeypatch.setattr(run_log, "write_json_lines", full)
-    session = small_session(tmp_path / "run", "logging.samples_interval=1")
-    taken = []
-
-    def record_step(*arguments, original=train_module.update_policy):
-        taken.append(arguments)
-        if len(taken) == step:
-            (tmp_path / "full").touch()
         return original(*arguments)
 
-    monkeypatch.setattr(train_module, "update_policy", record_step)
-    with pytest.raises(TrainingError) as stopped:
+    monkeypatch.setattr(run_log, function, full)
+    session = small_session(tmp_path / "run", "logging.samples_interval=1")
+    with closing(session), pytest.raises(TrainingError, match=rf"step {step}: .*/run/{log}.*No space left") as stopped:
         session.trainer.run()
-    session.close()
-    message = str(stopped.value)
-    assert f"step {step}: {tmp_path / 'run' / log}" in message
-    assert "No space left on device" in message
-    assert ("--resume" in message) == (step > 2)
-    assert ("checkpoints/step_000002" in message) == (step > 2)
+    assert ("--resume" in str(stopped.value)) == ("checkpoints/step_000002" in str(stopped.value)) == (step > 2)
 
 
 def test_a_damaged_weight_file_is_named(tmp_path):

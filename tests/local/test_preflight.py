@@ -12,7 +12,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.factual import FactualGrader
 from coca_mindspeed.local import run as session_module
-from coca_mindspeed.local.preflight import Preflight
+from coca_mindspeed.local.evaluation import Preflight
 from coca_mindspeed.scoring.rollout import Rollout
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, result, rows
@@ -68,7 +68,7 @@ def test_the_run_is_the_same_with_and_without(tmp_path, monkeypatch):
     assert train(tmp_path / "with", "evaluation.preflight=16", "trainer.steps=4") == 0
     assert train(tmp_path / "with", "evaluation.preflight=16", "--resume") == 0
     assert len(sampled) == 1  # not by the resumed run
-    assert len(sampled[0].records) == 16
+    assert len(sampled[0].rollout.records) == 16
     weights, metrics, samples = result(tmp_path / "with")
     assert len(samples.pop("step_000000.jsonl").splitlines()) == 16
     assert (weights, metrics, samples) == result(tmp_path / "without")
@@ -80,7 +80,7 @@ def preflight(texts: list[str], records: list[Record], *overrides: str) -> Prefl
     rollout = Rollout(lengths=lengths, width=ids.shape[1], records=records, token_ids=ids)
     rollout.read(TokenText([bytes([byte]) for byte in range(256)]), ResponseParser(), 16)
     rollout.grade(FactualGrader("exact"))
-    return Preflight(compose_run("demo", list(overrides)).run, records, rollout)
+    return Preflight(compose_run("demo", list(overrides)).run, rollout)
 
 
 def fact(category: str = "factual") -> Record:

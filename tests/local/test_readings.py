@@ -11,7 +11,7 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import reading_metrics
 from coca_mindspeed.evaluation.predictions import confidence_mass, read_predictions
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.readings import Numbers, read_confidences
+from coca_mindspeed.local.respond import Numbers, read_confidences
 from coca_mindspeed.local.tiny_model import write_tiny_model
 from tests.local.runs_for_tests import small_session
 

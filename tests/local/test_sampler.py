@@ -13,11 +13,11 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import sampler
-from coca_mindspeed.local.inverse_cdf import NoDistributionError, sample_tokens
+from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import choose_device
-from coca_mindspeed.local.sampler import NextStep, SharedRows, sample_responses
-from tests.local.models_for_tests import write_random_model
+from coca_mindspeed.local.sampler import SharedRows, sample_responses
+from tests.local.models_for_tests import sample_tokens, write_random_model
 
 RECORDS = [
     Record("1", "d", "math", "1+1?", "2"),
@@ -166,7 +166,7 @@ class RowsOfTheirOwn:
 
     def append(self, going, token):
         rows, self.row_of = self.row_of[going], torch.arange(int(going.sum()))
-        return NextStep(rows, None, token[going])
+        return rows, None, token[going]
 
 
 def seeded(seed=0):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
-from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, Phi3Config
 
 from coca_mindspeed.cli import main
@@ -21,15 +20,11 @@ from coca_mindspeed.data.prompts import encode_prompts, render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, MissingDependencyError
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.model_files import (
-    context_limit,
-    load_model_tokenizer,
-    read_model_config,
-)
+from coca_mindspeed.local.model_files import context_limit, load_model_tokenizer, read_model_config
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
 from coca_mindspeed.local.run_directory import open_run_directory
-from coca_mindspeed.local.tiny_model import tiny_tokenizer, write_tiny_model
-from coca_mindspeed.local.validation import LengthLimits, check_lengths
+from coca_mindspeed.local.tiny_model import write_tiny_model
+from coca_mindspeed.local.validation import LengthLimits
 from coca_mindspeed.utils.directories import MARKER
 from tests.grading.sandbox_package import needs_sandbox
 from tests.local.models_for_tests import check_model, write_random_model
@@ -42,9 +37,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_random_model(tmp_path_factory.mktemp("models") / "model", "llama")
-
-
-# ---- the model's own context
 
 
 _LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
@@ -113,9 +105,6 @@ def records() -> list[Record]:
 
 def prompts_of(model: Path) -> list[list[int]]:
     return encode_prompts(load_model_tokenizer(model, ModelConfig()), records(), SYSTEM)
-
-
-# ---- a start that fails leaves nothing in the way
 
 
 def test_a_first_step_that_fails_can_be_tried_again_with_other_settings(tmp_path, monkeypatch):
@@ -200,9 +189,6 @@ def test_without_an_optional_package_nothing_is_written(tmp_path, monkeypatch, p
     assert not (tmp_path / "run").exists()
 
 
-# ---- records
-
-
 @pytest.mark.parametrize(
     ("row", "grader", "message"),
     [
@@ -238,15 +224,6 @@ def test_the_tiny_model_refuses_what_it_cannot_read(tmp_path):
         small_session(tmp_path / "run", "rollout.max_new_tokens=200")
 
 
-def test_the_length_check_counts_what_compatibility_forms_expand():
-    """One character of three bytes becomes 18, of 33 bytes."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
-    long = Record("a", "d", "math", "\ufdfa" * 20, "1", None, {"instruction": ""})
-    with pytest.raises(DataError, match="has 361 tokens"):
-        check_lengths(tokenizer, None, [long], None, LengthLimits(200, 0), "the model", show_progress=False)
-
-
 def test_a_template_that_refuses_system_messages_says_what_to_do(tmp_path, model, capsys, monkeypatch):
     path = set_config(model, tmp_path / "gemma")
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
@@ -256,9 +233,6 @@ def test_a_template_that_refuses_system_messages_says_what_to_do(tmp_path, model
     assert "docs/training.md" in message
     (path / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
     assert ": never" in refused(tmp_path, path, capsys, monkeypatch)
-
-
-# ---- weights
 
 
 def with_weights(model: Path, directory: Path, change) -> Path:
@@ -305,9 +279,6 @@ def test_a_head_that_tying_would_drop_is_refused(tmp_path, model, file, own):
             load_policy(path, ModelConfig(), CPU)
         path = set_config(path, tmp_path / "untied", tie_word_embeddings=False)
     load_policy(path, ModelConfig(), CPU)
-
-
-# ---- devices
 
 
 def test_the_configuration_knows_every_device_that_the_engine_knows():

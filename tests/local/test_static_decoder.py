@@ -11,10 +11,9 @@ from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.local import static_decoder
 from coca_mindspeed.local.inverse_cdf import NoDistributionError, numbers_per_draw, tokens_at
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.memory import estimate_memory
 from coca_mindspeed.local.model_files import weight_shapes
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.plan import estimate_memory
+from coca_mindspeed.local.policy import Policy, add_adapters
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.static_decoder import STATIC, CaptureError, StaticDecoder, decodes_statically
 from tests.local.models_for_tests import random_policy, write_random_model
@@ -131,6 +130,7 @@ def test_weights_changed_in_place_are_used_and_moved_ones_make_new_buffers(tmp_p
 @pytest.mark.parametrize("lora", [None, 4])
 def test_bfloat16_rounds_as_the_autocast_of_plain_passes(lora):
     policy = random_policy("llama", recompute=False, dtype=torch.bfloat16)
+    assert not decodes_statically(policy)  # by default, on a CPU
     policy.decoding = "static"
     add_adapters(policy, LoraConfig(rank=lora, base_dtype="float32"), seed=0)
     for change in (0.0, 0.1):
@@ -185,7 +185,3 @@ def test_the_memory_of_the_buffers_is_estimated(tmp_path, dtype, monkeypatch):
     sample(policy, [[5] * 20, [6] * 20], max_new_tokens=30)
     need = estimate_memory(run, policy.model.config, weight_shapes(path), torch.device("cuda"))
     assert policy.static.decoder.nbytes == pytest.approx(need.decoder, rel=1e-2)
-
-
-def test_by_default_a_cpu_shares_rows():
-    assert not decodes_statically(random_policy("llama", recompute=False))

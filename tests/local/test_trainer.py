@@ -31,16 +31,7 @@ from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.directories import MARKER
 from tests.local.models_for_tests import write_random_model
-from tests.local.runs_for_tests import (
-    FINISHED,
-    SMALL,
-    killed,
-    result,
-    rows,
-    run_command,
-    small_session,
-    train,
-)
+from tests.local.runs_for_tests import FINISHED, SMALL, killed, result, rows, run_command, small_session, train
 from tests.local.starts_for_tests import arguments
 
 
@@ -227,11 +218,7 @@ def waiting(tmp_path_factory):
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate"),
-            TrainingError,
-            _OUT_OF_MEMORY,
-        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate"), TrainingError, _OUT_OF_MEMORY),
         (RuntimeError("[..] DefaultCPUAllocator: can't allocate memory"), TrainingError, _OUT_OF_MEMORY),
         (MemoryError("Unable to allocate 8 GiB"), TrainingError, _OUT_OF_MEMORY),
         (MemoryError(), TrainingError, _OUT_OF_MEMORY),

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig, TrainerConfig
 from coca_mindspeed.errors import ConfigError
@@ -91,18 +90,10 @@ def test_microbatches_and_chunks_of_logits_make_the_same_update(
     assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_the_objective_is_computed_once_a_microbatch(session, rollout, monkeypatch):
-    rows = []
-    counted = lambda log_probs, *a, **k: rows.append(len(log_probs)) or segment_objective(log_probs, *a, **k)  # noqa: E731
-    monkeypatch.setattr("coca_mindspeed.local.update.segment_objective", counted)
-    updated(session, rollout, microbatch_prompts=3)
-    group = rollout.credit.group_size
-    assert rows == [3 * group, 3 * group, 2 * group]
-
-
-def _tokens_of(part, lengths, prompt_lengths, share_prompts):
-    prompts = len(part.prompts) if share_prompts else len(part.rows)
-    return prompts * max(prompt_lengths[p] for p in part.prompts) + len(part.rows) * max(lengths[r] for r in part.rows)
+def _tokens_of(rows, group, lengths, prompt_lengths, share_prompts):
+    owners = [row // group for row in rows]
+    prompts = len(set(owners)) if share_prompts else len(rows)
+    return prompts * max(prompt_lengths[p] for p in owners) + len(rows) * max(lengths[row] for row in rows)
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
@@ -115,15 +106,14 @@ def test_microbatches_hold_every_row_once_and_no_more_than_asked(seed, share_pro
     prompt_lengths = random.integers(1, 200, size=12).tolist()
     config = TrainerConfig(microbatch_tokens=limit, share_prompts=share_prompts)
     parts = microbatches(prompts, group, lengths, prompt_lengths, config)
-    assert sorted(row for part in parts for row in part.rows) == [p * group + g for p in prompts for g in range(group)]
-    for part in parts:
-        owners = [p for p, size in zip(part.prompts, part.group_sizes, strict=True) for _ in range(size)]
-        assert owners == [row // group for row in part.rows]
-        assert len(part.rows) == 1 or _tokens_of(part, lengths, prompt_lengths, share_prompts) <= limit
-        longest, prompt = max(lengths[row] for row in part.rows), max(prompt_lengths[p] for p in part.prompts)
+    assert sorted(row for rows in parts for row in rows) == [p * group + g for p in prompts for g in range(group)]
+    for rows in parts:
+        assert rows == sorted(rows)
+        assert len(rows) == 1 or _tokens_of(rows, group, lengths, prompt_lengths, share_prompts) <= limit
+        longest, prompt = max(lengths[row] for row in rows), max(prompt_lengths[row // group] for row in rows)
         sizes = largest_group_sizes(len(prompts), group, longest, prompt, config)
         most, copies = sum(sizes), len(sizes) if share_prompts else sum(sizes)
-        assert len(part.rows) <= most
+        assert len(rows) <= most
         assert most == 1 or most * longest + copies * prompt <= limit
 
 
@@ -136,7 +126,7 @@ def test_long_responses_are_hardly_padded():
     config = TrainerConfig(microbatch_tokens=32_768)
     parts = microbatches(prompts, group, lengths, prompt_lengths, config)
     needed = sum(lengths) + sum(prompt_lengths)
-    assert sum(_tokens_of(part, lengths, prompt_lengths, True) for part in parts) < 1.15 * needed
+    assert sum(_tokens_of(rows, group, lengths, prompt_lengths, True) for rows in parts) < 1.15 * needed
 
 
 def test_two_kinds_of_microbatches_are_refused():

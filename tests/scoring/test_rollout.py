@@ -198,32 +198,18 @@ def test_scores_as_columns_of_smaller_types_and_back(twice):
             torch.testing.assert_close(getattr(restored, name), given, rtol=0, atol=0, equal_nan=True)
 
 
-def test_rows_hold_null_for_undefined_values():
-    """The first group has one gradable answer, and is dropped; the second has both."""
-    rows = credited([1, N, 1, 1]).rows(range(4))
+def test_rows():
+    """Undefined values are null: of these groups the first has one gradable answer, and is dropped."""
+    verdicts = [Verdict(Outcome.RIGHT), Verdict(Outcome.UNGRADABLE, "no sandbox"), *[Verdict(Outcome.RIGHT)] * 2]
+    rows = credited([1, N, 1, 1], texts=["a", "b", "c", "d"], verdicts=verdicts).rows(range(4))
     assert [row["correct"] for row in rows] == [True, None, True, True]
     assert [row["gesr"] for row in rows] == [None, None, 1.0, 1.0]
     assert [row["confidence_reward"] is None for row in rows] == [True, True, False, False]
     assert [(row["confidence_advantage"], row["answer_advantage"]) for row in rows[:2]] == [(0.0, 0.0)] * 2
-
-
-def test_rows():
+    assert (rows[1]["response"], rows[1]["verdict"], rows[1]["reason"]) == ("b", "ungradable", "no sandbox")
     first, last = credited(stated=[0.3, 0.0, 0.9, N], eps=0.0).rows([0, 3])
-    up = 1 / math.sqrt(2)
-    assert first == {
-        "confidence": 0.3,
-        "correct": True,
-        "gesr": 0.5,
-        "confidence_reward": pytest.approx(-0.04),
-        "confidence_advantage": pytest.approx(up),
-        "answer_advantage": pytest.approx(up),
-        "tokens": 2,
-        "confidence_tokens": 1,
-    }
+    up = pytest.approx(1 / math.sqrt(2))
+    expected = {"confidence": 0.3, "correct": True, "gesr": 0.5, "confidence_reward": pytest.approx(-0.04)}
+    expected |= {"confidence_advantage": up, "answer_advantage": up, "tokens": 2, "confidence_tokens": 1}
+    assert first == expected
     assert (last["confidence"], last["gesr"], last["confidence_reward"]) == (None, 1.0, -1.0)
-
-
-def test_rows_with_text_and_verdict():
-    verdicts = [*[Verdict(Outcome.RIGHT)] * 3, Verdict(Outcome.UNGRADABLE, "no sandbox")]
-    last = credited([1, 0, 1, N], texts=["a", "b", "c", "d"], verdicts=verdicts).rows([3])[0]
-    assert (last["response"], last["verdict"], last["reason"]) == ("d", "ungradable", "no sandbox")

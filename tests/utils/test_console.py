@@ -6,7 +6,7 @@ import pytest
 from rich.table import Table
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.utils.console import PlainConsole, SlowProgress, one_line, print_text, printable
+from coca_mindspeed.utils.console import PlainConsole, one_line, print_text, printable
 
 PATH = "/data/[bold]" + "/".join(["a folder with a long name"] * 8) + "/[/bold]/:smile:.jsonl"
 
@@ -78,12 +78,3 @@ def test_the_command_line_prints_errors_so(capsys):
     error = capsys.readouterr().err
     assert "\x1b" not in error
     assert "\\x1b[31m[bold].yaml: " in error
-
-
-def test_slow_work_is_reported_after_ten_seconds_and_no_more_often(monkeypatch, capsys):
-    now = [0.0]
-    monkeypatch.setattr("coca_mindspeed.utils.console.time.monotonic", lambda: now[0])
-    progress = SlowProgress("parsing", 1_000)
-    for done, now[0] in ((100, 5.0), (200, 10.0), (300, 15.0), (400, 20.0), (1_000, 50.0)):
-        progress.show(done)
-    assert ["40 s" in line for line in capsys.readouterr().err.splitlines()] == [True, False]

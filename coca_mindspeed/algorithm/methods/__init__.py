@@ -1,31 +1,20 @@
-"""The training methods, a file for each: rewards of the segments, and the response format.
+"""The training methods: rewards of the segments, and the response format.
 
 Configurations name the methods of this package, so it imports torch, which takes seconds, only to compute with it.
 """
 
 from coca_mindspeed.algorithm.methods.base import TrainingMethod
 from coca_mindspeed.algorithm.methods.caliber import Caliber
-from coca_mindspeed.algorithm.methods.coca import Coca
+from coca_mindspeed.algorithm.methods.coca import Coca, Gdpo
 from coca_mindspeed.algorithm.methods.dcpo import Dcpo
-from coca_mindspeed.algorithm.methods.gdpo import Gdpo
-from coca_mindspeed.algorithm.methods.joint import Joint
 from coca_mindspeed.algorithm.methods.log_score import LogScore
-from coca_mindspeed.algorithm.methods.rlcr import Rlcr
-from coca_mindspeed.algorithm.methods.rlvr import Rlvr
-from coca_mindspeed.algorithm.methods.sequential import Sequential
+from coca_mindspeed.algorithm.methods.one_reward import Joint, Rlcr, Rlvr, Sequential
 
 __all__ = ["METHODS", "TrainingMethod", "training_method"]
 
 _METHODS: tuple[TrainingMethod, ...] = (
-    Coca(),
-    Rlvr(),
-    Joint(),
-    Sequential(),
-    Rlcr(),
-    Dcpo(),
-    LogScore(),
-    Gdpo(),
-    Caliber(),
+    *(Coca(), Rlvr(), Joint(), Sequential(), Rlcr()),
+    *(Dcpo(), LogScore(), Gdpo(), Caliber()),
 )
 METHODS: dict[str, TrainingMethod] = {method.name: method for method in _METHODS}
 

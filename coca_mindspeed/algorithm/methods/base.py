@@ -19,22 +19,14 @@ else:  # types of arguments; importing torch for them would take seconds
 
 
 class GroupOutcomes(NamedTuple):
-    """Outcomes of the responses.  A response with an ungradable answer takes no part and is NaN everywhere.
+    """Outcomes of the responses.  A response with an ungradable answer takes no part and is NaN everywhere."""
 
-    Attributes:
-        correct: float64 ``[P, G]``, 1 or 0, ``1[answer is correct]`` (paper, equation 6); NaN: takes no part.
-        stated: float64 ``[P, G]``, the stated confidence; NaN also where the response states no valid one.
-        gesr: float64 ``[P, 1]``, the mean of ``correct`` in each group (equation 7).
-        entropy_bonus: float64 ``[P, G]``, added to the score of a valid confidence; None: no bonus.
-        invalid_reward: reward in place of the Brier score for a response without a valid confidence.
-        stated_after: like ``stated``, the second confidence of a method that asks for two; None: there is none.
-    """
-
-    correct: Tensor
-    stated: Tensor
-    gesr: Tensor
-    entropy_bonus: Tensor | None
-    invalid_reward: float
+    correct: Tensor  # float64 `[P, G]`, 1 or 0, `1[answer is correct]` (paper, equation 6); NaN: takes no part
+    stated: Tensor  # float64 `[P, G]`, the stated confidence; NaN also where the response states no valid one
+    gesr: Tensor  # float64 `[P, 1]`, the mean of `correct` in each group (equation 7)
+    entropy_bonus: Tensor | None  # float64 `[P, G]`, added to the score of a valid confidence; None: no bonus
+    invalid_reward: float  # reward in place of the Brier score for a response without a valid confidence
+    # like `stated`, the second confidence of a method that asks for two; None: there is none
     stated_after: Tensor | None = None
 
     def brier(self, target: Tensor, stated: Tensor | None = None) -> Tensor:
@@ -61,17 +53,14 @@ class TrainingMethod(Protocol):
     @property
     def system_prompt(self) -> str:
         """System prompt that describes the response format."""
-        ...
 
     @property
     def confidence_position(self) -> ConfidencePosition:
         """Place of the confidence: before the answer, after it, or both."""
-        ...
 
     @property
     def stages(self) -> tuple[str, ...]:
         """Names of the training stages, run one after the other."""
-        ...
 
     def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         """Advantages of each segment.
@@ -80,7 +69,6 @@ class TrainingMethod(Protocol):
         (for a method's one reward) compute them from rewards, float64 ``[P, G]``, NaN where a response takes no part.
         ``stage`` is one of :attr:`stages`.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ With ``p`` the group's success rate and ``s`` the stated confidence,
 
     confidence tokens:  r_c = -(s - p)^2            answer tokens:  r_a = 1[answer is correct]
 
-and each advantage is normalised within the group.
+and each advantage is normalised within the group.  GDPO puts the sum of both advantages on every token.
 """
 
 from dataclasses import dataclass
@@ -26,3 +26,18 @@ class Coca(MethodDefaults):
             "confidence": normalise.of_confidence(brier, outcomes.stated),
             "answer": normalise.within_group(outcomes.correct),
         }
+
+
+@dataclass(frozen=True)
+class Gdpo(Coca):
+    """GDPO (Liu et al., 2026, arXiv 2601.05242) with CoCA's rewards: ``A = A_c + A_a`` on every token.
+
+    It differs from ``joint`` in the normalisation alone, and from ``coca`` in the tokens alone.  verl and TRL have it
+    under this name; their last step, which whitens the sum over the batch, is left out for this comparison.
+    """
+
+    name: str = "gdpo"
+
+    def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
+        own = super().advantages(outcomes, normalise, stage)
+        return dict.fromkeys(own, own["confidence"] + own["answer"])

@@ -14,8 +14,8 @@ from coca_mindspeed.grading.math.normalise import Answer, read_answer
 from coca_mindspeed.grading.math.plain import CHOICE, is_words, plain_text, verdict_without_algebra
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 from coca_mindspeed.grading.workers import Failure, TaskResult, Workers
-from coca_mindspeed.utils.console import SlowProgress
 from coca_mindspeed.utils.process import usable_cpus
+from coca_mindspeed.utils.progress import StepProgress
 
 # Far above the answers of benchmarks; the cost of parsing grows much faster than the length.
 MAX_ANSWER_CHARACTERS = 2_000
@@ -26,6 +26,7 @@ _MAX_WORKERS = 16
 # Failures that the input may have caused; others are the machine's.
 _INPUT_FAILURES = frozenset((Failure.TIMEOUT, Failure.DIED, Failure.RAISED))
 _GOLDS_PER_PROGRESS_UPDATE = 2_000
+_SILENT_SECONDS = 10.0
 _SENTENCE = re.compile(r"^\s*####|^[^$\\\n]*\b(?:is|are|equals)\b[^$\\\n]*\d", re.MULTILINE)
 _BRACKETS = re.compile(r"[{}()\[\]]")
 _Pair = tuple[str, str | None]  # gold answer and final answer
@@ -60,11 +61,11 @@ class MathGrader(TalliedGrader):
     def check(self, records: Sequence[Record]) -> None:
         golds = list(dict.fromkeys(record.answer for record in records))
         problems: dict[str, str] = {}
-        progress = SlowProgress("checking gold answers", len(golds))
-        for start in range(0, len(golds), _GOLDS_PER_PROGRESS_UPDATE):
-            chunk = golds[start : start + _GOLDS_PER_PROGRESS_UPDATE]
-            problems.update(zip(chunk, self.gold_problems(chunk), strict=True))
-            progress.show(len(problems))
+        with StepProgress(len(golds), True, title="checking gold answers", patience=_SILENT_SECONDS) as progress:
+            for start in range(0, len(golds), _GOLDS_PER_PROGRESS_UPDATE):
+                chunk = golds[start : start + _GOLDS_PER_PROGRESS_UPDATE]
+                problems.update(zip(chunk, self.gold_problems(chunk), strict=True))
+                progress.show(len(problems))
         _refuse(records, problems)
 
     def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:

@@ -32,7 +32,7 @@ from coca_mindspeed.data.prompts import TemplateKeys, check_no_open_thought
 from coca_mindspeed.errors import CocaError, Condition, ConfigError, as_check, find_problems, raise_problems
 from coca_mindspeed.integrations.settings import RowGrader, check_prompt, check_version, integration_settings
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout, stated_or_none
+from coca_mindspeed.scoring.rollout import Rollout, number_or_none
 from coca_mindspeed.utils.tokenization import token_text
 
 TESTED = "==4.6.0"
@@ -113,7 +113,7 @@ class Confidence(ORM):
     """The stated confidence; None where there is no valid one."""
 
     def __call__(self, completions: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
-        return [stated_or_none(stated) for stated in _read(completions, columns["response_token_ids"]).stated]
+        return [number_or_none(stated) for stated in _read(completions, columns["response_token_ids"]).stated]
 
 
 class Segment(ORM):
