@@ -62,6 +62,7 @@ class Chunk(NamedTuple):
     usage: tuple[int, int] | None  # (prompt, completion) tokens, in one chunk, where the engine counts them
     finish_reason: str | None  # in the last chunk with text
     log_probs: Sequence[float] = ()  # of its tokens (nats), where the engine names them
+    tool_calls: Sequence[Mapping[str, Any]] = ()  # parts of tool calls, as OpenAI's delta has them
 
     @property
     def progresses(self) -> bool:
@@ -83,17 +84,19 @@ def parse_chunk(data: bytes) -> Chunk | None:
     delta = choice.get("delta") or {}
     text = delta.get("content") or ""
     thought = delta.get("reasoning_content") or delta.get("reasoning")
+    calls = [{**call, "index": int(call["index"])} for call in delta.get("tool_calls") or ()]
     reason = choice.get("finish_reason")
     if not isinstance(text, str) or not isinstance(reason, str | None):
         raise TypeError("text and finish reason should be text")
     ids = choice.get("token_ids")
     return Chunk(
         text=text,
-        tokens=len(list(map(int, ids))) if ids is not None else int(bool(text or thought)),
+        tokens=len(list(map(int, ids))) if ids is not None else int(bool(text or thought or calls)),
         usage=usage,
         # Engines also write "" or "null" before the end of the answer.
         finish_reason=None if reason in (None, "", "null") else reason,
         log_probs=_log_probs(choice.get("logprobs")),
+        tool_calls=calls,
     )
 
 

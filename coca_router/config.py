@@ -74,6 +74,7 @@ class TierConfig(Section):
     temperature: float | None = Field(None, ge=0, le=2, description="null: the client's, or the calibration's")
     calibration: RelativePath | None = Field(None, description="file of `coca-router calibrate`; pins the sampling")
     certificate: RelativePath | None = Field(None, description="of `calibrate --risk`; pins threshold and sampling")
+    passthrough: bool = Field(False, description="the first such tier gets requests with tools or a response format")
     max_confidence_tokens: int = Field(32, ge=4, description="allowance for the confidence beyond max_tokens")
 
     @model_validator(mode="after")
@@ -92,6 +93,10 @@ class TierConfig(Section):
 
     def rule(self, invalid: Action) -> ThresholdRule:
         return ThresholdRule([Band(band.at_least, band.action) for band in self.bands or ()], invalid)
+
+    def passing(self) -> "TierConfig":
+        """The same tier as a plain model."""
+        return TierConfig(name=self.name, backend=self.backend, temperature=self.temperature, states_confidence=False)
 
     @property
     def decides(self) -> bool:

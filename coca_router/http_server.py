@@ -290,6 +290,7 @@ class AnswerWriter:
         kind = f"chat.completion{'.chunk' if self._stream else ''}"
         self._head = {"id": id_, "object": kind, "created": int(time.time()), "model": request.model}
         self._ids: list[int] = []
+        self._calls: dict[int, dict[str, Any]] = {}
         self.text = ""
 
     async def write(self, text: str, token_ids: Sequence[int] = ()) -> None:
@@ -308,6 +309,16 @@ class AnswerWriter:
         if data:
             await self._reply.send(data)
 
+    async def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """Send parts of tool calls, which are joined where the answer is no stream."""
+        if self._stream:
+            await self.write("")
+            await self._reply.send(event(self._object({"delta": {"tool_calls": calls}})))
+        for call in calls:
+            whole = self._calls.setdefault(call["index"], {"id": call.get("id"), "type": "function", "function": {}})
+            for key, part in (call.get("function") or {}).items():
+                whole["function"][key] = whole["function"].get(key, "") + str(part or "")
+
     def discard(self) -> bool:
         """Drop the text so far; False if some of it was sent."""
         if not self._reply.begun:
@@ -318,8 +329,9 @@ class AnswerWriter:
         total = prompt_tokens + tokens
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
         if not self._stream:
-            message = {"role": "assistant", "content": self.text, "refusal": None}
-            whole = self._object({"message": message}, finish_reason, self._ids)
+            message = {"role": "assistant", "content": self.text or (None if self._calls else ""), "refusal": None}
+            calls = {"tool_calls": list(self._calls.values())} if self._calls else {}
+            whole = self._object({"message": message | calls}, finish_reason, self._ids)
             await self._reply.json({**whole, "usage": usage, **self._fields()}, self._headers())
             return
         data = event({**self._object({"delta": {}}, finish_reason), **self._fields()})

@@ -19,6 +19,9 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "modalities": (["text"],),
     "logprobs": (False,), "top_logprobs": (0,), "include_stop_str_in_output": (False,),
 }  # fmt: skip
+# Parameters of tools and response formats, and fields of their messages, which a tier with passthrough gets.
+_PASSED = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
+_CALLS = ("tool_calls", "tool_call_id")
 # Values at which a sampling parameter changes nothing.
 NEUTRAL_SAMPLING: Mapping[str, Any] = {
     "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
@@ -58,14 +61,19 @@ class _TextPart(_Body):
 
 
 class Message(_Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_TextPart] | None = None
     name: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": content} | ({} if self.name is None else {"name": self.name})
+        more = {name: value for name, value in (self.model_extra or {}).items() if name in _CALLS and value}
+        return {"role": role, "content": content, **more} | ({} if self.name is None else {"name": self.name})
+
+    def has_calls(self) -> bool:
+        """Whether it has tool calls, or the result of one."""
+        return self.role == "tool" or any((self.model_extra or {}).get(name) for name in _CALLS)
 
 
 _Stop = Annotated[str, Field(min_length=1)]
@@ -106,6 +114,12 @@ class ChatRequest(_Body):
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    def passed(self) -> dict[str, Any] | None:
+        """The parameters of its tools or response format; None for a request without them."""
+        given = {name: value for name in _PASSED if (value := (self.model_extra or {}).get(name)) is not None}
+        asks = any(given.get(name, neutral[0]) not in neutral for name in _PASSED if (neutral := _NEUTRAL.get(name)))
+        return given if asks or any(message.has_calls() for message in self.messages) else None
+
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that the client gave, without the seed."""
         values = {name: getattr(self, name) for name in ("temperature", *NEUTRAL_SAMPLING)}
@@ -127,19 +141,23 @@ def read_json_body(body: bytes, model: type[ModelT]) -> ModelT:
         raise ApiError(400, f"{where}: {first['msg']}", param=str(first["loc"][0])) from error
 
 
-def read_request(body: bytes, served: str, *, thresholds: bool = False) -> ChatRequest:
+def read_request(body: bytes, served: str, *, thresholds: bool = False, tools: bool = False) -> ChatRequest:
     """Validate a request for the model ``served``; ApiError 400 with the parameter's name, or 404 for another model.
 
-    With ``thresholds``, the model may be called ``NAME@THRESHOLD``.
+    With ``thresholds``, the model may be called ``NAME@THRESHOLD``; with ``tools``, tools and response formats pass.
     """
     request = read_json_body(body, ChatRequest)
-    try:  # pydantic checks the fields that it knows
+    try:  # pydantic checks the numbers of the fields that it knows; the others are sent on
         to_json([request.model_extra, *(message.model_extra for message in request.messages)])
     except ValueError as error:
-        raise ApiError(400, "the request's body: found a number or text that JSON cannot hold") from error
+        raise ApiError(400, "the request's body: expected finite numbers, found NaN or an infinite one") from error
     for index, message in enumerate(request.messages):
-        _refuse_extra(message, f"messages[{index}].", {"tool_calls": ([],), "annotations": ([],)})
-    _refuse_extra(request, "", _NEUTRAL)
+        _refuse_extra(
+            message, f"messages[{index}].", {"tool_calls": ([],), "annotations": ([],)}, _CALLS if tools else ()
+        )
+        if (message.role == "tool" and not tools) or (message.content is None and not message.has_calls()):
+            raise ApiError(400, f"messages[{index}]: expected a message with a text", param="messages")
+    _refuse_extra(request, "", _NEUTRAL, _PASSED if tools else ())
     if request.stream_options is not None:
         _refuse_extra(request.stream_options, "stream_options.", {})
     read_threshold(request.model, served, allowed=thresholds)
@@ -162,9 +180,9 @@ def read_threshold(model: str, served: str, *, allowed: bool = True) -> float | 
     return threshold
 
 
-def _refuse_extra(body: _Body, where: str, neutral: Mapping[str, Sequence[Any]]) -> None:
+def _refuse_extra(body: _Body, where: str, neutral: Mapping[str, Sequence[Any]], known: Sequence[str] = ()) -> None:
     for name, value in (body.model_extra or {}).items():
-        if value is not None and name not in _IGNORED and value not in neutral.get(name, ()):
+        if value is not None and name not in (*_IGNORED, *known) and value not in neutral.get(name, ()):
             message = f"parameter {where + name!r} is not supported here with this value"
             raise ApiError(400, message, param=where + name, code="unsupported_parameter")
 

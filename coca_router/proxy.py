@@ -4,7 +4,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from starlette.routing import Route
 from coca_mindspeed.errors import ConfigError
 from coca_router import http_server as server
 from coca_router.backends import Backend, BackendError, http_session
-from coca_router.config import ServingConfig, tier_policies
+from coca_router.config import ServingConfig, TierPolicy, tier_policies
 from coca_router.http_server import AnswerWriter
 from coca_router.openai_api import ApiError, ChatRequest, read_json_body, read_request, read_threshold
 from coca_router.request_log import LogError, RequestLog
@@ -63,6 +63,8 @@ class Proxy:
         }
         tiers = zip(config.tiers, tier_policies(config), strict=True)
         self._tiers = [Tier(tier, self._backends[tier.backend], policy) for tier, policy in tiers]
+        passing = next((tier for tier in self._tiers if tier.config.passthrough), None)
+        self._passing = passing and Tier(passing.config.passing(), passing.backend, TierPolicy(None))
         self._log: RequestLog | None = None
         if config.log is not None:
             directory = Path(config.log.directory)
@@ -121,7 +123,7 @@ class Proxy:
         self._running += 1
         try:
             body = await server.read_body(request, limits.request_bytes, limits.body_s)
-            chat = read_request(body, self.config.name, thresholds=True)
+            chat = read_request(body, self.config.name, thresholds=True, tools=self._passing is not None)
             if chat.return_token_ids:
                 message = "return_token_ids: the confidence is removed from the answer"
                 raise ApiError(400, message, param="return_token_ids")
@@ -129,14 +131,17 @@ class Proxy:
             if domain is not None and not _DOMAIN.fullmatch(domain):
                 raise ApiError(400, "x-coca-domain: expected up to 64 letters, digits, '.', '_' or '-'")
             threshold = read_threshold(chat.model, self.config.name)
-            for tier in self._tiers:
+            tiers = self._tiers if self._passing is None or chat.passed() is None else [self._passing]
+            for tier in tiers:
                 tier.check(chat, threshold)
-            await self._answer(chat, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply)
+            await self._answer(chat, tiers, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply)
         finally:
             self._running -= 1
 
-    async def _answer(self, chat: ChatRequest, threshold: float | None, trace: Trace, reply: server.Reply) -> None:
-        question = chat.messages[-1].as_dict()["content"]
+    async def _answer(
+        self, chat: ChatRequest, tiers: Sequence[Tier], threshold: float | None, trace: Trace, reply: server.Reply
+    ) -> None:
+        question = chat.messages[-1].as_dict()["content"] or ""
         keep = self.config.log is not None and self.config.log.texts
         writer = AnswerWriter(chat, trace.id, reply, trace.headers, lambda: {"coca": trace.fields()}, keep=keep)
         outcome, logged = "error", False
@@ -147,7 +152,7 @@ class Proxy:
 
         async def work() -> None:
             nonlocal logged
-            await Router(self.config, self._tiers, chat, threshold, trace, writer).answer()
+            await Router(self.config, tiers, chat, threshold, trace, writer).answer()
             logged = True
             note("ok")  # before the client has the whole answer, and so can label it
             await writer.end(trace.finish_reason or "stop", trace.prompt_tokens, trace.answer_tokens)

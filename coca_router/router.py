@@ -154,7 +154,7 @@ class Router:
         async def hold(text: str) -> None:
             held.append(text)
 
-        sampling = tier.sampling(request) | ({"logprobs": True} if by_log_prob else {})
+        sampling = tier.sampling(request) | ({"logprobs": True} if by_log_prob else {}) | (request.passed() or {})
         asked = tier.messages(request), least(budget.tokens, limit), sampling
         reader = ConfidenceReader() if tier.config.states_confidence else None
         client_limit = request.limit if tier.backend.config.dialect == "vllm" else None
@@ -184,6 +184,8 @@ class Router:
                     decision = None if by_log_prob else self._decide(tier, rule, budget, confidence)
                     if decision is not None and decision.action != "answer":
                         return decision
+                if chunk.tool_calls:
+                    await self.writer.write_calls(chunk.tool_calls)
                 await output.feed(text, tokens, chunk.finish_reason)
                 if output.finish_reason and not chunks.finished:  # a limit of the client ended it before the engine did
                     break
