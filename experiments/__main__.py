@@ -10,6 +10,7 @@ COMMANDS = {
     "reproduce": "run every method of the paper over several seeds and make its tables",
     "paper": "compare runs with the paper's figures",
     "real_world": "write questions about places, languages and sums, without a download",
+    "expected_confidence": "compare a stated confidence, the mean of several, and the expectation",
     "smollm2": "make a Hugging Face directory of SmolLM2-135M-Instruct",
 }
 

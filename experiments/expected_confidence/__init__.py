@@ -1,0 +1,1 @@
+"""Expectation of the stated confidence against its draws."""
