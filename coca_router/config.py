@@ -21,6 +21,8 @@ def _beside_file(path: str, info: ValidationInfo) -> str:
     return path if info.context is None else str(info.context / path)
 
 
+# As browsers send it: without a path, and without a slash at the end.
+Origin = Annotated[str, Field(pattern=r"^[a-z][a-z0-9+.-]*://[^/*\s]+$")]
 RelativePath = Annotated[str, AfterValidator(_beside_file)]  # relative to the configuration file
 
 
@@ -32,6 +34,7 @@ class ListenConfig(Section):
     api_key_env: str | None = Field(None, description="environment variable with the key that clients show")
     admin_key_env: str | None = Field(None, description="with the key for labels; null: api_key_env")
     hosts: list[str] = Field([], description="names in Host besides IP addresses and localhost, where no key is set")
+    origins: list[Origin] = Field([], description="web pages (scheme://host:port) whose scripts may ask")
 
 
 class BackendConfig(Section):
@@ -54,9 +57,17 @@ class BandConfig(Section):
 
 
 class ConfidenceConfig(Section):
-    """The number that decides: the stated one, or exp(mean log-prob of the answer's tokens)."""
+    """The number that decides."""
 
-    source: Literal["stated", "answer_logprob"] = "stated"
+    #: Of one sample, the mean of several, or exp(mean log-prob of the answer's tokens).
+    source: Literal["stated", "mean", "answer_logprob"] = "stated"
+    samples: int = Field(1, ge=1, le=64, description="of the mean, of about ten tokens each")
+
+    @model_validator(mode="after")
+    def _several_for_a_mean(self) -> "ConfidenceConfig":
+        if (self.source == "mean") != (self.samples > 1):
+            raise ValueError("expected source: mean with samples of 2 or more, or neither")
+        return self
 
 
 class TierConfig(Section):
@@ -81,8 +92,11 @@ class TierConfig(Section):
     def _consistent(self) -> "TierConfig":
         if self.calibration is not None and self.certificate is not None:
             raise ValueError("certificate: its threshold is of uncalibrated confidences; use it without calibration")
-        if not self.decides and (self.bands or self.certificate or self.calibration):
-            raise ValueError("states_confidence: false: expected no bands, certificate or calibration")
+        source = self.confidence.source
+        if (self.calibration or self.certificate) and source == "mean":
+            raise ValueError("confidence.source: a calibration or certificate holds for 'stated' or 'answer_logprob'")
+        if not self.decides and (self.bands or self.certificate or self.calibration or source == "mean"):
+            raise ValueError("states_confidence: false: expected no bands, certificate, calibration or mean")
         if self.decides and (self.bands is None) == (self.certificate is None):
             raise ValueError("expected either bands or a certificate")
         if self.certificate is not None and self.invalid == "answer":

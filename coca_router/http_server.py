@@ -13,9 +13,10 @@ from typing import Any
 import anyio
 import uvicorn
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coca_router.openai_api import ApiError, ChatRequest, event, read_threshold
@@ -115,13 +116,14 @@ class Server(uvicorn.Server):
 class Access:
     """Checks who may ask.
 
-    Without a ``key``, ``Host`` has to be an IP address, ``localhost`` or one of ``hosts``, and ``Origin`` is refused,
-    so that no web page can use a server on the user's own machine. ``admin_key`` is for labels; None: as ``key``.
+    Without a ``key``, ``Host`` (besides IP addresses and ``localhost``) and ``Origin`` are checked instead, so that no
+    web page can use a server on the user's own machine. ``admin_key`` is for labels; None: as ``key``.
     """
 
     key: str | None = None
     admin_key: str | None = None
     hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
 
     def check(self, request: Request, *, admin: bool = False) -> None:
         """Raise ApiError 401 or 403, or 415 for a body that is not declared as JSON."""
@@ -129,15 +131,23 @@ class Access:
         shown = re.sub("(?i)^bearer +", "", request.headers.get("authorization", ""))
         if key is not None and not hmac.compare_digest(shown.encode(), key.encode()):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-        host = request.headers.get("host", "")
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if key is None and not (_is_address(host) or {host, host.rpartition(":")[0]} & set(self.hosts)):
             message = f"host {host!r} is not served without a key; see listen.hosts, --allow-host"
             raise ApiError(403, message, code="forbidden_host")
-        if key is None and "origin" in request.headers:
-            raise ApiError(403, "web pages may not ask without a key; see listen.api_key_env", code="forbidden_origin")
+        if key is None and origin is not None and origin not in self.origins:
+            raise ApiError(403, f"origin {origin!r} may not ask; see listen.origins", code="forbidden_origin")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != "application/json":
             raise ApiError(415, f"content-type: expected application/json, found {kind!r}", param="content-type")
+
+
+def for_browsers(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """``app`` for scripts of web pages: preflights are answered, and every answer, also of status 500, may be read."""
+    shown = ("x-request-id", "x-coca-confidence", "x-coca-action", "x-coca-tier", "x-coca-tokens", "retry-after")
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=shown
+    )
 
 
 def _is_address(host: str) -> bool:

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from coca_mindspeed.errors import ConfigError
 from coca_router import http_server as server
@@ -56,7 +57,7 @@ class Proxy:
             return variable and environment[variable]
 
         keys = key_of("listen.api_key_env", listen.api_key_env), key_of("listen.admin_key_env", listen.admin_key_env)
-        self._access = server.Access(*keys, [listen.host, *listen.hosts])
+        self._access = server.Access(*keys, [listen.host, *listen.hosts], listen.origins)
         self._backends = {
             name: Backend(name, backend, key_of(f"backends.{name}.api_key_env", backend.api_key_env))
             for name, backend in config.backends.items()
@@ -71,8 +72,8 @@ class Proxy:
             self._log = RequestLog(directory, config.name, texts=config.log.texts, max_days=config.log.max_days)
         self._running = 0
 
-    def app(self) -> Starlette:
-        return Starlette(
+    def app(self) -> ASGIApp:
+        app = Starlette(
             routes=[
                 Route("/v1/chat/completions", server.StreamingEndpoint(self._chat), methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
@@ -83,6 +84,7 @@ class Proxy:
             lifespan=self._lifespan,
             exception_handlers=server.error_handlers(),
         )
+        return server.for_browsers(app, self.config.listen.origins)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

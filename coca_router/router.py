@@ -1,5 +1,6 @@
 """Answer a request: ask a tier, decide on its confidence, and escalate to the next tier."""
 
+import asyncio
 import logging
 import math
 import statistics
@@ -35,8 +36,8 @@ class Tier:
         pinned = self.policy.pinned
         return {} if pinned is None else {"temperature": pinned.temperature, **NEUTRAL_SAMPLING, **pinned.sampling}
 
-    def sampling(self, request: ChatRequest) -> dict[str, Any]:
-        """The sampling parameters for the engine."""
+    def sampling(self, request: ChatRequest, sample: int = 0) -> dict[str, Any]:
+        """The sampling parameters for the engine; each sample has another seed."""
         pinned = self.pinned_sampling()
         values = pinned or request.sampling()
         if not pinned and self.config.temperature is not None:
@@ -47,7 +48,7 @@ class Tier:
                 del values[name]
         values.pop("max_tokens", None)
         if request.seed is not None:
-            values["seed"] = request.seed
+            values["seed"] = request.seed ^ sample  # stays within 64 bits
         return values
 
     def check(self, request: ChatRequest, threshold: float | None) -> None:
@@ -139,10 +140,45 @@ class Router:
             return decision
         if rule is None:
             trace.add_decision(tier.name, Decision("answer", "the tier states no confidence"))
-        return await self._stream(tier, rule, budget)
+            return await self._stream(tier, rule, budget, [])
+        more, limit = tier.config.confidence.samples - 1, tier.config.max_confidence_tokens
+        if budget.tokens is not None and more:
+            more = min(more, budget.tokens - 1)
+            limit = min(limit, budget.tokens // (more + 1))
+            budget = replace(budget, tokens=budget.tokens - more * limit)
+        others = [asyncio.create_task(self._state(tier, sample + 1, limit)) for sample in range(more)]
+        try:
+            return await self._stream(tier, rule, budget, others)
+        finally:
+            for task in others:  # a failure of one ends the others
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
-    async def _stream(self, tier: Tier, rule: ThresholdRule | None, budget: Budget) -> Decision:
-        """Ask by one streamed request, which is aborted at the closing tag if its answer is not wanted."""
+    async def _state(self, tier: Tier, sample: int, limit: int) -> tuple[float | None, int]:
+        """One more confidence and its tokens; the request is aborted at the closing tag."""
+        asked = tier.messages(self.request), limit, tier.sampling(self.request, sample)
+        reader, seen = ConfidenceReader(), 0
+        async with tier.backend.stream(*asked) as chunks:
+            async for chunk in chunks:
+                self.trace.tokens[tier.name] += chunk.tokens
+                seen += chunk.tokens
+                reader.feed(chunk.text)
+                if reader.state != "reading":
+                    break
+        reader.finish()
+        return reader.confidence, seen
+
+    async def _stream(
+        self,
+        tier: Tier,
+        rule: ThresholdRule | None,
+        budget: Budget,
+        others: Sequence[asyncio.Task[tuple[float | None, int]]],
+    ) -> Decision:
+        """Ask by one streamed request, which is aborted at the closing tag if its answer is not wanted.
+
+        ``others`` state the further confidences of a mean.
+        """
         trace, request, allowance = self.trace, self.request, tier.config.max_confidence_tokens
         limit = least(request.limit, tier.pinned_sampling().get("max_tokens"))
         if limit is not None and tier.config.states_confidence:
@@ -159,7 +195,8 @@ class Router:
         reader = ConfidenceReader() if tier.config.states_confidence else None
         client_limit = request.limit if tier.backend.config.dialect == "vllm" else None
         output = OutputStream(hold if by_log_prob else self.writer.write, request.stops, client_limit)
-        seen = counted = own = 0  # tokens counted by us to the confidence, by the engine in all, of the confidence
+        seen = counted = 0  # counted by us to the confidence, and by the engine in all
+        own = theirs = 0  # tokens of this confidence and of the others
         async with tier.backend.stream(*asked) as chunks:
             async for chunk in chunks:
                 trace.tokens[tier.name] += chunk.tokens
@@ -178,8 +215,10 @@ class Router:
                     if reader.state == "valid":  # the tokens of the chunk that closes the tag count as the confidence's
                         own, tokens, log_probs = seen, 0, []
                         output.begin_after_confidence()
-                    confidence, reader = reader.confidence, None
-                    trace.tokens_to_confidence = None if confidence is None else own
+                    further = await asyncio.gather(*others)
+                    confidence, reader = mean_confidence([reader.confidence, *(stated for stated, _ in further)]), None
+                    theirs = sum(count for _, count in further)
+                    trace.tokens_to_confidence = None if confidence is None else own + theirs
                     trace.stated_confidence = confidence
                     decision = None if by_log_prob else self._decide(tier, rule, budget, confidence)
                     if decision is not None and decision.action != "answer":
@@ -193,7 +232,7 @@ class Router:
             raise BackendError("cut", f"backend {tier.backend.name} ended before a confidence could be read")
         if counted and not output.cut:
             # Chunks were counted so far; one may hold several tokens.
-            trace.tokens[tier.name] = counted
+            trace.tokens[tier.name] = theirs + counted
             output.tokens = max(0, counted - own)
         await output.close()
         if by_log_prob:
@@ -221,6 +260,17 @@ class Router:
             trace.basis = "exhausted" if decision.exhausted else "confidence"
         trace.add_decision(tier.name, decision)
         return decision
+
+
+def mean_confidence(stated: Sequence[float | None]) -> float | None:
+    """The mean of the valid ones; None where the first, whose answer is given, or more than half are invalid.
+
+    A mean of several is rounded to 12 digits, so that equal confidences and their mean lie in the same band.
+    """
+    valid = [confidence for confidence in stated if confidence is not None]
+    if stated[0] is None or 2 * len(valid) < len(stated):
+        return None
+    return valid[0] if len(stated) == 1 else round(statistics.fmean(valid), 12)
 
 
 def least(*limits: int | None) -> int | None:

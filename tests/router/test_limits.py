@@ -83,7 +83,7 @@ def headers(**more):
     return {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in more.items()}}
 
 
-# Headers of a request without a key, and its status; the proxy knows the host router.lan.
+# Headers of a request without a key, and its status; the proxy knows the host router.lan and one page.
 PAGES = [
     (headers(), 200),
     (headers(content_type="application/json; charset=utf-8"), 200),
@@ -100,12 +100,13 @@ PAGES = [
     (headers(host=""), 403),
     (headers(origin="http://evil.example"), 403),
     (headers(origin="null"), 403),
+    (headers(origin="http://page.lan"), 200),
 ]
 
 
 @pytest.mark.parametrize("key", [None, "secret"])
 def test_a_web_page_cannot_use_a_proxy_without_a_key(key):
-    listen = {"hosts": ["router.lan"], "api_key_env": key and "KEY"}
+    listen = {"hosts": ["router.lan"], "origins": ["http://page.lan"], "api_key_env": key and "KEY"}
     small = FakeEngine(*SURE)
     with routed(small, listen=listen, environment={"KEY": "secret"}) as (url, _), httpx.Client() as http:
         for sent, status in PAGES:
@@ -115,6 +116,36 @@ def test_a_web_page_cannot_use_a_proxy_without_a_key(key):
             assert answer.status_code == status, sent
         assert http.get(f"{url}/models", headers={"host": "evil.example"}).status_code == (401 if key else 403)
     assert len(small.requests) == sum(status == 200 or (key is not None and status == 403) for _, status in PAGES)
+
+
+PAGE, ASKED = "http://page.lan", "authorization,content-type,x-coca-domain,x-stainless-os"
+
+
+@pytest.mark.parametrize("key", [None, "secret"])
+def test_a_preflight_is_answered_before_the_key_is_checked(key):
+    listen = {"origins": [PAGE], "api_key_env": key and "KEY"}
+    with routed(FakeEngine(*SURE), listen=listen, environment={"KEY": "secret"}) as (url, _):
+        for origin, method, status in ((PAGE, "POST", 200), (PAGE, "PUT", 400), ("http://e", "POST", 400)):
+            asked = {"origin": origin, "access-control-request-method": method, "access-control-request-headers": ASKED}
+            answer = httpx.options(f"{url}/chat/completions", headers=asked)
+            assert answer.status_code == status
+            assert answer.headers.get("access-control-allow-origin") == (PAGE if origin == PAGE else None)
+            if status == 200:
+                allowed = answer.headers["access-control-allow-headers"].split(",")
+                assert set(ASKED.split(",")) <= {name.strip() for name in allowed}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_page_may_read_answers_and_errors(streamed, monkeypatch):
+    sent = {"origin": PAGE}
+    with routed(FakeEngine(*SURE), listen={"origins": [PAGE]}) as (url, _), httpx.Client(headers=sent) as http:
+        body = {**BODY, "stream": streamed}
+        answers = [http.post(f"{url}/chat/completions", json=b) for b in (body, {**body, "model": "gpt"})]
+        monkeypatch.setattr("coca_router.router.decide", None)
+        answers.append(http.post(f"{url}/chat/completions", json=body))
+    assert [answer.status_code for answer in answers] == [200, 404, 500]
+    assert {answer.headers.get("access-control-allow-origin") for answer in answers} == {PAGE}
+    assert "x-coca-confidence" in answers[0].headers["access-control-expose-headers"]
 
 
 def test_labels_have_a_key_of_their_own(tmp_path):

@@ -46,9 +46,12 @@ PASSED = [
 ]
 
 
-def test_such_requests_reach_the_tier_as_they_are(tmp_path):
-    small, log = FakeEngine('{"a":', " 1}"), {"directory": str(tmp_path)}
-    with routed(small, FakeEngine("LARGE"), small_tier={"passthrough": True}, log=log) as (url, _):
+@pytest.mark.parametrize(
+    "tier", [{"passthrough": True}, {"passthrough": True, "confidence": {"source": "mean", "samples": 3}}]
+)
+def test_such_requests_reach_the_tier_as_they_are(tier, tmp_path):
+    small = FakeEngine('{"a":', " 1}")
+    with routed(small, FakeEngine("LARGE"), small_tier=tier, log={"directory": str(tmp_path)}) as (url, _):
         for more in PASSED:
             body = {"model": "coca@0.7", "messages": QUESTION, **more}
             answer = httpx.post(f"{url}/chat/completions", json=body).json()

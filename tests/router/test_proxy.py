@@ -41,6 +41,50 @@ def test_a_sure_answer_is_the_small_models_without_its_tag():
     assert user == QUESTION[0]
 
 
+# Confidences of the samples (None: invalid), the first one's answer is given; their mean.
+MEANS = [
+    ((0.2, 0.9, 0.5), 1.6 / 3),
+    ((0.07, 0.07, 0.07), 0.07),
+    ((0.2, None, 0.5, 0.8), 0.5),
+    ((0.4, None, 0.4, None), 0.4),
+    ((0.4, None, None), None),
+    ((None, 0.4, 0.4), None),
+]
+
+
+@pytest.mark.parametrize(("stated", "mean"), MEANS)
+def test_the_mean_of_several_samples_decides(stated, mean):
+    """A threshold that the mean just reaches lets it pass; without a mean the request is refused."""
+
+    class Sampled(FakeEngine):
+        async def chat(self, request):
+            self.requests.append(body := json.loads(await request.body()))
+            s = stated[seed := body["seed"]]
+            pieces = [f"7{seed}"] if s is None else ["<confidence>", str(s), "</confidence>", f"1{seed}", *"555"]
+            return await FakeEngine(*pieces).chat(request)
+
+    engine = Sampled()
+    bands = [{"at_least": round(mean or 1.0, 12), "action": "answer"}, {"at_least": 0.0, "action": "refuse"}]
+    tier = {"confidence": {"source": "mean", "samples": len(stated)}, "bands": bands, "invalid": "refuse"}
+    with routed(engine, small_tier=tier, refusal="No.") as (url, _):
+        answer = ask(url, seed=0)
+    assert sorted(request["seed"] for request in engine.requests) == list(range(len(stated)))
+    assert answer.coca["confidence"] == (None if mean is None else round(mean, 12))
+    assert answer.choices[0].message.content == ("No." if mean is None else "10555")
+    if mean is not None:
+        spent = sum(1 if s is None else 3 for s in stated)
+        assert answer.coca["tokens_to_confidence"] == spent
+        assert answer.coca["tokens"]["small"] == spent + 4
+        assert answer.usage.completion_tokens == 4
+
+
+def test_the_samples_of_a_mean_share_the_tokens_of_the_caps():
+    engine = FakeEngine(*SURE)
+    with routed(engine, small_tier={"confidence": {"source": "mean", "samples": 3}}, caps={"tokens": 20}) as (url, _):
+        ask(url)
+    assert sorted(request["max_tokens"] for request in engine.requests) == [6, 6, 8]
+
+
 BY_LOG_PROB = {"confidence": {"source": "answer_logprob"}}
 PLAIN = {**BY_LOG_PROB, "states_confidence": False}
 # Keys of a tier, pieces of its answer and their log-probs, options of the client; the answer's probability, the stated

@@ -56,8 +56,8 @@ MISTAKES = [
     ),
     ((", states_confidence: false", ", certificate: m, invalid: escalate"), "tiers.1.invalid", "value_error"),
     (("temperature: 1", "temperature: '1'"), "tiers.1.temperature", "float_type"),
-    (("tiers:", "listen: {origins: ['*']}\ntiers:"), "listen.origins", "extra_forbidden"),
-    (("backend: a", "backend: a\n    confidence: {source: mean}"), "tiers.0.confidence.source", "literal_error"),
+    (("tiers:", "listen: {origins: ['http://page.lan/']}\ntiers:"), "listen.origins.0", "string_pattern_mismatch"),
+    (("tiers:", "listen: {origins: ['*']}\ntiers:"), "listen.origins.0", "string_pattern_mismatch"),
     ((", states_confidence: false", ", confidence: {source: answer_logprob}"), "tiers.1", "value_error"),
     (
         (", states_confidence: false", ", states_confidence: false, bands: [{at_least: 0, action: answer}]"),
