@@ -1,17 +1,19 @@
 """For every test: no limit in wall time on hypothesis' examples, and Ctrl-C reaches the processes that tests start.
 
 Slow tests come first, so that no process of pytest-xdist is left alone with one at the end.  Nightly and published
-tests run only where ``-m`` names one of these markers.
+tests run only where ``-m`` names one of these markers; the summary counts those left out, and each folder's seconds.
 """
 
 import importlib.util
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 LEFT_OUT = ("nightly", "published")
+left_out = pytest.StashKey[dict[str, int]]()
 
 # A shell starts what it runs in the background with SIGINT ignored, and processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -26,15 +28,45 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 
 def pytest_collection_modifyitems(config, items):
+    config.stash[left_out] = {}
     if not any(marker in config.option.markexpr for marker in LEFT_OUT):
-        left_out = [item for item in items if any(item.get_closest_marker(marker) for marker in LEFT_OUT)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not any(item.get_closest_marker(marker) for marker in LEFT_OUT)]
+        for marker in LEFT_OUT:
+            deselected = [item for item in items if item.get_closest_marker(marker)]
+            config.stash[left_out][marker] = len(deselected)
+            config.hook.pytest_deselected(items=deselected)
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if importlib.util.find_spec("pytest_rerunfailures") is not None:
         for item in items:
             if item.get_closest_marker("timing"):
                 item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist: it collects, the controller reports
+        session.config.workeroutput["left_out"] = session.config.stash.get(left_out, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[left_out] = getattr(node, "workeroutput", {}).get("left_out", {})
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)  # the last lines
+def pytest_terminal_summary(terminalreporter, config):
+    yield
+    seconds = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "duration"):
+                seconds[report.nodeid.partition("::")[0].rpartition("/")[0]] += report.duration
+    if len(seconds) > 1:
+        terminalreporter.section("seconds of each folder, without imports")
+        for folder, total in seconds.most_common():
+            terminalreporter.write_line(f"{total:8.1f}  {folder}")
+    for marker, number in config.stash.get(left_out, {}).items():
+        if number:
+            terminalreporter.write_line(f"{number} {marker} tests left out: make test-{marker}")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Nightly and published tests run where ``-m`` names one of them."""
+"""Nightly and published tests run where ``-m`` names one of them; a plain run counts them, and seconds by folder."""
 
 from pathlib import Path
 
@@ -20,12 +20,26 @@ def test_file(file): pass
 """
 
 
+COUNTED = ["1 nightly tests left out: make test-nightly", "2 published tests left out: make test-published"]
+FOLDERS = [" *.?  a", " *.?  b"]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "passed", "deselected"),
-    [((), 1, 3), (("-m", "not slow"), 1, 3), (("-m", "nightly"), 1, 3), (("-m", "nightly or not nightly"), 4, 0)],
+    ("arguments", "passed", "shown"),
+    [
+        ((), 2, [*FOLDERS, *COUNTED]),
+        (("-n", "1"), 2, [*FOLDERS, *COUNTED]),
+        (("-m", "nightly"), 1, []),
+        (("-m", "nightly or not nightly"), 5, FOLDERS),
+    ],
 )
-def test_which_tests_run(pytester, arguments, passed, deselected):
+def test_which_tests_run(pytester, arguments, passed, shown):
     pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text())
-    pytester.makepyfile(TESTS)
+    for folder, tests in (("a", TESTS), ("b", "def test_other(): pass")):
+        (pytester.mkdir(folder) / f"test_{folder}.py").write_text(tests)
     pytester.makeini("[pytest]\nmarkers =\n  nightly\n  published\n  slow")
-    pytester.runpytest("-p", "no:cacheprovider", *arguments).assert_outcomes(passed=passed, deselected=deselected)
+    ran = pytester.runpytest("-p", "no:cacheprovider", *arguments)
+    ran.assert_outcomes(passed=passed)
+    ran.stdout.fnmatch_lines_random(shown)
+    for line in {*FOLDERS, *COUNTED} - {*shown}:
+        ran.stdout.no_fnmatch_line(line)
