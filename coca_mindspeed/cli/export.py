@@ -106,8 +106,9 @@ Send this system prompt, at temperature {config.rollout.temperature:g}:
 {method.system_prompt}
 ```
 
-A response states the probability that its answer is right {where} the answer, as one number from 0 to 1. A response
-without a valid number has no confidence; treat it as a refusal, not as 0 or 1. To read it:
+A response states the probability that its answer is right {where} the answer, as one number from 0 to 1:
+`{example}`. A response without a valid number has no confidence; treat it as a refusal,
+not as 0 or 1. To read it:
 
 ```python
 from coca_mindspeed import parse_response
@@ -116,8 +117,20 @@ parsed = parse_response({example!r}, position={position!r})
 print(parsed.confidence, parsed.answer)
 ```
 
+To get one, with this folder as `MODEL`:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.from_pretrained(MODEL)
+messages = [{{"role": "system", "content": SYSTEM_PROMPT}}, {{"role": "user", "content": "What is 6 x 7?"}}]
+prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+tokens = model.generate(**prompt, do_sample=True, temperature={config.rollout.temperature:g}, max_new_tokens=256)
+print(tokenizer.decode(tokens[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
+```
+
 Accept an answer if its confidence is at least a threshold that was chosen on your own questions
-(`coca-mindspeed evaluate` prints the error by threshold, `coca-router calibrate --risk` certifies one).
+(`coca-mindspeed evaluate` suggests one, `coca-router calibrate --risk` certifies one).
 
 ## Results
 
