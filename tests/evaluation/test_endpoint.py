@@ -2,6 +2,10 @@
 
 import json
 import re
+import subprocess
+import sys
+import threading
+import time
 from collections import Counter
 
 import pytest
@@ -100,6 +104,31 @@ def test_a_failed_command_is_resumed_and_other_settings_are_refused(server, comm
     assert [row["id"] for row in rows(tmp_path)] == [f"q{i}" for i in range(QUESTIONS)]
     assert main(command()) == 0
     assert not server.requests
+
+
+def test_kill_9_loses_no_response(server, command, tmp_path):
+    hold = threading.Event()
+    good = server.reply
+
+    def slow(request):
+        if number(request) >= 4:
+            hold.wait(30)
+        return good(request)
+
+    server.reply = slow
+    process = subprocess.Popen([sys.executable, "-m", "coca_mindspeed.cli", *command(concurrency=2)])
+    file, end = tmp_path / "out" / "responses.jsonl", time.monotonic() + 60
+    while not (file.is_file() and file.read_bytes().count(b"\n") == 4):
+        assert time.monotonic() < end
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    hold.set()
+    asked(server)
+    assert main(command()) == 0
+    assert asked(server) == {4: 1, 5: 1}
+    assert len(read_predictions(tmp_path / "out" / "predictions.jsonl")) == QUESTIONS
 
 
 HOSTILE = [

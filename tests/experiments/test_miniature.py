@@ -2,12 +2,24 @@
 
 import hashlib
 from collections import Counter
+from contextlib import closing
 
 import pytest
+import torch
 
 from coca_mindspeed.data.records import repetition
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.evaluation import HeldOut
+from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.run import warm_start
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
-from experiments.miniature import SYMBOLS, digit_records, miniature, progression_records, repeated_progression_records
+from experiments.miniature import (
+    SYMBOLS,
+    digit_records,
+    miniature,
+    progression_records,
+    repeated_progression_records,
+)
 from experiments.reproduce.plan import plan_path, read_plan, run_config
 
 
@@ -53,6 +65,24 @@ def test_a_run_of_the_long_setting_asks_no_question_twice():
     assert repetition([*data.warm_up, *data.train]) == (100_000, 100_000, 1.0, 1)
     kinds = Counter(r.metadata["kind"] for r in data.train)
     assert max(kinds.values()) < 1.05 * min(kinds.values())
+
+
+@pytest.mark.nightly  # ten minutes
+def test_the_warm_start_of_the_long_setting_generalises(tmp_path):
+    config = run_config(read_plan(plan_path("miniature")).settings["long"], [], 0)
+    data, device = miniature("long"), torch.device("cpu")
+    policy = load_policy(warm_start(config, tmp_path, data.warm_up, device, False, SYMBOLS), config.model, device)
+    accuracy = {}
+    with closing(build_grader("exact")) as grader:
+        for split, records in {
+            "warm_up": data.warm_up[:4000],
+            "train": data.train[:4000],
+            "evaluate": progression_records(4000, "evaluate", 0),
+        }.items():
+            answers = HeldOut(config, policy, grader, records, tmp_path, False).evaluate(records, split)
+            accuracy[split] = sum(bool(answer.correct) for answer in answers) / len(answers)
+    assert max(accuracy.values()) - min(accuracy.values()) < 0.03
+    assert 0.3 < accuracy["train"] < 0.7
 
 
 # SHA-256 of warm-up, training and evaluation: the published figures were measured on these questions.
