@@ -65,6 +65,11 @@ def within(low: float, high: float) -> Callable[[str], float]:
     return number(f"a number from {low:g} to {high:g}", lambda value: low <= value <= high)
 
 
+def above(low: float) -> Callable[[str], float]:
+    """Finite number above ``low``."""
+    return number(f"a number above {low:g}", lambda value: low < value < float("inf"))
+
+
 def json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from coca_mindspeed.cli import main, watch
-from coca_mindspeed.cli.watch import dashboard
+from coca_mindspeed.cli.watch import dashboard, sparkline
 from coca_mindspeed.config.compose import compose_run, to_yaml
-from coca_mindspeed.utils.directories import LOCK, PROGRESS
+from coca_mindspeed.utils.directories import LOCK, PROGRESS, write_marker
 from coca_mindspeed.utils.progress import StepProgress
 
 
@@ -24,14 +24,28 @@ def show(path):
 def run(tmp_path):
     rows = [{"step": i, "reward/confidence": -1 / i, "eval/auroc": None, "rollout/ece": 0.4 / i} for i in range(1, 41)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "samples").mkdir()
+    samples = [{"confidence": 0.9, "correct": i < 3} for i in range(4)] + [{"confidence": None, "correct": False}]
+    (tmp_path / "samples" / "step_000040.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
     return tmp_path
 
 
-def test_the_first_and_the_last_value_of_each_metric(run, tmp_path_factory):
+def test_scalars_and_reliability(run):
     text = show(run)
-    for shown in ("step 40", "-1.000", "-0.025", "AUROC, held out", "--"):
+    for shown in ("step 40", "-1.000", "-0.025", "AUROC, held out", "--", "4 of 5", "ECE 0.150"):
         assert shown in text
+    [line] = [line for line in text.splitlines() if "0.8-0.9" in line]
+    assert " 4 " in line
+    assert "0.75" in line
+    assert line.count("█") == 22  # three quarters of 30
+
+
+def test_a_run_that_has_just_begun(run, tmp_path_factory):
+    (run / "samples" / "step_000040.jsonl").unlink()
+    assert "no rollout samples yet" in show(run)
     assert "waiting for the first step" in show(tmp_path_factory.mktemp("empty"))
+    assert [sparkline(values) for values in ([0, 1], [float("nan")], [1, 1])] == ["▁█", "", "▁▁"]
+    assert len(sparkline(range(1000), 30)) == 30
 
 
 def test_the_stage_before_the_first_step_is_shown(tmp_path):
@@ -40,6 +54,22 @@ def test_the_stage_before_the_first_step_is_shown(tmp_path):
     assert "warm-up 16/40" in show(tmp_path)
     (tmp_path / PROGRESS).write_text('{"title": "warm-')
     assert "waiting for the first step" in show(tmp_path)
+
+
+def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(tmp_path, capsys):
+    assert main(["watch", str(tmp_path)]) == 1
+    write_marker(tmp_path / "local", "run")
+    write_marker(tmp_path / "exported", "model")
+    (tmp_path / "ascend" / "stage0").mkdir(parents=True)
+    (tmp_path / "ascend" / "stage0" / "mindspeed_rl.yaml").touch()
+    capsys.readouterr()
+    assert main(["watch", str(tmp_path)]) == 1
+    commands = [line.split() for line in capsys.readouterr().err.splitlines()[1:]]
+    assert {command[-1] for command in commands} == {f"{tmp_path}/{name}" for name in ("local", "ascend/stage0")}
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / LOCK).touch()  # it loads its model
+    for run in ("local", "ascend/stage0", "new"):
+        assert main(["watch", str(tmp_path / run), "--once"]) == 0
 
 
 def test_how_far_it_is_and_how_long_it_will_take(run):
@@ -58,12 +88,8 @@ def test_how_far_it_is_and_how_long_it_will_take(run):
 def test_command(run, capsys, monkeypatch):
     assert main(["watch", str(run), "--once"]) == 0
     assert "confidence reward" in capsys.readouterr().out
-    for place, file in (("no", None), ("empty", "notes.txt"), ("ascend", "mindspeed_rl.yaml"), ("loading", LOCK)):
-        if file is not None:
-            (run / place).mkdir()
-            (run / place / file).touch()
-        assert main(["watch", str(run / place), "--once"]) == (place in ("no", "empty"))
-        assert (f"{run / place}: " in capsys.readouterr().err) == (place in ("no", "empty"))
+    assert main(["watch", str(run / "no")]) == 1
+    assert "is not a directory" in capsys.readouterr().err
 
     looks = []
 
@@ -74,8 +100,8 @@ def test_command(run, capsys, monkeypatch):
 
     monkeypatch.setattr(watch.time, "sleep", stop)
     before = threading.active_count()
-    assert main(["watch", str(run)]) == 0
-    assert len(looks) == 3
+    assert main(["watch", str(run), "--interval", "0.5"]) == 0
+    assert looks == [0.5, 0.5, 0.5]
     assert threading.active_count() == before
 
 
