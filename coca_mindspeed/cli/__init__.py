@@ -32,6 +32,8 @@ COMMANDS: dict[str, str] = {
     "export": "copy the trained model of a local run, with a model card",
 }
 _ROUTER = ("serve", "route", "calibrate")  # commands of coca-router
+# Commands of the source tree that are not installed, by their module.
+_EXPERIMENTS = {"reproduce": "reproduce", "data real-world": "real_world"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -102,6 +104,11 @@ def main(
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     if arguments and arguments[0] in _ROUTER:
         raise UsageError(f"{arguments[0]} is a command of coca-router: coca-router {arguments[0]} ...")
+    for command, name in _EXPERIMENTS.items():
+        if list(arguments[: len(command.split())]) == command.split():
+            raise UsageError(
+                f"{command} is not in the installed package; in a source tree: python -m experiments.{name}"
+            )
     description = (
         "Confidence before answering (CoCA): train, evaluate and inspect language models that say how sure they are "
         "before they answer."
