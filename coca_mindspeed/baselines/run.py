@@ -43,8 +43,9 @@ from coca_mindspeed.utils.directories import Rows, resumable_map
 class BaselineOptions:
     """Options of a baseline.
 
-    ``batch`` is the number of questions at once and in a part of a resumable run, ``samples`` the k of the votes, and
-    ``label`` the method name in the predictions (None: the baseline's own).
+    ``batch`` is the number of questions at once and in a part of a resumable run, ``samples`` the k of the votes,
+    ``label`` the method name in the predictions (None: the baseline's own), and ``trained`` the directory of a trained
+    probe or assessor (None: train one).
     """
 
     batch: int = 64
@@ -52,6 +53,7 @@ class BaselineOptions:
     label: str | None = None
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     assessor: FitConfig = ASSESSOR_FIT
+    trained: Path | None = None
     show_progress: bool = True
 
 
@@ -132,7 +134,7 @@ class _Work:
 
     def probe(self, records: Sequence[Record]) -> Predict:
         """Return the predictor of the trained probe; train it if it does not exist."""
-        directory, size = self.output / "probe", self.options.batch
+        directory, size = self.options.trained or self.output / "probe", self.options.batch
         if not directory.exists():
             records, correct = self._graded(records)
             chunks = [records[i : i + size] for i in range(0, len(records), size)]
@@ -145,7 +147,7 @@ class _Work:
 
     def assessor(self, records: Sequence[Record], open_assessor: Callable[[Path | None], Policy]) -> Assessor:
         """Return the trained assessor; train it if it does not exist."""
-        directory = self.output / "assessor"
+        directory = self.options.trained or self.output / "assessor"
         if not directory.exists():
             records, correct = self._graded(records)
             policy = open_assessor(None)

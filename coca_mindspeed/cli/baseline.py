@@ -14,7 +14,7 @@ from coca_mindspeed.cli.options import at_least, day, device_name, grader_option
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.prompts import TemplateKeys
 from coca_mindspeed.data.records import Record, read_records, records_digest
-from coca_mindspeed.errors import DataError, UsageError
+from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.evaluation.report import print_metrics, summary_metrics
 from coca_mindspeed.grading.registry import build_grader, check_records, grader_name
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--data", **path, required=True, help="records to evaluate on (JSON Lines)")
     option("--output", **path, required=True, help="results; the same command resumes a stopped run")
     option("--train", **path, help="records that a probe or an assessor is trained on")
+    option("--trained", **path, help="directory of a probe or assessor trained before")
     option("--assessor-model", **path, help="model to fine-tune as assessor (the paper: Qwen2.5-1.5B-Instruct)")
     option("--answers", **path, help="predictions of the model, to take its answers from")
     option("--samples", type=at_least(1), default=16, metavar="K", help="samples of a vote (default: 16)")
@@ -64,11 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    name, trains = arguments.name, arguments.name in NEEDS_TRAINING
+    name, trains = arguments.name, arguments.name in NEEDS_TRAINING and arguments.trained is None
     if trains and arguments.train is None:
-        raise UsageError(f"the {name} needs --train, records to train on")
-    if name == "assessor" and arguments.assessor_model is None:
-        raise UsageError("the assessor needs --assessor-model, a Hugging Face directory of a causal LM to train")
+        raise UsageError(f"the {name} needs --train (records to train on) or --trained (one trained before)")
+    if arguments.trained is not None and not arguments.trained.is_dir():
+        raise UsageError(f"--trained {arguments.trained}: no such directory")
+    if name == "assessor":
+        _assessor_path(arguments, arguments.trained)
     # The output directory and the progress bars change no result.
     settings = {
         k: str(v) if isinstance(v, Path) else v
@@ -83,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Files may have been replaced under the same names.
     settings["content of --data"] = records_digest(records)["sha256"]
     settings["content of --train"] = records_digest(training)["sha256"]
-    for option in ("model", "assessor_model", "answers"):
+    for option in ("model", "assessor_model", "trained", "answers"):
         settings[f"content of --{option.replace('_', '-')}"] = _fingerprint(getattr(arguments, option))
     check_directory(arguments.output, settings)
     if answers is not None:
@@ -116,7 +119,7 @@ def _run(
     answers: Sequence[Prediction] | None,
 ) -> int:
     """Check the device, the model and the prompts, and run the baseline."""
-    from coca_mindspeed.baselines.predictors import TargetModel, check_layer
+    from coca_mindspeed.baselines.predictors import TargetModel, check_layer, load_probe
     from coca_mindspeed.baselines.run import BaselineOptions, run_baseline  # it imports torch
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.model_files import load_model_tokenizer, read_model_config
@@ -132,7 +135,14 @@ def _run(
     )
     assessor = model.model_copy(update={"chat_template_kwargs": {}})  # the variables are the target model's
     if arguments.name == "probe":
-        check_layer(arguments.layer, read_model_config(arguments.model, model, where="--model"), where="--layer")
+        architecture = read_model_config(arguments.model, model, where="--model")
+        if arguments.trained is None:
+            check_layer(arguments.layer, architecture, where="--layer")
+        elif (reads := len(load_probe(arguments.trained).mean)) != architecture.hidden_size:
+            raise ConfigError(
+                f"--trained {arguments.trained}: the probe reads {reads} hidden units, --model {arguments.model} has "
+                f"{architecture.hidden_size}"
+            )
     limits = LengthLimits(
         arguments.max_prompt_tokens, arguments.max_new_tokens, "--max-prompt-tokens", "--max-new-tokens"
     )
@@ -142,7 +152,8 @@ def _run(
     tokenizer = load_model_tokenizer(arguments.model, model, where="--model")
     check_prompts(tokenizer, arguments.model, model, asked, system_prompt, limits, where="--model", **how)
     if arguments.name == "assessor":
-        path, where, nothing_new = arguments.assessor_model, "--assessor-model", replace(limits, response=0)
+        path, where = _assessor_path(arguments, arguments.trained)
+        nothing_new = replace(limits, response=0)
         tokenizer, questions = load_model_tokenizer(path, assessor, where=where), bare_questions(asked)
         check_prompts(tokenizer, path, assessor, questions, ASSESSOR_PROMPT, nothing_new, where=where, **how)
     policy = load_policy(arguments.model, model, device, where="--model")
@@ -152,11 +163,13 @@ def _run(
         batch=arguments.batch,
         samples=arguments.samples,
         probe=replace(BaselineOptions().probe, layer=arguments.layer),
+        trained=arguments.trained,
         show_progress=not arguments.quiet,
     )
 
-    def open_assessor(trained: Path | None) -> "Policy":
-        return load_policy(trained or arguments.assessor_model, assessor, device, where="--assessor-model")
+    def open_assessor(directory: Path | None) -> "Policy":
+        path, where = _assessor_path(arguments, directory)
+        return load_policy(path, assessor, device, where=where)
 
     message = f"stopped; the finished parts are saved in {arguments.output}; the same command resumes"
     with lock_run(arguments.output), interruptible(message):
@@ -200,3 +213,11 @@ def _records(path: Path, option: str) -> list[Record]:
     if not records:
         raise DataError(f"{option} {path}: holds no records")
     return records
+
+
+def _assessor_path(arguments: argparse.Namespace, trained: Path | None) -> tuple[Path, str]:
+    if trained is not None:
+        return trained, "--trained"
+    if arguments.assessor_model is None:
+        raise UsageError("the assessor needs --assessor-model, a Hugging Face directory of a causal LM to train")
+    return arguments.assessor_model, "--assessor-model"

@@ -4,10 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from coca_mindspeed import cli
 from coca_mindspeed.baselines import BASELINES, VOTES
-from coca_mindspeed.baselines.predictors import FitConfig, ProbeConfig
+from coca_mindspeed.baselines.predictors import FitConfig, ProbeConfig, save_probe, train_probe
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
@@ -125,6 +126,26 @@ def test_results_of_other_questions_or_another_model_are_refused(command, tmp_pa
     tiny_policy(tmp_path / "tiny", seed=3)  # trained further, say, and exported anew
     assert cli.main(command) == 1
     assert "holds results with content of --model=" in capsys.readouterr().err
+
+
+def test_what_was_trained_before_is_looked_at_before_anything_is_sampled(command, tmp_path, capsys):
+    probe = ["baseline", "probe", *command[2:-1], str(tmp_path / "out2"), "--trained", str(tmp_path / "prob")]
+    assert cli.main(probe) == 2
+    assert "--trained " in capsys.readouterr().err
+    states, correct = torch.randn(40, 7), torch.arange(40) % 2 == 0
+    save_probe(*train_probe(states, correct, ProbeConfig(fit=QUICK), 0), tmp_path / "prob")
+    assert cli.main(probe) == 1
+    assert "--trained " in capsys.readouterr().err
+    assert not (tmp_path / "out2").exists()
+    for name, options in (("probe", []), ("assessor", ["--assessor-model", str(tmp_path / "tiny")])):
+        trained = ["baseline", name, *command[2:-1], str(tmp_path / name), "--train", str(tmp_path / "train.jsonl")]
+        write_records(tmp_path / "train.jsonl", arithmetic_records(20, "train", 0))
+        assert cli.main([*trained, *options]) == 0
+        again = ["baseline", name, *command[2:-1], str(tmp_path / f"{name} again")]
+        assert cli.main([*again, "--trained", str(tmp_path / name / name)]) == 0
+        first, second = (tmp_path / f"{name}{more}" / "predictions.jsonl" for more in ("", " again"))
+        assert first.read_bytes() == second.read_bytes()
+        assert not (tmp_path / f"{name} again" / name).exists()
 
 
 def test_a_grader_of_ones_own(command, tmp_path, capsys):
