@@ -88,8 +88,7 @@ def _measure(
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.model_files import load_model_tokenizer
     from coca_mindspeed.local.policy import choose_device
-    from coca_mindspeed.local.readings import Numbers
-    from coca_mindspeed.local.respond import predict
+    from coca_mindspeed.local.respond import Numbers, predict
     from coca_mindspeed.local.schedule import generator
     from coca_mindspeed.local.validation import LengthLimits, check_prompts
     from coca_mindspeed.utils.progress import StepProgress
