@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.cli.options import (
@@ -29,15 +31,17 @@ from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
     METRIC_SPECS,
     UNDEFINED,
-    bins_text,
+    MetricOptions,
     reading_metrics,
     risk_table,
     second_metrics,
     show,
     show_range,
+    suggested_threshold,
 )
 from coca_mindspeed.evaluation.predictions import (
     Prediction,
+    answers_first,
     confidence_mass,
     outcomes,
     read_predictions,
@@ -66,11 +70,11 @@ _ENDPOINT = ("model", "data", "samples", "concurrency", "temperature", "max_toke
 _FORMATS = {
     "predictions": ("columns",),
     "opencompass": (),
-    "responses": ("position", "tokenizer", "gold", "grader", "grader_options"),
+    "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
 }
 _OPTIONS_OF = {
     **{f"--format {name}": options for name, options in _FORMATS.items()},
-    "--endpoint": (*_ENDPOINT, "tokenizer", "grader", "grader_options"),
+    "--endpoint": (*_ENDPOINT, "decimals", "tokenizer", "grader", "grader_options"),
 }
 
 
@@ -106,7 +110,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--grader-options", type=json_object, metavar="JSON", help="options of the grader (docs/grading.md)")
     option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
     option("--position", choices=tuple(SEGMENTS), help="last: answer-first methods, both: caliber (default: first)")
+    option("--decimals", type=at_least(1), help="accept only confidences with this many decimals")
     option("--method", help="name of the method, for reports and the paper's table; it gives the prompt of --endpoint")
+    option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
     bins_closed(parser)
     option("--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question")
 
@@ -119,8 +125,9 @@ def run(arguments: argparse.Namespace) -> int:
         _hint_at_position(predictions)
     runs = unique_labels(split_runs(predictions, "unnamed"))
     _warn_of_ungradable(runs)
-    board = Scoreboard(runs, closed=arguments.bins_closed)
-    text = f"{summary_table(board)}\nECE: {bins_text(board.closed)}.\n{not_shown_usable(board)}"
+    options = MetricOptions(bins=arguments.bins, closed=arguments.bins_closed)
+    board = Scoreboard(runs, options=options)
+    text = f"{summary_table(board)}\nECE: {options.bins_text}.\n{not_shown_usable(board)}"
     differences: dict[str, object] = {}
     if arguments.against is not None:
         differences, compared = _differences(board, _base(arguments.against), arguments.against)
@@ -129,8 +136,9 @@ def run(arguments: argparse.Namespace) -> int:
     text += _readings(runs) + _second(runs)
     for table in risk_tables(board):
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
+    text += _suggested(runs)
     write_predictions(arguments.output / "predictions.jsonl", predictions)
-    chosen = {"bins": 10, "bins_closed": board.closed, "replicates": 1000, "seed": 0}
+    chosen = {"bins": options.bins, "bins_closed": options.closed, "replicates": 1000, "seed": 0}
     results = {run.label: {column.name: _cell(board, run, column) for column in board.columns} for run in runs}
     write_json(arguments.output / "metrics.json", {**chosen, "results": results, "differences": differences})
     write_atomically(arguments.output / "metrics.md", text)
@@ -215,7 +223,7 @@ def _ask(arguments: argparse.Namespace) -> list[Prediction]:
     check_directory(output, settings)
     check_writable(output)
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
-    parser = ResponseParser(method.confidence_position)
+    parser = ResponseParser(method.confidence_position, arguments.decimals)
     with closing(build_grader(grader_name, arguments.grader_options)) as grader:
         check_records(grader, {arguments.data: records})
         questions = {(record.id, sample): record for record in records for sample in range(samples)}
@@ -292,7 +300,7 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
         return _predictions(path, columns=arguments.columns, numbered=alone)
     if arguments.format == "opencompass":
         return read_opencompass(path)
-    parser = ResponseParser(arguments.position or "first")
+    parser = ResponseParser(arguments.position or "first", arguments.decimals)
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:
@@ -344,6 +352,27 @@ def _second(runs: Sequence[Run]) -> str:
     labels = [METRIC_SPECS[name].heading for name in found[0][2]]
     rows = [[label, dataset, *(show(*each) for each in second.items())] for label, dataset, second in found]
     return f"\nConfidence after the answer:\n\n{markdown_table(['run', 'data', *labels], rows)}"
+
+
+def _suggested(runs: Sequence[Run]) -> str:
+    """The threshold of each run that tells right from wrong answers best."""
+    text = ""
+    for run in runs:
+        data = outcomes(run.predictions)
+        if answers_first(run.predictions) or np.isnan(data.confidence).all():
+            continue
+        advice = "none; above every threshold, at least half of the answers are wrong"
+        if (found := suggested_threshold(data.confidence, data.correct)) is not None:
+            accepted = f"{found.coverage:.1%} of the answers are accepted and {found.risk:.1%} of these are wrong"
+            advice = f"from {found.threshold:.6g} on, {accepted}"
+        text += f"{one_line(run.label)}: {advice}.\n"
+    if not text:
+        return ""
+    heading = (
+        "Suggested thresholds: above each, right answers outnumber wrong ones by most; `coca-router calibrate --risk` "
+        "certifies a threshold."
+    )
+    return f"\n{heading}\n\n{text}"
 
 
 def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, object], str]:

@@ -26,10 +26,11 @@ import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
 from coca_mindspeed.evaluation.metrics import (
-    BinsClosed,
+    DEFAULT_OPTIONS,
     CalibrationMetrics,
     ConfidenceGroups,
     Floats,
+    MetricOptions,
     binomial_low,
     calibration_metrics,
 )
@@ -305,23 +306,23 @@ class Estimates:
         questions: npt.NDArray[Any] | None = None,
         replicates: int = 1000,
         seed: int = 0,
-        closed: BinsClosed = "right",
+        options: MetricOptions = DEFAULT_OPTIONS,
     ) -> None:
         questions = np.arange(len(data)) if questions is None else questions
         if len(questions) != len(data):
             raise ValueError(f"questions should have length {len(data)}, found {len(questions)}")
         self.data, self._replicates, self._seed = data, replicates, seed
-        self._closed: BinsClosed = closed
+        self._options = options
         self.question = np.asarray(np.unique(questions, return_inverse=True)[1], dtype=np.intp)
         self.metrics: CalibrationMetrics = calibration_metrics(
-            data.confidence, data.correct, data.tokens_to_confidence, closed
+            data.confidence, data.correct, data.tokens_to_confidence, options
         )
         self.values = self.metrics.values
         self.means = means_of(data, self.question)
 
     @cached_property
     def groups(self) -> ConfidenceGroups:
-        return ConfidenceGroups.of(self.data.confidence, self.data.correct, self._closed)
+        return ConfidenceGroups.of(self.data.confidence, self.data.correct, self._options)
 
     @cached_property
     def calibrated(self) -> EceUnderCalibration:
@@ -372,9 +373,26 @@ def average_interval(parts: Sequence[Estimates], name: str, level: float = 0.95)
         return Interval(estimate, float(np.mean([i.low for i in found])), float(np.mean([i.high for i in found])))
     if name not in MEANS:
         return Interval(estimate)
-    means = [part.means[name] for part in parts]
+    return _average([part.means[name] for part in parts], parts, level)
+
+
+def average_difference(pairs: Sequence[tuple[Estimates, Estimates]], name: str, level: float = 0.95) -> Interval:
+    """Return the interval of the plain mean of ``second - first`` over the pairs of independent data sets."""
+    if name == "ece" or len(pairs) == 1:
+        found = [paired_intervals(*pair, 1 - (1 - level) / len(pairs))[name] for pair in pairs]
+        return Interval(*(float(np.mean([getattr(i, of) for i in found])) for of in ("estimate", "low", "high")))
+    if name not in MEANS:
+        return Interval(float(np.mean([second.values[name] - first.values[name] for first, second in pairs])))
+    changes = [second.means[name].minus(first.means[name]) for first, second in pairs]
+    return _average(changes, [first for first, _ in pairs], level)
+
+
+def _average(means: Sequence[Mean], parts: Sequence[Estimates], level: float) -> Interval:
+    """The interval of the plain mean of ``means``, one of each part."""
+    count = len(means)
     variance = sum(mean.variance(part.question) for mean, part in zip(means, parts, strict=True)) / count**2
-    value, units = float(np.mean([mean.value for mean in means])), count * min(mean.units for mean in means)
+    value = float(np.mean([mean.value for mean in means]))
+    units = count * min(mean.units for mean in means)
     return replace(means[0], value=value, units=units, most=None).interval(variance, level)
 
 

@@ -52,10 +52,12 @@ def clopper_pearson(right: Any, count: Any, level: float = 0.95) -> tuple[Floats
     return binomial_low(right, count, tail), 1 - binomial_low(np.asarray(count) - right, count, tail)
 
 
-def bin_edges(dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
-    """Return the ``[11]`` edges of ten equal-width bins from 0 to 1, in the dtype of the confidences."""
-    # k / 10 is the correctly rounded quotient, in other words the float nearest to the exact edge.
-    return (np.arange(11) / 10).astype(dtype)
+def bin_edges(dtype: npt.DTypeLike = np.float64, bins: int = 10) -> npt.NDArray[Any]:
+    """Return the ``[bins + 1]`` edges of equal-width bins from 0 to 1, in the dtype of the confidences."""
+    if bins < 1:
+        raise ValueError(f"bins should be at least 1, found {bins}")
+    # k / bins is the correctly rounded quotient, in other words the float nearest to the exact edge.
+    return (np.arange(bins + 1) / bins).astype(dtype)
 
 
 def bin_index(
@@ -213,9 +215,20 @@ def show_under_calibration(mean: float, high: float) -> str:
     return UNDEFINED if math.isnan(mean) else f"{show('ece', mean)} (95% < {show('ece', high)})"
 
 
-def bins_text(closed: BinsClosed) -> str:
-    """The bins of ECE as named in tables; ``closed`` is the side on which a bin includes its edge."""
-    return f"10 equal-width bins closed on the {closed}"
+@dataclass(frozen=True, slots=True)
+class MetricOptions:
+    """Number of the bins of ECE and MCE, and the side on which a bin includes its edge."""
+
+    bins: int = 10
+    closed: BinsClosed = "right"
+
+    @property
+    def bins_text(self) -> str:
+        """The bins as named in tables."""
+        return f"{self.bins} equal-width bins closed on the {self.closed}"
+
+
+DEFAULT_OPTIONS = MetricOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +242,7 @@ class ConfidenceGroups:
 
     @classmethod
     def of(
-        cls, confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], closed: BinsClosed = "right"
+        cls, confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], options: MetricOptions = DEFAULT_OPTIONS
     ) -> "ConfidenceGroups":
         """Group predictions; float32 confidences are binned by the float32 nearest to each edge."""
         check_confidence(confidence)
@@ -237,7 +250,8 @@ class ConfidenceGroups:
         negated, group = np.unique(-confidence[valid], return_inverse=True)
         count = np.bincount(group, minlength=len(negated)).astype(np.float64)
         right = np.bincount(group, weights=correct[valid], minlength=len(negated)).astype(np.float64)
-        starts = np.flatnonzero(np.diff(bin_index(-negated, bin_edges(confidence.dtype), closed), prepend=-1))
+        edges = bin_edges(confidence.dtype, options.bins)
+        starts = np.flatnonzero(np.diff(bin_index(-negated, edges, options.closed), prepend=-1))
         return cls((-negated).astype(np.float64), count, right, starts)
 
     def bin_sums(self) -> tuple[Floats, Floats, Floats]:
@@ -248,6 +262,19 @@ class ConfidenceGroups:
             np.add.reduceat(sums, self.bin_starts) for sums in (self.count, self.right, self.count * self.values)
         )
         return count, right, stated
+
+
+def suggested_threshold(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> RiskRow | None:
+    """Return the threshold above which right answers exceed wrong ones by most; None where they never do.
+
+    Accepting from there on and rejecting below is right for most of these answers; it certifies no error.  Of equal
+    thresholds it is the highest.
+    """
+    groups = ConfidenceGroups.of(confidence, correct)
+    excess = np.cumsum(2 * groups.right - groups.count)
+    if not (excess > 0).any():
+        return None
+    return risk_table(confidence, correct, [groups.values[np.argmax(excess)]])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +301,7 @@ def calibration_metrics(
     confidence: npt.NDArray[Any],
     correct: npt.NDArray[np.bool_],
     tokens_to_confidence: npt.NDArray[Any] | None = None,
-    closed: BinsClosed = "right",
+    options: MetricOptions = DEFAULT_OPTIONS,
 ) -> CalibrationMetrics:
     """Compute all metrics of n predictions.
 
@@ -282,7 +309,6 @@ def calibration_metrics(
         confidence: float64 or float32 ``[n]`` in [0, 1], NaN where invalid.
         correct: bool ``[n]``.
         tokens_to_confidence: ``[n]``, NaN where unknown.
-        closed: the side on which the bins of ECE include their edge.
 
     Raises:
         ValueError: lengths differ, or a confidence lies outside [0, 1].
@@ -293,7 +319,7 @@ def calibration_metrics(
     tokens = np.full(len(correct), np.nan) if tokens_to_confidence is None else tokens_to_confidence
     if not confidence.shape == correct.shape == tokens.shape:
         raise ValueError(f"arrays should have one length, found {confidence.shape}, {correct.shape}, {tokens.shape}")
-    n, groups = len(correct), ConfidenceGroups.of(confidence, correct, closed)
+    n, groups = len(correct), ConfidenceGroups.of(confidence, correct, options)
     n_valid, known = int(groups.count.sum()), tokens[~np.isnan(tokens)]
     values = dict.fromkeys(METRIC_SPECS, math.nan)
     if n:

@@ -18,7 +18,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from coca_mindspeed.evaluation.metrics import METRIC_SPECS, BinsClosed, bin_table, calibration_metrics, show
+from coca_mindspeed.evaluation.metrics import (
+    METRIC_SPECS,
+    BinsClosed,
+    MetricOptions,
+    bin_table,
+    calibration_metrics,
+    show,
+)
 from coca_mindspeed.evaluation.predictions import GradedPredictions
 from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.files import write_atomically
@@ -133,7 +140,7 @@ def reliability_diagram(groups: NamedPredictions, closed: BinsClosed = "right") 
         axes.set(xlim=(0, 1), ylim=(0, 1.2), yticks=np.arange(6) / 5)
         axes.tick_params(labelsize=7)
         tidy(axes, xlabel="stated confidence", ylabel="fraction correct")
-        values = calibration_metrics(data.confidence, data.correct, closed=closed).values
+        values = calibration_metrics(data.confidence, data.correct, options=MetricOptions(closed=closed)).values
         shown = "  ".join(f"{METRIC_SPECS[m].label} {show(m, values[m])}" for m in ("ece", "auroc", "accuracy"))
         axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=8)
     _legend(figure, panels)

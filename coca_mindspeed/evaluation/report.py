@@ -25,7 +25,7 @@ from coca_mindspeed.evaluation.metrics import (
     UNDEFINED,
     UNDER_CALIBRATION_LABEL,
     BinsClosed,
-    bins_text,
+    MetricOptions,
     calibration_metrics,
     risk_table,
     show,
@@ -39,6 +39,9 @@ from coca_mindspeed.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_BINNED = ("ece", "mce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +62,42 @@ def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
     """Return a table per metric with data sets as columns; for a single data set, one table with metrics as columns."""
     if len(board.columns) == 1:
         [column] = board.columns
-        meaning = f"ECE: {bins_text(board.closed)}" if "ece" in metrics else ""
-        rows = [(run.label, [_cell(board, run, column, metric) for metric in metrics]) for run in board.runs]
-        return [Table(column.name, meaning, [METRIC_SPECS[metric].heading for metric in metrics], rows)]
+        binned = [METRIC_SPECS[metric].label for metric in metrics if metric in _BINNED]
+        meaning = f"{' and '.join(binned)}: {board.options.bins_text}" if binned else ""
+        return [_table(board, column.name, meaning, [(METRIC_SPECS[m].heading, column, m) for m in metrics])]
     tables = []
     for metric in metrics:
         spec = METRIC_SPECS[metric]
-        how = ", percent" if spec.percent else f", {bins_text(board.closed)}" if metric == "ece" else ""
-        rows = [(run.label, [_cell(board, run, column, metric) for column in board.columns]) for run in board.runs]
-        tables.append(Table(spec.heading, spec.meaning + how, [column.heading for column in board.columns], rows))
+        how = ", percent" if spec.percent else f", {board.options.bins_text}" if metric in _BINNED else ""
+        columns = [(column.heading, column, metric) for column in board.columns]
+        tables.append(_table(board, spec.heading, spec.meaning + how, columns))
     return tables
 
 
-def _cell(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
+def _table(board: Scoreboard, heading: str, meaning: str, columns: Sequence[tuple[str, Column, str]]) -> Table:
+    """Return a table with a column for each (title, column of the board, metric); the best of each is bold."""
+    best = [board.best(column, metric) for _, column, metric in columns]
+    rows = [
+        (
+            run.label,
+            [
+                _cell(board, run, column, metric, run.label in winners)
+                for (_, column, metric), winners in zip(columns, best, strict=True)
+            ],
+        )
+        for run in board.runs
+    ]
+    return Table(heading, meaning, [title for title, _, _ in columns], rows)
+
+
+def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> str:
     interval = board.interval(run.label, column, metric)
+    number = show(metric, interval.estimate)
     beside = [show_range(metric, interval.low, interval.high)]
     if metric == "ece" and (calibrated := under_calibration(board, run, column)):
         beside.append(f"{UNDER_CALIBRATION_LABEL}: {calibrated}")
-    number = show(metric, interval.estimate)
-    return f"{number} ({'; '.join(beside)})" if beside[0] else number
+    shown = f"**{number}**" if is_best else number
+    return f"{shown} ({'; '.join(beside)})" if beside[0] else shown
 
 
 def under_calibration(board: Scoreboard, run: Run, column: Column) -> str:
@@ -251,7 +271,8 @@ _SAMPLES = 3  # responses of each run and data set
 _SHOWN_GOLD, _SHOWN_QUESTION, _SHOWN_CHARACTERS = 200, 800, 1200
 _HOW_TO_READ = (
     "In parentheses the 95% interval, and with ECE the mean and 95th percentile that a calibrated model with the same "
-    f"confidences would show; `{UNDEFINED}` is undefined. Means over a category leave undefined data sets out."
+    "confidences would show; the best of a column is bold where its paired difference to every other run is decided "
+    f"(95%); `{UNDEFINED}` is undefined. Means over a category leave undefined data sets out."
 )
 _NO_PREDICTIONS = (
     "The runs hold no predictions, so there are no results: set data.evaluate, and evaluation.final_questions above 0."
@@ -272,14 +293,15 @@ def _plots(board: Scoreboard, runs: Sequence[Run]) -> tuple[list[str], dict[str,
     if training := {run.label: run.training for run in runs if run.training}:
         caption = "A line for each run; faint: every step, strong: moving average."
         add("training", "Training", caption, training_curves(training))
+    closed = board.options.closed
     reliability = (
         "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
-        f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {board.closed}."
+        f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {closed}."
     )
     for dataset in board.datasets:
         groups = {run.label: outcomes(rows) for run in board.runs if (rows := run.by_dataset().get(dataset))}
         slug = "".join(c if c.isalnum() else "_" for c in dataset)
-        add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, reliability_diagram(groups, board.closed))
+        add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, reliability_diagram(groups, closed))
     return parts, pictures
 
 
@@ -306,7 +328,7 @@ def write_report(runs: Sequence[Run], directory: Path, *, closed: BinsClosed = "
 
     ``closed`` is the side on which bins include their edge.
     """
-    board = Scoreboard(runs, closed=closed)
+    board = Scoreboard(runs, options=MetricOptions(closed=closed))
     plots, pictures = _plots(board, runs)
     parts = ["# Calibration report", f"coca-mindspeed {__version__}. {_HOW_TO_READ}"]
     parts += _results(board) if board.runs else [_NO_PREDICTIONS]

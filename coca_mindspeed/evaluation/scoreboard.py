@@ -18,11 +18,18 @@ from coca_mindspeed.evaluation.intervals import (
     EceUnderCalibration,
     Estimates,
     Interval,
+    average_difference,
     average_interval,
     average_under_calibration,
     paired_intervals,
 )
-from coca_mindspeed.evaluation.metrics import BinsClosed, CalibrationMetrics
+from coca_mindspeed.evaluation.metrics import (
+    DEFAULT_OPTIONS,
+    METRIC_SPECS,
+    CalibrationMetrics,
+    MetricOptions,
+    round_half_up,
+)
 from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, gradable, outcomes, read_predictions
 from coca_mindspeed.utils.json_files import read_steps
 
@@ -81,9 +88,10 @@ class PairedDifference:
 class Scoreboard:
     """Every metric of every run on every data set; runs without predictions are left out."""
 
-    def __init__(self, runs: Sequence[Run], *, closed: BinsClosed = "right") -> None:
+    def __init__(self, runs: Sequence[Run], *, options: MetricOptions = DEFAULT_OPTIONS) -> None:
         self.runs = [run for run in runs if run.predictions]
-        self.closed: BinsClosed = closed
+        self.options = options
+        self._pairs: dict[tuple[str, str, str], tuple[Estimates, Estimates] | None] = {}
         self._cells: dict[tuple[str, str], Estimates] = {}
         stated: dict[str, set[str]] = {}
         for run in self.runs:
@@ -130,17 +138,55 @@ class Scoreboard:
             questions=np.array([p.id for p in predictions]),
             # Data sets of one size must not share their draws, or averages over them would seem too sure.
             seed=crc32(dataset.encode()),
-            closed=self.closed,
+            options=self.options,
         )
+
+    def best(self, column: Column, metric: str) -> set[str]:
+        """Return the label of the run with the best value in a column, if its paired differences are decided.
+
+        Empty where no direction is better, and where the 95% interval of the difference to another run includes 0 or
+        does not exist.
+        """
+        info = METRIC_SPECS[metric]
+        values = {run.label: self.interval(run.label, column, metric).estimate for run in self.runs}
+        known = {
+            label: round_half_up(value * info.scale, info.decimals) * info.better
+            for label, value in values.items()
+            if not math.isnan(value)
+        }
+        if info.better == 0 or len(known) < 2:
+            return set()
+        best, *others = sorted(known, key=lambda label: known[label], reverse=True)
+        return {best} if all(self._is_better(best, other, column, metric) for other in others) else set()
+
+    def _is_better(self, first: str, second: str, column: Column, metric: str) -> bool:
+        """Whether the paired interval of ``first - second`` lies on the better side of 0."""
+        pairs = [self._paired(second, first, name) for name in column.datasets]
+        if None in pairs:
+            return False
+        interval = average_difference([pair for pair in pairs if pair is not None], metric)
+        return bool(interval.low > 0 if METRIC_SPECS[metric].better > 0 else interval.high < 0)
+
+    def _paired(self, first: str, second: str, dataset: str) -> tuple[Estimates, Estimates] | None:
+        """The estimates of two of the board's runs on their common responses; None if there are none."""
+        if (key := (first, second, dataset)) not in self._pairs:
+            runs = {run.label: run for run in self.runs}
+            self._pairs[key] = self._on_common(runs[first], runs[second], dataset)
+        return self._pairs[key]
+
+    def _on_common(self, first: Run, second: Run, dataset: str) -> tuple[Estimates, Estimates] | None:
+        ours, theirs = ({p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second))
+        if not (shared := [key for key in ours if key in theirs]):
+            return None
+        before, after = (self._estimates([group[key] for key in shared], dataset) for group in (ours, theirs))
+        return before, after
 
     def difference(self, first: Run, second: Run, dataset: str) -> PairedDifference:
         """Return the differences ``second - first`` on the common responses of a data set."""
-        before, after = ({p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second))
-        intervals: Mapping[str, Interval] = {}
-        if shared := [key for key in before if key in after]:
-            ours, theirs = (self._estimates([group[key] for key in shared], dataset) for group in (before, after))
-            intervals = paired_intervals(ours, theirs)
-        return PairedDifference(len(shared), len(before), len(after), intervals)
+        pair = self._on_common(first, second, dataset)
+        n, intervals = (0, {}) if pair is None else (len(pair[0].data), paired_intervals(*pair))
+        ours, theirs = (len(run.by_dataset().get(dataset, [])) for run in (first, second))
+        return PairedDifference(n, ours, theirs, intervals)
 
 
 def _category(dataset: str, stated: Collection[str]) -> str | None:

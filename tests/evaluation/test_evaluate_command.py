@@ -140,6 +140,10 @@ def test_responses_are_graded(files, capsys):
         assert evaluate(files / "r.jsonl", *graded, *gold, *options) == 0
         [row] = read_predictions(files / "out" / "predictions.jsonl")
         assert (row.correct, row.confidence) == (correct, 1.0)
+    for decimals, confidence in ((1, None), (2, 0.25)):
+        (files / "r.jsonl").write_text(json.dumps({"id": "a", "response": "<confidence>0.25</confidence> 2"}))
+        assert evaluate(files / "r.jsonl", *graded, *gold, "--decimals", decimals) == 0
+        assert read_predictions(files / "out" / "predictions.jsonl")[0].confidence == confidence
     assert evaluate(files / "r.jsonl", *graded, *gold, "--grader", "math", "--grader-options", '{"second": 5}') == 1
     assert "'seconds'" in capsys.readouterr().err
     for option, value in (("--grader-options", "[5]"), ("--grader", "absent.py:roman"), ("--grader", "mathe")):
@@ -158,15 +162,15 @@ def write_theirs(path, count, right=lambda i: i % 2):
 
 
 @pytest.mark.parametrize(
-    ("count", "right", "reasons"),
+    ("count", "right", "reasons", "threshold"),
     [
-        (120, lambda i: i % 2, []),
-        (60, lambda i: i % 2, ["60 labels"]),
-        (120, lambda i: i % 4 > 1, ["AUROC"]),
-        (20, lambda i: False, ["20 labels", "AUROC is undefined"]),
+        (120, lambda i: i % 2, [], "from 0.8 on"),
+        (60, lambda i: i % 2, ["60 labels"], "from 0.8 on"),
+        (120, lambda i: i % 4 > 1, ["AUROC"], "none"),
+        (20, lambda i: False, ["20 labels", "AUROC is undefined"], "none"),
     ],
 )
-def test_somebody_elses_csv(tmp_path, capsys, count, right, reasons):
+def test_somebody_elses_csv(tmp_path, capsys, count, right, reasons, threshold):
     """Without an id, and with columns of other names; a line says whether the confidence is shown to be usable."""
     write_theirs(tmp_path / "theirs.csv", count, right)
     assert evaluate(tmp_path / "theirs.csv", "--columns", MAPPED, "--output", tmp_path / "out") == 0
@@ -176,6 +180,7 @@ def test_somebody_elses_csv(tmp_path, capsys, count, right, reasons):
     usable = [line for line in lines if "not shown to be usable" in line]
     assert len(usable) == bool(reasons)
     assert all(reason in line for line in usable for reason in reasons)
+    assert next(line for line in lines if line.startswith("theirs: ")).startswith(f"theirs: {threshold}")
 
 
 def test_files_without_a_model_are_runs_of_their_own(files):

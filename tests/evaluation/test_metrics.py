@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
-from coca_mindspeed.evaluation.metrics import HEADLINE, bin_edges, bin_index, bin_table, calibration_metrics, risk_table
+from coca_mindspeed.evaluation.metrics import (
+    HEADLINE,
+    MetricOptions,
+    bin_edges,
+    bin_index,
+    bin_table,
+    calibration_metrics,
+    risk_table,
+    suggested_threshold,
+)
 
 BY_HAND = {
     "accuracy": 3 / 5,
@@ -36,9 +45,9 @@ def test_by_hand():
     assert metrics.undefined == {}
 
 
-def brute_ece(confidence, correct):
+def brute_ece(confidence, correct, bins):
     """Decimal bins by exact integer arithmetic on confidences in ten-thousandths."""
-    places = np.array([max(0, -(-round(s * 10_000) // 1000) - 1) for s in confidence])
+    places = np.array([max(0, -(-round(s * 10_000) * bins // 10_000) - 1) for s in confidence])
     return sum(
         abs(confidence[places == b].mean() - correct[places == b].mean()) * np.mean(places == b)
         for b in np.unique(places)
@@ -62,11 +71,11 @@ def test_equal_to_the_oracles(seed):
     confidence = np.round(rng.beta(*rng.uniform(0.3, 3, size=2), size=n), int(rng.integers(1, 5)))
     correct = rng.random(n) < confidence ** rng.uniform(0.3, 3)
     correct[:2] = [True, False]
-    metrics = calibration_metrics(confidence, correct)
+    metrics = calibration_metrics(confidence, correct, options=MetricOptions(int(bins := rng.choice([5, 10, 20]))))
     assert metrics.values["auroc"] == pytest.approx(roc_auc_score(correct, confidence), abs=1e-9)
     assert metrics.values["brier"] == pytest.approx(brier_score_loss(correct, confidence), abs=1e-9)
     assert metrics.values["log_score"] == pytest.approx(log_loss(correct, confidence.clip(1e-6, 1 - 1e-6)), abs=1e-9)
-    assert metrics.values["ece"] == pytest.approx(brute_ece(confidence, correct), abs=1e-9)
+    assert metrics.values["ece"] == pytest.approx(brute_ece(confidence, correct, int(bins)), abs=1e-9)
     assert metrics.values["aurc"] == pytest.approx(brute_aurc(confidence, correct), abs=1e-9)
 
 
@@ -94,20 +103,36 @@ HALVES, BOTH = np.array([0.5, 0.5]), np.array([True, False])
 
 
 @pytest.mark.parametrize(
-    ("confidence", "correct", "tokens", "error", "named"),
+    ("confidence", "correct", "tokens", "bins", "error", "named"),
     [
-        (HALVES, np.array([True]), None, ValueError, "length"),
-        (HALVES, np.array([1, 0]), None, TypeError, "int64"),
-        (HALVES, BOTH, np.array([1.0]), ValueError, "length"),
-        (np.array([0.5, 1.01]), BOTH, None, ValueError, r"\[0, 1\]"),
-        (np.array([-0.1, 0.5]), BOTH, None, ValueError, r"\[0, 1\]"),
-        (np.array([0, 1]), BOTH, None, TypeError, "int64"),
-        (np.array([[0.5]]), np.array([[True]]), np.array([[1.0]]), ValueError, r"\[1, 1\]"),
+        (HALVES, np.array([True]), None, 10, ValueError, "length"),
+        (HALVES, np.array([1, 0]), None, 10, TypeError, "int64"),
+        (HALVES, BOTH, np.array([1.0]), 10, ValueError, "length"),
+        (HALVES, BOTH, None, 0, ValueError, "bins"),
+        (np.array([0.5, 1.01]), BOTH, None, 10, ValueError, r"\[0, 1\]"),
+        (np.array([-0.1, 0.5]), BOTH, None, 10, ValueError, r"\[0, 1\]"),
+        (np.array([0, 1]), BOTH, None, 10, TypeError, "int64"),
+        (np.array([[0.5]]), np.array([[True]]), np.array([[1.0]]), 10, ValueError, r"\[1, 1\]"),
     ],
 )
-def test_bad_arguments_are_refused(confidence, correct, tokens, error, named):
+def test_bad_arguments_are_refused(confidence, correct, tokens, bins, error, named):
     with pytest.raises(error, match=named):
-        calibration_metrics(confidence, correct, tokens)
+        calibration_metrics(confidence, correct, tokens, MetricOptions(bins))
+
+
+@pytest.mark.parametrize(
+    ("stated", "right", "expected"),
+    [
+        ([0.9, 0.8, 0.8, 0.3, math.nan], [1, 1, 0, 0, 1], (0.9, 0.2, 0.0)),  # 0.8 is no better, and so 0.9
+        ([0.9, 0.8, 0.6, 0.3], [0, 1, 1, 0], (0.6, 0.75, 1 / 3)),
+        ([0.9, 0.3], [0, 1], None),
+        ([math.nan], [1], None),
+    ],
+)
+def test_the_suggested_threshold(stated, right, expected):
+    found = suggested_threshold(np.array(stated), np.array(right, dtype=bool))
+    shown = found and (found.threshold, found.coverage, found.risk)
+    assert shown == (None if expected is None else pytest.approx(expected))
 
 
 def test_risk_table():
@@ -123,20 +148,20 @@ def test_risk_table():
     assert math.isnan(risk_table(s[3:], y[3:], (0.9,))[0].risk)
 
 
-def exact_bin(text, closed):
+def exact_bin(text, bins, closed):
     """The bin by decimal arithmetic; the first (closed on the right) or last (on the left) holds both of its edges."""
-    place = Decimal(text) * 10
-    return max(0, math.ceil(place) - 1) if closed == "right" else min(9, math.floor(place))
+    place = Decimal(text) * bins
+    return max(0, math.ceil(place) - 1) if closed == "right" else min(bins - 1, math.floor(place))
 
 
 @pytest.mark.parametrize("closed", ["right", "left"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("decimals", [1, 2, 4])
-def test_every_decimal_lies_in_its_exact_bin(decimals, dtype, closed):
+@pytest.mark.parametrize(("bins", "decimals"), [(10, 1), (10, 2), (10, 4), (20, 2), (100, 2), (15, 3), (7, 3)])
+def test_every_decimal_lies_in_its_exact_bin(bins, decimals, dtype, closed):
     texts = [f"{k / 10**decimals:.{decimals}f}" for k in range(10**decimals + 1)]
     confidence = np.array([dtype(text) for text in texts])
-    index = bin_index(confidence, bin_edges(confidence.dtype), closed)
-    assert index.tolist() == [exact_bin(text, closed) for text in texts]
+    index = bin_index(confidence, bin_edges(confidence.dtype, bins), closed)
+    assert index.tolist() == [exact_bin(text, bins, closed) for text in texts]
 
 
 def test_table_by_hand():

@@ -96,10 +96,14 @@ def test_names_are_text(tmp_path):
     assert [part for part in parts if part.format(MARKUP) not in parsed.text] == []
 
 
-def test_the_markdown_has_the_tables_and_the_pictures(report):
+def test_best_is_bold_in_markdown_and_pictures_are_there(report):
     text = (report / "report.md").read_text()
     table = text[text.index("### ECE") :].split("###")[1]
     rows = [line for line in table.splitlines() if line.startswith("| coca")]
+    assert rows[0].count("**") == 0  # ECE's wide intervals decide nothing
+    brier = text[text.index("### Brier") :].split("###")[1]
+    first = next(line for line in brier.splitlines() if line.startswith("| coca"))
+    assert first.count("**") == 4 + 2  # gsm8k, aime24 and their mean; alone on its own set, it is not the best
     assert "a\\|b" in table
     for name in re.findall(r"\((figures/[^)]+)\)", text):
         assert (report / name).read_bytes().startswith(b"\x89PNG")
@@ -114,6 +118,8 @@ def test_one_data_set_has_one_table_with_metrics_as_columns(tmp_path):
     text = write_report(runs, tmp_path)[1].read_text()
     header = ["run", "accuracy ↑", "AUROC ↑", "ECE ↓", "Brier ↓", "SR ↑", "TTC ↓"]
     assert header in [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    [good] = [line for line in text.splitlines() if line.startswith("| good")][:1]
+    assert [cell.strip().startswith("**") for cell in good.split("|")[2:8]] == [*[False] * 3, True, False, False]
 
 
 def test_samples_are_the_most_miscalibrated():

@@ -1,11 +1,13 @@
-"""Runs and their numbers: reading, columns, averages."""
+"""Runs and their numbers: reading, columns, averages, best cells."""
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, MetricOptions
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_mindspeed.evaluation.scoreboard import Column, Run, Scoreboard, read_runs
 
@@ -54,10 +56,34 @@ def test_average_leaves_undefined_data_sets_out(board):
     assert math.isnan(board.interval("rlvr", Column("mine", ("mine",), False), "ece").estimate)  # not answered
 
 
-def test_the_side_of_the_bins_reaches_every_figure():
+def test_best_follows_the_direction_and_is_none_of_equals(board):
+    many = 50
+    runs = [
+        Run(name, [*rows("gsm8k", pairs * many), *rows("aime24", pairs * many), *rows("aime25", GOOD * many)])
+        for name, pairs in (("good", GOOD), ("bad", [(1 - s, y) for s, y in GOOD]))
+    ]
+    large = Scoreboard([*runs, Run("alone", rows("mine", GOOD))])
+    found = {(c.name, metric): large.best(c, metric) for c in large.columns for metric in METRIC_SPECS}
+    for name in ("gsm8k", "aime24", "math"):
+        assert [found[name, metric] for metric in ("auroc", "brier", "ece")] == [{"good"}] * 3
+        assert found[name, "accuracy"] == found[name, "uncertainty"] == set()  # equal; without a direction
+    assert found["aime25", "brier"] == found["mine", "brier"] == set()  # equal; one run alone is not the best
+    # The same difference on four answers, and on no common questions, is not decided.
+    assert all(board.best(column, metric) == set() for column in board.columns for metric in METRIC_SPECS)
+    other = replace(runs[1], predictions=[replace(p, id=f"x{p.id}") for p in runs[1].predictions])
+    apart = Scoreboard([runs[0], other])
+    assert apart.best(apart.columns[0], "brier") == set()
+
+
+def test_the_options_reach_every_figure():
     run = Run("coca", rows("mine", [(0.1, False), (0.15, True)]))
-    for closed, ece in (("right", 0.475), ("left", 0.375)):  # closed on the left, both answers are in one bin
-        board = Scoreboard([run], closed=closed)
+    # With two bins, and with ten that are closed on the left, both answers are in one bin.
+    for options, ece in (
+        (MetricOptions(), 0.475),
+        (MetricOptions(bins=2), 0.375),
+        (MetricOptions(closed="left"), 0.375),
+    ):
+        board = Scoreboard([run], options=options)
         assert board.metrics["coca", "mine"].values["ece"] == pytest.approx(ece)
         assert board.interval("coca", board.columns[0], "ece").estimate == pytest.approx(ece)
 
