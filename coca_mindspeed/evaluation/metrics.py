@@ -162,21 +162,32 @@ class MetricSpec:
         return self.label + {1: " ↑", -1: " ↓", 0: ""}[self.better]
 
 
+def _share(label: str, meaning: str) -> MetricSpec:
+    return MetricSpec(label, meaning, 1, decimals=1, percent=True)
+
+
+#: Metric -> the fraction of most confident answers that it is the accuracy of.
+COVERAGES: Mapping[str, float] = {f"accuracy_at_{share:g}": share for share in (0.25, 0.5, 0.75)}
 METRIC_SPECS: Mapping[str, MetricSpec] = {
-    "accuracy": MetricSpec("accuracy", "fraction of correct answers", 1, decimals=1, percent=True),
+    "accuracy": _share("accuracy", "fraction of correct answers"),
     "auroc": MetricSpec("AUROC", "probability that a correct answer has a higher confidence than a wrong one", 1),
     "ece": MetricSpec(
         "ECE", "expected calibration error: mean gap between confidence and accuracy over bins of confidence", -1
     ),
     "brier": MetricSpec("Brier", "mean squared error of confidence against correctness", -1),
-    "success_rate": MetricSpec("SR", "fraction of responses with a valid confidence", 1, decimals=1, percent=True),
+    "success_rate": _share("SR", "fraction of responses with a valid confidence"),
     "tokens_to_confidence": MetricSpec("TTC", "tokens until the confidence is known", -1, decimals=1),
+    "mce": MetricSpec("MCE", "largest calibration gap of a bin", -1),
     # Murphy's decomposition, predictions grouped by confidence value: Brier = REL - RES + UNC.
     "reliability": MetricSpec("REL", "reliability part of Brier", -1),
     "resolution": MetricSpec("RES", "resolution part of Brier", 1),
     "uncertainty": MetricSpec("UNC", "uncertainty part of Brier", 0),
     "log_score": MetricSpec("Log", "mean negative log-likelihood in nats", -1),
     "aurc": MetricSpec("AURC", "mean error rate of the k most confident, over all k", -1),
+    **{
+        name: _share(f"accuracy@{share:.0%}", f"accuracy of the most confident {share:.0%}")
+        for name, share in COVERAGES.items()
+    },
 }
 # The paper's six, printed by summaries and comparisons.
 HEADLINE_METRICS = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence")
@@ -262,6 +273,13 @@ class ConfidenceGroups:
             np.add.reduceat(sums, self.bin_starts) for sums in (self.count, self.right, self.count * self.values)
         )
         return count, right, stated
+
+
+def risk_coverage(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Return coverage of the valid answers, ascending, and the error rate of the accepted ones, ``[G]`` each."""
+    groups = ConfidenceGroups.of(confidence, correct)
+    accepted = np.cumsum(groups.count)
+    return accepted / accepted[-1:], 1 - np.cumsum(groups.right) / accepted
 
 
 def suggested_threshold(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> RiskRow | None:
@@ -377,10 +395,18 @@ def _confidence_metrics(groups: ConfidenceGroups) -> dict[str, float]:
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, int(n) + 1))])
     sums = np.diff(accepted * (harmonic[accepted.astype(np.intp)] - 1), prepend=0.0)
     found["aurc"] = 1 - (harmonic[-1] * n_right - _dot(frequency, sums)) / n
+    for name, coverage in COVERAGES.items():
+        places = places_of(coverage, n)
+        found[name] = np.interp(places, [0, *accepted], [0, *accepted_right]) / places
     count, right, stated = groups.bin_sums()
     gap = np.abs(stated / count - right / count)
-    found["ece"] = _dot(count, gap) / n
+    found |= {"ece": _dot(count, gap) / n, "mce": gap.max()}
     return {name: float(value) for name, value in found.items()}
+
+
+def places_of(coverage: float, n: float) -> int:
+    """Number of the most confident of n answers at a coverage; rounded, since 0.29 * 100 is 28.999999999999996."""
+    return math.ceil(round(coverage * n, 9))
 
 
 def reading_metrics(predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:

@@ -24,6 +24,7 @@ from coca_mindspeed.evaluation.metrics import (
     MetricOptions,
     bin_table,
     calibration_metrics,
+    risk_coverage,
     show,
 )
 from coca_mindspeed.evaluation.predictions import GradedPredictions
@@ -227,6 +228,22 @@ def gap_curves(rows: MetricRows) -> Figure:
         if axes is not panels[2]:
             axes.set_ylim(0, 1)
     _legend(figure, panels)
+    return figure
+
+
+def risk_coverage_curves(groups: NamedPredictions) -> Figure:
+    """Draw risk against coverage, a line for each run."""
+    figure, [[axes]] = new_figure(1, 1, (6.0, 4.8))
+    for index, (label, data) in enumerate(groups.items()):
+        coverage, error = risk_coverage(data.confidence, data.correct)
+        if len(coverage):
+            style = line_style(index) | {"linewidth": 1.4, "markersize": 4, "markevery": max(1, len(coverage) // 8)}
+            axes.plot(coverage, error, **style, label=plot_text(label))
+    if not axes.lines:
+        _say_why(axes, _NO_CONFIDENCE)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    tidy(axes, xlabel="coverage (share of most confident answers)", ylabel="error rate of those")
+    _legend(figure, [axes])
     return figure
 
 

@@ -281,7 +281,12 @@ _NO_PREDICTIONS = (
 
 def _plots(board: Scoreboard, runs: Sequence[Run]) -> tuple[list[str], dict[str, bytes]]:
     """Sections with plots, and these by path."""
-    from coca_mindspeed.evaluation.plots import png_bytes, reliability_diagram, training_curves  # matplotlib
+    from coca_mindspeed.evaluation.plots import (  # matplotlib
+        png_bytes,
+        reliability_diagram,
+        risk_coverage_curves,
+        training_curves,
+    )
 
     parts, pictures = ["## Plots"], {}
 
@@ -302,6 +307,8 @@ def _plots(board: Scoreboard, runs: Sequence[Run]) -> tuple[list[str], dict[str,
         groups = {run.label: outcomes(rows) for run in board.runs if (rows := run.by_dataset().get(dataset))}
         slug = "".join(c if c.isalnum() else "_" for c in dataset)
         add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, reliability_diagram(groups, closed))
+        risk = "Error rate when only the most confident answers are given."
+        add(f"risk_coverage_{slug}", f"Risk and coverage: {dataset}", risk, risk_coverage_curves(groups))
     return parts, pictures
 
 

@@ -1,5 +1,6 @@
 """Metrics: numbers worked by hand, other people's implementations, brute force, and properties."""
 
+import itertools
 import json
 import math
 from decimal import Decimal
@@ -9,15 +10,22 @@ import pytest
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 from coca_mindspeed.evaluation.metrics import (
+    COVERAGES,
     HEADLINE,
     MetricOptions,
     bin_edges,
     bin_index,
     bin_table,
     calibration_metrics,
+    places_of,
     risk_table,
     suggested_threshold,
 )
+
+
+def measure(pairs):
+    return calibration_metrics(np.array([s / 10 for s, _ in pairs]), np.array([y for _, y in pairs]))
+
 
 BY_HAND = {
     "accuracy": 3 / 5,
@@ -25,6 +33,7 @@ BY_HAND = {
     "tokens_to_confidence": 10.0,
     "auroc": (0.5 + 1 + 0 + 1) / 4,  # pairs (.9,.9) (.9,.2) (.6,.9) (.6,.2)
     "ece": (2 * 0.4 + 0.4 + 0.2) / 4,  # bins of .9, .6 and .2
+    "mce": 0.4,
     "brier": (0.01 + 0.81 + 0.16 + 0.04) / 4,
     "reliability": (2 * 0.16 + 0.16 + 0.04) / 4,
     "resolution": (0 + 0.25 + 0.25) / 4,
@@ -32,6 +41,9 @@ BY_HAND = {
     "log_score": -(math.log(0.9) + math.log(0.1) + math.log(0.6) + math.log(0.8)) / 4,
     # Of the two answers at .9 one is right, so the first place has risk 1/2, the first two 1/2, then 1/3, 2/4.
     "aurc": (1 / 2 + 1 / 2 + 1 / 3 + 2 / 4) / 4,
+    "accuracy_at_0.25": 0.5,
+    "accuracy_at_0.5": 0.5,
+    "accuracy_at_0.75": 2 / 3,
 }
 
 
@@ -77,6 +89,20 @@ def test_equal_to_the_oracles(seed):
     assert metrics.values["log_score"] == pytest.approx(log_loss(correct, confidence.clip(1e-6, 1 - 1e-6)), abs=1e-9)
     assert metrics.values["ece"] == pytest.approx(brute_ece(confidence, correct, int(bins)), abs=1e-9)
     assert metrics.values["aurc"] == pytest.approx(brute_aurc(confidence, correct), abs=1e-9)
+
+
+def test_selective_accuracy_is_the_mean_over_orders_of_ties():
+    pairs = [(9, True), (5, False), (5, True), (5, True), (1, False)]
+    orders = [sorted(order, key=lambda pair: -pair[0]) for order in itertools.permutations(pairs)]
+    values = measure(pairs).values
+    for name, coverage in COVERAGES.items():
+        places = math.ceil(coverage * len(pairs))
+        assert values[name] == pytest.approx(np.mean([[y for _, y in order[:places]] for order in orders]))
+
+
+def test_a_coverage_that_is_a_whole_number_of_answers_is_not_rounded_up():
+    # In floats 0.29 * 100 is 28.999999999999996 and 0.07 * 100 is 7.000000000000001.
+    assert (places_of(0.29, 100), places_of(0.07, 100), places_of(0.5, 5)) == (29, 7, 3)
 
 
 @pytest.mark.parametrize(

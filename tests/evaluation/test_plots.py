@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics, risk_coverage
 from coca_mindspeed.evaluation.plots import gap_curves, png_bytes, reliability_diagram, training_curves
 from coca_mindspeed.evaluation.predictions import GradedPredictions
 
@@ -64,3 +64,10 @@ def test_gap_curves_show_each_kind_of_question_that_the_metrics_have():
     assert [list(line.get_xdata()) for line in last] == [[1, 2, 3, 4], [4]]
     [legend] = figure.legends
     assert len(legend.get_texts()) == 2
+
+
+def test_risk_coverage_by_hand():
+    coverage, risk = risk_coverage(STATED, RIGHT)
+    assert coverage == pytest.approx([3 / 5, 4 / 5, 1])
+    assert risk == pytest.approx([1 / 3, 2 / 4, 3 / 5])
+    assert len(risk_coverage(np.array([np.nan]), np.array([True]))[0]) == 0

@@ -75,7 +75,7 @@ def test_page_refers_to_nothing_outside_itself(report):
     text = (report / "report.html").read_text()
     parsed = References()
     parsed.feed(text)
-    assert parsed.images == 1 + 3  # training; a picture for each of three data sets
+    assert parsed.images == 1 + 3 * 2  # training; two pictures for each of three data sets
     assert all(link.startswith(("data:image/png;base64,", "#")) for link in parsed.links)
     assert not {"script", "link", "iframe", "object", "i"} & set(parsed.tags)
     assert not [part for part in ("url(", "@import", "<script") if part in text]
@@ -89,10 +89,16 @@ def test_names_are_text(tmp_path):
     page, _ = write_report([Run(MARKUP, rows)], tmp_path)
     parsed = References()
     parsed.feed(page.read_text())
-    assert parsed.images == 1
+    assert parsed.images == 2
     assert all(link.startswith(("data:image/png;base64,iVBOR", "#section-")) for link in parsed.links)
     assert not {"i", "em", "s"} & set(parsed.tags)
-    parts = ("Reliability: {}\n", "Error by threshold: {}\n", "{0}: {0} {0}\n", "```\n{}")  # the last: a response
+    parts = (
+        "Reliability: {}\n",
+        "Risk and coverage: {}\n",
+        "Error by threshold: {}\n",
+        "{0}: {0} {0}\n",
+        "```\n{}",  # a response
+    )
     assert [part for part in parts if part.format(MARKUP) not in parsed.text] == []
 
 

@@ -67,6 +67,7 @@ def test_best_follows_the_direction_and_is_none_of_equals(board):
     for name in ("gsm8k", "aime24", "math"):
         assert [found[name, metric] for metric in ("auroc", "brier", "ece")] == [{"good"}] * 3
         assert found[name, "accuracy"] == found[name, "uncertainty"] == set()  # equal; without a direction
+        assert found[name, "mce"] == set()  # without a paired interval
     assert found["aime25", "brier"] == found["mine", "brier"] == set()  # equal; one run alone is not the best
     # The same difference on four answers, and on no common questions, is not decided.
     assert all(board.best(column, metric) == set() for column in board.columns for metric in METRIC_SPECS)

@@ -65,6 +65,7 @@ def test_show():
     assert show("ece", math.nan) == show("auroc", None) == printed("ece", math.nan) == "--"
     assert show("ece", 0.05, signed=True) == "+0.050"
     assert show("ece", 0.0745) == "0.075"
+    assert show("accuracy_at_0.5", 0.9) == "90.0%"
     assert printed("accuracy", 0.42945) == "42.95%"  # the paper's own two decimals
 
 
