@@ -17,7 +17,7 @@ from coca_mindspeed.utils.custom_code import is_custom, pinned
 _GRADERS = {
     "exact": "coca_mindspeed.grading.exact:ExactGrader",
     "math": "coca_mindspeed.grading.math.grader:MathGrader",
-    "code": "coca_mindspeed.grading.code.grader:CodeGrader",
+    "code": "coca_mindspeed.grading.code:CodeGrader",
     "factual": "coca_mindspeed.grading.factual:FactualGrader",
     "simpleqa": "coca_mindspeed.grading.judge:JudgeGrader",
     "auto": "coca_mindspeed.grading.registry:AutoGrader",

@@ -8,7 +8,7 @@ import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
-from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.tables import read_programs

@@ -4,8 +4,8 @@ from contextlib import closing
 
 import pytest
 
-from coca_mindspeed.grading.code.grader import CodeGrader
-from coca_mindspeed.grading.code.inside.names import undefined
+from coca_mindspeed.grading.code import CodeGrader
+from coca_sandbox.inside.names import undefined
 from tests.grading.sandbox_attacks import read_attacks
 from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.test_code import asserts, check_programs

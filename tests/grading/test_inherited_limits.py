@@ -28,7 +28,7 @@ workers.close()
 """
 GRADE_PROGRAMS = """
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code import CodeGrader
 
 grader = CodeGrader(workers=2)
 source = "import resource\\ndef f(name): return resource.getrlimit(getattr(resource, name))[1]"
@@ -75,7 +75,7 @@ def test_programs_are_graded_under_inherited_limits():
 @needs_sandbox
 def test_an_inherited_limit_below_a_programs_makes_it_ungradable_not_wrong():
     code = """
-from coca_mindspeed.grading.code.sandbox import Sandbox
+from coca_sandbox.sandbox import Sandbox
 sandbox = Sandbox()
 job = {"kind": "stdio", "source": "print(1)", "cases": [{"input": "", "output": "1"}], "seconds": 60.0}
 assert sandbox.run(job, 60.0).outcome == "ungradable"

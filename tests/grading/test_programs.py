@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.grading.code.extraction import build_job, extract_program, time_limit
+from coca_mindspeed.grading.code import build_job, extract_program, time_limit
 from tests.grading.tables import read_table
 from tests.processor import within
 from tests.tables import check_rows

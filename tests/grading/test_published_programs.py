@@ -9,7 +9,7 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.published import mbpp_sanitized
 from coca_mindspeed.data.records import read_records
-from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code import CodeGrader
 from tests.grading.sandbox_package import needs_sandbox
 from tests.shared_data import shared_data
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.code import sandbox as sandbox_module
-from coca_mindspeed.grading.code.inside.seccomp import filter_program
-from coca_mindspeed.grading.code.sandbox import Sandbox
+from coca_sandbox import sandbox as sandbox_module
+from coca_sandbox.inside.seccomp import filter_program
+from coca_sandbox.sandbox import Sandbox, SandboxError
 from tests.grading import sandbox_attacks
 from tests.grading.sandbox_package import REPOSITORY, needs_sandbox, script_of
 from tests.grading.tables import read_table
@@ -97,7 +96,7 @@ def test_no_process_is_left_behind():
 
 def test_running_without_a_sandbox_is_an_explicit_choice(monkeypatch):
     monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None)
-    with pytest.raises(GradingError, match="allow_unsandboxed"):
+    with pytest.raises(SandboxError, match="allow_unsandboxed"):
         Sandbox()
     sandbox = Sandbox(allow_unsandboxed=True)
     assert not sandbox.sandboxed

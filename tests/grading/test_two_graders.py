@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.code import sandbox as sandbox_module
-from coca_mindspeed.grading.code.sandbox import Sandbox, locked_user_id
+from coca_sandbox import sandbox as sandbox_module
+from coca_sandbox.sandbox import Sandbox, SandboxError, locked_user_id
 from tests.grading.sandbox_package import needs_sandbox, script_of
 
 pytestmark = [needs_sandbox, pytest.mark.timing]
@@ -32,7 +31,7 @@ def test_a_user_id_is_taken_until_the_last_holder_of_its_lock_ends(monkeypatch):
     with locked_user_id() as (first, lock):
         with locked_user_id() as (second, _):
             assert {first, second} == {1_900_000_000, 1_900_000_001}
-            with pytest.raises(GradingError, match="in use"), locked_user_id():
+            with pytest.raises(SandboxError, match="in use"), locked_user_id():
                 pass
         holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lock])
     for _ in range(20):
@@ -53,7 +52,7 @@ def test_a_directory_of_locks_that_somebody_else_made_is_not_used(monkeypatch, t
     elsewhere.chmod(0o777)
     monkeypatch.setattr(sandbox_module, "Path", lambda name: tmp_path if name == "/run" else Path(name))
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    with pytest.raises(GradingError, match="can be used"), locked_user_id():
+    with pytest.raises(SandboxError, match="can be used"), locked_user_id():
         pass
 
 

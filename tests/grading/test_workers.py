@@ -145,7 +145,7 @@ list(Workers(count=2, seconds=100.0).map(nap, [1000.0] * 20))
 """,
     "programs": """
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code import CodeGrader
 tests = dict(kind="asserts", code="assert f() == 1", entry_point="f")
 records = [Record("r", "d", "code", "?", "", metadata=dict(tests=tests))] * 20
 grader = CodeGrader(seconds=100.0, total_seconds=100.0, workers=2)

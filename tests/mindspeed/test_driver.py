@@ -163,7 +163,7 @@ def driven(tmp_path, homes, monkeypatch, capsys):
         raise GradingError("Ray was started")
 
     monkeypatch.setattr(driver, "start_ray", start_ray)
-    monkeypatch.setattr("coca_mindspeed.grading.code.sandbox.shutil.which", lambda _name: None)
+    monkeypatch.setattr("coca_sandbox.sandbox.shutil.which", lambda _name: None)
     records, path = tmp_path / "train.jsonl", tmp_path / "run.yaml"
     data = {"data_path": str(records), "dataset_additional_keys": ["coca_record"]}
 
