@@ -119,11 +119,11 @@ def read_own(place: str, columns: Mapping[str, str]) -> list[Record]:
     Raises DataError with file, row and column.
     """
     path, on_hub = Path(place), is_hub_id(place)
-    plain = path.suffix != ".gz" and file_format(path) in (None, ".jsonl", ".ndjson")
+    plain = path.suffix != ".gz" and file_format(path) in (None, ".jsonl")
     if plain and not columns and not on_hub:
         return list(read_records(path))
     source = rows_by_column(columns, place.partition(":")[0] if on_hub else path.stem)
-    rows = hub_rows(hub_dataset(place), source.columns, streaming=False) if on_hub else source.rows([path])
+    rows = hub_rows(hub_dataset(place), source.columns) if on_hub else source.rows([path])
     found: dict[str, str] = {}
     records = []
     for row in rows:

@@ -64,18 +64,14 @@ def test_columns_of_every_format(tmp_path, name):
         (pa.dictionary(pa.int8(), pa.float32()), 0.3, "0.3"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_a_number_is_the_shortest_decimal_of_its_column(tmp_path, suffix, kind, value, answer):
+def test_a_number_is_the_shortest_decimal_of_its_column(tmp_path, kind, value, answer):
     category = pa.types.is_dictionary(kind)  # as pandas writes it
-    values = [np.float16(value) if kind == pa.float16() else value] * 2
-    array = pa.array(values, kind.value_type).dictionary_encode() if category else pa.array(values, kind)
-    table, path = pa.table({"problem": ["1", "2"], "solution": array}), tmp_path / f"own{suffix}"
-    if suffix == ".parquet":
-        pq.write_table(table, path)
-    else:
-        with pa.ipc.new_stream(str(path), table.schema) as writer:
-            writer.write_table(table)
-    assert [record.answer for record in read(str(path), COLUMNS)] == [answer, answer]
+    values = [np.float16(value) if kind == pa.float16() else value, value]
+    array = (
+        pa.array(values[1:] * 2, kind.value_type).dictionary_encode() if category else pa.array(values[:1] * 2, kind)
+    )
+    pq.write_table(pa.table({"problem": ["1", "2"], "solution": array}), tmp_path / "own.parquet")
+    assert [record.answer for record in read(str(tmp_path / "own.parquet"), COLUMNS)] == [answer, answer]
 
 
 @pytest.mark.parametrize("name", ["chat.jsonl", "chat.parquet"])
@@ -136,7 +132,7 @@ def test_a_data_set_of_the_hub(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
     records = read("org/sums:easy:test", COLUMNS)
     assert [(r.dataset, r.answer) for r in records] == [("org/sums", "2"), ("org/sums", "4.1")]
-    assert asked[0] == ("org/sums", "easy", {"split": "test", "streaming": False})
+    assert asked[0] == ("org/sums", "easy", {"split": "test"})
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(CocaError, match="pip install"):
         read("org/sums", COLUMNS)

@@ -39,7 +39,7 @@ def hostile(request, tmp_path):
 
 
 def prepare(path, *options):
-    arguments = ["data", "prepare", "records", "--input", path, "--output", path.parent / "out", "--no-duplicates"]
+    arguments = ["data", "prepare", "records", "--input", path, "--output", path.parent / "out"]
     return main([*map(str, arguments), "--gold", "off", *options])
 
 

@@ -8,7 +8,7 @@ import pytest
 from coca_mindspeed.data.records import Record, RecordError, read_records, write_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.math.grader import MathGrader
-from coca_mindspeed.grading.registry import AutoGrader, check_records
+from coca_mindspeed.grading.registry import AutoGrader, check_records, label_checker
 from tests.shared_data import shared_data
 
 TESTS = {"kind": "asserts", "code": "assert f(1) == 1"}
@@ -57,6 +57,28 @@ def test_what_no_answer_can_be_graded_by_is_refused_with_file_and_line(tmp_path,
     write_records(path, [*good, bad])
     with pytest.raises(DataError, match=r"train\.jsonl:4: .*'bad'"):
         check_records(grader, {"data.evaluate": good, path: list(read_records(path))})
+
+
+@pytest.mark.parametrize(
+    ("checked", "named"),
+    [
+        (record("", "code", metadata={"tests": {"kind": "stdio", "cases": [{"input": "", "output": ""}]}}), None),
+        (record("", "code", metadata={"tests": {"kind": "stdio", "cases": []}}), "tests['cases']"),
+        (record("", "code"), "metadata['tests']"),
+        (record("", "code", metadata={"tests": {"kind": "pytest"}}), "'pytest'"),
+        (record("", "factual", metadata={"aliases": ["x"]}), "empty"),
+        (record("Mars", "factual"), None),
+        (record("x", "poetry"), "'poetry'"),
+        (record("x", metadata={"grader": "maths"}), "'math'"),
+        (record(" ", metadata={"grader": "exact"}), "gold answer is empty"),
+        (record("\\text{", metadata={"grader": "exact"}), None),  # it need not be mathematics
+        (record("\\text{"), "mathematics"),
+    ],
+)
+def test_preparation_drops_what_no_answer_can_be_graded_by(checked, named):
+    check = label_checker(lambda golds: ["no mathematics"] * len(golds))
+    [problem] = check([checked])
+    assert (problem == "") if named is None else (named in problem)
 
 
 @pytest.mark.published

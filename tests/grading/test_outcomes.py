@@ -3,10 +3,9 @@
 import pytest
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.factual import FactualGrader
 from coca_mindspeed.grading.math.grader import MathGrader
-from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.grading.verdict import ExactGrader, Outcome
 from coca_mindspeed.grading.workers import Failure, TaskResult
 from coca_sandbox.sandbox import Sandbox
 

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
-from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.grading.verdict import ExactGrader
 from coca_mindspeed.mindspeed.stages import dataset
 from coca_mindspeed.mindspeed.stages.dataset import RECORD, RecordPrompts
 from coca_mindspeed.mindspeed.stages.reward_worker import MindSpeedVerifier, build_verifier
