@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,12 @@ from coca_mindspeed.data.prepare import (
     by_length,
     prepare,
 )
+from coca_mindspeed.data.records import read_records
 from coca_mindspeed.data.registry import (
     SOURCES,
     DataSource,
     hub_dataset,
-    read_evaluation_sets,
     rows_by_column,
-    source_named,
 )
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.grading.math.grader import MathGrader
@@ -42,7 +42,7 @@ SYSTEM_PROMPTS = {
     "confidence-twice": CONFIDENCE_TWICE_PROMPT,
 }
 
-_DESCRIBED = ("difficulty", "prompt", "columns", "decontaminate", "max_tokens")  # in report.json
+_DESCRIBED = ("difficulty", "prompt", "columns", "max_tokens")  # in report.json
 _DESCRIPTION = """\
 Convert published files into records (docs/data.md): train.jsonl (test.jsonl for a benchmark), validation.jsonl,
 findings.jsonl (one line for every dropped row) and report.json. Benchmarks are kept whole and in order; only training
@@ -122,8 +122,9 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
         "--decontaminate",
         action="append",
         default=[],
-        metavar="[DATASET=]PATH",
-        help="drop questions that share 13 words with this evaluation set or these records; repeatable",
+        type=Path,
+        metavar="FILE",
+        help="drop questions that share 13 words with one of these records (a prepared benchmark); repeatable",
     )
     filters(
         "--gold",
@@ -170,25 +171,26 @@ def _check_usage(arguments: argparse.Namespace) -> None:
 
 def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> Preparation:
     """Return the settings of the command line; raises DataError if a file cannot be used."""
-    source = source_named(arguments.dataset)
+    source = SOURCES[arguments.dataset]
     if arguments.columns:
         source = rows_by_column(arguments.columns)
     inputs = arguments.input if arguments.hub is None else _hub_dataset(source, arguments.hub)
     if not isinstance(inputs, HubDataset):
         data_files(inputs)  # before tokenizers are loaded and evaluation sets read
-    against = arguments.decontaminate
+    evaluation = chain.from_iterable(map(read_records, arguments.decontaminate))
     return Preparation(
         source=source,
         inputs=inputs,
         skip_bad=arguments.skip_bad,
         filters=_filters(arguments),
-        evaluation=EvaluationIndex(read_evaluation_sets(against)) if against else None,
+        evaluation=EvaluationIndex(evaluation) if arguments.decontaminate else None,
         gold=arguments.gold or ("drop" if source.role == "training" else "report"),
         check_labels=check_labels,
         validation=arguments.validation,
         seed=arguments.seed,
         described={
             **{name: getattr(arguments, name) for name in _DESCRIBED},
+            "decontaminate": list(map(str, arguments.decontaminate)),
             "tokenizer": None if arguments.tokenizer is None else str(arguments.tokenizer),
         },
     )

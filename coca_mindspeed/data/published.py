@@ -4,7 +4,6 @@ A converter takes a row and its number from 0 over all files, and returns the re
 row that is not in the published form, and :class:`Ungradable`.
 """
 
-import ast
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -83,14 +82,6 @@ def _optional(row: Mapping[str, Any], **columns: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if isinstance(value, (str, int, float, list, dict))}
 
 
-def _literal(value: str, name: str, expected: str) -> Any:
-    """Parse a Python literal in a string; raises RowError if it is not one, or too large or deep."""
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise RowError(f"column {name!r} should be {expected}, found {_describe(value)}") from error
-
-
 def _describe(value: Any) -> str:
     """Return the value's type and beginning, for messages."""
     return "null" if value is None else f"{type(value).__name__} {value!r:.60}"
@@ -147,8 +138,7 @@ def _solve_rate(value: Any) -> dict[str, float]:
 
 
 # The solutions, most of the data, are not needed.
-_TESTS = ("question", "starter_code", "input_output", "time_limit")
-TACO_COLUMNS = frozenset((*_TESTS, "difficulty", "name", "source", "tags", "skill_types", "url"))
+TACO_COLUMNS = frozenset({"question", "starter_code", "input_output", "time_limit", "difficulty", "source"})
 _LEVELS = ("EASY", "MEDIUM", "MEDIUM_HARD", "HARD", "VERY_HARD")
 _SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:s|sec|secs|second|seconds)?\s*", re.IGNORECASE)
 
@@ -170,8 +160,7 @@ def taco(row: Mapping[str, Any], number: int) -> Record:
         "tests": tests,
         "instruction": _instruction(starter, tests.get("entry_point")),
         "grader": "code",
-        **_optional(row, source="source", name="name", url="url"),
-        **{key: names for key in ("tags", "skill_types") if (names := _names(row.get(key), key))},
+        **_optional(row, source="source"),
     }
     level = row.get("difficulty")
     if level in _LEVELS:
@@ -184,14 +173,6 @@ def taco(row: Mapping[str, Any], number: int) -> Record:
             raise RowError(f"column 'time_limit' should be seconds like '2.0 seconds', found {_describe(limit)}")
         metadata["time_limit"] = float(match[1])
     return Record(f"taco-{number}", "taco", "code", _text(row, "question"), "", None, metadata)
-
-
-def _names(value: Any, name: str) -> list[str]:
-    """Read a list of names; TACO writes lists as Python literals in strings."""
-    names = _literal(value, name, "a list") if isinstance(value, str) and value else value or []
-    if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
-        raise RowError(f"column {name!r} should be a list of strings, found {_describe(value)}")
-    return names
 
 
 def _tests(value: Any) -> dict[str, Any]:
@@ -341,16 +322,9 @@ def humaneval(row: Mapping[str, Any], number: int) -> Record:
 
 
 def simpleqa(row: Mapping[str, Any], number: int) -> Record:
-    """Convert ``metadata`` (a Python dictionary as text), ``problem``, ``answer``."""
-    metadata: dict[str, Any] = {"instruction": SHORT_ANSWER, "grader": "simpleqa"}
-    if details := row.get("metadata"):
-        parsed = _literal(details, "metadata", "a dictionary") if isinstance(details, str) else details
-        if not isinstance(parsed, dict):
-            raise RowError(f"column 'metadata' should be a dictionary, found {_describe(details)}")
-        metadata |= _optional(parsed, source="topic", answer_type="answer_type")
-    return Record(
-        f"simpleqa-{number}", "simpleqa", "factual", _text(row, "problem"), _scalar_text(row, "answer"), None, metadata
-    )
+    """Convert ``problem``, ``answer``."""
+    answer, metadata = _scalar_text(row, "answer"), {"instruction": SHORT_ANSWER, "grader": "simpleqa"}
+    return Record(f"simpleqa-{number}", "simpleqa", "factual", _text(row, "problem"), answer, None, metadata)
 
 
 def triviaqa(row: Mapping[str, Any], number: int) -> Record:

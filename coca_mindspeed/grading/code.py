@@ -38,10 +38,7 @@ _DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTIL
 _WORD = re.compile(r"\w+")
 # Before a fence: indentation, and the marks of quotes and list items.
 _CONTAINER = re.compile(r"(?:[ \t]*(?:>|(?:[-+*]|[0-9]{1,9}[.)])[ \t])){0,9}[ \t]*")
-_BLANK = r"(?:[ \t\r]*(?:#[^\n]*)?\n)*"  # lines without code
-_DOCSTRING = r"""[rR]?(?:"{3}[^"]*(?:"(?!"")[^"]*)*"{3}|'{3}[^']*(?:'(?!'')[^']*)*'{3}|"[^"\n]*"|'[^'\n]*')"""
-_FUTURE = r"from[ \t]+__future__[ \t]+import\b(?:[ \t]*\([^()]*\)[ \t\r]*|[^\n#;()\\]*)(?:#[^\n]*)?\n"
-_FUTURE_IMPORTS = re.compile(rf"({_BLANK}(?:{_DOCSTRING}[ \t\r]*\n{_BLANK})?)((?:{_FUTURE}{_BLANK})+)")
+_FUTURE_IMPORT = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+\w[^\n]*\n", re.MULTILINE)
 
 Job = dict[str, Any]
 
@@ -277,9 +274,7 @@ def _with_prompt(prompt: str, program: str, entry_point: str | None) -> str:
     name = re.escape(entry_point) if entry_point else r"\w+"
     if re.search(rf"^(?:async\s+)?def\s+{name}\b|^{name}\s*=|^class\s", program, re.MULTILINE):
         # A whole function: it replaces the prompt's unfinished one. Imports from __future__ stand before all others.
-        future = _FUTURE_IMPORTS.match(program)
-        before, imports, rest = ("", "", program) if future is None else (*future.groups(), program[future.end() :])
-        return f"{imports}{prompt}\n    pass\n\n{before}{rest}"
+        return f"{''.join(_FUTURE_IMPORT.findall(program))}{prompt}\n    pass\n\n{_FUTURE_IMPORT.sub('', program)}"
     body = textwrap.dedent(program)
     body = program if body.startswith((" ", "\t")) else textwrap.indent(body, "    ")
     return prompt + ("" if prompt.endswith("\n") else "\n") + body

@@ -72,12 +72,11 @@ EVERY_FATE = [
 def test_every_dropped_row_is_listed_with_its_reason(tmp_path, capsys):
     qwen_like().save_pretrained(tmp_path / "tokenizer")
     file = str(write_jsonl(tmp_path / "big.jsonl", EVERY_FATE))
-    gsm8k = write_jsonl(tmp_path / "test.jsonl", [{"question": f"If {FOX}, why?", "answer": "#### 1"}])
-    own = "once upon a time and a very good time it was there"
-    write_records(tmp_path / "own.jsonl", [Record("o", "own", "math", own, "1")])
+    for name, text in (("gsm8k", f"If {FOX}, why?"), ("own", "once upon a time and a very good time it was there")):
+        write_records(tmp_path / f"{name}.jsonl", [Record("o", name, "math", text, "1")])
     command = ["data", "prepare", "big_math", "--input", file, "--output", tmp_path / "out", "--skip-bad", 1]
     command += ["--difficulty", 0.1, 0.9, "--tokenizer", tmp_path / "tokenizer", "--max-tokens", 500, "--seed", 3]
-    command += ["--decontaminate", f"gsm8k={gsm8k}", "--decontaminate", tmp_path / "own.jsonl"]
+    command += ["--decontaminate", tmp_path / "gsm8k.jsonl", "--decontaminate", tmp_path / "own.jsonl"]
     assert main([str(word) for word in command]) == 0
     found = {f["row"]: f for f in findings(tmp_path / "out")}
     assert {f["file"] for f in found.values()} == {file}
@@ -91,7 +90,7 @@ def test_every_dropped_row_is_listed_with_its_reason(tmp_path, capsys):
         10: ("contamination", "own"),
     }
     assert found[5]["stage"] == "gold"
-    assert found[4]["detail"] == f"gsm8k-0: {FOX}"
+    assert found[4]["detail"] == f"o: {FOX}"
     assert found[9]["detail"] == "column 'answer' is missing; the row has 'problem', 'source', 'llama8b_solve_rate'"
     assert found[6]["detail"] == found[7]["detail"] == f"of {file}:1"
     assert {record.id for record in read_records(tmp_path / "out" / "train.jsonl")} == {"big_math-0", "big_math-7"}
