@@ -136,38 +136,6 @@ def test_squares_of_sums_of_roots(radicands, whole, digits):
     assert equal_scalars(square, rf"{expanded}+10^{{-{digits}}}") is False
 
 
-integers = st.integers(min_value=-(10**6), max_value=10**6)
-units = st.sampled_from([r"\text{ cm}", r"\text{ square units}", " apples", r"\ \text{dollars}", r"\,\mathrm{kg}"])
-CLOTHES = [
-    lambda text: f" {text} ",
-    lambda text: rf"\,{text}\,",
-    lambda text: rf"\!{text}",
-    lambda text: f"${text}$",
-    lambda text: rf"\({text}\)",
-    lambda text: f"{text}.",
-    lambda text: rf"\displaystyle {text}",
-    lambda text: rf"\boxed{{{text}}}",
-    lambda text: f"**{text}**",
-]
-clothes = st.sampled_from(CLOTHES)
-NUMBER_CLOTHES = [
-    lambda text: f"={text}",
-    lambda text: rf"\approx {text}",
-    lambda text: rf"\text{{about }} {text}",
-    lambda text: f"x = {text}",
-]
-
-
-@settings(max_examples=80, deadline=None)
-@given(integers, integers, clothes, st.sampled_from(NUMBER_CLOTHES), units)
-def test_integers(a, b, dress, number_dress, unit):
-    same = [dress(str(a)), number_dress(str(a)), f"{a}{unit}", f"{a:,}", f"{a}.0"]
-    assert [answer for answer in same if outcome(str(a), answer) is not Outcome.RIGHT] == []
-    if a != b:
-        assert [answer for answer in (dress(str(b)), number_dress(str(b)), f"{b}{unit}", f"{a}, {b}", f"{a}:{b}",
-                f"{a} or {b}", rf"\{{{a},{b}\}}") if outcome(str(a), answer) is Outcome.RIGHT] == []  # fmt: skip
-
-
 UNITS = read_table("units.tsv")
 
 
