@@ -48,10 +48,9 @@ class DataSource:
         try:
             return self.convert(row.values, number)
         except MissingColumnError as error:
-            if error.row is not row.values:  # an object within the row
-                raise
             hint = f"; {NAMED_COLUMNS}" if self.name == "records" else ""
-            raise MissingColumnError(error.wanted, row.values, row.columns or row.values, hint) from None
+            names = ", ".join(map(repr, row.columns or row.values)) or "none"
+            raise RowError(f"{error}; the row has {names}{hint}") from None
 
 
 def _own_record(columns: Mapping[str, str], dataset: str, row: Mapping[str, Any], number: int) -> Record:
