@@ -36,8 +36,8 @@ _PYTHON = {"python", "python3", "py", "py3"}
 _LANGUAGE = re.compile(r"[\w+#.-]*")
 _DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 _WORD = re.compile(r"\w+")
-# Before a fence: indentation, and the marks of quotes and list items.
-_CONTAINER = re.compile(r"(?:[ \t]*(?:>|(?:[-+*]|[0-9]{1,9}[.)])[ \t])){0,9}[ \t]*")
+# Before a fence: indentation, and the marks of list items.
+_CONTAINER = re.compile(r"(?:[ \t]*(?:[-+*]|[0-9]{1,9}[.)])[ \t]){0,9}[ \t]*")
 _FUTURE_IMPORT = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+\w[^\n]*\n", re.MULTILINE)
 
 Job = dict[str, Any]
@@ -164,13 +164,12 @@ def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
 def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
     """Language and content of each block; the last closing fence may be missing.
 
-    As in CommonMark, a block loses the marks of the quotes and the indentation of the list items that it stands in.
+    As in CommonMark, a block loses the indentation of the list items that it stands in.
     """
     fence = language = prefix = ""
     lines: list[str] = []
     for line in answer.split("\n"):
         if fence:
-            line = _without_quotes(line, prefix)
             text = line.strip(" \t\r")
         else:
             text = _CONTAINER.sub("", line, count=1)
@@ -189,17 +188,10 @@ def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
         yield language, _unindented(lines, prefix).removesuffix("\n")
 
 
-def _without_quotes(line: str, prefix: str) -> str:
-    """A line without the quotes' marks, as many as ``prefix`` has."""
-    return re.sub(rf"(?:[ \t]*> ?){{0,{prefix.count('>')}}}", "", line, count=1)
-
-
 def _unindented(lines: Sequence[str], prefix: str) -> str:
     """Lines without the indentation of their fence; where the first has less, each loses that of the first."""
-    _, quote, rest = prefix.rpartition(">")
-    margin = len(rest.removeprefix(" " if quote else "").expandtabs(4))
     pairs = [(line[: len(line) - len(text)].expandtabs(4), text) for line in lines for text in [line.lstrip(" \t")]]
-    margin = min(margin, next((len(spaces) for spaces, text in pairs if text.strip()), 0))
+    margin = min(len(prefix.expandtabs(4)), next((len(spaces) for spaces, text in pairs if text.strip()), 0))
     return "".join(spaces[margin:] + text for spaces, text in pairs) if margin else "".join(lines)
 
 

@@ -118,9 +118,7 @@ class TalliedGrader:
 class ExactGrader(TalliedGrader):
     """Right if and only if answer and gold answer are equal after ``strip()`` (synthetic arithmetic)."""
 
-    @staticmethod
-    def check(records: Sequence[Record]) -> None:
-        refuse_empty(records)
+    check = staticmethod(refuse_empty)
 
     def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         return [
