@@ -69,73 +69,20 @@ CHECK = "def check(candidate):\n    assert abs(poly([1, 2], candidate([1, 2]))) 
 SUMS = [{"input": "1 2\n", "output": "3\n"}, {"input": "10 20", "output": "30"}]
 PAIRS = [{"arguments": [1, "x"], "expected": [1, ["x"]]}, {"arguments": [1, None], "expected": [1, [None]]}]
 ADD = {"kind": "asserts", "code": "assert add(1, 2) == 3", "entry_point": "add"}
-ECHO = {"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2}
 ADDS = "def add(a, b):\n    return a + b"
-# Tests, right answers, wrong ones.
 FORMS = {
-    "HumanEval with a prompt": (
-        asserts(CHECK, "find_zero", prompt=PROMPT),
-        ["    return -xs[0] / xs[1]", "```python\ndef find_zero(xs):\n    return -xs[0] / xs[1]\n```"],
-        [
-            "    return 0",
-            # A program may not redefine the helpers of the tests, Python's or the prompt's.
-            "```python\ndef poly(xs, x): return 0\ndef find_zero(xs): return 1\n```",
-            "```python\ndef abs(x): return 0\ndef find_zero(xs): return 1\n```",
-            "```python\ndef check(f): pass\ndef find_zero(xs): return 1\n```",
-            "```python\nimport math\nmath.fabs = abs = lambda x: 0\ndef find_zero(xs): return 1\n```",
-        ],
-    ),
-    "standard input and output": (
-        record({"kind": "stdio", "cases": SUMS}),
-        [
-            "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}\\n\\n')",
-            "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()",
-            "a, b = map(int, input().split())\nprint(a + b, end='')\nexit(0)",
-        ],
-        [
-            "print(3)",
-            "a, b = map(int, input().split())\nprint(a + b)\nexit(1)",
-            "while True: print('x' * 100000)",
-            "import os\nos.close(1)",
-            "",
-        ],
-    ),
-    "a call": (
-        record({"kind": "call", "entry_point": "pair", "cases": PAIRS}),
-        [
-            "def pair(a: int, b: Union[str, None]) -> List[Any]: return (a, [b])",
-            "class Solution:\n    def pair(self, a, b): return [a, [b]]",
-        ],
-        [
-            "def pair(a, b): return [a, b]",
-            "def pair(a, b): raise KeyError(a)",
-            "pair = 3",
-            "x = 1",
-            "def pair(a, b): return [True, [b]]",
-        ],
-    ),
-    "a function that exhausts something": (
-        record(ADD),
-        [ADDS],
-        [
-            "import no_such_module",
-            "def add(a, b):\n    return [0] * 10**10",
-            "def add(a, b):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)",
-            "x" * 300_000,
-        ],
-    ),
-    "a script that does not run twice": (
-        record(ECHO),
-        ["print(input())"],
-        ["import os\nos.unlink(__file__)\nprint(input())", "print(input()"],
-    ),
+    "find_zero": asserts(CHECK, "find_zero", prompt=PROMPT),
+    "sums": record({"kind": "stdio", "cases": SUMS}),
+    "pairs": record({"kind": "call", "entry_point": "pair", "cases": PAIRS}),
+    "add": record(ADD),
+    "echo": record({"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2}),
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_forms(grader, form):
-    tested, right, wrong = FORMS[form]
-    check_programs(grader, [(tested, a, "right") for a in right] + [(tested, a, "wrong") for a in wrong])
+def test_the_table_of_forms(grader):
+    """No program may redefine the helpers of the tests, Python's or the prompt's."""
+    cases = [(FORMS[tests], program, outcome) for _, outcome, tests, program in read_programs("program_forms.txt")]
+    check_programs(grader, [*cases, (FORMS["add"], "x" * 300_000, "wrong")])
 
 
 def test_a_fault_of_the_tests_is_ungradable(grader):
