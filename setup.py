@@ -25,7 +25,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=[
-        *find_packages(include=["coca_mindspeed", "coca_mindspeed.*", "coca_router"]),
+        *find_packages(include=["coca_mindspeed", "coca_mindspeed.*", "coca_router", "coca_sandbox*"]),
         "coca_mindspeed._configs",
         "coca_mindspeed._patches",
     ],
@@ -33,6 +33,7 @@ setup(
     package_data={
         "coca_mindspeed": ["py.typed", "**/*.json"],
         "coca_router": ["py.typed"],
+        "coca_sandbox": ["py.typed"],
         "coca_mindspeed._configs": ["**/*.yaml"],
         "coca_mindspeed._patches": ["*.yaml", "*.patch"],
     },

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code import CodeGrader
 from coca_mindspeed.utils.json_files import write_json
 
 

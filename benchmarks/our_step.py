@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.grading.verdict import ExactGrader, Grader
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.schedule import generator, records_of_step

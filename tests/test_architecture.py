@@ -13,6 +13,7 @@ import pytest
 
 import coca_mindspeed
 import coca_router.cli
+import coca_sandbox
 from coca_mindspeed.cli import COMMANDS
 from coca_mindspeed.upstream.manifest import load_manifests
 
@@ -114,6 +115,12 @@ def test_nothing_imports_the_router_and_what_it_imports():
         ("local", "policy"),
         ("local", "sampler"),
     }
+
+
+def test_the_sandbox_imports_only_itself_and_the_standard_library():
+    allowed = {"coca_sandbox", *sys.stdlib_module_names}
+    for path in Path(coca_sandbox.__file__).parent.rglob("*.py"):
+        assert {name.split(".")[0] for name in imports(path)} <= allowed, path
 
 
 def test_algorithm_imports_only_torch_and_numpy():
@@ -218,5 +225,6 @@ def test_check_of_a_cluster_run_does_not_import_torch():
 
 
 def test_every_package_has_a_docstring():
-    for init in sorted({path.parent / "__init__.py" for path in PACKAGE.rglob("*.py")} | {Path(coca_router.__file__)}):
+    others = {Path(package.__file__) for package in (coca_router, coca_sandbox)}
+    for init in sorted({path.parent / "__init__.py" for path in PACKAGE.rglob("*.py")} | others):
         assert ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))), init

@@ -14,7 +14,8 @@ import yaml
 from coca_mindspeed import __version__
 
 ROOT = Path(__file__).parents[1]
-_SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "coca_mindspeed", "coca_router", "configs", "patches")
+_PACKAGES = ("coca_mindspeed", "coca_router", "coca_sandbox")
+_SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "configs", "patches", *_PACKAGES)
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +54,7 @@ def installed(tmp_path_factory):
             "installed",
         ),
         (("python", "-c", "from coca_mindspeed.upstream import manifest as m; print(m.__file__)"), "installed"),
+        (("python", "-c", "from coca_sandbox.inside import harness as h; print(h.__file__)"), "installed"),
         (("python", "-c", "from coca_mindspeed.upstream import manifest as m; print(len(m.load_manifests()))"), "2"),
     ],
 )

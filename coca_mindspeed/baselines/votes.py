@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 from coca_mindspeed.baselines.predictors import TargetModel
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.grading.code.extraction import MAX_ANSWER_CHARACTERS, build_job, extract_program, wanted_names
-from coca_mindspeed.grading.code.grader import CodeGrader
-from coca_mindspeed.grading.code.inside.names import undefined
+from coca_mindspeed.grading.code import MAX_ANSWER_CHARACTERS, CodeGrader, build_job, extract_program, wanted_names
 from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import Equivalence, MeasuredGrader
 from coca_mindspeed.local.respond import respond_and_grade
+from coca_sandbox.inside.names import undefined
 
 Pairs = Sequence[tuple[str, str]]
 # A judge compares with a gold answer; two answers to such a question are compared as facts.

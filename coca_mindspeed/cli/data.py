@@ -1,37 +1,39 @@
 """``coca-mindspeed data``: prepare data sets, and export them for other frameworks."""
 
 import argparse
+from collections.abc import Mapping
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
-from coca_mindspeed.cli.options import at_least, columns, number, place, subcommand
+from coca_mindspeed.cli.options import at_least, columns, number, place, subcommand, within
 from coca_mindspeed.data.export import FRAMEWORKS, export_records
-from coca_mindspeed.data.filters import (
-    SHORTEST,
+from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
+from coca_mindspeed.data.prepare import (
+    STAGES,
     EvaluationIndex,
     Filter,
     LabelChecker,
+    Preparation,
     by_difficulty,
     by_length,
     by_source,
-    prompt_counter,
+    prepare,
 )
-from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
-from coca_mindspeed.data.prepare import STAGES, Preparation, PreparationReport, prepare
+from coca_mindspeed.data.records import read_records
 from coca_mindspeed.data.registry import (
     SOURCES,
     DataSource,
     hub_dataset,
-    read_evaluation_sets,
     rows_by_column,
-    source_named,
 )
 from coca_mindspeed.errors import UsageError
-from coca_mindspeed.grading.labels import label_checker
 from coca_mindspeed.grading.math.grader import MathGrader
+from coca_mindspeed.grading.registry import label_checker
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.directories import check_output_path
 
@@ -41,15 +43,11 @@ SYSTEM_PROMPTS = {
     "confidence-twice": CONFIDENCE_TWICE_PROMPT,
 }
 
-# Options that report.json repeats.
-_DESCRIBED = (
-    *("difficulty", "keep_unknown_difficulty", "source", "exclude_source", "prompt", "columns", "decontaminate"),
-    "ngram",
-)
+_DESCRIBED = ("source", "exclude_source", "difficulty", "prompt", "columns", "max_tokens")  # in report.json
 _DESCRIPTION = """\
 Convert published files into records (docs/data.md): train.jsonl (test.jsonl for a benchmark), validation.jsonl,
 findings.jsonl (one line for every dropped row) and report.json. Benchmarks are kept whole and in order; only training
-sets are cleaned and shuffled by default.
+sets are deduplicated and shuffled.
 """
 
 
@@ -69,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         target.set_defaults(run_action=_export)
 
 
-def _add_prompt(parser: argparse._ActionsContainer, meaning: str) -> None:
+def _add_prompt(parser: argparse.ArgumentParser, meaning: str) -> None:
     parser.add_argument("--prompt", choices=sorted(SYSTEM_PROMPTS), default="confidence-first", help=meaning)
 
 
@@ -110,51 +108,40 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     skipped = "skip up to N malformed rows, and list them (default: 0)"
     option("--skip-bad", type=at_least(0), default=0, metavar="N", help=skipped)
 
-    filters = parser.add_argument_group("filters")
-    filtering = filters.add_argument
-    filtering(
+    filters = parser.add_argument_group("filters").add_argument
+    filters("--source", nargs="+", default=[], metavar="NAME", help="keep only these sources")
+    filters("--exclude-source", nargs="+", default=[], metavar="NAME", help="drop these sources")
+    filters(
         "--difficulty",
-        type=number("a number from 0 to 1", lambda value: 0 <= value <= 1),
+        type=within(0.0, 1.0),
         nargs=2,
         metavar=("LOW", "HIGH"),
         help="keep this range of difficulties, 0 is easiest; for Big-Math, 1 minus the solve rate",
     )
-    filtering("--keep-unknown-difficulty", action="store_true", help="also keep rows of unknown difficulty")
-    filtering("--source", nargs="+", default=[], metavar="NAME", help="keep only these sources")
-    filtering("--exclude-source", nargs="+", default=[], metavar="NAME", help="drop these sources")
-    filtering("--tokenizer", type=Path, metavar="DIRECTORY", help="tokenizer that counts prompt tokens")
-    filtering("--max-tokens", type=at_least(1), metavar="N", help="longest prompt, chat template included")
-    _add_prompt(filters, "system prompt that is counted (default: %(default)s)")
-
-    cleaning = parser.add_argument_group("cleaning").add_argument
-    cleaning(
+    filters("--tokenizer", type=Path, metavar="DIRECTORY", help="tokenizer that counts prompt tokens")
+    filters("--max-tokens", type=at_least(1), metavar="N", help="longest prompt, chat template included")
+    _add_prompt(parser, "system prompt that is counted (default: %(default)s)")
+    filters(
         "--decontaminate",
         action="append",
         default=[],
-        metavar="[DATASET=]PATH",
-        help="drop questions that share a passage with this evaluation set or these records; repeatable",
+        type=Path,
+        metavar="FILE",
+        help="drop questions that share 13 words with one of these records (a prepared benchmark); repeatable",
     )
-    cleaning(
-        "--ngram", type=at_least(SHORTEST), default=13, metavar="N", help="length of a passage in words (default: 13)"
-    )
-    cleaning(
+    filters(
         "--gold",
         choices=("drop", "report", "off"),
         help="treatment of gold answers that cannot be graded (default: drop; benchmarks: report)",
     )
-    repeated = "drop repeated questions (default: of training sets)"
-    cleaning("--duplicates", action=argparse.BooleanOptionalAction, help=repeated)
-
-    order = parser.add_argument_group("order").add_argument
-    order(
+    option(
         "--validation",
         type=number("a number from 0 to below 1", lambda value: 0 <= value < 1),
         default=0.0,
         metavar="SHARE",
         help="share for validation.jsonl (default: 0, none)",
     )
-    order("--shuffle", action=argparse.BooleanOptionalAction, help="default: training sets only")
-    order("--seed", type=at_least(0), default=0, help="decides order and split (default: 0)")
+    option("--seed", type=at_least(0), default=0, help="decides order and split (default: 0)")
     parser.set_defaults(run_action=_prepare)
 
 
@@ -187,34 +174,27 @@ def _check_usage(arguments: argparse.Namespace) -> None:
 
 def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> Preparation:
     """Return the settings of the command line; raises DataError if a file cannot be used."""
-    source = source_named(arguments.dataset)
-    training = source.role == "training"
-
-    def default(value: bool | None) -> bool:
-        return training if value is None else value
-
+    source = SOURCES[arguments.dataset]
     if arguments.columns:
         source = rows_by_column(arguments.columns)
     inputs = arguments.input if arguments.hub is None else _hub_dataset(source, arguments.hub)
     if not isinstance(inputs, HubDataset):
         data_files(inputs)  # before tokenizers are loaded and evaluation sets read
-    against = arguments.decontaminate
+    evaluation = chain.from_iterable(map(read_records, arguments.decontaminate))
     return Preparation(
         source=source,
         inputs=inputs,
         skip_bad=arguments.skip_bad,
         filters=_filters(arguments),
-        evaluation=EvaluationIndex(read_evaluation_sets(against), arguments.ngram) if against else None,
-        gold=arguments.gold or ("drop" if training else "report"),
+        evaluation=EvaluationIndex(evaluation) if arguments.decontaminate else None,
+        gold=arguments.gold or ("drop" if source.role == "training" else "report"),
         check_labels=check_labels,
-        drop_duplicates=default(arguments.duplicates),
         validation=arguments.validation,
-        shuffle=default(arguments.shuffle),
         seed=arguments.seed,
         described={
             **{name: getattr(arguments, name) for name in _DESCRIBED},
+            "decontaminate": list(map(str, arguments.decontaminate)),
             "tokenizer": None if arguments.tokenizer is None else str(arguments.tokenizer),
-            "max_tokens": arguments.max_tokens,
         },
     )
 
@@ -224,10 +204,10 @@ def _filters(arguments: argparse.Namespace) -> dict[str, Filter]:
     if arguments.source or arguments.exclude_source:
         filters["source"] = by_source(frozenset(arguments.source), frozenset(arguments.exclude_source))
     if arguments.difficulty is not None:
-        filters["difficulty"] = by_difficulty(*arguments.difficulty, keep_unknown=arguments.keep_unknown_difficulty)
+        filters["difficulty"] = by_difficulty(*arguments.difficulty)
     if arguments.tokenizer is not None:
-        count = prompt_counter(arguments.tokenizer, SYSTEM_PROMPTS[arguments.prompt])
-        filters["length"] = by_length(count, arguments.max_tokens)
+        prompt = SYSTEM_PROMPTS[arguments.prompt]
+        filters["length"] = by_length(arguments.tokenizer, prompt, arguments.max_tokens)
     return filters
 
 
@@ -239,11 +219,11 @@ def _hub_dataset(source: DataSource, named: str) -> HubDataset:
     return hub_dataset(named, source.hub.split if source.hub else "train")
 
 
-def _print(report: PreparationReport, output: Path) -> None:
-    print_text(f"{report.dataset}: {report.rows_in} rows in, {report.rows_out} rows out")
-    for done, stages in (("dropped", report.dropped), ("reported and kept", report.reported)):
+def _print(report: Mapping[str, Any], output: Path) -> None:
+    print_text(f"{report['dataset']}: {report['rows_in']} rows in, {report['rows_out']} rows out")
+    for done, stages in (("dropped", report["dropped"]), ("reported and kept", report["reported"])):
         for stage, reasons in stages.items():
             print_text(f"  {done}, {stage} ({STAGES[stage]}): {sum(reasons.values())}")
-    for name, written in report.outputs.items():
+    for name, written in report["outputs"].items():
         print_text(f"  {output / name}: {written['rows']} rows")
     print_text(f"  {output / 'report.json'}; {output / 'findings.jsonl'} has a line for each dropped row")

@@ -1,4 +1,4 @@
-"""Readers of rows: JSON arrays are read whole; Parquet, Arrow, JSON Lines, CSV, TSV and the hub are streamed."""
+"""Readers of rows: JSON arrays are read whole; Parquet, JSON Lines, CSV and the hub are streamed."""
 
 import csv
 import gzip
@@ -18,7 +18,7 @@ from coca_mindspeed.utils.text_formats import DEEPEST, JsonError, check_depth, l
 
 # TriviaQA's own files are one object whose first key holds the rows.
 _ARRAY = re.compile(r'\s*(?:\{\s*"(?:Data|data|rows|examples)"\s*:\s*)?\[')
-SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 _UNKNOWN_SUFFIX = f"unknown suffix; expected one of {', '.join(SUFFIXES)}, text formats also with .gz"
 _ROWS_PER_BATCH = 256  # TACO's rows reach megabytes
 
@@ -68,7 +68,7 @@ def file_format(path: Path) -> str | None:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     zipped = suffixes[-1:] == [".gz"]
     suffix = suffixes[-2:-1] if zipped else suffixes[-1:]
-    if not suffix or suffix[0] not in SUFFIXES or (zipped and suffix[0] in (".parquet", ".arrow")):
+    if not suffix or suffix[0] not in SUFFIXES or (zipped and suffix[0] == ".parquet"):
         return None
     return suffix[0]
 
@@ -76,20 +76,20 @@ def file_format(path: Path) -> str | None:
 def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[Row]:
     """Stream the rows of a file of :func:`data_files`.
 
-    ``columns`` restricts columnar files.  Their numbers become JSON's: see :func:`_as_json`.
+    ``columns`` restricts Parquet files.  Their numbers become JSON's: see :func:`_as_json`.
 
     Raises:
         DataError: the file cannot be read, or not any further.
     """
     form = file_format(path)
     try:
-        if form in (".parquet", ".arrow"):
-            yield from _columnar_rows(path, columns)
-        elif form in (".jsonl", ".ndjson"):
+        if form == ".parquet":
+            yield from _parquet_rows(path, columns)
+        elif form == ".jsonl":
             yield from _json_lines(path)
         elif form == ".json":
             yield from _json_rows(path)
-        elif form in (".csv", ".tsv"):
+        elif form == ".csv":
             yield from _csv_rows(path)
         else:
             raise DataError(f"{path}: {_UNKNOWN_SUFFIX}")
@@ -103,14 +103,17 @@ def _open_text(path: Path, newline: str | None = None) -> TextIO:
     return path.open(encoding="utf-8-sig", newline=newline)
 
 
-def _columnar_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
+def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
     require("pyarrow", purpose=str(path))
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     number = 0
     try:
-        for names, batch in _record_batches(path, columns):
-            convert = _as_json(batch.schema)
+        file = pq.ParquetFile(path)
+        names, convert = file.schema_arrow.names, _as_json(file.schema_arrow)
+        chosen = None if columns is None else [name for name in names if name in columns]
+        for batch in file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=chosen):
             for values in batch.to_pylist():
                 number += 1
                 yield Row(str(path), number, convert(values), columns=names)
@@ -118,65 +121,26 @@ def _columnar_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]
         raise DataError(f"{path}: cannot be read beyond row {number}: {error}") from error
 
 
-_Converter = Callable[[Any], Any]
-
-
-def _as_json(fields: Any) -> _Converter:
+def _as_json(schema: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Return the conversion of a row's numbers into those of JSON, by the types of its columns.
 
     A float16 or float32 becomes the number with its shortest decimal, 0.3 and not 0.30000001192092896; a decimal an
-    int or a float.  ``fields`` is a schema or the type of a struct.
+    int or a float.
     """
-    known = {field.name: convert for field in fields if (convert := _number_as_json(field.type)) is not None}
-    return lambda row: {name: known[name](value) if name in known else value for name, value in row.items()}
-
-
-def _number_as_json(kind: Any) -> _Converter | None:
-    """The conversion of a column's values; None if it holds no such numbers."""
     import pyarrow as pa
 
-    if pa.types.is_dictionary(kind):
-        return _number_as_json(kind.value_type)
-    if pa.types.is_float16(kind) or pa.types.is_float32(kind):
-        narrow = np.float16 if pa.types.is_float16(kind) else np.float32
-        return _unless_null(lambda value: float(str(narrow(value))))
-    if pa.types.is_decimal(kind):
-        return _unless_null(lambda value: int(value) if value == value.to_integral_value() else float(value))
-    if pa.types.is_struct(kind):
-        return _unless_null(_as_json(kind))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        convert = _number_as_json(kind.value_type)
-        return None if convert is None else _unless_null(lambda values: [convert(value) for value in values])
-    return None
-
-
-def _unless_null(convert: _Converter) -> _Converter:
-    return lambda value: None if value is None else convert(value)
-
-
-def _record_batches(path: Path, columns: Collection[str] | None) -> Iterator[tuple[Sequence[str], Any]]:
-    """Yield all column names, and batches of at most ``_ROWS_PER_BATCH`` rows of the columns that the file has."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if file_format(path) == ".parquet":
-        file = pq.ParquetFile(path)
-        names = file.schema_arrow.names
-        chosen = None if columns is None else [name for name in names if name in columns]
-        for batch in file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=chosen):
-            yield names, batch
-        return
-    with pa.memory_map(str(path)) as source:
-        try:
-            batches = iter(pa.ipc.open_stream(source))
-        except pa.ArrowInvalid:
-            whole = pa.ipc.open_file(source)
-            batches = (whole.get_batch(i) for i in range(whole.num_record_batches))
-        for batch in batches:
-            names = batch.schema.names
-            chosen = batch if columns is None else batch.select([name for name in names if name in columns])
-            for start in range(0, chosen.num_rows, _ROWS_PER_BATCH):
-                yield names, chosen.slice(start, _ROWS_PER_BATCH)
+    known: dict[str, Callable[[Any], float]] = {}
+    for column in schema:
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if pa.types.is_decimal(kind):
+            known[column.name] = lambda value: int(value) if value == value.to_integral_value() else float(value)
+        elif pa.types.is_float16(kind):
+            known[column.name] = lambda value: float(str(np.float16(value)))
+        elif pa.types.is_float32(kind):
+            known[column.name] = lambda value: float(str(np.float32(value)))
+    return lambda row: {
+        name: known[name](value) if name in known and value is not None else value for name, value in row.items()
+    }
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
@@ -226,11 +190,10 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 def _csv_rows(path: Path) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)
-    delimiter = "\t" if file_format(path) == ".tsv" else ","
     number = 0
     try:
         with _open_text(path, newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            reader = csv.reader(file, strict=True)
             if (names := next(reader, None)) is None:
                 raise DataError(f"{path}: empty; expected a header line")
             for number, fields in enumerate((row for row in reader if row), start=1):
@@ -252,14 +215,14 @@ class HubDataset:
     split: str
 
 
-def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None, *, streaming: bool = True) -> Iterator[Row]:
+def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None) -> Iterator[Row]:
     """The rows of a data set of the hub; a row's ``file`` is its name there.
 
-    ``streaming`` reads it without keeping it; otherwise ``datasets`` downloads it to its cache, with its own bars.
+    ``datasets`` downloads it to its cache, with its own progress bars.
 
     Raises:
         MissingDependencyError: ``datasets`` is not installed.
-        DataError: the hub or the data set cannot be reached, or the stream breaks.
+        DataError: the hub or the data set cannot be reached.
     """
     require("datasets", purpose="data sets of the hub (files downloaded from it need no package)")
     import datasets
@@ -267,14 +230,11 @@ def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None, *, str
     name = "/".join(filter(None, (dataset.repository, dataset.configuration, dataset.split)))
     number = 0
     try:
-        stream = datasets.load_dataset(
-            dataset.repository, dataset.configuration, split=dataset.split, streaming=streaming
-        )
-        names, features = stream.column_names or (), getattr(stream, "features", None)
-        convert = _as_json(features.arrow_schema if features else ())
-        if columns is not None and names:
-            stream = stream.select_columns([column for column in names if column in columns])
-        for number, values in enumerate(stream, start=1):
+        found = datasets.load_dataset(dataset.repository, dataset.configuration, split=dataset.split)
+        names, convert = found.column_names, _as_json(found.features.arrow_schema)
+        if columns is not None:
+            found = found.select_columns([column for column in names if column in columns])
+        for number, values in enumerate(found, start=1):
             yield Row(name, number, convert(values), columns=names)
     # datasets, huggingface_hub, requests and fsspec each raise their own kinds when there is no network.
     except Exception as error:

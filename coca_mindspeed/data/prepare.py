@@ -1,25 +1,26 @@
-"""The preparation pipeline, in bounded memory: records are buffered on disk."""
+"""Preparation of a data set: rows become records, which are filtered, checked, deduplicated and split."""
 
 import json
-import sys
-from array import array
+import re
+import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TextIO
 
-from coca_mindspeed.data.filters import EvaluationIndex, ExactDuplicates, Filter, LabelChecker, digest
 from coca_mindspeed.data.formats import HubDataset, Row
+from coca_mindspeed.data.prompts import encode_prompts, prompt_messages
 from coca_mindspeed.data.published import RowError, Ungradable
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.data.registry import DataSource
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.utils.characters import compatible
 from coca_mindspeed.utils.directories import output_directory
 from coca_mindspeed.utils.files import file_sha256
 from coca_mindspeed.utils.json_files import to_json_line, write_json
+from coca_mindspeed.utils.tokenization import load_tokenizer
 
 # In the order of the pipeline.
 STAGES = {
@@ -34,78 +35,108 @@ STAGES = {
     "duplicate": "repeats an earlier question",
 }
 
-
-class FindingLog:
-    """Writes each finding about a row as a line of JSON and counts them."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
-        self.dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.kept: defaultdict[str, Counter[str]] = defaultdict(Counter)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def add(self, row: Row, stage: str, reason: str, detail: str = "", *, dropped: bool = True) -> None:
-        """Add a finding: a stage of :data:`STAGES`, a reason shared by many rows, and a detail of this one."""
-        (self.dropped if dropped else self.kept)[stage][reason] += 1
-        finding = {"file": row.file, "row": row.number, "stage": stage, "reason": reason, "detail": detail}
-        # A row may hold a lone surrogate, which UTF-8 cannot encode.
-        line = to_json_line({**finding, "dropped": dropped}).encode("utf-8", "backslashreplace")
-        self._file.write(line.decode("utf-8"))
+#: Returns why a record is dropped, or None to keep it.  Reasons are counted, so they name no single record.
+Filter = Callable[[Record], str | None]
+#: For each record, why its gold answer cannot be graded, or an empty string.
+LabelChecker = Callable[[Sequence[Record]], Sequence[str]]
 
 
-def sorted_counts(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Order stages as in the pipeline, and the reasons of each by falling count."""
-    return {
-        stage: dict(sorted(counts[stage].items(), key=lambda item: (-item[1], item[0])))
-        for stage in STAGES
-        if stage in counts
-    }
+def by_difficulty(low: float, high: float) -> Filter:
+    """Keep records whose ``metadata["difficulty"]`` is in ``[low, high]``; 0 is easiest."""
+
+    def keep(record: Record) -> str | None:
+        difficulty = record.metadata.get("difficulty")
+        if difficulty is None:
+            return "unknown"
+        return f"below {low:g}" if difficulty < low else f"above {high:g}" if difficulty > high else None
+
+    return keep
 
 
-@dataclass(frozen=True, slots=True)
-class PreparationReport:
-    """Result of :func:`prepare`; ``dropped`` and ``reported`` (kept) are of :func:`sorted_counts`."""
+def by_source(include: Collection[str], exclude: Collection[str]) -> Filter:
+    """Keep records whose ``metadata["source"]`` is in ``include`` (empty: any) and not in ``exclude``."""
+
+    def keep(record: Record) -> str | None:
+        source = str(record.metadata.get("source", "unknown"))
+        return source if source in exclude or (include and source not in include) else None
+
+    return keep
+
+
+def by_length(tokenizer_directory: Path, system_prompt: str | None, longest: int) -> Filter:
+    """Keep records whose whole prompt (without a chat template: its texts) has at most ``longest`` tokens."""
+    tokenizer = load_tokenizer(tokenizer_directory)
+
+    def count(record: Record) -> int:
+        if tokenizer.chat_template is not None:
+            return len(encode_prompts(tokenizer, [record], system_prompt)[0])
+        messages = prompt_messages(record, system_prompt)
+        return sum(len(tokenizer.encode(m["content"], add_special_tokens=False)) for m in messages)
+
+    return lambda record: f"prompt longer than {longest} tokens" if count(record) > longest else None
+
+
+# Scripts without spaces (kana, CJK, hangul) are cut into characters, all others into words.
+_SCRIPT = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+_WORDS = re.compile(rf"[{_SCRIPT}]|[^\W_{_SCRIPT}]+")
+PASSAGE_WORDS, SHORTEST_PASSAGE = 13, 6
+
+
+def normalise_text(text: str) -> str:
+    """Compatible characters, case folded, with single spaces."""
+    return " ".join(unicodedata.normalize("NFC", compatible(text)).casefold().split())
+
+
+def _words(question: str) -> list[str]:
+    """Words without symbols; here x² is x2, to find more copies."""
+    return _WORDS.findall(unicodedata.normalize("NFKC", normalise_text(question)))
+
+
+def _passages(words: list[str], length: int) -> Iterator[str]:
+    return (" ".join(words[start : start + length]) for start in range(len(words) - length + 1))
+
+
+class Overlap(NamedTuple):
+    """A passage of a training question that is also in an evaluation question."""
 
     dataset: str
-    rows_in: int
-    rows_out: int
-    dropped: Mapping[str, Mapping[str, int]]
-    reported: Mapping[str, Mapping[str, int]]
-    outputs: Mapping[str, Mapping[str, Any]]
-    inputs: Sequence[Mapping[str, Any]]
-    options: Mapping[str, Any]
+    record: str
+    passage: str
 
 
-class RecordBuffer:
-    """Records appended to a temporary file; ``rows`` are the rows that they were made from, without values."""
+class EvaluationIndex:
+    """Passages of ``length`` words of evaluation questions.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("w+b")
-        self._offsets = array("Q", [0])
-        self.rows: list[Row] = []
+    A shorter question is one passage; one of less than ``SHORTEST_PASSAGE`` words is found only as a whole question.
+    """
 
-    def close(self) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+    def __init__(self, records: Iterable[Record], length: int = PASSAGE_WORDS) -> None:
+        self._questions: dict[str, Record] = {}
+        self._passages: dict[int, dict[str, Record]] = {}  # by number of words
+        for record in records:
+            words = _words(record.question)
+            self._questions.setdefault(" ".join(words), record)
+            if len(words) >= SHORTEST_PASSAGE:
+                known = self._passages.setdefault(min(length, len(words)), {})
+                for passage in _passages(words, min(length, len(words))):
+                    known.setdefault(passage, record)
 
-    def append(self, line: bytes, row: Row) -> None:
-        """Add a record's JSON line, made from ``row``."""
-        self._file.seek(self._offsets[-1])
-        self._file.write(line)
-        self._offsets.append(self._offsets[-1] + len(line))
-        self.rows.append(Row(row.file, row.number))
-
-    def line(self, index: int) -> bytes:
-        self._file.seek(self._offsets[index])
-        return self._file.readline()
+    def overlap(self, record: Record) -> Overlap | None:
+        """Return the longest indexed passage in the question, the first of several; None if there is none."""
+        words = _words(record.question)
+        question = " ".join(words)
+        if question and (owner := self._questions.get(question)):
+            return Overlap(owner.dataset, owner.id, question)
+        for length, known in sorted(self._passages.items(), reverse=True):
+            for passage in _passages(words, length):
+                if owner := known.get(passage):
+                    return Overlap(owner.dataset, owner.id, passage)
+        return None
 
 
 GoldMode = Literal["drop", "report", "off"]
 _GOLD_BATCH = 512  # records
-_REPORTED = ("skip_bad", "gold", "drop_duplicates", "validation", "shuffle", "seed")
+_REPORTED = ("skip_bad", "gold", "validation", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +159,15 @@ class Preparation:
     filters: Mapping[str, Filter] = field(default_factory=dict)
     evaluation: EvaluationIndex | None = None
     gold: GoldMode = "drop"
-    drop_duplicates: bool = True
     validation: float = 0.0
-    shuffle: bool = True
     seed: int = 0
     described: dict[str, Any] = field(default_factory=dict)
 
 
 def prepare(
     preparation: Preparation, output: Path, overwrite: bool = False, on_row: Callable[[], None] = lambda: None
-) -> PreparationReport:
-    """Prepare a data set into the directory ``output``, atomically.
+) -> dict[str, Any]:
+    """Prepare a data set into the directory ``output``, atomically, and return the report.
 
     It holds ``train.jsonl`` (``test.jsonl`` for a benchmark), optionally ``validation.jsonl``, ``findings.jsonl``
     and ``report.json``.  The same input and options give the same bytes.  ``on_row`` is called after
@@ -147,83 +176,99 @@ def prepare(
     Raises:
         DataError: an input cannot be read, too many rows are malformed, no row is left, or the output exists.
     """
+    source = preparation.source
     with (
         output_directory(output, overwrite) as directory,
-        closing(RecordBuffer(directory / "buffer")) as records,
-        closing(FindingLog(directory / "findings.jsonl")) as log,
+        (directory / "findings.jsonl").open("w", encoding="utf-8") as findings,
     ):
-        cleaning = _Cleaning(preparation, records, log)
-        for row in preparation.source.rows(preparation.inputs):
+        cleaning = _Cleaning(preparation, findings)
+        for row in source.rows(preparation.inputs):
             cleaning.take(row)
             on_row()
         cleaning.check_labels()
-        if not records.rows:
-            reasons = [f"{stage}: {counts.total()}" for stage, counts in log.dropped.items()]
+        if not cleaning.kept:
+            reasons = [f"{stage}: {counts.total()}" for stage, counts in cleaning.dropped.items()]
             why = ", ".join(reasons) or "the input has no rows"
-            raise DataError(f"{preparation.source.name}: no row is left of {cleaning.rows_in}: {why}")
-        outputs = _write(preparation, records, directory)
-        report = PreparationReport(
-            dataset=preparation.source.name,
-            rows_in=cleaning.rows_in,
-            rows_out=sum(int(output["rows"]) for output in outputs.values()),
-            dropped=sorted_counts(log.dropped),
-            reported=sorted_counts(log.kept),
-            outputs=outputs,
-            inputs=cleaning.inputs(),
-            options={name: getattr(preparation, name) for name in _REPORTED} | preparation.described,
-        )
-        write_json(directory / "report.json", asdict(report))
+            raise DataError(f"{source.name}: no row is left of {cleaning.files.total()}: {why}")
+        outputs = _write(preparation, cleaning.kept, directory)
+        local = not isinstance(preparation.inputs, HubDataset)
+        report = {
+            "dataset": source.name,
+            "rows_in": cleaning.files.total(),
+            "rows_out": len(cleaning.kept),
+            "dropped": _sorted_counts(cleaning.dropped),
+            "reported": _sorted_counts(cleaning.reported),
+            "outputs": outputs,
+            "inputs": [
+                {"file": file, "rows": rows, "sha256": file_sha256(Path(file)) if local else None}
+                for file, rows in cleaning.files.items()
+            ],
+            "options": {name: getattr(preparation, name) for name in _REPORTED} | preparation.described,
+        }
+        write_json(directory / "report.json", report)
     return report
 
 
-class _Cleaning:
-    """First pass: buffer records row by row, and log dropped rows."""
+def _sorted_counts(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Order stages as in the pipeline, and the reasons of each by falling count."""
+    return {
+        stage: dict(sorted(counts[stage].items(), key=lambda item: (-item[1], item[0])))
+        for stage in STAGES
+        if stage in counts
+    }
 
-    def __init__(self, preparation: Preparation, records: RecordBuffer, log: FindingLog) -> None:
-        self._preparation, self._records, self._log = preparation, records, log
-        self._files: Counter[str] = Counter()  # rows of each file, in order
-        self._ids: dict[int, tuple[str, int]] = {}
-        self._exact = ExactDuplicates()
+
+class _Cleaning:
+    """First pass, row by row: keep the lines of records, and log and count dropped and doubtful rows."""
+
+    def __init__(self, preparation: Preparation, findings: TextIO) -> None:
+        self._preparation, self._findings = preparation, findings
+        self.files: Counter[str] = Counter()  # rows of each file, in order
+        self.dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.reported: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.kept: list[tuple[str, bytes]] = []  # id and line
+        self._ids: dict[str, str] = {}
+        self._questions: dict[str, tuple[str, str]] = {}  # where, and the gold answer
         self._unchecked: list[tuple[Record, Row]] = []
-        self._bad = 0
-        self.rows_in = 0
 
     def take(self, row: Row) -> None:
-        """Buffer the row's record, or log why it is dropped."""
-        number = self.rows_in
-        self.rows_in += 1
-        self._files[row.file] += 1
+        """Keep the row's record, or log why it is dropped."""
+        number = self.files.total()
+        self.files[row.file] += 1
         try:
             record = self._preparation.source.record(row, number)
-            self._check_id(record, row)
+            if (first := self._ids.setdefault(record.id, row.where)) != row.where:
+                raise RowError(f"id {record.id!r} was already used by {first}")
         except RowError as error:
-            self._bad += 1
-            if self._bad > self._preparation.skip_bad:
-                hint = f"this is bad row {self._bad}, and --skip-bad allows {self._preparation.skip_bad}"
+            self._log(row, "malformed", "malformed", str(error))
+            bad, allowed = self.dropped["malformed"].total(), self._preparation.skip_bad
+            if bad > allowed:
+                hint = f"this is bad row {bad}, and --skip-bad allows {allowed}"
                 raise DataError(f"{row.where}: {error} ({hint})") from error
-            self._log.add(row, "malformed", "malformed", str(error))
         except Ungradable as error:
-            self._log.add(row, "ungradable", str(error))
+            self._log(row, "ungradable", str(error))
         else:
             self._filter(record, row)
 
-    def _check_id(self, record: Record, row: Row) -> None:
-        place = (sys.intern(row.file), row.number)
-        key = digest(record.id)  # keeps the table small; 64 bits do not collide in any data set that fits on a disk
-        if (first := self._ids.setdefault(key, place)) != place:
-            raise RowError(f"id {record.id!r} was already used by {first[0]}:{first[1]}")
+    def _log(self, row: Row, stage: str, reason: str, detail: str = "", *, dropped: bool = True) -> None:
+        """Log a finding: a stage of :data:`STAGES`, a reason shared by many rows, and a detail of this one."""
+        (self.dropped if dropped else self.reported)[stage][reason] += 1
+        finding = {"file": row.file, "row": row.number, "stage": stage, "reason": reason, "detail": detail}
+        # A row may hold a lone surrogate, which UTF-8 cannot encode.
+        line = to_json_line({**finding, "dropped": dropped}).encode("utf-8", "backslashreplace")
+        self._findings.write(line.decode("utf-8"))
 
     def _filter(self, record: Record, row: Row) -> None:
         preparation = self._preparation
         if preparation.source.outside is not None and (reason := preparation.source.outside(record)):
-            self._log.add(row, "split", "not in the test split", reason)
+            self._log(row, "split", "not in the test split", reason)
             return
         for stage, keep in preparation.filters.items():
             if (reason := keep(record)) is not None:
-                self._log.add(row, stage, reason)
+                self._log(row, stage, reason)
                 return
         if preparation.evaluation is not None and (overlap := preparation.evaluation.overlap(record)) is not None:
-            self._log.add(row, "contamination", overlap.dataset, f"{overlap.record}: {overlap.passage}")
+            self._log(row, "contamination", overlap.dataset, f"{overlap.record}: {overlap.passage}")
             return
         if preparation.gold == "off":
             self._keep(record, row)
@@ -238,7 +283,7 @@ class _Cleaning:
         problems = self._preparation.check_labels([record for record, _ in self._unchecked])
         for (record, row), problem in zip(self._unchecked, problems, strict=True):
             if problem:
-                self._log.add(row, "gold", problem, record.answer[:200], dropped=drop)
+                self._log(row, "gold", problem, record.answer[:200], dropped=drop)
             if not (problem and drop):
                 self._keep(record, row)
         self._unchecked.clear()
@@ -248,44 +293,35 @@ class _Cleaning:
             # Lone surrogates are not escaped: readers of records refuse them.
             line = (json.dumps(record_to_json(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
         except (TypeError, ValueError) as error:
-            self._log.add(row, "ungradable", "holds a value that JSON cannot represent", str(error))
+            self._log(row, "ungradable", "holds a value that JSON cannot represent", str(error))
             return
-        if (
-            self._preparation.drop_duplicates
-            and (first := self._exact.first(record, len(self._records.rows))) is not None
-        ):
-            earlier, same_answer = first
-            reason = "same gold answer" if same_answer else "another gold answer"
-            self._log.add(row, "duplicate", reason, f"of {self._records.rows[earlier].where}")
-            return
-        self._records.append(line, row)
-
-    def inputs(self) -> list[dict[str, Any]]:
-        """Name, rows and SHA-256 of each file read."""
-        local = not isinstance(self._preparation.inputs, HubDataset)
-        return [
-            {"file": file, "rows": rows, "sha256": file_sha256(Path(file)) if local else None}
-            for file, rows in self._files.items()
-        ]
+        if self._preparation.source.role == "training":
+            answer = normalise_text(record.answer)
+            first, earlier = self._questions.setdefault(normalise_text(record.question), (row.where, answer))
+            if first != row.where:
+                reason = "same gold answer" if earlier == answer else "another gold answer"
+                self._log(row, "duplicate", reason, f"of {first}")
+                return
+        self.kept.append((record.id, line))
 
 
-def _write(preparation: Preparation, records: RecordBuffer, directory: Path) -> dict[str, dict[str, Any]]:
+def _write(preparation: Preparation, kept: Sequence[tuple[str, bytes]], directory: Path) -> dict[str, dict[str, Any]]:
     """Write the splits; a record's position depends on the seed and its id alone."""
 
     def drawn(index: int) -> bytes:
-        identity = f"{preparation.seed}\0{json.loads(records.line(index))['id']}"
+        identity = f"{preparation.seed}\0{kept[index][0]}"
         return blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
-    kept = range(len(records.rows))
+    training = preparation.source.role == "training"
     held_out = round(preparation.validation * len(kept))
-    shuffled = sorted(kept, key=drawn) if preparation.shuffle or held_out else list(kept)
-    splits = {"train" if preparation.source.role == "training" else "test": shuffled[held_out:]}
+    drawn_order = sorted(range(len(kept)), key=drawn)
+    splits = {"train" if training else "test": drawn_order[held_out:]}
     if preparation.validation:
-        splits["validation"] = shuffled[:held_out]
+        splits["validation"] = drawn_order[:held_out]
     outputs = {}
     for name, indices in splits.items():
         target = directory / f"{name}.jsonl"
         with target.open("wb") as out:
-            out.writelines(map(records.line, indices if preparation.shuffle else sorted(indices)))
+            out.writelines(kept[index][1] for index in (indices if training else sorted(indices)))
         outputs[target.name] = {"rows": len(indices), "sha256": file_sha256(target)}
     return outputs

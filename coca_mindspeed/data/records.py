@@ -67,7 +67,7 @@ _FIELDS = tuple(f.name for f in fields(Record))
 _REQUIRED = ("question", "answer")
 #: How a user's file gets its columns read.
 NAMED_COLUMNS = "data.columns (of data prepare: --columns) names the columns to read; see docs/data.md"
-_OTHER_FORMATS = "coca-mindspeed data prepare records converts CSV, TSV, Parquet and JSON arrays"
+_OTHER_FORMATS = "coca-mindspeed data prepare records converts CSV, Parquet and JSON arrays"
 
 
 def record_to_json(record: Record) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from coca_mindspeed.data import published
 from coca_mindspeed.data.formats import HubDataset, Row, data_files, file_format, hub_rows, read_rows
-from coca_mindspeed.data.published import MissingColumnError, RowError, Ungradable
+from coca_mindspeed.data.published import MissingColumnError, RowError
 from coca_mindspeed.data.records import NAMED_COLUMNS, Record, read_records, record_from_json
-from coca_mindspeed.errors import DataError, did_you_mean
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import is_hub_id
 
 
@@ -48,10 +48,9 @@ class DataSource:
         try:
             return self.convert(row.values, number)
         except MissingColumnError as error:
-            if error.row is not row.values:  # an object within the row
-                raise
             hint = f"; {NAMED_COLUMNS}" if self.name == "records" else ""
-            raise MissingColumnError(error.wanted, row.values, row.columns or row.values, hint) from None
+            names = ", ".join(map(repr, row.columns or row.values)) or "none"
+            raise RowError(f"{error}; the row has {names}{hint}") from None
 
 
 def _own_record(columns: Mapping[str, str], dataset: str, row: Mapping[str, Any], number: int) -> Record:
@@ -90,40 +89,17 @@ _SOURCES: tuple[DataSource, ...] = (
 SOURCES = {source.name: source for source in _SOURCES}
 
 
-def source_named(name: str) -> DataSource:
-    """Return the data source called ``name``; raises DataError if there is none."""
-    if name not in SOURCES:
-        raise DataError(f"unknown data set {name!r}{did_you_mean(name, SOURCES)}; expected one of {', '.join(SOURCES)}")
-    return SOURCES[name]
-
-
-def read_published(source: DataSource, inputs: Sequence[Path]) -> Iterator[Record]:
-    """Stream the records of published files; ungradable rows are left out.
-
-    Raises DataError with file and row, for a row that is not in the source's form.
-    """
-    for number, row in enumerate(source.rows(inputs)):
-        try:
-            record = source.record(row, number)
-        except RowError as error:
-            raise DataError(f"{row.where}: {error}") from error
-        except Ungradable:
-            continue
-        if source.outside is None or source.outside(record) is None:
-            yield record
-
-
 def read_own(place: str, columns: Mapping[str, str]) -> list[Record]:
     """The records of a user's file in any format, or of a data set of the hub: ORG/NAME[:CONFIGURATION[:SPLIT]].
 
     Raises DataError with file, row and column.
     """
     path, on_hub = Path(place), is_hub_id(place)
-    plain = path.suffix != ".gz" and file_format(path) in (None, ".jsonl", ".ndjson")
+    plain = path.suffix != ".gz" and file_format(path) in (None, ".jsonl")
     if plain and not columns and not on_hub:
         return list(read_records(path))
     source = rows_by_column(columns, place.partition(":")[0] if on_hub else path.stem)
-    rows = hub_rows(hub_dataset(place), source.columns, streaming=False) if on_hub else source.rows([path])
+    rows = hub_rows(hub_dataset(place), source.columns) if on_hub else source.rows([path])
     found: dict[str, str] = {}
     records = []
     for row in rows:
@@ -143,22 +119,3 @@ def hub_dataset(named: str, split: str = "train") -> HubDataset:
     repository, _, rest = named.partition(":")
     configuration, _, named_split = rest.partition(":")
     return HubDataset(repository, configuration or None, named_split or split)
-
-
-def read_evaluation_sets(named: Sequence[str]) -> Iterator[Record]:
-    """Stream the records of evaluation sets, each given as ``DATASET=PATH`` or as a file of prepared records.
-
-    Raises DataError if a data set is unknown, or a file cannot be read.
-    """
-    sets: list[tuple[DataSource | None, Path]] = []
-    for name in named:
-        dataset, _, path = name.partition("=")
-        if path and not Path(name).exists():
-            sets.append((source_named(dataset), Path(path)))
-            data_files([Path(path)])
-        elif Path(name).is_file():
-            sets.append((None, Path(name)))
-        else:
-            raise DataError(f"{name}: no such file; expected prepared records, or DATASET=PATH")
-    for source, path_ in sets:
-        yield from read_records(path_) if source is None else read_published(source, [path_])

@@ -63,6 +63,8 @@ class JudgeGrader(TalliedGrader):
         GradingError: the endpoint or its key is not configured.
     """
 
+    check = staticmethod(refuse_empty)
+
     def __init__(
         self,
         url: str | None = None,
@@ -112,10 +114,6 @@ class JudgeGrader(TalliedGrader):
         self._replies = 0
         # By question and reference: whether the judge can grade the reference as an answer; for all its answers.
         self._grades_reference: dict[tuple[str, str], asyncio.Future[bool]] = {}
-
-    @staticmethod
-    def check(records: Sequence[Record]) -> None:
-        refuse_empty(records)
 
     def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """A refused request, or a reply that is no grade, makes the answer wrong, or ungradable if the reference fails.

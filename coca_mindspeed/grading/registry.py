@@ -1,8 +1,8 @@
-"""Graders by name, a grader that chooses one for each record, and the check of all records before a run."""
+"""Graders by name, a grader that chooses one for each record, and the checks of records before a run."""
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from coca_mindspeed.utils.custom_code import is_custom, pinned
 
 # Imported on use: the exact grader needs neither sympy nor openai.
 _GRADERS = {
-    "exact": "coca_mindspeed.grading.exact:ExactGrader",
+    "exact": "coca_mindspeed.grading.verdict:ExactGrader",
     "math": "coca_mindspeed.grading.math.grader:MathGrader",
-    "code": "coca_mindspeed.grading.code.grader:CodeGrader",
+    "code": "coca_mindspeed.grading.code:CodeGrader",
     "factual": "coca_mindspeed.grading.factual:FactualGrader",
     "simpleqa": "coca_mindspeed.grading.judge:JudgeGrader",
     "auto": "coca_mindspeed.grading.registry:AutoGrader",
@@ -166,6 +166,36 @@ def check_records(grader: MeasuredGrader, sources: Mapping[Path | str, Sequence[
         grader.check([record for records in sources.values() for record in records])
     except RecordError as error:
         raise DataError(f"{_place(error.record, sources)}{error}") from error
+
+
+def label_checker(
+    math: Callable[[Sequence[str]], Sequence[str]],
+) -> Callable[[Sequence[Record]], list[str]]:
+    """Return the label check of preparation: for each record, why its gold answer cannot be graded, or ``""``.
+
+    ``math`` checks all gold answers of mathematics of a batch at once, because it parses in processes of its own.
+    """
+
+    def check(records: Sequence[Record]) -> list[str]:
+        problems = [_label_problem(record) for record in records]
+        places = [index for index, problem in enumerate(problems) if problem is None]
+        parsed = dict(zip(places, math([records[index].answer for index in places]), strict=True))
+        return [parsed[index] if problem is None else problem for index, problem in enumerate(problems)]
+
+    return check
+
+
+def _label_problem(record: Record) -> str | None:
+    """Why the record's grader would refuse it, or an empty string; None if its answer has yet to be parsed."""
+    try:
+        name = grader_name(record)
+        if name == "math":
+            return None
+        grader_class(name).check([record])
+    except (DataError, GradingError) as error:
+        # Without the record's name: reasons are counted.
+        return str(error).removeprefix(f"record {record.id!r} of {record.dataset!r}: ")
+    return "" if name == "code" or record.answer.strip() else "empty gold answer"  # programs have tests instead
 
 
 def _place(record: Record, sources: Mapping[Path | str, Sequence[Record]]) -> str:

@@ -1,4 +1,4 @@
-"""Verdicts and the interfaces of graders."""
+"""Verdicts, the interfaces of graders, and the simplest grader."""
 
 import time
 from collections import Counter
@@ -113,3 +113,21 @@ class TalliedGrader:
 
     def close(self) -> None:
         """Release processes and connections; there are none by default."""
+
+
+class ExactGrader(TalliedGrader):
+    """Right if and only if answer and gold answer are equal after ``strip()`` (synthetic arithmetic)."""
+
+    check = staticmethod(refuse_empty)
+
+    def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        return [
+            Verdict(Outcome.RIGHT if answer.strip() == record.answer.strip() else Outcome.WRONG)
+            for record, answer in zip(records, answers, strict=True)
+        ]
+
+    def final_answers(self, answers: Sequence[str]) -> list[str | None]:
+        return [answer.strip() or None for answer in answers]
+
+    def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        return [first == second for first, second in pairs]

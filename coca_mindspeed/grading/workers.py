@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.code.inside import process as processes
-from coca_mindspeed.grading.code.inside.process import WALL_FACTOR
+from coca_sandbox.inside import process as processes
+from coca_sandbox.inside.process import WALL_FACTOR
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -63,7 +63,7 @@ def require(*packages: str, purpose: str) -> None:
 def missing_package(error: ModuleNotFoundError) -> str | None:
     """Describe a failed import in one line; None if the missing module is this project's own."""
     package = (error.name or "").partition(".")[0]
-    if package in ("", "coca_mindspeed", "coca_router"):
+    if package in ("", "coca_mindspeed", "coca_router", "coca_sandbox"):
         return None
     missing = [name for name in REQUIRED if not is_installed(name)] if package in REQUIRED else []
     return _not_installed(missing or [package])

@@ -7,7 +7,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.grading.code.inside import process as watchdog
+from coca_sandbox.inside import process as watchdog
 from experiments.reproduce.job import Workplace, run_job
 from experiments.reproduce.plan import Job
 from experiments.reproduce.worker_process import end_with_parent

@@ -3,7 +3,7 @@
 import os
 from multiprocessing.connection import Connection
 
-from coca_mindspeed.grading.code.inside.process import end_with_writer
+from coca_sandbox.inside.process import end_with_writer
 
 
 def end_with_parent(parent: Connection) -> None:

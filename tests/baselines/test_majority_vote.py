@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.baselines.votes import Equivalences, Vote, cluster, program_inputs, vote
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code import CodeGrader
 from tests.grading.sandbox_package import needs_sandbox
 
 

@@ -1,61 +1,15 @@
 """``coca-mindspeed data`` as it is typed."""
 
-import json
-import re
-
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.data.records import read_records
 from tests.data import source_rows
-from tests.data.test_prepare import big_math_row, findings, write_jsonl
-from tests.tokenizers_for_tests import qwen_like
+from tests.data.test_prepare import write_jsonl
 
 
 def run(*arguments):
     return main(["data", *map(str, arguments)])
-
-
-def test_prepare_with_every_filter(tmp_path, capsys):
-    qwen_like().save_pretrained(tmp_path / "tokenizer")
-    passage = "a quick brown fox jumps over one lazy dog each and every day"
-    big_math = write_jsonl(
-        tmp_path / "big.jsonl",
-        [
-            big_math_row("What is two and two?", "4"),
-            big_math_row("What is two and three?", "5", rate=0.0),
-            big_math_row("What is two and four?", "6", source="web"),
-            big_math_row(f"Prove that {passage}", "7"),
-            big_math_row("Why? " * 200, "8"),
-            big_math_row("Once upon a time and a very good time it was there was a moocow coming down", "9"),
-        ],
-    )
-    gsm8k = write_jsonl(tmp_path / "test.jsonl", [{"question": f"If {passage}, why?", "answer": "#### 1"}])
-    write_records(
-        tmp_path / "own.jsonl", [Record("o", "own", "math", "once upon a time and a very good time it was there", "1")]
-    )
-    assert (
-        run(
-            *("prepare", "big_math", "--input", big_math, "--output", tmp_path / "out"),
-            *("--difficulty", 0.1, 0.9, "--exclude-source", "web", "--validation", 0, "--seed", 3),
-            *("--tokenizer", tmp_path / "tokenizer", "--max-tokens", 500),
-            *("--decontaminate", f"gsm8k={gsm8k}", "--decontaminate", tmp_path / "own.jsonl", "--ngram", 10),
-        )
-        == 0
-    )
-    assert [record.answer for record in read_records(tmp_path / "out" / "train.jsonl")] == ["4"]
-    assert {f["row"]: (f["stage"], f["reason"]) for f in findings(tmp_path / "out")} == {
-        2: ("difficulty", "above 0.9"),
-        3: ("source", "web"),
-        4: ("contamination", "gsm8k"),
-        5: ("length", "prompt longer than 500 tokens"),
-        6: ("contamination", "own"),
-    }
-    printed = capsys.readouterr().out
-    assert "big_math: 6 rows in, 1 rows out" in printed
-    assert re.search(r"dropped, contamination \(.*\): 2", printed)
-    options = json.loads((tmp_path / "out" / "report.json").read_text())["options"]
-    assert (options["difficulty"], options["ngram"], options["seed"]) == ([0.1, 0.9], 10, 3)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +39,7 @@ def test_every_data_set_prepares(tmp_path, dataset, rows, count):
     ("arguments", "named", "code"),
     [
         (("--input", "none.parquet"), "none.parquet", 1),
-        (("--decontaminate", "gsm9k=x"), "'gsm8k'", 1),
-        (("--decontaminate", "gsm8k=nowhere.jsonl"), "nowhere.jsonl: ", 1),
+        (("--decontaminate", "nowhere.jsonl"), "nowhere.jsonl: ", 1),
         (("--tokenizer", "x", "--max-tokens", "9"), "x: ", 1),
         *(
             (tuple(words.split()), words.split()[0], 2)
@@ -96,7 +49,6 @@ def test_every_data_set_prepares(tmp_path, dataset, rows, count):
                 "--difficulty 0.9 0.1",
                 "--difficulty nan 1",
                 "--validation nan",
-                "--ngram 3",
                 f"--skip-bad {'9' * 5000}",
             )
         ),

@@ -28,11 +28,7 @@ def taco_row(**changes):
         "starter_code": "",
         "input_output": json.dumps({"inputs": ["1 2\n", "-5 5\n"], "outputs": ["3\n", "0\n"]}),
         "difficulty": "MEDIUM",
-        "name": None,
         "source": "codeforces",
-        "tags": "['Implementation', 'Mathematics']",
-        "skill_types": "[]",
-        "url": "https://example.org/problem/1/A",
         "time_limit": "2.0 seconds",
     }
     return {**row, **changes}
@@ -100,7 +96,6 @@ HUMANEVAL = [
 
 SIMPLEQA = [
     {
-        "metadata": "{'topic': 'Geography', 'answer_type': 'Place', 'urls': ['https://example.org/a,b']}",
         "problem": 'Which town is called "the quiet one"?',
         "answer": "Nowhere, Province",
     }

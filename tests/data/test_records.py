@@ -25,6 +25,12 @@ HOSTILE = {
     "a difficulty in words": (with_metadata('"difficulty": "hard"'), "'hard'"),
     "a difficulty out of range": (with_metadata('"difficulty": 3'), "int 3"),
     "a difficulty of NaN": (with_metadata('"difficulty": NaN'), "float nan"),
+    "no answer": ('{"question": "q"}', "'answer'"),
+    "a number as answer": ('{"question": "q", "answer": 3}', "'answer'"),
+    "a blank question": ('{"question": " ", "answer": "3"}', "'question'"),
+    "an unknown field": ('{"question": "q", "answer": "a", "anwser": "b"}', "'anwser'"),
+    "half a line": ('{"question"', ""),
+    "a list": ("[1]", "list"),
     "an instruction of null": (with_metadata('"instruction": null'), "metadata['instruction']"),
 }
 SURROGATE = '{"question": "half \\ud800 pair", "answer": "1"}'
@@ -39,7 +45,7 @@ def hostile(request, tmp_path):
 
 
 def prepare(path, *options):
-    arguments = ["data", "prepare", "records", "--input", path, "--output", path.parent / "out", "--no-duplicates"]
+    arguments = ["data", "prepare", "records", "--input", path, "--output", path.parent / "out"]
     return main([*map(str, arguments), "--gold", "off", *options])
 
 
@@ -131,22 +137,7 @@ def test_the_category_of_a_record_that_names_none(answer, category):
     assert record_from_json(named, "here", "mine", 1).category == "code"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"question": "q"}', r"bad\.jsonl:1: .*'answer'"),
-        ('{"question": "q", "answer": 3}', r"bad\.jsonl:1: .*'answer'.* 3"),
-        ('{"question": " ", "answer": "3"}', r"bad\.jsonl:1: .*'question'"),
-        ('{"question": "q", "answer": "a", "anwser": "b"}', r"bad\.jsonl:1: .*'anwser'"),
-        ('{"question": "q", "answer": "a"}\n{"question"', r"bad\.jsonl:2: "),
-        ("[1]", r"bad\.jsonl:1: .*list"),
-        (
-            '{"id": "x", "question": "q", "answer": "a"}\n{"id": "x", "question": "r", "answer": "a"}',
-            r"bad\.jsonl:2: .*'x'.* 1",
-        ),
-    ],
-)
-def test_bad_rows_name_file_and_line(tmp_path, text, message):
-    (tmp_path / "bad.jsonl").write_text(text)
-    with pytest.raises(DataError, match=message):
+def test_an_id_is_used_once(tmp_path):
+    (tmp_path / "bad.jsonl").write_text(f'{GOOD}\n{{"id": "bad-1", "question": "q", "answer": "a"}}\n')
+    with pytest.raises(DataError, match=r"bad\.jsonl:2: .*'bad-1'.* 1"):
         list(read_records(tmp_path / "bad.jsonl"))

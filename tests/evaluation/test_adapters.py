@@ -9,8 +9,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.adapters import read_responses
-from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 from tests.tokenizers_for_tests import qwen_like
 

@@ -178,7 +178,10 @@ def test_a_server_cannot_make_the_command_sleep(server, command, monkeypatch):
     assert asked(server) == {0: 6}
 
 
-@pytest.mark.parametrize("raw", [b"<html>", b"{}", b"[" * 100_000, b'{"choices": [{"message": {"content": 7}}]}'])
+CHOICES = [b'{"choices": 7}', b'{"choices": [7]}', b'{"choices": [{"message": {"content": 7}}]}', b'{"choices": [{"m']
+
+
+@pytest.mark.parametrize("raw", [b"<html>", b"{}", b"null", b"[1]", b"", b"[" * 100_000, *CHOICES])
 def test_a_reply_that_is_no_completion_is_refused(server, command, capsys, raw):
     server.raw = lambda: raw
     assert main(command(concurrency=1)) == 1

@@ -24,7 +24,7 @@ PROGRAMS = {
 
 
 def main() -> None:
-    from coca_mindspeed.grading.code.sandbox import Sandbox
+    from coca_sandbox.sandbox import Sandbox
 
     sandbox = Sandbox()
     for source, tests in PROGRAMS.values():

@@ -26,7 +26,7 @@ def f():
 
 
 def main() -> None:
-    from coca_mindspeed.grading.code.sandbox import Sandbox
+    from coca_sandbox.sandbox import Sandbox
 
     sandbox = Sandbox()
 

@@ -26,7 +26,7 @@ ENDLESS = ("fork_bomb", "loop", "print_a_gigabyte", "sleep", "sleep_at_import")
 
 
 def run_all(repository: str, port: int) -> dict[str, dict[str, object]]:
-    from coca_mindspeed.grading.code.sandbox import Limits, Sandbox
+    from coca_sandbox.sandbox import Limits, Sandbox
 
     sandbox = Sandbox(Limits(memory_bytes=512 << 20))
     assert sandbox.sandboxed

@@ -1,4 +1,4 @@
-"""The part of the package that the sandbox needs, where an unprivileged user can read it."""
+"""The sandbox's package, where an unprivileged user can read it."""
 
 import os
 import shutil
@@ -10,20 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.errors import GradingError
-
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
-_PARTS = ("__init__", *(f"code/{name}" for name in ("__init__", "sandbox")))
 
 
 def sandbox_problem():
     """Why no sandbox can be made here, or ``""``."""
-    from coca_mindspeed.grading.code.sandbox import Sandbox
+    from coca_sandbox.sandbox import Sandbox, SandboxError
 
     try:
         Sandbox()
-    except GradingError as error:
+    except SandboxError as error:
         return str(error)
     return ""
 
@@ -46,19 +43,12 @@ needs_sandbox = pytest.mark.skipif(bool(problem := sandbox_problem()), reason=f"
 
 @contextmanager
 def copied_package(*files):
-    """A directory that holds the sandbox's modules as the package, and files of these tests beside them."""
+    """A directory that holds the sandbox's package, and files of these tests beside it."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        package = directory / "coca_mindspeed"
-        (package / "grading" / "code").mkdir(parents=True)
         directory.chmod(0o755)
-        for part in ("__init__.py", "errors.py", *(f"grading/{part}.py" for part in _PARTS)):
-            shutil.copy(REPOSITORY / "coca_mindspeed" / part, package / part)
-        shutil.copytree(
-            REPOSITORY / "coca_mindspeed/grading/code/inside",
-            package / "grading/code/inside",
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / "coca_sandbox", directory / "coca_sandbox", ignore=ignored)
         for file in files:
             shutil.copy(REPOSITORY / "tests/grading" / file, directory)
         yield directory

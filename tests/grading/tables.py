@@ -18,9 +18,9 @@ def text_cases(*functions):
     return [(name, text, None if expected == "<none>" else expected) for name, text, expected in rows]
 
 
-def read_programs():
-    """Name, outcome, test code and program, from ``programs.txt``."""
-    sections = Path(__file__).with_name("programs.txt").read_text(encoding="utf-8").split("\n=== ")[1:]
+def read_programs(name="programs.txt"):
+    """Name, outcome, test code (or the name of tests) and program."""
+    sections = Path(__file__).with_name(name).read_text(encoding="utf-8").split("\n=== ")[1:]
     cases = []
     for section in sections:
         title, _, content = section.partition("\n")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.grading.code import sandbox as sandboxes
-from coca_mindspeed.grading.code.grader import CodeGrader
-from coca_mindspeed.grading.code.inside import process as processes
-from coca_mindspeed.grading.code.inside.process import STARVED, WALL_FACTOR, Clock, JobError, descendants
-from coca_mindspeed.grading.code.sandbox import Sandbox
+from coca_mindspeed.grading.code import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome
+from coca_sandbox import sandbox as sandboxes
+from coca_sandbox.inside import process as processes
+from coca_sandbox.inside.process import STARVED, WALL_FACTOR, Clock, JobError, descendants
+from coca_sandbox.sandbox import Sandbox
 from tests.grading.processes import one_processor
 from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.test_code import asserts, grade, record

@@ -1,17 +1,24 @@
-"""Code grading: the three kinds of tests, the separation of tests and program, order and limits."""
+"""Programs: the three kinds of tests, their separation from the program, forged answers, order and limits."""
 
+import gzip
+import json
 import subprocess
 import sys
 from contextlib import closing
 
 import pytest
 
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.cli import main
+from coca_mindspeed.data.published import mbpp_sanitized
+from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError, GradingError
-from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome
+from coca_sandbox.inside.names import undefined
+from tests.grading.sandbox_attacks import read_attacks
 from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.tables import read_programs
+from tests.shared_data import shared_data
 
 pytestmark = [needs_sandbox, pytest.mark.timing]
 
@@ -62,73 +69,20 @@ CHECK = "def check(candidate):\n    assert abs(poly([1, 2], candidate([1, 2]))) 
 SUMS = [{"input": "1 2\n", "output": "3\n"}, {"input": "10 20", "output": "30"}]
 PAIRS = [{"arguments": [1, "x"], "expected": [1, ["x"]]}, {"arguments": [1, None], "expected": [1, [None]]}]
 ADD = {"kind": "asserts", "code": "assert add(1, 2) == 3", "entry_point": "add"}
-ECHO = {"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2}
 ADDS = "def add(a, b):\n    return a + b"
-# Tests, right answers, wrong ones.
 FORMS = {
-    "HumanEval with a prompt": (
-        asserts(CHECK, "find_zero", prompt=PROMPT),
-        ["    return -xs[0] / xs[1]", "```python\ndef find_zero(xs):\n    return -xs[0] / xs[1]\n```"],
-        [
-            "    return 0",
-            # A program may not redefine the helpers of the tests, Python's or the prompt's.
-            "```python\ndef poly(xs, x): return 0\ndef find_zero(xs): return 1\n```",
-            "```python\ndef abs(x): return 0\ndef find_zero(xs): return 1\n```",
-            "```python\ndef check(f): pass\ndef find_zero(xs): return 1\n```",
-            "```python\nimport math\nmath.fabs = abs = lambda x: 0\ndef find_zero(xs): return 1\n```",
-        ],
-    ),
-    "standard input and output": (
-        record({"kind": "stdio", "cases": SUMS}),
-        [
-            "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}\\n\\n')",
-            "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()",
-            "a, b = map(int, input().split())\nprint(a + b, end='')\nexit(0)",
-        ],
-        [
-            "print(3)",
-            "a, b = map(int, input().split())\nprint(a + b)\nexit(1)",
-            "while True: print('x' * 100000)",
-            "import os\nos.close(1)",
-            "",
-        ],
-    ),
-    "a call": (
-        record({"kind": "call", "entry_point": "pair", "cases": PAIRS}),
-        [
-            "def pair(a: int, b: Union[str, None]) -> List[Any]: return (a, [b])",
-            "class Solution:\n    def pair(self, a, b): return [a, [b]]",
-        ],
-        [
-            "def pair(a, b): return [a, b]",
-            "def pair(a, b): raise KeyError(a)",
-            "pair = 3",
-            "x = 1",
-            "def pair(a, b): return [True, [b]]",
-        ],
-    ),
-    "a function that exhausts something": (
-        record(ADD),
-        [ADDS],
-        [
-            "import no_such_module",
-            "def add(a, b):\n    return [0] * 10**10",
-            "def add(a, b):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)",
-            "x" * 300_000,
-        ],
-    ),
-    "a script that does not run twice": (
-        record(ECHO),
-        ["print(input())"],
-        ["import os\nos.unlink(__file__)\nprint(input())", "print(input()"],
-    ),
+    "find_zero": asserts(CHECK, "find_zero", prompt=PROMPT),
+    "sums": record({"kind": "stdio", "cases": SUMS}),
+    "pairs": record({"kind": "call", "entry_point": "pair", "cases": PAIRS}),
+    "add": record(ADD),
+    "echo": record({"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2}),
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_forms(grader, form):
-    tested, right, wrong = FORMS[form]
-    check_programs(grader, [(tested, a, "right") for a in right] + [(tested, a, "wrong") for a in wrong])
+def test_the_table_of_forms(grader):
+    """No program may redefine the helpers of the tests, Python's or the prompt's."""
+    cases = [(FORMS[tests], program, outcome) for _, outcome, tests, program in read_programs("program_forms.txt")]
+    check_programs(grader, [*cases, (FORMS["add"], "x" * 300_000, "wrong")])
 
 
 def test_a_fault_of_the_tests_is_ungradable(grader):
@@ -196,3 +150,92 @@ def test_malformed_tests_stop_the_batch_before_anything_runs(grader):
 def test_senseless_options_are_refused(options):
     with pytest.raises(GradingError):
         CodeGrader(**options)
+
+
+# Speaks the protocol itself: announces what it likes and answers 0 to everything, whatever the tests call.
+SERVER = """
+import __main__, json, os
+requests, answers = __main__.REQUESTS, __main__.ANSWERS
+def serve(exports):
+    os.write(answers, json.dumps({"exports": exports}).encode() + b"\\n")
+    for line in os.fdopen(requests):
+        os.write(answers, b'{"value": 0}\\n')
+NAMES = "set sorted len abs all any isinstance list str __import__ AssertionError".split()
+handle = {"reference": 0}
+"""
+FORGED = read_attacks("forged") | {name: SERVER + source for name, source in read_attacks("server").items()}
+
+
+def test_the_protocol_gives_no_more_than_a_function_does(grader):
+    for tests in (
+        asserts("assert set(f([1, 2])) == set([3, 4])"),
+        asserts("assert sorted(f([1, 2])) == sorted([3, 4])", "f"),
+    ):
+        check_programs(grader, [(tests, program, "wrong") for program in FORGED.values()])
+
+
+def test_what_tests_use_of_a_program(grader):
+    nothing = ("assert True", "assert sqrt(4) == abs(-2)", "def check(candidate):\n    assert candidate(1)")
+    lacking = "class np:\n    allclose = lambda *a: True\ndef f(): return 0"
+    raised = "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False"
+    check_programs(
+        grader,
+        [
+            *((asserts(tests, name), "def f(): return 0", "ungradable") for tests in nothing for name in (None, "f")),
+            (asserts("assert np.allclose(f(), 2.5)"), lacking, "wrong"),
+            (asserts(raised), "def f(x): raise ValueError", "right"),
+        ],
+    )
+
+
+def test_names_are_sorted_by_the_tests_alone():
+    names = undefined("assert math.isclose(f(x), 2) and Counter(g()) == {}\nassert len(f(1)) == LIMIT\nx = 3")
+    assert names.program == {"f", "g", "LIMIT"}
+    assert names.called == {"f", "g"}
+    assert names.standard == {"math": ("math", None), "Counter": ("collections", "Counter")}
+    # What the tests bind is theirs, and so is a parameter of the same name only inside of its function.
+    assert undefined("def check(f):\n    assert f(1)\ncheck(f)").program == {"f"}
+    assert undefined("f = lambda x: x\nassert f(1)").program == frozenset()
+    assert undefined("import queue\nassert queue.Queue and f(1)").standard == {}
+    assert undefined("assert f(1)", given=["f"]).program == frozenset()
+    assert undefined("assert f(1)", given=["f"], entry_point="f").program == {"f"}
+    assert undefined("assert sum(10, 15) == 6").program == {"sum"}
+    assert undefined("assert sum(10, 15) == abs(-6)").program == frozenset()
+    assert undefined("assert __builtins__ and __import__('os') and f(1)").program == {"f"}
+
+
+@pytest.fixture(scope="module")
+def usual_grader():
+    with closing(CodeGrader()) as grader:  # as runs have it
+        yield grader
+
+
+def prepared(dataset, path, output):
+    """The records that ``coca-mindspeed data prepare`` makes of a publisher's file."""
+    assert main(["data", "prepare", dataset, "--input", str(path), "--output", str(output)]) == 0
+    return list(read_records(output / "test.jsonl"))
+
+
+@pytest.mark.published
+def test_humaneval_solutions_are_right_and_empty_ones_wrong(usual_grader, tmp_path):
+    path = shared_data("HumanEval.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        solutions = {row["task_id"]: row["canonical_solution"] for row in map(json.loads, file)}
+    records = prepared("humaneval", path, tmp_path / "humaneval")
+    assert len(records) == 164
+    check_programs(usual_grader, [(record, solutions[record.id], "right") for record in records])
+    check_programs(usual_grader, [(record, "    return None", "wrong") for record in records[::8]])
+
+
+@pytest.mark.published
+def test_mbpp_solutions_are_right(usual_grader, tmp_path):
+    """A third of them: those of its test split as prepared, and the others."""
+    path = shared_data("sanitized-mbpp.json")
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    solutions = {f"mbpp-{row['task_id']}": f"```python\n{row['code']}\n```" for row in rows}
+    records = prepared("mbpp_sanitized", path, tmp_path / "mbpp")
+    assert len(records) == 257
+    test_split = {record.id for record in records}
+    every = [mbpp_sanitized(row, number) for number, row in enumerate(rows)]
+    records += [record for record in every if record.id not in test_split]
+    check_programs(usual_grader, [(record, solutions[record.id], "right") for record in records[::3]])

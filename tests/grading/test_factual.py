@@ -8,6 +8,7 @@ from coca_mindspeed.data.facts import normalise_fact
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.factual import FactualGrader, names_answer, stated_fact
+from coca_mindspeed.grading.verdict import ExactGrader, Outcome
 from tests.grading.tables import read_table, text_cases
 from tests.tables import check_rows
 
@@ -72,3 +73,9 @@ def test_normalising_twice_is_normalising_once(text):
 def test_records_without_aliases_are_refused(aliases):
     with pytest.raises(DataError, match=r"'t1' of 'triviaqa'.*aliases"):
         FactualGrader().grade([record(aliases)], ["Paris"])
+
+
+@pytest.mark.parametrize("answer", ["", "\n\n", r"\boxed{Par", "x" * 100_000, "\ud800", "no " * 10_000])
+def test_facts_and_spellings_are_right_or_wrong(answer):
+    assert FactualGrader().grade([record(["Paris"])], [answer])[0].outcome is Outcome.WRONG
+    assert ExactGrader().grade([Record("t1", "mine", "math", "?", "Paris")], [answer])[0].outcome is Outcome.WRONG

@@ -82,13 +82,6 @@ def test_order_and_concurrency(server: ChatServer) -> None:
     assert 1 < server.most_at_once <= 4
 
 
-def test_server_errors_and_rate_limits_are_retried(server: ChatServer) -> None:
-    statuses = iter([500, 429, 200])
-    server.reply = lambda request: (next(statuses), "CORRECT")
-    assert judge(server).grade([record()], ["x"])[0].correct
-    assert len(server.requests) == 3
-
-
 @pytest.mark.parametrize(
     ("setup", "options", "match", "requests"),
     [
@@ -156,36 +149,6 @@ def test_an_endpoint_that_takes_nothing_stops_the_run(server: ChatServer, count:
     with pytest.raises(GradingError, match="refused"):
         grader.grade([record(0), record(1)], ["x", ""])  # one of which is not asked
     assert len(server.requests) < 30
-
-
-def completion(content: object) -> bytes:
-    return json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]}).encode()
-
-
-UNUSABLE = {
-    "HTML that says it is JSON": b"<html>busy</html>",
-    "a list": b"[1, 2]",
-    "null": b"null",
-    "nothing": b"",
-    "cut off": completion("CORRECT")[:-9],
-    "an error with status 200": b'{"error": {"message": "busy"}}',
-    "choices that are none": b'{"choices": [7]}',
-    "choices that are a number": b'{"choices": 7}',
-    "content that is a list": completion(["CORRECT"]),
-    "deeper than any reader": b"[" * 100_000,
-}
-
-
-@pytest.mark.parametrize("name", UNUSABLE)
-def test_a_reply_that_is_no_chat_completion_is_asked_for_again(server: ChatServer, name: str) -> None:
-    bodies = iter([UNUSABLE[name], completion("CORRECT")])
-    server.raw = lambda: next(bodies)
-    grader = judge(server, retries=1)
-    assert grader.grade([record()], ["x"])[0].correct
-    server.raw = lambda: UNUSABLE[name]
-    with pytest.raises(GradingError, match="does not grade"):
-        grader.grade([record()], ["y"])
-    assert len(server.requests) == 4
 
 
 def test_a_run_that_stops_asks_no_more(server: ChatServer) -> None:

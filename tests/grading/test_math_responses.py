@@ -1,16 +1,25 @@
-"""Whole responses: the table of settled ones, and the publishers' own solutions and gold answers."""
+"""Whole responses: their final answers, tables and publishers' own solutions, and unevaluated answers."""
 
 import gzip
 import json
 import re
+import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coca_mindspeed.data.published import gsm8k, math500
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.math.extract import final_answer, last_boxed, without_boxes
 from coca_mindspeed.grading.math.grader import MathGrader
-from tests.grading.tables import read_table
+from coca_mindspeed.grading.math.normalise import plain_characters
+from coca_mindspeed.grading.unevaluated import reject_unevaluated, why_unevaluated
+from coca_mindspeed.grading.verdict import Outcome, Verdict
+from tests.grading.tables import read_table, text_cases
+from tests.processor import within
 from tests.shared_data import shared_data
+from tests.tables import check_rows
 
 # A line break is written ``\n`` in this table.
 RESPONSES = [
@@ -122,3 +131,76 @@ def test_responses_of_models_are_graded_as_their_publishers_did(grader):
     others = [record.answer != other.answer for record, other in zip(records, following, strict=True)]
     crossed = right(grader, following, [row["response"] for row in rows])
     assert sum(was and other for was, other in zip(crossed, others, strict=True)) <= 40
+
+
+FUNCTIONS = {f.__name__: f for f in (final_answer, last_boxed, plain_characters, without_boxes)}
+
+
+def test_the_table_of_texts():
+    def check(function, text, expected):
+        assert FUNCTIONS[function](text) == expected
+
+    check_rows(check, text_cases(*FUNCTIONS))
+
+
+def test_a_number_far_from_the_end_is_no_final_answer():
+    assert final_answer("The answer is 5. " + "and then words follow " * 200) is None
+
+
+@given(st.text(alphabet=r"\{}boxed$.1 ", max_size=300))
+def test_finding_never_raises_and_gives_a_part_of_the_text(text):
+    boxed = last_boxed(text)
+    assert boxed is None or boxed in text
+    final_answer(text)
+
+
+HOSTILE = [r"\boxed{", "{", "$", "answer is ", "1,", r"\(", r"\[", "answer", " ", r"\boxed{1}", "answer is 5 "]
+HOSTILE += ["5 and ", "$5 ", "x = 5, ", "#### ", "5\n", "A: 1\n", "( 5 ", r"\frac{", "5 if ", "not 5. ", "<answer>"]
+HOSTILE += ["answer is not 5. ", "The answer a ", "because 5 ", "**", "5 (", r"\begin{a}", "$x$ "]
+
+
+@pytest.mark.timing
+def test_time_is_linear_in_the_response():
+    def check(piece):
+        text = piece * (300_000 // len(piece))
+        started = time.process_time()
+        final_answer(text)
+        assert within(time.process_time() - started, 0.6)
+
+    check_rows(check, [(piece,) for piece in HOSTILE])
+
+
+UNEVALUATED = read_table("unevaluated.tsv")
+
+
+@pytest.mark.parametrize(("question", "gold", "answer", "evaluated"), UNEVALUATED)
+def test_the_table_of_unevaluated_answers(question: str, gold: str, answer: str, evaluated: str) -> None:
+    assert (why_unevaluated(question, gold, rf"So \boxed{{{answer}}}.") == "") is (evaluated == "true")
+    assert why_unevaluated(f"Find ${gold}$.", gold, rf"\boxed{{{gold}}}") == ""
+
+
+def record(question: str, gold: str, category: str = "math", **metadata: object) -> Record:
+    return Record("r1", "mine", category, question, gold, metadata=metadata)
+
+
+def test_only_mathematics_is_looked_at() -> None:
+    records = [
+        record("17*23", "391"),
+        record("17*23", "391", grader="factual"),
+        record("17*23", "391", category="code"),
+        record("17*23", "391", category="other", grader="math"),
+    ]
+    verdicts = reject_unevaluated(records, [r"\boxed{17*23}"] * 4, [Verdict(Outcome.RIGHT)] * 4)
+    assert [verdict.correct for verdict in verdicts] == [False, True, True, False]
+    assert "arithmetic" in verdicts[0].reason
+
+
+def test_by_value_an_unevaluated_answer_is_right_and_in_training_it_is_not(grader) -> None:
+    unread = re.compile(r"\\(?:sum|int|lim|gcd)|!!")  # no final answers by value either
+    cases = [case for case in UNEVALUATED if case[0].startswith("Compute ") and not unread.search(case[2])]
+    records = [record(question, gold) for question, gold, _, _ in cases]
+    answers = [rf"\boxed{{{answer}}}" for _, _, answer, _ in cases]
+    verdicts = grader.grade(records, answers)
+    assert [v.correct for v in verdicts] == [True] * len(cases)
+    found = [v.correct for v in reject_unevaluated(records, answers, verdicts)]
+    assert found == [evaluated == "true" for _, _, _, evaluated in cases]

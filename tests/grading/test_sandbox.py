@@ -1,20 +1,23 @@
-"""The sandbox: attacks as root and as a normal user, its filter of system calls, what it says where it cannot run."""
+"""The sandbox: attacks as root and as a normal user, its system call filter, several graders, and its end."""
 
 import errno
 import http.server
 import json
+import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.code import sandbox as sandbox_module
-from coca_mindspeed.grading.code.inside.seccomp import filter_program
-from coca_mindspeed.grading.code.sandbox import Sandbox
+from coca_sandbox import sandbox as sandbox_module
+from coca_sandbox.inside.seccomp import filter_program
+from coca_sandbox.sandbox import Sandbox, SandboxError, locked_user_id
 from tests.grading import sandbox_attacks
+from tests.grading.dying_trainer import descendants, end_survivors
 from tests.grading.sandbox_package import REPOSITORY, needs_sandbox, script_of
 from tests.grading.tables import read_table
 from tests.tables import check_rows
@@ -97,7 +100,7 @@ def test_no_process_is_left_behind():
 
 def test_running_without_a_sandbox_is_an_explicit_choice(monkeypatch):
     monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None)
-    with pytest.raises(GradingError, match="allow_unsandboxed"):
+    with pytest.raises(SandboxError, match="allow_unsandboxed"):
         Sandbox()
     sandbox = Sandbox(allow_unsandboxed=True)
     assert not sandbox.sandboxed
@@ -148,3 +151,118 @@ def test_calls_of_another_machine_are_not_taken_for_this_ones():
 def test_an_unknown_machine_has_no_filter():
     with pytest.raises(ValueError, match="riscv64"):
         filter_program("riscv64")
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has several user ids")
+
+
+@needs_sandbox
+@pytest.mark.parametrize("user", ["this user", "nobody"])
+def test_programs_that_use_all_their_processes_stay_right(user):
+    with script_of(user, "greedy_programs.py") as (command, options):
+        graders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) for _ in range(2)]
+        for grader in graders:
+            said, _ = grader.communicate()
+            assert json.loads(said) == [["right", ""]] * 4
+
+
+@needs_sandbox
+@needs_root
+def test_a_user_id_is_taken_until_the_last_holder_of_its_lock_ends(monkeypatch):
+    monkeypatch.setattr(sandbox_module, "_RANGES", ((1_900_000_000, 2),))
+    with locked_user_id() as (first, lock):
+        with locked_user_id() as (second, _):
+            assert {first, second} == {1_900_000_000, 1_900_000_001}
+            with pytest.raises(SandboxError, match="in use"), locked_user_id():
+                pass
+        holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lock])
+    for _ in range(20):
+        with locked_user_id() as (free, _):
+            assert free == second
+    holder.communicate(b"\n")
+    found = set()
+    for _ in range(50):
+        with locked_user_id() as (free, _):
+            found.add(free)
+    assert found == {first, second}
+
+
+@needs_sandbox
+@needs_root
+def test_a_directory_of_locks_that_somebody_else_made_is_not_used(monkeypatch, tmp_path):
+    elsewhere = tmp_path / "coca-mindspeed-user-ids"
+    elsewhere.mkdir()
+    elsewhere.chmod(0o777)
+    monkeypatch.setattr(sandbox_module, "Path", lambda name: tmp_path if name == "/run" else Path(name))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    with pytest.raises(SandboxError, match="can be used"), locked_user_id():
+        pass
+
+
+@needs_sandbox
+def test_what_a_case_leaves_behind_does_not_count_against_the_next():
+    source = """
+import os, time
+print(input())
+for _ in range(24):
+    if os.fork() == 0:
+        for number in (1, 2): os.close(number)
+        time.sleep(100)
+"""
+    cases = [{"input": str(number), "output": str(number)} for number in range(4)]
+    report = Sandbox().run({"kind": "stdio", "source": source, "cases": cases, "seconds": 5.0}, 20.0)
+    assert (report.outcome, report.reason) == ("right", "")
+
+
+WORKERS = """
+import os, threading, time
+from coca_mindspeed.grading.workers import Workers
+from tests.grading.processes import hang_in_one_bytecode, nap
+workers = Workers(count=2, seconds=300.0)
+results = workers.map(nap, [0.0] * 2)
+list(results)
+threading.Thread(target=lambda: list(workers.map(hang_in_one_bytecode, [100] * 2)), daemon=True).start()
+time.sleep(0.5)
+if os.fork() == 0:  # as a data loader's worker, which lives on for a while
+    os.close(1)
+    time.sleep(30)
+    os._exit(0)
+print("running", flush=True)
+time.sleep(1000)
+"""
+
+
+def end_and_count(trainer, how, at_least):
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "running\n"
+    processes = descendants(trainer.pid)
+    assert len(processes) >= at_least, processes
+    trainer.send_signal(how)
+    trainer.wait()
+    trainer.stdout.close()
+    return end_survivors(processes, 2.0)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(("how", "user"), [(signal.SIGKILL, "this user"), (signal.SIGTERM, "nobody")])
+def test_sandboxes_end_with_the_trainer(how, user):
+    with script_of(user, "dying_trainer.py") as (command, options):
+        trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+        assert end_and_count(trainer, how, at_least=12) == []
+
+
+def test_workers_end_with_the_trainer_whatever_it_forked():
+    trainer = subprocess.Popen([sys.executable, "-c", WORKERS], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    left = end_and_count(trainer, signal.SIGKILL, at_least=3)
+    assert left  # the forked process itself
+    assert not [command for command in left if "serve(" in command]
+
+
+def test_a_program_that_takes_away_its_own_directory_is_wrong(monkeypatch):
+    """The next case cannot start then, which without a sandbox a program can bring about."""
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    sandbox = Sandbox(allow_unsandboxed=True)
+    program = "import os, shutil\nshutil.rmtree(os.path.dirname(__file__))\nprint(input())"
+    job = {"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2, "source": program, "seconds": 10.0}
+    report = sandbox.run(job, total_seconds=10.0)
+    assert report.outcome == "wrong", report.reason

@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local import train as train_module
 from coca_mindspeed.local.evaluation import HeldOut
@@ -350,6 +349,6 @@ def test_a_rollout_crosses_the_modules_that_the_architecture_page_lists(tmp_path
     listed = {f"local.{name}" for name in re.findall(r"`(\w+)`", own)}
     for folder, names in re.findall(r"`([\w/]+)/\{?([\w,]+)\}?`", shared):
         listed |= {f"{folder}/{name}".replace("/", ".").removesuffix(".__init__") for name in names.split(",")}
-    examples = {"algorithm.methods.METHOD": "algorithm.methods.coca", "grading.GRADER": "grading.exact"}
+    examples = {"algorithm.methods.METHOD": "algorithm.methods.coca", "grading.GRADER": "grading.verdict"}
     assert {examples.get(name, name) for name in listed} == {n for n in crossed if not n.startswith("utils.")}
     assert len([name for name in listed if not name.startswith("local.")]) == int(number)

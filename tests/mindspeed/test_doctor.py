@@ -227,7 +227,7 @@ def test_problems_of_the_plan(good):
 def test_a_grader_that_cannot_be_built_here(good, monkeypatch):
     machine, _ = good
     code = compose("qwen25_7b_taco_910b", *NO_VALIDATION)
-    monkeypatch.setattr("coca_mindspeed.grading.code.sandbox.shutil.which", lambda _name: None)
+    monkeypatch.setattr("coca_sandbox.sandbox.shutil.which", lambda _name: None)
     assert set(examine(machine, code)) == {"grader"}
     accepted = with_changes(code, "data", grader="code", grader_options={"allow_unsandboxed": True})
     assert "grader" not in examine(machine, accepted)

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
-from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.grading.verdict import ExactGrader
 from coca_mindspeed.mindspeed.stages import dataset
 from coca_mindspeed.mindspeed.stages.dataset import RECORD, RecordPrompts
 from coca_mindspeed.mindspeed.stages.reward_worker import MindSpeedVerifier, build_verifier
@@ -163,7 +163,7 @@ def driven(tmp_path, homes, monkeypatch, capsys):
         raise GradingError("Ray was started")
 
     monkeypatch.setattr(driver, "start_ray", start_ray)
-    monkeypatch.setattr("coca_mindspeed.grading.code.sandbox.shutil.which", lambda _name: None)
+    monkeypatch.setattr("coca_sandbox.sandbox.shutil.which", lambda _name: None)
     records, path = tmp_path / "train.jsonl", tmp_path / "run.yaml"
     data = {"data_path": str(records), "dataset_additional_keys": ["coca_record"]}
 

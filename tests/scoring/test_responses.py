@@ -9,8 +9,7 @@ import torch
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
 from coca_mindspeed.scoring.responses import ResponseScorer, predictions
 from coca_mindspeed.scoring.rollout import Rollout
 

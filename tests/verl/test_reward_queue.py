@@ -9,9 +9,8 @@ import torch
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.grading.custom import FaultTolerantGrader
-from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
 from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.utils.tokenization import token_text

@@ -18,7 +18,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError, MissingDependencyError
 from coca_mindspeed.evaluation.adapters import correctness
 from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS, METRIC_SPECS, calibration_metrics
-from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 

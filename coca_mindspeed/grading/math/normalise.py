@@ -56,7 +56,6 @@ _LOOKS = _rules(
     (r"(?<=\d)(?:(?<!\\)\\[,;:! ]|\{,\}|,\\!)\s*(?=\d{3}(?!\d))", ""),  # thousands as LaTeX writes them
     (r"(\\\\)|\\[,;:! ]|\\(?:q?quad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;", r"\1 "),
     (r"(?<=\d )~(?=\\)|(?<!\S)~(?=\s?[-.\d])", " "),
-    (r"\s+", " "),
     (r"\\(?:left|middle|right|[bB]igg?[lmr]?)(?![a-zA-Z])\s*\.?", ""),
     (r"^\s*\\[(\[]((?:\\[^()\[\]]|[^\\])*)\\[)\]]\s*$", r"\1"),
     (r"\\[dtc]frac|\\[ns](?:ice)?frac", r"\\frac"),
@@ -83,7 +82,6 @@ _PLAIN = _rules(
     (r"(\d(?:\.\d+)?|\.\d+)[eE]([-+]?\d{1,3})(?![\w.])", r"\1\\times 10^{\2}"),
     (r"(?:\{ ?|^)([^{}=,;\\]+?) ?\\over(?![a-z]) ?([^{}=,;\\]+?)(?: ?\}|$)", r"\\frac{\1}{\2}"),
     (r"\\[bp]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r"\\mod \1"),
-    (r"_\s*\{\s*(\w+)\s*\}", r"_{\1}"),
 )
 _MONEY = re.compile(r"^[-+]?\s*(\\?\$|[€£]|Rs\.?)\s*(?=[-+.\d])")
 _TEXT_COMMAND = re.compile(rf"{TEXT}\s*(?:\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*)\}}|([a-zA-Z\d]))")
@@ -148,7 +146,6 @@ _NAME = rf"(?:{FIGURE}|\\?[a-zA-Z]+(?:_\{{?\w+\}}?)?)"
 _ASSIGNED = re.compile(rf"({_NAME}(?:\s*\+\s*{_NAME})*)\s*=\s*(?!.*[=<>])(.+)")
 _IN_BASE = re.compile(r"(\()?([1-9]\d*)(?(1)\)) ?_ ?(?:\{?(\d{1,2})\}?|\{?\\text\{ ?([a-z]+) ?\}\}?)")
 _IN_BRACKETS = re.compile(r"(?: |\\text\{ ?)\(([a-z][a-z /-]{0,40})\)(?: ?\})?$")  # 14 (books)
-_OPERATOR_AT_END = re.compile(r"[,=<>+\-*^_(]\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +200,8 @@ def _split_unit(body: str) -> tuple[str, str | None]:
         body = f"{value} {note[1]}"
     for start in units.unit_starts(body):
         value, words = body[:start].strip(), body[start:]
-        if not value or _OPERATOR_AT_END.search(value) or value.count("{") != value.count("}"):
-            continue  # an operand, or an element of a list
+        if not value or value.count("{") != value.count("}"):
+            continue
         if words[0].isalpha() and not re.search(r"[\d\\]", value):
             continue  # "square feet" is words
         assigned = _ASSIGNED.fullmatch(value)

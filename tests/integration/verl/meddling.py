@@ -98,9 +98,9 @@ def _fail_session(module):
 if "COCA_TEST_BATCHES" in os.environ:
     after_import("coca_mindspeed.verl.trainer", _keep_batches)
 if "COCA_TEST_GRADER_FAILS" in os.environ:
-    after_import("coca_mindspeed.grading.exact", _fail_grader)
+    after_import("coca_mindspeed.grading.verdict", _fail_grader)
 if "COCA_TEST_TURNS" in os.environ:
-    after_import("coca_mindspeed.grading.exact", _grade_by_turns)
+    after_import("coca_mindspeed.grading.verdict", _grade_by_turns)
     after_import("tests.support.verl_host.replica", _script_responses)
 if "COCA_TEST_SESSION_FAILS" in os.environ:
     after_import("tests.support.verl_host.replica", _fail_session)

@@ -27,9 +27,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.code.inside import process as processes
-from coca_mindspeed.grading.code.inside.process import STARVED, UNAVAILABLE, UNGRADABLE, WALL_FACTOR, WRONG, Report
+from coca_sandbox.inside import process as processes
+from coca_sandbox.inside.process import STARVED, UNAVAILABLE, UNGRADABLE, WALL_FACTOR, WRONG, Report
 
 _INSIDE = Path(__file__).with_name("inside")
 _MAX_REPORT_BYTES = 1 << 20
@@ -48,6 +47,10 @@ _RANGES = ((1_900_000_000, 4_096), (60_578, 606))
 _USER_ID_ATTEMPTS = 1_000
 
 
+class SandboxError(Exception):
+    """There is no sandbox, or no user id for one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     memory_bytes: int = 1 << 30  # address space of each process, and resident memory of all of them together
@@ -59,7 +62,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Sandbox:
-    """Runs jobs; thread-safe. Raises ``GradingError`` if bubblewrap does not work.
+    """Runs jobs; thread-safe. Raises ``SandboxError`` if bubblewrap does not work.
 
     Args:
         limits: of one job.
@@ -74,7 +77,7 @@ class Sandbox:
     def __post_init__(self) -> None:
         problem = self._start_problem()
         if problem and not self.allow_unsandboxed:
-            raise GradingError(
+            raise SandboxError(
                 f"programs written by a model need a sandbox, and there is none: {problem}. Install bubblewrap "
                 "0.8 or newer (Debian and Ubuntu: apt-get install bubblewrap) where user namespaces are allowed (in a "
                 "container: --privileged), or accept the risk with the grader's option allow_unsandboxed "
@@ -89,7 +92,7 @@ class Sandbox:
         """Run one job of the harness.
 
         Args:
-            job: ``kind``, ``source`` and the fields of that kind; see :mod:`.extraction`.
+            job: ``kind``, ``source`` and the fields of that kind; see :mod:`.inside.jobs`.
             total_seconds: limit as ``inside/process.py`` counts; ``WALL_FACTOR`` times that is the limit in wall time.
             stop: ends the job early, as ungradable, when it is set.
         """
@@ -368,7 +371,7 @@ def locked_user_id() -> Iterator[tuple[int, int]]:
             return
         finally:
             os.close(descriptor)
-    raise GradingError(f"every user id that was tried is in use by another sandbox; see the locks in {directory}")
+    raise SandboxError(f"every user id that was tried is in use by another sandbox; see the locks in {directory}")
 
 
 def _mapped(first: int, count: int) -> bool:
@@ -390,4 +393,4 @@ def _lock_directory() -> Path:
         # In /tmp another user may have been there first.
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022:
             return directory
-    raise GradingError(f"no directory for the locks of user ids: neither /run nor {tempfile.gettempdir()} can be used")
+    raise SandboxError(f"no directory for the locks of user ids: neither /run nor {tempfile.gettempdir()} can be used")

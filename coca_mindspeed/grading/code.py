@@ -1,4 +1,4 @@
-"""Extract the program of an answer, and build the sandbox's job for a record.
+"""Grader of programs: extract the program of an answer, and run it against its tests in a sandbox.
 
 ``record.metadata["tests"]`` is one of:
 
@@ -11,11 +11,23 @@
 import functools
 import re
 import textwrap
+import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from coca_mindspeed.data.records import Record, RecordError
-from coca_mindspeed.grading.code.inside.names import undefined
+from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
+from coca_mindspeed.utils.process import usable_cpus
+from coca_sandbox.inside.names import undefined
+from coca_sandbox.inside.process import Report
+from coca_sandbox.sandbox import Limits, Sandbox, SandboxError
+
+_MAX_WORKERS = 64
+_MOST_WORKERS_BY_DEFAULT = 32
+_MAX_PROGRAM_CHARACTERS = 200_000
 
 # Extraction runs in the calling process: it is linear, and its input bounded.
 MAX_ANSWER_CHARACTERS = 1_000_000
@@ -24,14 +36,101 @@ _PYTHON = {"python", "python3", "py", "py3"}
 _LANGUAGE = re.compile(r"[\w+#.-]*")
 _DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 _WORD = re.compile(r"\w+")
-# Before a fence: indentation, and the marks of quotes and list items.
-_CONTAINER = re.compile(r"(?:[ \t]*(?:>|(?:[-+*]|[0-9]{1,9}[.)])[ \t])){0,9}[ \t]*")
-_BLANK = r"(?:[ \t\r]*(?:#[^\n]*)?\n)*"  # lines without code
-_DOCSTRING = r"""[rR]?(?:"{3}[^"]*(?:"(?!"")[^"]*)*"{3}|'{3}[^']*(?:'(?!'')[^']*)*'{3}|"[^"\n]*"|'[^'\n]*')"""
-_FUTURE = r"from[ \t]+__future__[ \t]+import\b(?:[ \t]*\([^()]*\)[ \t\r]*|[^\n#;()\\]*)(?:#[^\n]*)?\n"
-_FUTURE_IMPORTS = re.compile(rf"({_BLANK}(?:{_DOCSTRING}[ \t\r]*\n{_BLANK})?)((?:{_FUTURE}{_BLANK})+)")
+# Before a fence: indentation, and the marks of list items.
+_CONTAINER = re.compile(r"(?:[ \t]*(?:[-+*]|[0-9]{1,9}[.)])[ \t]){0,9}[ \t]*")
+_FUTURE_IMPORT = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+\w[^\n]*\n", re.MULTILINE)
 
 Job = dict[str, Any]
+
+
+class CodeGrader(TalliedGrader):
+    """Right if and only if the program passes all of its tests. Raises ``GradingError`` without a sandbox.
+
+    Args:
+        seconds: limit for one run of a program (one case, or one set of asserts) if the record sets none: wall time
+            without waiting for a processor, and never less than processor time.
+        total_seconds: limit for all cases of one program together.
+        workers: number of sandboxes at one time; None for one per core, at most 32.
+        memory_mib: for each process, and for all processes of a program together.
+        processes: processes and threads of a program at one time.
+        allow_unsandboxed: see :class:`~coca_sandbox.sandbox.Sandbox`.
+    """
+
+    def __init__(
+        self,
+        seconds: float = 10.0,
+        total_seconds: float = 60.0,
+        workers: int | None = None,
+        memory_mib: int = 1024,
+        processes: int = 32,
+        allow_unsandboxed: bool = False,
+    ) -> None:
+        count = min(_MOST_WORKERS_BY_DEFAULT, usable_cpus()) if workers is None else workers
+        if not 1 <= count <= _MAX_WORKERS:
+            raise GradingError(f"the number of sandboxes should be between 1 and {_MAX_WORKERS}, found {count}")
+        if seconds <= 0 or total_seconds < seconds:
+            raise GradingError(f"expected 0 < seconds <= total_seconds, found {seconds:g} and {total_seconds:g}")
+        super().__init__()
+        self._seconds, self._total_seconds = seconds, total_seconds
+        try:
+            self._sandbox = Sandbox(Limits(memory_bytes=memory_mib << 20, processes=processes), allow_unsandboxed)
+        except SandboxError as error:
+            raise GradingError(str(error)) from error
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="sandbox")
+
+    @staticmethod
+    def check(records: Sequence[Record]) -> None:
+        for record in records:
+            build_job(record, "")
+            check_asserts(record)
+            time_limit(record, default=1.0)
+
+    def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        """Run no program if a record's tests are malformed (``RecordError``)."""
+        jobs = [self._job(record, answer) for record, answer in zip(records, answers, strict=True)]
+        reports = list(self._reports(jobs))
+        self._counts["timeouts"] += sum(report.timed_out for report, _ in reports)
+        return [Verdict(Outcome(report.outcome), report.reason, seconds) for report, seconds in reports]
+
+    def outputs(self, jobs: Sequence[Job]) -> list[tuple[str | None, ...]]:
+        """Digests of each program's result on each input; ``GradingError`` if a program could not be run."""
+        found = []
+        for report, _ in self._reports([{**job, "seconds": self._seconds} for job in jobs]):
+            if report.outcome == Outcome.UNGRADABLE.value:
+                raise GradingError(f"a program could not be run on the inputs of its tests: {report.reason}")
+            found.append(report.outputs or (None,))
+        return found
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _job(self, record: Record, answer: str) -> Job:
+        too_long = ""
+        if len(answer) > MAX_ANSWER_CHARACTERS:
+            answer, too_long = "", f"the answer is over {MAX_ANSWER_CHARACTERS} characters"
+        job = build_job(record, answer)
+        if len(job["source"]) > _MAX_PROGRAM_CHARACTERS:
+            too_long = f"the program is over {_MAX_PROGRAM_CHARACTERS} characters"
+        return {**job, "seconds": time_limit(record, self._seconds), "too_long": too_long}
+
+    def _reports(self, jobs: Sequence[Job]) -> Iterator[tuple[Report, float]]:
+        """The report and seconds of each job, in order; ending the iteration early ends all jobs."""
+        stop = threading.Event()
+        try:
+            yield from self._threads.map(lambda job: self._run(job, stop), jobs)
+        finally:
+            stop.set()
+
+    def _run(self, job: Job, stop: threading.Event) -> tuple[Report, float]:
+        started = time.perf_counter()
+        if job.get("too_long"):
+            return Report(Outcome.WRONG.value, job["too_long"]), 0.0
+        total = job["seconds"] if job["kind"] == "asserts" else max(self._total_seconds, job["seconds"])
+        try:
+            report = self._sandbox.run(job, total, stop)
+        except SandboxError as error:
+            raise GradingError(str(error)) from error
+        return report, time.perf_counter() - started
 
 
 def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
@@ -65,13 +164,12 @@ def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
 def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
     """Language and content of each block; the last closing fence may be missing.
 
-    As in CommonMark, a block loses the marks of the quotes and the indentation of the list items that it stands in.
+    As in CommonMark, a block loses the indentation of the list items that it stands in.
     """
     fence = language = prefix = ""
     lines: list[str] = []
     for line in answer.split("\n"):
         if fence:
-            line = _without_quotes(line, prefix)
             text = line.strip(" \t\r")
         else:
             text = _CONTAINER.sub("", line, count=1)
@@ -90,17 +188,10 @@ def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
         yield language, _unindented(lines, prefix).removesuffix("\n")
 
 
-def _without_quotes(line: str, prefix: str) -> str:
-    """A line without the quotes' marks, as many as ``prefix`` has."""
-    return re.sub(rf"(?:[ \t]*> ?){{0,{prefix.count('>')}}}", "", line, count=1)
-
-
 def _unindented(lines: Sequence[str], prefix: str) -> str:
     """Lines without the indentation of their fence; where the first has less, each loses that of the first."""
-    _, quote, rest = prefix.rpartition(">")
-    margin = len(rest.removeprefix(" " if quote else "").expandtabs(4))
     pairs = [(line[: len(line) - len(text)].expandtabs(4), text) for line in lines for text in [line.lstrip(" \t")]]
-    margin = min(margin, next((len(spaces) for spaces, text in pairs if text.strip()), 0))
+    margin = min(len(prefix.expandtabs(4)), next((len(spaces) for spaces, text in pairs if text.strip()), 0))
     return "".join(spaces[margin:] + text for spaces, text in pairs) if margin else "".join(lines)
 
 
@@ -175,9 +266,7 @@ def _with_prompt(prompt: str, program: str, entry_point: str | None) -> str:
     name = re.escape(entry_point) if entry_point else r"\w+"
     if re.search(rf"^(?:async\s+)?def\s+{name}\b|^{name}\s*=|^class\s", program, re.MULTILINE):
         # A whole function: it replaces the prompt's unfinished one. Imports from __future__ stand before all others.
-        future = _FUTURE_IMPORTS.match(program)
-        before, imports, rest = ("", "", program) if future is None else (*future.groups(), program[future.end() :])
-        return f"{imports}{prompt}\n    pass\n\n{before}{rest}"
+        return f"{''.join(_FUTURE_IMPORT.findall(program))}{prompt}\n    pass\n\n{_FUTURE_IMPORT.sub('', program)}"
     body = textwrap.dedent(program)
     body = program if body.startswith((" ", "\t")) else textwrap.indent(body, "    ")
     return prompt + ("" if prompt.endswith("\n") else "\n") + body

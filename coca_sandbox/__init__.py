@@ -1,0 +1,1 @@
+"""Run programs written by a model against their tests, in a bubblewrap sandbox. Standard library only."""
