@@ -21,11 +21,16 @@ Reduce = Callable[[float, int], tuple[float, int]]
 
 
 class Advantage(NamedTuple):
-    """Advantages of one segment."""
+    """Advantages of one segment.
 
-    values: Tensor  # float32 `[P, G]`, 0 where a response takes no part
-    varies: Tensor  # bool `[P]`, whether the rewards differ within the group, so that there is something to learn
-    # the step's deviation that `batch` divided by (of a sum: its first part's); 0 with another scale
+    Attributes:
+        values: float32 ``[P, G]``, 0 where a response takes no part.
+        varies: bool ``[P]``, whether the rewards differ within the group, so that there is something to learn.
+        deviation: the step's deviation that ``batch`` divided by (of a sum: its first part's); 0 with another scale.
+    """
+
+    values: Tensor
+    varies: Tensor
     deviation: float = 0.0
 
     def __add__(self, other: "Advantage") -> "Advantage":  # type: ignore[override]
@@ -63,7 +68,8 @@ def centred(rewards: Tensor) -> tuple[Tensor, Tensor]:
 def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Advantage:
     """``(r - mean) / (std + eps)`` within each group (paper, equation 9) of rewards as of :func:`centred`, in float64.
 
-    ``ddof`` 1 is the sample deviation, as MindSpeed-RL's group_norm; 0 the population's.
+    ``ddof`` 1 is the sample deviation, as MindSpeed-RL's group_norm; 0 the population's.  ``eps`` is added to the
+    deviation, which also damps nearly unanimous groups: see docs/method.md.
     """
     offsets, varies = centred(rewards)
     count = (~rewards.isnan()).sum(dim=1, keepdim=True)

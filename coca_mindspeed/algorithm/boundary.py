@@ -46,7 +46,12 @@ class TokenText:
         return self._bytes[start : start + int(self._sizes[token_id])].cpu().numpy().tobytes()
 
     def decode(self, token_ids: Tensor, lengths: Tensor) -> list[str]:
-        """The text of each response of ``token_ids`` ``[B, T]`` and ``lengths`` ``[B]``; not UTF-8: U+FFFD."""
+        """The text of each response; bytes that are not UTF-8 become U+FFFD.
+
+        Args:
+            token_ids: int ``[B, T]``.
+            lengths: int ``[B]``, tokens of each response.
+        """
         _check_responses(token_ids, lengths, self)
         stream, token_of_byte = self._byte_stream(_window(token_ids, lengths, token_ids.shape[1], "first", self))
         raw = stream.cpu().numpy().tobytes()
@@ -77,17 +82,21 @@ def confidence_segment_lengths(
 ) -> Tensor:
     """Return the number of tokens of each response until its confidence is known, int64 ``[B]``.
 
-    That is up to the end of the first closing tag, or in position ``last`` (RLCR) of the last one.  A token counts if
-    any of its characters stand before that end, so a token that straddles the boundary does.
+    A token counts if any of its characters stand before the end of the closing tag, so a token that straddles the
+    boundary does.  The search uses the bytes of the sampled ids; nothing is re-tokenised.
 
     Args:
         token_ids: int ``[B, T]``, the sampled ids, right-padded with anything.
         response_lengths: int ``[B]``.
         token_text: bytes of each id.
         valid: bool ``[B]``, whether :class:`ResponseParser` found a confidence in the response's text.
-        max_confidence_tokens: tokens of an invalid response, which has no closing tag.
+        max_confidence_tokens: most tokens of an invalid response, which has no closing tag.
+        position: ``first`` and ``both``: up to the end of the first closing tag, which is the length of the confidence
+            segment.  ``last`` (RLCR): up to the end of the last one.
 
-    Raises ValueError: mismatching shapes, dtypes, devices or ids, or a valid response without a closing tag.
+    Raises:
+        ValueError: mismatching shapes, dtypes, devices or ids, or a response is said to be valid, but its tokens hold
+            no closing tag.
     """
     most = _most_tokens(response_lengths, max_confidence_tokens)
     side: _Side = "last" if position == "last" else "first"
@@ -104,19 +113,25 @@ def segment_ends(
     max_confidence_tokens: int = 16,
     position: ConfidencePosition = "first",
 ) -> Tensor:
-    """The tokens of each response up to the end of each of its ``SEGMENTS[position]``, int64 ``[B, S]``.
+    """The tokens of each response up to the end of each of its segments, int64 ``[B, S]``; the last is its length.
 
-    A confidence before the answer ends as :func:`confidence_segment_lengths` says, which describes the arguments;
-    ``valid`` has a mask for each confidence of the response.  A confidence after the answer begins with the token that
-    holds the first character of its opening tag, and takes the rest of the response; of an invalid response, its last
-    ``max_confidence_tokens`` tokens that no earlier confidence has.
+    A confidence segment before the answer ends as :func:`confidence_segment_lengths` says.  One after the answer
+    begins with the token that holds the first character of its opening tag, and takes the rest of the response; of an
+    invalid response, its last ``max_confidence_tokens`` tokens that no earlier confidence has.
+
+    Args:
+        token_ids, response_lengths, token_text, max_confidence_tokens: as of :func:`confidence_segment_lengths`.
+        valid: bool ``[B]`` for each confidence of the response.
+        position: of the confidences, which is the order of the segments: ``SEGMENTS[position]``.
     """
     most = _most_tokens(response_lengths, max_confidence_tokens)
     lengths = response_lengths.to(torch.int64)
     ends = []
     if position != "last":
-        found = _tokens_with(token_ids, lengths, token_text, valid[0], CLOSE_TAG, len(CLOSE_TAG) - 1, "first")
-        ends.append(torch.where(valid[0], found, most))
+        first = confidence_segment_lengths(
+            token_ids, lengths, token_text, valid[0], max_confidence_tokens=max_confidence_tokens
+        )
+        ends.append(first)
     if position != "first":
         found = _tokens_with(token_ids, lengths, token_text, valid[-1], OPEN_TAG, 0, "last") - 1
         begin = torch.where(valid[-1], found, lengths - most)

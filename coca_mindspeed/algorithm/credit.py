@@ -13,15 +13,20 @@ from coca_mindspeed.algorithm.parsing import SEGMENTS
 
 
 class Credit(NamedTuple):
-    """Rewards and advantages of P prompts with G responses each, on the CPU.  NaN: takes no part."""
+    """Rewards and advantages of P prompts with G responses each, on the CPU.  NaN: takes no part.
 
-    # float64 `[P, 1]`, the success rate of each group's gradable answers; NaN where the group is dropped, because
-    # fewer than two of its answers could be graded
+    Attributes:
+        gesr: float64 ``[P, 1]``, the success rate of each group's gradable answers; NaN where the group is dropped,
+            because fewer than two of its answers could be graded.
+        confidence_reward: float64 ``[P, G]``, the Brier score against GESR, whatever the method rewards.
+        segments: advantage of each segment, in the order of the response; None: advantage 0 everywhere.
+        deviation: the step's deviation that ``batch`` divides by, of the first segment that has one; 0 with another
+            scale.
+    """
+
     gesr: Tensor
-    confidence_reward: Tensor  # float64 `[P, G]`, the Brier score against GESR, whatever the method rewards
-    # advantage of each segment, in the order of the response; None: advantage 0 everywhere
+    confidence_reward: Tensor
     segments: dict[str, Advantage | None]
-    # the step's deviation that `batch` divides by, of the first segment that has one; 0 with another scale
     deviation: float
 
     @property
@@ -45,23 +50,33 @@ NO_CREDIT = Credit(torch.empty(0, 1), torch.empty(0, 0), {}, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class CreditRule:
-    """Rule that turns a method's rewards into advantages."""
+    """Rule that turns a method's rewards into advantages.
 
-    method: TrainingMethod  # the rewards of each segment, and the order of the segments
-    stage: int = 0  # index into the method's stages
-    invalid_reward: float = -1.0  # confidence reward of a response without a valid confidence
-    ddof: int = 1  # of the groups' deviation; 1 is the sample's, 0 the population's
-    eps: float = 1e-6  # added to the deviation
-    # normalise the scores of confidences over the valid responses alone, and add the normalised 0/1 reward of being
-    # valid.  False: the paper's form, in which one invalid response among eight, with its reward of -1, shrinks the
-    # differences among the valid ones 5 to 40 times.
+    Attributes:
+        method: the rewards of each segment, and the order of the segments.
+        stage: index into the method's stages.
+        invalid_reward: confidence reward of a response without a valid confidence.
+        ddof: of the groups' deviation; 1 is the sample's, 0 the population's.
+        eps: added to the deviation.
+        separate_format: normalise the scores of confidences over the valid responses alone, and add the normalised 0/1
+            reward of being valid.  In the paper's form (False) one invalid response among eight, with its reward of -1,
+            shrinks the differences among the valid ones 5 to 40 times.  It has no effect if all responses are valid,
+            and applies to methods whose confidence has a reward of its own.
+        entropy_bonus: weight of ``-log pi(confidence segment)`` in the reward of a valid confidence; for ``coca``.  Its
+            expectation is the entropy of the segment, which keeps the policy from stating one confidence everywhere.
+        scale: divisor of a group's centred rewards: its own deviation plus eps (``group``, the paper's), one deviation
+            of the centred rewards of the whole step (``batch``), or 1 (``none``).  It applies to the scores of a
+            confidence segment with a reward of its own, and to the one reward of another method.  Answer and format
+            advantages of the former always have the group's scale.
+    """
+
+    method: TrainingMethod
+    stage: int = 0
+    invalid_reward: float = -1.0
+    ddof: int = 1
+    eps: float = 1e-6
     separate_format: bool = True
-    # weight of `-log pi(confidence segment)` in the reward of a valid confidence; for `coca`.  Its expectation is
-    # the segment's entropy, which keeps the policy from stating one confidence everywhere.
     entropy_bonus: float = 0.0
-    # divisor of a group's centred rewards: its own deviation plus eps (`group`, the paper's), one deviation of the
-    # centred rewards of the whole step (`batch`), or 1 (`none`).  It applies to the scores of a confidence segment
-    # with a reward of its own, and to the one reward of another method.
     scale: AdvantageScale = "group"
 
     @property
@@ -77,17 +92,24 @@ class CreditRule:
         reduce: Reduce | None = None,
         stated_after: Tensor | None = None,
     ) -> Credit:
-        """Give credit; a response that takes no part has the advantage 0, and so adds nothing to the loss.
+        """Give credit.
+
+        Responses with an ungradable answer are left out of their group's GESR, rewards and advantages, and a group of
+        fewer than two gradable answers is dropped.  Responses that take no part have the advantage 0, and so add
+        nothing to the loss.
 
         Args:
             correct: float ``[P, G]``, with G at least 2: 1 or 0; NaN where the answer could not be graded.
-            stated: float ``[P, G]``, the stated confidences in [0, 1]; NaN where the response is invalid.
+            stated: float ``[P, G]``, the stated confidences in [0, 1]; NaN where the response is invalid.  A
+                float32 value is rounded to seven decimals, which restores the decimal that was stated.
             log_probs: float ``[P, G]``, of each confidence segment under the policy that sampled it; for
                 ``entropy_bonus``.
-            reduce: see :class:`Normalisation`.
+            reduce: adds the sum of squares and the number of centred rewards over the processes that share a step, so
+                that ``batch`` has one deviation in all of them; None: this process has the whole step.
             stated_after: like ``stated``, for a method that asks for a second confidence after the answer.
 
-        Raises ValueError: a wrong shape or dtype, a value out of its range, or an entropy bonus without log-probs.
+        Raises:
+            ValueError: a wrong shape or dtype, a value out of its range, or an entropy bonus without log-probs.
         """
         check_tensor("correct", correct, "float", "prompts", "group")
         if correct.shape[1] < 2:
@@ -98,14 +120,15 @@ class CreditRule:
             raise ValueError(f"entropy_bonus={self.entropy_bonus} needs log_probs, float {list(correct.shape)}")
         if "confidence_after" in self.segments and stated_after is None:
             raise ValueError(f"{self.method.name} needs stated_after, float {list(correct.shape)}")
+        few = (~correct.isnan()).sum(dim=1, keepdim=True) < 2
+        members = correct.double().masked_fill(few, torch.nan)
+        stated = _stated("stated", stated, members)
         bonus = None
         if self.entropy_bonus and log_probs is not None:
             bonus = -self.entropy_bonus * log_probs.double().masked_fill(stated.isnan(), 0.0)
-        few = (~correct.isnan()).sum(dim=1, keepdim=True) < 2
-        members = correct.double().masked_fill(few, torch.nan)
         outcomes = GroupOutcomes(
             correct=members,
-            stated=_stated("stated", stated, members),
+            stated=stated,
             gesr=members.nanmean(dim=1, keepdim=True),
             entropy_bonus=bonus,
             invalid_reward=self.invalid_reward,

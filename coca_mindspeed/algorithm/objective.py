@@ -64,12 +64,16 @@ def segment_objective(
         advantages: float ``[B, T]``.
         masks: bool ``[B, T]`` each.
         clip: epsilon of the ratio's trust region.
+        aggregation: see above.
         responses: responses of the whole batch, if this is a microbatch of it; default: the rows given.
         tokens: response tokens of the whole batch, likewise, for ``token_mean``.
 
     Returns:
         The loss (microbatches' losses sum to the batch's) and each segment's statistics: tokens, tokens whose
         gradient the clip cut off, the k3 estimate of KL(old || new) (Schulman, 2020), and the advantage.
+
+    Raises:
+        ValueError: mismatching shapes, dtypes or devices, or an unknown aggregation.
     """
     _check(log_probs, old_log_probs, advantages, masks)
     inside = any_segment(masks)

@@ -53,23 +53,32 @@ _NUMBER = r"[01]|0?\.[0-9]+|1\.0+"
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse:
-    """The parts of a response."""
+    """The parts of a response.
 
-    confidence: float | None  # s in [0, 1], or None if the response is invalid
-    answer: str  # the text without the confidences that were read; of an invalid response, the whole text
-    confidence_after: float | None = None  # the second confidence of position `both`, likewise
+    Attributes:
+        confidence: s in [0, 1], or None if the response is invalid.
+        answer: the text without the confidences that were read; of an invalid response, the whole text.
+        confidence_after: the second confidence of position ``both``, likewise.
+    """
+
+    confidence: float | None
+    answer: str
+    confidence_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseParser:
-    """Strict parser of responses."""
+    """Strict parser of responses.
 
-    # `first` for confidence-first responses: only whitespace may precede the opening tag and the first tag pair
-    # counts.  `last` for answer-first ones (RLCR): only whitespace may follow the closing tag and the last pair
-    # counts.  `both`: one of each, of which the first is *the* stated confidence.
+    Attributes:
+        position: ``first`` for confidence-first responses: only whitespace may precede the opening tag and the
+            first tag pair counts.  ``last`` for answer-first ones (RLCR): only whitespace may follow the closing
+            tag and the last pair counts.  ``both``: one of each, of which the first is *the* stated confidence.
+        decimals: exactly so many digits after the point, or None for any plain decimal.  A fixed width keeps a
+            small model from shortening the confidence, which would shift every position of its answer.
+    """
+
     position: ConfidencePosition = "first"
-    # exactly so many digits after the point, or None for any plain decimal.  A fixed width keeps a small model from
-    # shortening the confidence, which would shift every position of its answer.
     decimals: int | None = None
 
     def __post_init__(self) -> None:

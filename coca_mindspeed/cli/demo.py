@@ -31,8 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     composed = compose_run("demo", [f"seed={arguments.seed}", *arguments.overrides])
     if composed.run.evaluation.final_questions == 0:
         raise ConfigError("evaluation.final_questions=0: the demo shows answers before and after; at least 1 is needed")
-    quiet, resume = arguments.quiet, arguments.resume
-    with open_run(composed.run, arguments.output, resume=resume, show_progress=not quiet) as inputs:
+    show_progress = not arguments.quiet
+    with open_run(composed.run, arguments.output, resume=arguments.resume, show_progress=show_progress) as inputs:
         from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
         from coca_mindspeed.local.run import LocalRun
 

@@ -85,22 +85,47 @@ def _matmul_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -
     return attended
 
 
-def _causal_mask(**given: Any) -> Tensor | None:
-    """Transformers' mask ``[rows, 1, queries, columns]`` (True: attends; None: not needed), computed here if plain."""
-    positions: Tensor = given["cache_position"]
-    mask: Tensor | None = given.get("attention_mask")
-    columns, offset = given["kv_length"], given.get("kv_offset", 0)
-    queries, end = len(positions), offset + columns
-    windowed = given.get("mask_function", causal_mask_function) is not causal_mask_function or given.get("local_size")
-    if windowed or (mask is not None and mask.shape[-1] < end):
-        own: Tensor | None = _transformers_mask(**given)
-        return own
-    inside = None if mask is None else mask[:, offset:end]
-    skip = given.get("allow_is_causal_skip", True) and queries in (1, columns)
-    if skip and (inside is None or bool(inside.all())):
+def _causal_mask(
+    batch_size: int,
+    cache_position: Tensor,
+    kv_length: int,
+    kv_offset: int = 0,
+    mask_function: Any = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **kwargs: Any,
+) -> Tensor | None:
+    """Transformers' mask function, computed here for plain causal masks.
+
+    Returns bool ``[rows, 1, queries, columns]``, True where a query attends; None if the kernel needs no mask.
+    """
+    end = kv_offset + kv_length
+    if (
+        mask_function is not causal_mask_function
+        or local_size is not None
+        or (attention_mask is not None and attention_mask.shape[-1] < end)
+    ):
+        windowed: Tensor | None = _transformers_mask(
+            batch_size=batch_size,
+            cache_position=cache_position,
+            kv_length=kv_length,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            local_size=local_size,
+            allow_is_causal_skip=allow_is_causal_skip,
+            **kwargs,
+        )
+        return windowed
+    inside = None if attention_mask is None else attention_mask[:, kv_offset:end]
+    queries = len(cache_position)
+    if allow_is_causal_skip and queries in (1, kv_length) and (inside is None or bool(inside.all())):
         return None
-    seen = torch.arange(offset, end, device=positions.device) <= positions[:, None]
-    return seen.expand(given["batch_size"], 1, -1, -1) if inside is None else seen & inside[:, None, None, :]
+    seen = torch.arange(kv_offset, end, device=cache_position.device) <= cache_position[:, None]
+    if inside is None:
+        return seen.expand(batch_size, 1, -1, -1)
+    return seen & inside[:, None, None, :]
 
 
 AttentionInterface.register(_GROUPED, _attention)

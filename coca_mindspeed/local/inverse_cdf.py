@@ -57,14 +57,20 @@ def _block_sums(probabilities: Tensor) -> Tensor:
 
 
 def _running_sums(weights: Tensor) -> Tensor:
-    """Cumulative sums ``[rows, n]``, constant where a weight is 0; a GPU scans a single row otherwise, so add one."""
+    """Cumulative sums ``[rows, n]``, constant where a weight is 0.
+
+    A GPU scans a single row by another kernel, which does not guarantee this, so a second row is added.
+    """
     if len(weights) == 1 and weights.device.type != "cpu":
         return weights.expand(2, -1).cumsum(dim=1)[:1]
     return weights.cumsum(dim=1)
 
 
 def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Index ``[draws, 1]`` at which sums ``[rows, n]`` pass the share ``uniform`` of their total; and validity."""
+    """Index ``[draws, 1]`` at which cumulative sums ``[rows, n]`` pass the share ``uniform`` of their total.
+
+    Also whether the sums are those of a distribution, bool ``[draws, 1]``.
+    """
     total = sums[:, -1:].contiguous()
     valid = (total > 0) & total.isfinite()
     # A share rounded up to 1 must not end behind the last index with a weight.
@@ -81,7 +87,11 @@ def draw(
     generator: torch.Generator | None = None,
     row_of: Tensor | None = None,
 ) -> tuple[Tensor, TokenScores]:
-    """Sample a token ``[responses, 1]`` of each row (or ``row_of``), with its log-prob and the row's entropy."""
+    """Sample one token ``[responses, 1]`` per response; also return its log-prob and the distribution's entropy.
+
+    ``row_of`` int64 ``[responses]`` is the row of each response in the logits ``[rows, vocabulary]``; None: one per
+    row.
+    """
     draws = len(logits if row_of is None else row_of)
     uniform = torch.rand(draws, numbers_per_draw(logits.shape[1]), generator=generator, device=logits.device)
     token, scores, valid = draw_at(policy, logits, temperature, uniform, row_of)

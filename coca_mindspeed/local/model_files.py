@@ -38,7 +38,11 @@ _NOT_DOWNLOADED = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 def download_model(name: str, *, custom_code: bool, show_progress: bool) -> Path:
-    """The directory of a hub's model in the cache, downloaded if files are missing; ConfigError if that fails."""
+    """The directory of the model ``name`` (ORG/NAME) in huggingface_hub's cache, downloaded if files are missing there.
+
+    ``custom_code`` also downloads the model's Python files.  Without a connection, the cache's newest copy is used.
+    Raises ConfigError if there is no such model, it needs a login, or it can be neither downloaded nor found.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.utils.tqdm import disable_progress_bars

@@ -148,7 +148,11 @@ def dtype_of_weights(config: LoraConfig) -> torch.dtype:
 
 
 def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
-    """Freeze the model and add adapters, first without effect, if there is a rank; ConfigError for wrong targets."""
+    """Freeze the model and add adapters, initially without effect; does nothing without ``model.lora.rank``.
+
+    The global random state is not changed.  Raises ConfigError for targets that are no layers, or the embedding or the
+    LM head.
+    """
     if config.rank is None:
         return
     require_peft(config)

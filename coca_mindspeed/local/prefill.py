@@ -25,7 +25,10 @@ class PreallocatedCache(DynamicCache):
         self.layers = [_PreallocatedLayer(most) if type(layer) is DynamicLayer else layer for layer in self.layers]
 
     def repeat_rows(self, rows: Tensor, current: int, capacity: int) -> None:
-        """Append copies of ``rows`` (int64) to ``current`` rows, of at most ``capacity`` from now on."""
+        """Append copies of ``rows`` (int64) to a cache of ``current`` rows; usually only these are copied.
+
+        From now on it never holds more than ``capacity`` rows.
+        """
         for layer in self.layers:
             if isinstance(layer, _PreallocatedLayer):
                 layer.repeat_rows(rows, capacity)
@@ -134,7 +137,11 @@ def prefill_prompts(
     device: torch.device,
     sharing: Sharing = "prefix",
 ) -> Prefill:
-    """Fill an empty cache with left-padded prompts, a row each; a common prefix that may be shared is run once."""
+    """Fill an empty cache with prompts, one row each, padded on the left.
+
+    ``forward`` is :meth:`.LMHead.hidden_states` or the like.  With ``sharing`` = ``prefix``, a common prefix is run
+    once.
+    """
     shared = common_prefix_length(prompts, sharing)
     if shared:
         start = torch.tensor([prompts[0][:shared]], device=device)
@@ -152,7 +159,10 @@ def prefill_prompts(
 
 
 def common_prefix_length(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") -> int:
-    """Tokens of the prompts' common prefix, of which each keeps one; 0 if it is too short, or is not shared."""
+    """Length of the prompts' common prefix in tokens; 0 if it is too short, or ``sharing`` is not ``prefix``.
+
+    The prefix leaves each prompt at least one token of its own.
+    """
     if len(prompts) == 1 or sharing != "prefix":
         return 0
     first, last = min(map(list, prompts)), max(map(list, prompts))  # their common prefix is everyone's

@@ -40,7 +40,13 @@ from coca_mindspeed.local.sft import run_sft_warm_up, sft_progress, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.train import Trainer
 from coca_mindspeed.local.update import require_optimizer
-from coca_mindspeed.local.validation import LengthLimits, RunInputs, check_lengths, check_prompts
+from coca_mindspeed.local.validation import (
+    LengthLimits,
+    RunInputs,
+    check_lengths,
+    check_prompts,
+    ordinary_pad_token,
+)
 from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.directories import MARKER
@@ -116,6 +122,12 @@ class LocalRun:
             check_lengths(tokenizer, tiny_config(), *given, "the built-in tiny model", inputs.show_progress)
         else:
             check_prompts(tokenizer, path, config.model, *given, where=where, show_progress=inputs.show_progress)
+            if (pad := ordinary_pad_token(tokenizer)) is not None:
+                print_text(
+                    f"warning: {where}={path}: its padding token {pad!r} is ordinary text, which the policy can never "
+                    "write; name another pad_token in tokenizer_config.json, such as the end-of-sequence token",
+                    sys.stderr,
+                )
         check_same_prompt(inputs.state, self.prompt_sha256)
 
     @property

@@ -135,7 +135,8 @@ def _inspect(path: Path, resume: bool) -> RunState:
             fix = f"correct --output, or leave --resume out to start a run{nearby}"
             raise_problems([Problem("no-run", "--output", path, "holds no run to resume", fix)])
         return RunState(path)
-    checkpoints, metrics = list_checkpoints(path / "checkpoints"), path / "metrics.jsonl"
+    checkpoints = list_checkpoints(path / "checkpoints")
+    metrics = path / "metrics.jsonl"
     has_steps = bool(checkpoints) or (metrics.exists() and metrics.stat().st_size > 0)
     if has_steps and not resume:
         raise ConfigError(

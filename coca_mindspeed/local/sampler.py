@@ -33,6 +33,14 @@ class _Settings(NamedTuple):
     generator: torch.Generator
 
 
+class NextStep(NamedTuple):
+    """Changes to the decoder's rows, and their next tokens; at most one of ``keep`` and ``repeat`` is set."""
+
+    keep: Tensor | None  # int64, rows to keep, repeats allowed; None: all
+    repeat: Tensor | None  # int64, rows to append a copy of; None: none
+    token: Tensor  # int64 `[rows, 1]`, the next token of each row
+
+
 class SharedRows:
     """The decoder row of each unfinished response, ``row_of`` int64 ``[responses]``."""
 
@@ -40,11 +48,10 @@ class SharedRows:
         self.row_of = torch.arange(prompts, device=device).repeat_interleave(group_size)
         self._rows = prompts
 
-    def append(self, going: Tensor, token: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    def append(self, going: Tensor, token: Tensor) -> NextStep:
         """Append one ``token`` ``[responses, 1]`` each to the unfinished responses (``going``, bool ``[responses]``).
 
-        The other responses are dropped.  Returns the decoder's rows to keep, repeats allowed (None: all), or those to
-        append a copy of (None: none), int64, and the next token of each row, int64 ``[rows, 1]``.
+        The other responses are dropped.
         """
         pairs = self.row_of[going] * _MORE_THAN_A_VOCABULARY + token[going, 0]
         pairs, pair_of = torch.unique(pairs, return_inverse=True)
@@ -56,12 +63,12 @@ class SharedRows:
         rows = self._rows + len(repeat)
         if len(row) <= _SHRINK_AT * rows:
             self.row_of, self._rows = pair_of, len(row)
-            return row, None, token[:, None]
+            return NextStep(row, None, token[:, None])
         row[another] = torch.arange(self._rows, rows, device=row.device)
         self.row_of, self._rows = row[pair_of], rows
         tokens = token.new_zeros(rows, 1)  # rows whose responses have ended get any token
         tokens[row, 0] = token
-        return None, repeat if len(repeat) else None, tokens
+        return NextStep(None, repeat if len(repeat) else None, tokens)
 
 
 def sample_responses(
@@ -137,12 +144,12 @@ def _sample_batch(policy: Policy, prompts: Sequence[Sequence[int]], settings: _S
         row = row[going]
         if len(row) == 0 or t + 1 == max_new_tokens:
             break
-        keep, repeat, token = shared.append(going, token)
-        if keep is not None:
-            decoder.keep(keep)
-        if repeat is not None:
-            decoder.repeat(repeat, len(row))
-        decoder.step(token)
+        following = shared.append(going, token)
+        if following.keep is not None:
+            decoder.keep(following.keep)
+        if following.repeat is not None:
+            decoder.repeat(following.repeat, len(row))
+        decoder.step(following.token)
     return token_ids, lengths, log_probs, finished, entropy / lengths
 
 

@@ -6,7 +6,7 @@ The batches depend on the seed alone, so a stopped warm-up continues from its ch
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,15 +31,21 @@ from coca_mindspeed.utils.process import InterruptedRunError, interruptible, sto
 from coca_mindspeed.utils.progress import StepProgress
 
 
-def response_text(
-    answer: str, *confidences: float, position: ConfidencePosition, decimals: int = 2, spaced: bool = False
-) -> str:
-    """The answer with its confidences; ``spaced`` puts spaces around them, as the method's prompt does."""
-    space, given = " " if spaced else "", iter(confidences)
-    return space.join(
-        answer if segment == "answer" else f"{OPEN_TAG}{space}{next(given):.{decimals}f}{space}{CLOSE_TAG}"
-        for segment in SEGMENTS[position]
-    )
+@dataclass(frozen=True)
+class ResponseFormat:
+    """Position and decimals of the confidences; ``spaced`` puts spaces around it, as the method's prompt does."""
+
+    position: ConfidencePosition
+    decimals: int = 2
+    spaced: bool = False
+
+    def response(self, answer: str, *confidences: float) -> str:
+        """The answer with its confidence, or with both confidences in position ``both``."""
+        space, given = " " if self.spaced else "", iter(confidences)
+        return space.join(
+            answer if segment == "answer" else f"{OPEN_TAG}{space}{next(given):.{self.decimals}f}{space}{CLOSE_TAG}"
+            for segment in SEGMENTS[self.position]
+        )
 
 
 def warm_up(
@@ -50,7 +56,7 @@ def warm_up(
     seed: int,
     progress: StepProgress | None = None,
     *,
-    write: Callable[..., str] | None = None,
+    response_format: ResponseFormat | None = None,
     optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw",
     microbatch_tokens: int | None = None,
     resume: tuple[int, Mapping[str, Any]] | None = None,
@@ -58,13 +64,12 @@ def warm_up(
 ) -> None:
     """Train ``policy`` in place on over-confident responses, which teach the format and no calibration.
 
-    ``write``: :func:`response_text` of a format; None: without spaces, as the tiny model writes it.
+    ``progress`` shows the loss in nats per token.  ``response_format`` None: without spaces, as the tiny model writes.
     ``microbatch_tokens`` bounds a backward pass, padding included.  ``resume``: steps whose weights ``policy`` holds,
     and the optimizer's state.  ``after_step`` is called last in each step, with the steps done.  Raises TrainingError
     if a loss or a gradient is not finite.
     """
-    write = write or partial(response_text, position=method.confidence_position)
-    count = len(SEGMENTS[method.confidence_position]) - 1
+    response_format = response_format or ResponseFormat(method.confidence_position)
     settings = OptimizerConfig(
         name=optimizer_name,
         lr=config.lr,
@@ -80,7 +85,7 @@ def warm_up(
     random = np.random.default_rng(derived_seed(seed, "warm-up"))
     for step in range(config.steps):
         chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
-        texts = [_overconfident_response(record.answer, write, count, config, random) for record in chosen]
+        texts = [_overconfident_response(record.answer, response_format, config, random) for record in chosen]
         if step < done:  # drawn, so that later batches are the same
             continue
         responses = encode_responses(policy, texts)
@@ -180,17 +185,18 @@ def sft_backward(
 
 
 def _overconfident_response(
-    answer: str, write: Callable[..., str], count: int, config: WarmUpConfig, random: np.random.Generator
+    answer: str, response_format: ResponseFormat, config: WarmUpConfig, random: np.random.Generator
 ) -> str:
     if random.random() < config.wrong_answers:
         places = [i for i, character in enumerate(answer) if character.isdecimal()]
         place = places[int(random.integers(len(places)))]
         wrong = (int(answer[place]) + int(random.integers(1, 10))) % 10
         answer = f"{answer[:place]}{wrong}{answer[place + 1 :]}"
-    sure = (
-        random.uniform(0.9, 1.0) if random.random() < config.overconfident else random.random() for _ in range(count)
-    )
-    return write(answer, *sure)
+    confidences = [
+        random.uniform(0.9, 1.0) if random.random() < config.overconfident else random.random()
+        for _ in SEGMENTS[response_format.position][1:]
+    ]
+    return response_format.response(answer, *confidences)
 
 
 def sft_progress(steps: int, show_progress: bool, output: Path, done: int = 0) -> StepProgress:
@@ -216,9 +222,9 @@ def run_sft_warm_up(
     if fresh:
         method, steps = config.method.training_method, config.warm_up.steps
         decimals = config.method.confidence_decimals or _DECIMALS
-        write = partial(response_text, position=method.confidence_position, decimals=decimals, spaced=True)
+        response_format = ResponseFormat(method.confidence_position, decimals, spaced=True)
         longest = config.rollout.max_new_tokens
-        texts = [write(record.answer, 0.0, 0.0) for record in records]
+        texts = [response_format.response(record.answer, 0.0, 0.0) for record in records]
         for record, response in zip(records, encode_responses(policy, texts), strict=True):
             if len(response) > longest:
                 raise DataError(
@@ -248,7 +254,7 @@ def run_sft_warm_up(
                 config.warm_up,
                 config.seed,
                 progress,
-                write=write,
+                response_format=response_format,
                 optimizer_name=config.optimizer.name,
                 microbatch_tokens=sft_microbatch_tokens(config),
                 resume=resume,

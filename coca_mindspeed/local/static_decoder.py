@@ -80,7 +80,8 @@ class StaticDecoder:
         """Allocate buffers for a policy whose keys and values have the shapes of ``cache``."""
         device = policy.device
         self.rows, self.columns = capacity(rows, columns)
-        # The input of the next step, its position in the text, and the column where it will be written in all rows.
+        # The input of the next step, its position in the text, the column where it will be written in all rows (prompts
+        # are padded on the left), and the columns that a row's tokens attend to.
         self.token, self.position = (torch.zeros(self.rows, 1, dtype=torch.int64, device=device) for _ in range(2))
         self.column = torch.zeros(1, dtype=torch.int64, device=device)
         self.mask = torch.zeros(self.rows, self.columns, dtype=torch.bool, device=device)

@@ -102,11 +102,10 @@ class ResponseBatch:
     def _prompt_of(self) -> Tensor:
         """The prompt of each response, int64 ``[B]``."""
         prompts, rows = len(self.prompts), len(self.token_ids)
-        sizes = self.group_sizes or [rows // prompts] * prompts
-        of_rows = [prompt for prompt, size in enumerate(sizes) for _ in range(size)]
-        if len(of_rows) != rows:
-            raise ValueError(f"{prompts} prompts with groups of {list(sizes)} need {len(of_rows)} rows, found {rows}")
-        return torch.tensor(of_rows, device=self.policy.device)
+        sizes = [rows // prompts] * prompts if self.group_sizes is None else self.group_sizes
+        if len(sizes) != prompts or sum(sizes) != rows:
+            raise ValueError(f"group_sizes {list(sizes)} should name {prompts} prompts and {rows} rows in all")
+        return torch.tensor([p for p, size in enumerate(sizes) for _ in range(size)], device=self.policy.device)
 
     @property
     def _fits_one_chunk(self) -> bool:
@@ -263,16 +262,16 @@ def update_policy(
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})
     for group in optimizer.param_groups:
         group["lr"] = lr
-    size, lengths, masks = rollout.credit.group_size, rollout.lengths.tolist(), rollout.masks
-    prompt_lengths = list(map(len, rollout.prompts[::size]))
+    group_size, masks = rollout.credit.group_size, rollout.masks
+    lengths, prompt_lengths = rollout.lengths.tolist(), list(map(len, rollout.prompts[::group_size]))
     losses, norms = [], []
     every_part: list[_MicrobatchResult] = []
     for _ in range(config.trainer.ppo_epochs):
         for minibatch in torch.arange(len(rollout.credit.gesr)).chunk(config.trainer.minibatches):
-            split = microbatches(minibatch.tolist(), size, lengths, prompt_lengths, config.trainer)
-            every_row = [row for rows in split for row in rows]
-            whole = len(every_row), sum(lengths[row] for row in every_row)
-            parts = [_backward(policy, rollout, rows, masks, config, *whole) for rows in split]
+            split = microbatches(minibatch.tolist(), group_size, lengths, prompt_lengths, config.trainer)
+            responses = sum(map(len, split))
+            tokens = sum(lengths[row] for rows in split for row in rows)
+            parts = [_backward(policy, rollout, rows, masks, config, responses, tokens) for rows in split]
             loss = sum(float(part.objective.loss) for part in parts)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), config.optimizer.grad_clip))
             for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
@@ -303,7 +302,10 @@ def _backward(
     responses: int,
     tokens: int,
 ) -> _MicrobatchResult:
-    """Run the backward pass of ``rows`` of a minibatch with so many ``responses`` and ``tokens`` in all."""
+    """Run the backward pass of a microbatch; the minibatch has ``responses`` responses and ``tokens`` tokens in all.
+
+    ``rows`` are those of the microbatch, ``masks`` those of the rollout.
+    """
     assert rollout.log_probs is not None
     batch = responses_of(policy, rollout, rows, rollout.credit.group_size, config)
     width, device = batch.token_ids.shape[1], policy.device

@@ -4,7 +4,9 @@ Every run starts with :func:`open_run`, which locks the directory and checks rec
 without torch.  Checks of prompts, token ids and lengths use the model's tokenizer.
 """
 
+import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.progress import StepProgress
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
+_CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]
 _SILENT = 3.0  # seconds before progress is shown
 
 
@@ -195,6 +198,16 @@ def check_prompts(
     check_lengths(tokenizer, architecture, records, system_prompt, limits, shown, show_progress)
 
 
+def ordinary_pad_token(tokenizer: Any) -> str | None:
+    """The padding token if it is a piece of ordinary text, which the policy could then never write; else None."""
+    token, pad_id = tokenizer.pad_token, tokenizer.pad_token_id
+    if pad_id is None or pad_id == tokenizer.eos_token_id or _CONTROL_TOKEN.fullmatch(token):
+        return None
+    vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("vocab") or {}
+    pieces = vocabulary if isinstance(vocabulary, dict) else {piece for piece, *_ in vocabulary}  # Unigram: a list
+    return str(token) if token in pieces else None
+
+
 def check_lengths(
     tokenizer: Any,
     architecture: Any,
@@ -204,8 +217,14 @@ def check_lengths(
     model: str,
     show_progress: bool,
 ) -> None:
-    """Refuse prompts of a wrong length, or ids without a row in the embedding of ``architecture`` (``model``)."""
+    """Refuse prompts of a wrong length, or ids without a row in the embedding of ``architecture`` (``model``).
+
+    A token stands for at least one byte of the normalised text, whose length :func:`_most_bytes` bounds, so short texts
+    are not tokenized, unless the vocabulary has ids without a row.
+    """
     context, rows = context_limit(architecture), getattr(architecture, "vocab_size", math.inf)
+    room = limits.prompt if context is None else min(limits.prompt, context.tokens - limits.response)
+    rowless = any(token_id >= rows for token_id in tokenizer.get_vocab().values())
 
     def refuse_id(what: str, fix: str) -> None:
         reason = f"its embedding has {rows} rows (vocab_size in config.json), its tokenizer gives {what}"
@@ -220,8 +239,15 @@ def check_lengths(
     with StepProgress(len(records), show_progress, title="checking prompts", patience=_SILENT) as progress:
         for start in range(0, len(records), _CHUNK):
             chunk = records[start : start + _CHUNK]
-            prompts = tokenizer(render_prompts(tokenizer, chunk, system_prompt), add_special_tokens=False)["input_ids"]
-            for record, ids in zip(chunk, prompts, strict=True):
+            texts = render_prompts(tokenizer, chunk, system_prompt)
+            doubtful = [
+                (record, text)
+                for record, text in zip(chunk, texts, strict=True)
+                if rowless or not text or _most_bytes(text) > room
+            ]
+            texts = [text for _, text in doubtful]
+            prompts = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+            for (record, _), ids in zip(doubtful, prompts, strict=True):
                 name, length = f"record {record.id!r} of {record.dataset}", len(ids)
                 if not 0 < length <= limits.prompt:
                     raise DataError(
@@ -238,3 +264,11 @@ def check_lengths(
                     fix = f"set it to {context.tokens - length} or less"
                     raise_problems([Problem("context", limits.response_key, limits.response, reason, fix)])
             progress.show(start + len(chunk))
+
+
+def _most_bytes(text: str) -> int:
+    """Most bytes of a text's normal form.
+
+    NFKC and NFKD expand a character up to 11 times, NFC and NFD 3 times, as SentencePiece a space, and it adds one.
+    """
+    return (3 if text.isascii() else 11) * len(text.encode()) + 3

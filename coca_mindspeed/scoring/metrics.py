@@ -89,14 +89,14 @@ class FirstSight:
 
 
 FIRST_SIGHT, REPEATED, HELD_OUT = "first_sight", "repeated", "held_out"
-_SIGHTS = {FIRST_SIGHT: False, REPEATED: True}  # whether an earlier step asked the question
 
 
 def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, WeightedMean]:
-    """``accuracy`` and mean ``confidence`` of responses with a graded answer and a valid confidence, and ``gap_error``.
+    """Accuracy and mean stated confidence of the responses with a graded answer and a valid confidence.
 
-    That is the standard error of confidence minus accuracy, by question.  The metrics begin with ``name/``; ``correct``
-    and ``stated`` are float64 ``[P, G]``, NaN where ungradable or invalid.
+    Returns ``accuracy``, ``confidence``, and ``gap_error``: the standard error of confidence minus accuracy, by
+    question.  Their names begin with ``name/``.  ``correct`` and ``stated`` are float64 ``[P, G]``, NaN where
+    ungradable or invalid.
     """
     usable = ~(correct.isnan() | stated.isnan())
     difference = stated[usable] - correct[usable]
@@ -110,11 +110,17 @@ def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, Weighte
 
 
 def sight_metrics(rollout: Rollout, seen: Sequence[bool]) -> dict[str, WeightedMean]:
-    """Metrics of questions at first sight and of those asked before, by ``seen``, ``[P]``: whether a step asked it."""
+    """:func:`gap_metrics` of the questions that the run asks for the first time, and of those it asked before.
+
+    ``seen``, ``[P]``: whether an earlier step asked the question.
+    """
     correct, stated = (values.view(len(seen), -1) for values in (rollout.correct, rollout.stated))
-    rows = {name: [p for p, known in enumerate(seen) if known == again] for name, again in _SIGHTS.items()}
-    first, repeated = (gap_metrics(name, correct[part], stated[part]) for name, part in rows.items())
-    return {**first, **repeated}
+    new = [p for p, known in enumerate(seen) if not known]
+    asked = [p for p, known in enumerate(seen) if known]
+    return {
+        **gap_metrics(FIRST_SIGHT, correct[new], stated[new]),
+        **gap_metrics(REPEATED, correct[asked], stated[asked]),
+    }
 
 
 class Gap(NamedTuple):

@@ -62,7 +62,13 @@ def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
 
 
 def held_out_metrics(correct: Tensor, stated: Tensor, confidence_lengths: Tensor) -> dict[str, float]:
-    """The paper's six metrics of the gradable answers, if defined, and ``ungradable_share``; ``[n]`` as in Rollout."""
+    """The paper's six metrics of the gradable answers, if defined, and ``ungradable_share``.
+
+    Args:
+        correct: float ``[n]``, 1 or 0; NaN: ungradable.
+        stated: float ``[n]``, NaN where invalid.
+        confidence_lengths: int ``[n]``, tokens until the confidence is known.
+    """
     graded = ~correct.isnan()
     tokens = torch.where(stated.isnan(), torch.nan, confidence_lengths.double())
     metrics = calibration_metrics(stated[graded].numpy(), correct[graded].bool().numpy(), tokens[graded].numpy())

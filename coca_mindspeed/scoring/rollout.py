@@ -33,34 +33,56 @@ _EMPTY = torch.empty(0)
 
 @dataclass(kw_only=True)
 class Rollout:
-    """``B`` responses on the CPU, the G to a prompt beside each other; each stage fills its fields, in this order."""
+    """``B`` responses on the CPU, group by group: the G responses to a prompt are neighbours.
 
-    lengths: Tensor  # int64 `[B]`, tokens of each response
-    width: int  # tokens of the longest response, T
-    records: Sequence[Record] = ()  # the question of each response
-    prompts: Sequence[Sequence[int]] = ()  # token ids of each response's prompt
-    token_ids: Tensor | None = None  # int64 `[B, T]`, anything behind a response's end
-    log_probs: Tensor | None = None  # float32 `[B, T]` of the sampled tokens under the policy that sampled them
-    finished: Tensor | None = None  # bool `[B]`; False if the length limit cut the response off
-    entropy: Tensor | None = None  # float32 `[B]`, nats, mean over the response's tokens
+    Each stage fills its fields, in this order; before it they are empty or None.
 
-    texts: Sequence[str] = ()  # the decoded responses
-    answers: Sequence[str] = ()  # the answer segment of each; of a response without a valid confidence, the whole text
-    stated: Tensor = _EMPTY  # float64 `[B]`, the stated confidences; NaN where a response states no valid one
-    # float64 `[B]`, the second confidences of a method that asks for two; None for the others
+    Attributes:
+        lengths: int64 ``[B]``, tokens of each response.
+        width: tokens of the longest response, T.
+        records: the question of each response.
+        prompts: token ids of each response's prompt.
+        token_ids: int64 ``[B, T]``, anything behind a response's end.
+        log_probs: float32 ``[B, T]`` of the sampled tokens under the policy that sampled them.
+        finished: bool ``[B]``; False if the length limit cut the response off.
+        entropy: float32 ``[B]``, nats, mean over the response's tokens.
+        texts: the decoded responses.
+        answers: the answer segment of each; of a response without a valid confidence, the whole text.
+        stated: float64 ``[B]``, the stated confidences; NaN where a response states no valid one.
+        stated_after: float64 ``[B]``, the second confidences of a method that asks for two; None for the others.
+        confidence_lengths: int64 ``[B]``, tokens up to the end of the stated confidence.
+        segment_ends: int64 ``[B, S]``, tokens up to the end of each segment; the last are the responses' lengths.
+        verdicts: on each answer.
+        correct: float64 ``[B]``, 1 or 0; NaN where the answer could not be graded.
+        grading_seconds: wall time of grading.
+        unevaluated: number of right answers that training does not reward, because they only restate the question.
+        credit: rewards and advantages of each segment, by group.
+        token_advantages: float32 ``[B, T]``, 0 behind a response's end.
+    """
+
+    lengths: Tensor
+    width: int
+    records: Sequence[Record] = ()
+    prompts: Sequence[Sequence[int]] = ()
+    token_ids: Tensor | None = None
+    log_probs: Tensor | None = None
+    finished: Tensor | None = None
+    entropy: Tensor | None = None
+
+    texts: Sequence[str] = ()
+    answers: Sequence[str] = ()
+    stated: Tensor = _EMPTY
     stated_after: Tensor | None = None
-    confidence_lengths: Tensor = _EMPTY  # int64 `[B]`, tokens up to the end of the stated confidence
-    # int64 `[B, S]`, tokens up to the end of each segment; the last are the responses' lengths
+    confidence_lengths: Tensor = _EMPTY
     segment_ends: Tensor = _EMPTY
 
-    verdicts: Sequence[Verdict] = ()  # on each answer
-    correct: Tensor = _EMPTY  # float64 `[B]`, 1 or 0; NaN where the answer could not be graded
-    grading_seconds: float = 0.0  # wall time of grading
-    # number of right answers that training does not reward, because they only restate the question
+    verdicts: Sequence[Verdict] = ()
+    correct: Tensor = _EMPTY
+    grading_seconds: float = 0.0
     unevaluated: int = 0
 
-    credit: Credit = NO_CREDIT  # rewards and advantages of each segment, by group
-    token_advantages: Tensor = _EMPTY  # float32 `[B, T]`, 0 behind a response's end
+    credit: Credit = NO_CREDIT
+    token_advantages: Tensor = _EMPTY
 
     @classmethod
     def from_scores(
@@ -71,7 +93,11 @@ class Rollout:
         texts: Sequence[str] = (),
         verdicts: Sequence[Verdict] = (),
     ) -> "Rollout":
-        """Inverse of :meth:`scores`, from columns of any number type; ``width`` None: the longest response."""
+        """Inverse of :meth:`scores`; casts the columns to :data:`SCORE_COLUMNS`.  ``width`` None: the longest response.
+
+        Raises:
+            ValueError: a wrong shape or dtype.
+        """
         first, *after = stated_decimals(columns["stated_confidence"]).T.contiguous()
         of_type = {name: columns[name].to(dtype) for name, dtype in SCORE_COLUMNS.items()}
         lengths = of_type["segment_ends"][:, -1].contiguous()
@@ -131,7 +157,13 @@ class Rollout:
         }
 
     def give_credit(self, rule: CreditRule, group_size: int, reduce: Reduce | None = None) -> "Rollout":
-        """Compute rewards and advantages in groups of ``group_size`` scored responses, and those of the tokens."""
+        """Compute rewards, advantages and the advantage of each token, in groups of ``group_size`` (G) responses.
+
+        See :class:`CreditRule`.
+
+        Raises:
+            ValueError: a wrong shape or dtype, or a rollout without scores or of groups that are not whole.
+        """
         if not len(self.stated) == len(self.correct) == len(self.lengths) or len(self.lengths) % group_size:
             raise ValueError(
                 f"credit needs a confidence and a verdict for each response of whole groups of {group_size}; found "
@@ -196,4 +228,5 @@ def confidences(stated: Iterable[float | None]) -> Tensor:
 
 
 def number_or_none(value: Tensor) -> float | None:
+    """The number of a tensor ``[]``; None for NaN."""
     return None if bool(value.isnan()) else float(value)

@@ -27,7 +27,11 @@ def is_custom(name: str) -> bool:
 
 
 def pinned(name: str, beside: Path | None = None) -> str:
-    """The name with the file's absolute path (here, or ``beside``) and fingerprint; ValueError if there is none."""
+    """The name with the file's absolute path and fingerprint; unchanged if it has them, or names a module.
+
+    A relative path starts at the working directory, or at ``beside`` if it is not there.  Raises ValueError if it is no
+    such name, or there is no such file.
+    """
     place, attribute, digest = _parts(name)
     if digest or not place.endswith(".py"):
         return name

@@ -71,7 +71,10 @@ def remove_entries(directory: Path, kind: str, names: Iterable[str]) -> None:
 
 
 def lock_of_process(path: Path) -> IO[bytes] | None:
-    """Lock ``path`` until the file is closed or this process ends (workers hold nothing); None if it is locked."""
+    """Lock ``path`` until the file is closed or the process ends; return the open file, or None if it is locked.
+
+    A POSIX record lock is not inherited by worker processes, so those that outlive a killed parent hold nothing.
+    """
     file = path.open("ab")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,7 +188,8 @@ def resumable_map(
     rows: list[dict[str, Any]] = []
     with StepProgress(-(-len(items) // size), show_progress, title=title) as progress:
         for number, start in enumerate(range(0, len(items), size)):
-            path, chunk = directory / f"part_{number:06d}.jsonl", items[start : start + size]
+            path = directory / f"part_{number:06d}.jsonl"
+            chunk = items[start : start + size]
             if not path.exists():
                 write_json_lines(path, work(number, chunk))
             found = [row for _, row in read_json_lines(path)]

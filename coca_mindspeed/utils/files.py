@@ -35,7 +35,10 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(finished: Path, path: Path, aside: Path) -> None:
-    """Rename a finished directory to ``path``; a crash between the two renames leaves the previous one as ``aside``."""
+    """Rename a finished directory to ``path`` once it is on disk, and remove the previous one.
+
+    There are two renames: a crash between them leaves the previous one whole, as ``aside``.
+    """
     for root, _, names in os.walk(finished):
         for name in names:
             with (Path(root) / name).open("rb") as file:

@@ -81,7 +81,10 @@ def _not_installed(packages: Sequence[str]) -> str:
 
 
 def name_missing_packages(program: str = "coca-mindspeed") -> None:
-    """Let a failed import end this process with one line; called before others by modules that ``python -m`` runs."""
+    """End this process with one line instead of a traceback if an import of ``program`` finds a package missing.
+
+    Modules that are run by ``python -m`` call it before they import other packages.
+    """
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         text = missing_package(error) if isinstance(error, ModuleNotFoundError) else None

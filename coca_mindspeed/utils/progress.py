@@ -78,13 +78,13 @@ class StepProgress:
     ) -> None:
         console = Console(stderr=True)
         self._title, self._total, self._enabled, self._done = title, total, enabled, done
-        self._bar, self._room = None, console.width
+        self._live: Progress | None = None
         if enabled and console.is_terminal:
             text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
             bar = [BarColumn(_BAR)] if console.width >= _WIDE else []
-            self._room -= (_BAR + 1) * len(bar)
-            self._bar = Progress(text, *bar, console=console, refresh_per_second=1)
-            self._task = self._bar.add_task("", total=total, completed=done)
+            self._columns_of_bar = (_BAR + 1) * len(bar)
+            self._live = Progress(text, *bar, console=console, refresh_per_second=1)
+            self._task = self._live.add_task("", total=total, completed=done)
         self._show_from = time.monotonic() + patience
         self._last_tenth = self._tenth(done)
         self._said = self._since = time.monotonic()
@@ -95,11 +95,14 @@ class StepProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def show(self, step: int, *parts: str, means: str = "") -> None:
-        """Show ``step`` and as many of ``parts`` as fit; ``means`` introduces them in a log file."""
+        """Show ``step`` and as many of ``parts``, the most important first, as fit into the terminal.
+
+        ``means`` introduces the parts in a log file.
+        """
         now = time.monotonic()
         if step > self._done:
             self._pace.add(step - self._done, now - self._since)
@@ -113,16 +116,18 @@ class StepProgress:
                 self._file.write_text(json.dumps(state), encoding="utf-8")
         if now < self._show_from:
             return
-        title, about = f"{self._title} {step}/{self._total}", [] if left is None else [f"about {duration(left)} left"]
-        if self._bar is not None:
+        title = f"{self._title} {step}/{self._total}"
+        about = [] if left is None else [f"about {duration(left)} left"]
+        if self._live is not None:
             self._update(title, *parts, *about)
         elif self._enabled and self._tenth(step) > self._last_tenth:
             self._last_tenth, self._said = self._tenth(step), now
-            print("  ".join(filter(None, (title, *about, means + "  ".join(parts)))), file=sys.stderr, flush=True)
+            shown = [title, *about, means + "  ".join(parts)]
+            print("  ".join(filter(None, shown)), file=sys.stderr, flush=True)
 
     def busy(self, text: str) -> None:
         """Show the state of a long step; in a log file at most every ten seconds."""
-        if self._bar is not None:
+        if self._live is not None:
             self._update(f"{self._title} {text}")
         elif self._enabled and time.monotonic() >= self._said + _BUSY_EVERY:
             self._said = time.monotonic()
@@ -130,19 +135,19 @@ class StepProgress:
 
     def note(self, text: str) -> None:
         """Print a line above the bar, never wrapped or cut."""
-        if self._bar is not None:
-            self._bar.console.print(text, soft_wrap=True, markup=False, highlight=False)
+        if self._live is not None:
+            self._live.console.print(text, soft_wrap=True, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def _update(self, *parts: str) -> None:
         """Show the first of the parts that fit into the line."""
-        assert self._bar is not None
-        shown = list(parts)
-        while len(shown) > 1 and len(" ".join(shown)) > self._room:
+        assert self._live is not None
+        shown, room = list(parts), self._live.console.width - self._columns_of_bar
+        while len(shown) > 1 and len(" ".join(shown)) > room:
             shown.pop()
-        self._bar.update(self._task, description=" ".join(shown), completed=self._done)
-        self._bar.start()
+        self._live.update(self._task, description=" ".join(shown), completed=self._done)
+        self._live.start()
 
     def _tenth(self, step: int) -> int:
         return step * 10 // max(1, self._total)

@@ -61,7 +61,7 @@ def check_depth(value: Any, text: str) -> None:
 
 
 def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Yield ``(number from 1, line)`` without a byte order mark; the line is None if it is longer than the limit."""
+    """Yield ``(number from 1, line)`` without a byte order mark; None for a line above :data:`LONGEST_LINE` bytes."""
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
         number += 1

@@ -65,6 +65,27 @@ def test_each_advantage_has_the_deviation_of_its_own_reward():
         assert Normalisation(scale).by_scale(rewards).deviation == 0.0
 
 
+_EQUALLY_FAR = [
+    # confidences that are equally far from the group's success rate, and who is right
+    ([0.1, 0.9, 0.1, 0.9], [1, 1, 0, 0]),
+    ([0.3, 0.5, 0.3, 0.5, 0.5], [1, 1, 0, 0, 0]),
+    ([0.55, 0.65, 0.65, 0.55, 0.55], [1, 1, 1, 0, 0]),
+    ([0.07, 0.93] * 8, [1, 0] * 8),
+]
+
+
+@pytest.mark.parametrize(("confidences", "correct"), _EQUALLY_FAR)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+def test_rewards_that_are_equal_by_definition_teach_nothing(confidences, correct, dtype, eps):
+    """Confidences .1 and .9 are equally far from p = .5; rounding must not decide which of them was the better one."""
+    credit = CreditRule(training_method("coca"), eps=eps)(
+        torch.tensor([correct], dtype=torch.float64), torch.tensor([confidences], dtype=dtype)
+    )
+    assert credit.segments["confidence"].values.tolist() == [[0.0] * len(confidences)]
+    assert credit.segments["confidence"].varies.tolist() == [False]
+
+
 @given(
     st.integers(2, 16).flatmap(
         lambda group: st.tuples(

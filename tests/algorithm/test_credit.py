@@ -91,6 +91,20 @@ def test_an_invalid_response_is_not_compared_with_the_valid_ones():
     torch.testing.assert_close(literal, torch.tensor([[0.5625, 0.3125, -0.4375, -0.4375]]) / deviation)
 
 
+@pytest.mark.parametrize(
+    ("confidence", "expected"),
+    [
+        ([0.2, math.nan], [UP, -UP]),  # one valid response has nothing to be compared with
+        ([math.nan, math.nan], [0, 0]),
+        ([0.2, 0.2], [0, 0]),
+    ],
+)
+def test_groups_with_fewer_than_two_valid_responses(confidence, expected):
+    result = credit([True, True], confidence)
+    torch.testing.assert_close(result.segments["confidence"].values, torch.tensor([expected], dtype=torch.float32))
+    assert result.segments["confidence"].varies.tolist() == [any(expected)]
+
+
 def test_the_entropy_bonus_is_earned_by_rare_confidences():
     """GESR 1/2; s = (.5, 0), r_c = (0, -.25); log pi = (-1, -5): with .1 the rewards are (.1, .25).
 

@@ -20,7 +20,7 @@ from coca_mindspeed.local import logging as run_log
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
-from coca_mindspeed.local.validation import LengthLimits
+from coca_mindspeed.local.validation import LengthLimits, ordinary_pad_token
 from coca_mindspeed.utils.directories import MARKER
 from tests import tokenizers_for_tests as kinds
 from tests.local.models_for_tests import check_model, write_random_model
@@ -209,6 +209,26 @@ def test_a_token_without_a_row_is_no_obstacle_until_a_prompt_holds_it(tmp_path, 
     asked = Record("2", "d", "math", "What is <image>?", "2")
     with pytest.raises(ConfigError, match=r"(?s)'<image>'.*'2' of d .*resize_token_embeddings"):
         check_model(path, ModelConfig(), [RECORD, asked], CONFIDENCE_FIRST_PROMPT, limits)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "pad", "ordinary"),
+    [
+        (kinds.qwen_like, "<|endoftext|>", False),
+        (kinds.qwen_like, "<|im_end|>", False),
+        (kinds.qwen_like, "!", True),
+        (kinds.llama3_like, None, False),
+        (kinds.sentence_piece_like, "<unk>", False),
+        (kinds.sentence_piece_like, "0", True),
+        (kinds.character_level, ".", True),
+    ],
+)
+def test_padding_by_ordinary_text_is_found(tmp_path, tokenizer, pad, ordinary):
+    tokenizer().save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    loaded.pad_token = pad
+    loaded.save_pretrained(tmp_path)
+    assert ordinary_pad_token(AutoTokenizer.from_pretrained(tmp_path)) == (pad if ordinary else None)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, Gemma2Config
+from transformers import DynamicCache, Gemma2Config, LlamaConfig
 
 from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.local import prefill
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.prefill import PreallocatedCache, prefill_prompts
 from tests.local.models_for_tests import write_random_model
@@ -77,3 +78,17 @@ def test_rows_that_are_repeated_are_those_of_the_plain_cache():
             caches[0].repeat_rows(torch.tensor(again), rows, 16)
             caches[1].batch_select_indices(torch.tensor([*range(rows), *again]))
             rows += len(again)
+
+
+@pytest.mark.parametrize(("small", "moves"), [(0, 3), (2**24, 1)])  # to 16, 32 and 64 rows, or to all at once
+def test_rows_to_come_have_room(small, moves, monkeypatch):
+    monkeypatch.setattr(prefill, "_SMALL", small)
+    cache = PreallocatedCache(LlamaConfig(num_hidden_layers=1), 20)
+    cache.update(*states(8, 5, 0), 0)
+    places = []
+    for _ in range(56):
+        cache.repeat_rows(torch.tensor([3]), len(cache.layers[0].keys), 64)
+        places.append(cache.layers[0].keys.data_ptr())
+    assert len(cache.layers[0].keys) == 64
+    assert len(set(places)) == moves
+    assert cache.layers[0].keys.untyped_storage().nbytes() == 64 * 3 * 20 * 4 * 4  # and none beyond the most

@@ -16,7 +16,7 @@ from coca_mindspeed.local import sampler
 from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import choose_device
-from coca_mindspeed.local.sampler import SharedRows, sample_responses
+from coca_mindspeed.local.sampler import NextStep, SharedRows, sample_responses
 from tests.local.models_for_tests import sample_tokens, write_random_model
 
 RECORDS = [
@@ -166,7 +166,7 @@ class RowsOfTheirOwn:
 
     def append(self, going, token):
         rows, self.row_of = self.row_of[going], torch.arange(int(going.sum()))
-        return rows, None, token[going]
+        return NextStep(rows, None, token[going])
 
 
 def seeded(seed=0):

@@ -19,7 +19,7 @@ from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.local import sft
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.run_directory import list_checkpoints
-from coca_mindspeed.local.sft import encode_responses, response_text, sft_backward
+from coca_mindspeed.local.sft import ResponseFormat, encode_responses, sft_backward
 from coca_mindspeed.utils.process import InterruptedRunError
 from coca_mindspeed.utils.progress import StepProgress
 from tests.local.models_for_tests import write_random_model
@@ -170,7 +170,7 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
     """Against logits taken one sequence at a time; the end of the response counts, the prompt and padding do not."""
     policy = load_policy(place / "model", ModelConfig(), CPU)
     chosen = records("example", 7, 3)
-    texts = [response_text("9" * (i + 1), 0.5, position="first", spaced=True) for i in range(3)]
+    texts = [ResponseFormat("first", spaced=True).response("9" * (i + 1), 0.5) for i in range(3)]
     prompts = policy.encode_prompts(chosen, "Say it.")
     responses = encode_responses(policy, texts)
     assert all(response[-1] == policy.tokenizer.eos_token_id for response in responses)
@@ -201,6 +201,25 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
     for loss, gradient in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-5)
         assert float((gradient - found[0][1]).norm() / found[0][1].norm()) < 1e-5
+
+
+def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
+    """As it runs once in a pass; where questions are learned too, every prompt runs by itself."""
+    policy = load_policy(place / "model", ModelConfig(), CPU)
+    prompts = [[5] * 40 + [6 + i] for i in range(6)]
+    responses = [[20, 21, 22]] * 6
+    seen = []
+    monkeypatch.setattr(sft, "sft_backward", lambda *a, **k: seen.append(len(a[1])) or sft_backward(*a, **k))
+    for question_weight, tokens, expected in (
+        (0.0, 40 + 6 * 4, [6]),
+        (0.0, 40 + 6 * 4 - 1, [5, 1]),
+        (0.0, 10, [1] * 6),
+        (0.5, 6 * 44, [6]),
+        (0.5, 6 * 44 - 1, [5, 1]),
+    ):
+        sft.accumulate_gradient(policy, prompts, responses, question_weight, tokens)
+        assert seen == expected
+        seen.clear()
 
 
 @pytest.mark.parametrize(

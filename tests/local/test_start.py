@@ -11,6 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
+from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, Phi3Config
 
 from coca_mindspeed.cli import main
@@ -23,8 +24,8 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import context_limit, load_model_tokenizer, read_model_config
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
 from coca_mindspeed.local.run_directory import open_run_directory
-from coca_mindspeed.local.tiny_model import write_tiny_model
-from coca_mindspeed.local.validation import LengthLimits
+from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer, write_tiny_model
+from coca_mindspeed.local.validation import LengthLimits, check_lengths
 from coca_mindspeed.utils.directories import MARKER
 from tests.grading.sandbox_package import needs_sandbox
 from tests.local.models_for_tests import check_model, write_random_model
@@ -222,6 +223,15 @@ def test_the_tiny_model_refuses_what_it_cannot_read(tmp_path):
             small_session(tmp_path / "run", "data=records", f"data.train={path}", "evaluation.interval=0")
     with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens=200: .*max_position_embeddings=128"):
         small_session(tmp_path / "run", "rollout.max_new_tokens=200")
+
+
+def test_the_length_check_counts_what_compatibility_forms_expand():
+    """One character of three bytes becomes 18, of 33 bytes."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    long = Record("a", "d", "math", "\ufdfa" * 20, "1", None, {"instruction": ""})
+    with pytest.raises(DataError, match="has 361 tokens"):
+        check_lengths(tokenizer, tiny_config(), [long], None, LengthLimits(200, 0), "the model", show_progress=False)
 
 
 def test_a_template_that_refuses_system_messages_says_what_to_do(tmp_path, model, capsys, monkeypatch):

@@ -90,6 +90,19 @@ def test_microbatches_and_chunks_of_logits_make_the_same_update(
     assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("group_sizes", [None, [5], [2, 2, 1], [2, 2]])
+def test_groups_that_do_not_fit_the_prompts_and_rows_are_refused(session, group_sizes):
+    prompts, token_ids = [[5, 6], [7]], torch.ones(5, 3, dtype=torch.int64)
+    batch = ResponseBatch(session.trainer.policy, prompts, token_ids, temperature=1.0, group_sizes=group_sizes)
+    with pytest.raises(ValueError, match="2 prompts and 5 rows"):
+        batch.scores()
+
+
+def test_microbatches_of_whole_prompts():
+    config = TrainerConfig(microbatch_prompts=2)
+    assert microbatches([0, 2, 3], 2, [1] * 8, [1] * 4, config) == [[0, 1, 4, 5], [6, 7]]
+
+
 def _tokens_of(rows, group, lengths, prompt_lengths, share_prompts):
     owners = [row // group for row in rows]
     prompts = len(set(owners)) if share_prompts else len(rows)

@@ -16,7 +16,7 @@ def metrics(accuracy: float, ece: float = 0.25) -> dict[str, float]:
     return {"reward/confidence": -0.125, "rollout/accuracy": accuracy, "rollout/ece": ece}
 
 
-@pytest.mark.parametrize("width", [30, 50, 80, 120, 200])
+@pytest.mark.parametrize("width", [30, 40, 50, 80, 120, 200])
 def test_the_numbers_survive_narrow_terminals(monkeypatch, width):
     file = io.StringIO()
     terminal = Console(file=file, force_terminal=True, width=width, color_system=None, legacy_windows=False)
@@ -65,6 +65,15 @@ def test_the_time_left_of_slow_steps_is_said(clock, capsys):
 def row(step, evaluation=None, *, rollout=2.0):
     more = {} if evaluation is None else {"seconds/evaluation": evaluation}
     return {"step": step, "seconds/rollout": rollout, "seconds/grading": 0.5, "seconds/update": 1.5, **more}
+
+
+def test_several_steps_told_as_one():
+    pace = Pace(100)
+    assert pace.left(0) is None
+    pace.add(10, 5.0)
+    pace.add(30, 35.0)
+    assert pace.left(40) == 60.0
+    assert pace.left(100) == 0.0
 
 
 def test_evaluations_to_come_take_as_long_as_the_last_one():

@@ -13,8 +13,15 @@ from coca_mindspeed.algorithm.methods.one_reward import Joint, Rlcr, Rlvr, Seque
 __all__ = ["METHODS", "TrainingMethod", "training_method"]
 
 _METHODS: tuple[TrainingMethod, ...] = (
-    *(Coca(), Rlvr(), Joint(), Sequential(), Rlcr()),
-    *(Dcpo(), LogScore(), Gdpo(), Caliber()),
+    Coca(),
+    Rlvr(),
+    Joint(),
+    Sequential(),
+    Rlcr(),
+    Dcpo(),
+    LogScore(),
+    Gdpo(),
+    Caliber(),
 )
 METHODS: dict[str, TrainingMethod] = {method.name: method for method in _METHODS}
 

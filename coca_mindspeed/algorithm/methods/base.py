@@ -19,14 +19,22 @@ else:  # types of arguments; importing torch for them would take seconds
 
 
 class GroupOutcomes(NamedTuple):
-    """Outcomes of the responses.  A response with an ungradable answer takes no part and is NaN everywhere."""
+    """Outcomes of the responses.  A response with an ungradable answer takes no part and is NaN everywhere.
 
-    correct: Tensor  # float64 `[P, G]`, 1 or 0, `1[answer is correct]` (paper, equation 6); NaN: takes no part
-    stated: Tensor  # float64 `[P, G]`, the stated confidence; NaN also where the response states no valid one
-    gesr: Tensor  # float64 `[P, 1]`, the mean of `correct` in each group (equation 7)
-    entropy_bonus: Tensor | None  # float64 `[P, G]`, added to the score of a valid confidence; None: no bonus
-    invalid_reward: float  # reward in place of the Brier score for a response without a valid confidence
-    # like `stated`, the second confidence of a method that asks for two; None: there is none
+    Attributes:
+        correct: float64 ``[P, G]``, 1 or 0, ``1[answer is correct]`` (paper, equation 6); NaN: takes no part.
+        stated: float64 ``[P, G]``, the stated confidence; NaN also where the response states no valid one.
+        gesr: float64 ``[P, 1]``, the mean of ``correct`` in each group (equation 7).
+        entropy_bonus: float64 ``[P, G]``, added to the score of a valid confidence; None: no bonus.
+        invalid_reward: reward in place of the Brier score for a response without a valid confidence.
+        stated_after: like ``stated``, the second confidence of a method that asks for two; None: there is none.
+    """
+
+    correct: Tensor
+    stated: Tensor
+    gesr: Tensor
+    entropy_bonus: Tensor | None
+    invalid_reward: float
     stated_after: Tensor | None = None
 
     def brier(self, target: Tensor, stated: Tensor | None = None) -> Tensor:
