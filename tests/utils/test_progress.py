@@ -28,7 +28,7 @@ def test_the_numbers_survive_narrow_terminals(monkeypatch, width):
     last = [text for text in last if text.strip()][-1]
     assert "12/300 accuracy 0.500" in last
     assert len(last) <= width
-    assert ("ECE 0.250" in last) == (width >= 50)
+    assert ("ECE 0.250" in last) == (width >= 40)
     assert ("confidence reward -0.125" in last) == (width >= 120)
 
 
