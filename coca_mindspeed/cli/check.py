@@ -22,7 +22,7 @@ from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.process import GIB
-from coca_mindspeed.verl.configuration import find_verl_run
+from coca_mindspeed.verl.plan import find_verl_run
 from coca_mindspeed.verl.plan import make_plan as plan_on_verl
 
 _CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "metrics")

@@ -272,7 +272,7 @@ def _method(run: VerlRun) -> Iterator[Condition]:
 
 
 def _best(run: VerlRun) -> Iterator[Condition]:
-    key, mine = "trainer.checkpoint_callback_class", "coca_mindspeed.verl.best.BestCheckpoint"
+    key, mine = "trainer.checkpoint_callback_class", "coca_mindspeed.verl.checkpoints.BestCheckpoint"
     if run.value(key) != mine:
         return
     save, test, kept = run.value("trainer.save_freq"), run.value("trainer.test_freq"), f"{ACTOR}.checkpoint.async_save"

@@ -1,20 +1,116 @@
-"""The plan of a run on verl."""
+"""The plan of a run on verl: it is composed on verl's own configuration, whose keys are the only ones allowed.
 
-from collections.abc import Sequence
+verl must be installed for it; nothing of it is imported.
+"""
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.plan import Plan, Row, file_rows
+from coca_mindspeed.errors import ConfigError, Problem, UsageError, did_you_mean
+from coca_mindspeed.utils.packages import require
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 from coca_mindspeed.verl.checks import ACTOR, MEGATRON, MINI_BATCH, ROLLOUT, TOKENS, VerlRun, verl_problems
-from coca_mindspeed.verl.configuration import unknown_keys, verl_configuration
-from coca_mindspeed.verl.settings import verl_settings
+from coca_mindspeed.verl.settings import NAME, verl_settings
 
+#: The file that verl's own configuration starts from, by its name in ``defaults``.
+VERLS_OWN = "ppo_trainer"
+_BASE = "coca_base"
+_ENGINES = ("dp", "megatron")
 _FILES = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
+
+
+def ready_made_verl_runs() -> list[str]:
+    """Names of the configurations in ``configs/verl``."""
+    return sorted(path.stem for path in (config_directory() / "verl").glob("*.yaml") if path.stem != _BASE)
+
+
+def find_verl_run(name: str) -> Path | None:
+    """The YAML file of a run on verl, by the name of a ready-made one or by its path; None if it is no run on verl."""
+    if name in ready_made_verl_runs():
+        return config_directory() / "verl" / f"{name}.yaml"
+    path = Path(name).expanduser()
+    return path if path.suffix == ".yaml" and path.is_file() and _stands_on_verl(path) else None
+
+
+def _stands_on_verl(file: Path) -> bool:
+    """Whether the ``defaults`` of a file, or of the files beside it that they name, hold verl's configuration."""
+    try:
+        content = read_yaml(file)
+    except (OSError, YamlError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
+    defaults = content.get("defaults") if isinstance(content, dict) else None
+    names = [name for name in defaults if isinstance(name, str)] if isinstance(defaults, list) else []
+    beside = (file.with_name(f"{name}.yaml") for name in names)
+    return VERLS_OWN in names or any(_stands_on_verl(path) for path in beside if path.is_file())
+
+
+def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose a run with Hydra's overrides, as verl does, into plain containers, interpolations resolved.
+
+    Raises MissingDependencyError without verl; ConfigError if it cannot be composed, UsageError if there are overrides.
+    """
+    search = f"hydra.searchpath=[file://{_directory_of_verl()}]"
+    try:
+        with initialize_config_dir(str(file.resolve().parent), version_base=None):
+            values = OmegaConf.to_container(compose(file.stem, overrides=[search, *overrides]), resolve=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        if overrides:
+            raise UsageError(f"{file} with {' '.join(overrides)}: cannot be composed: {error}") from error
+        raise ConfigError(f"{file}: cannot be composed: {error}") from error
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _directory_of_verl() -> Path:
+    """``trainer/config`` of the installed verl, which is not imported."""
+    require("verl", purpose="a run on verl is checked by verl's own configuration (docs/verl.md)")
+    spec = importlib.util.find_spec("verl")
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    return Path(folders[0]) / "trainer" / "config"
+
+
+def unknown_keys(values: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[Problem]:
+    """A problem for each key that verl's configuration lacks, unless an override adds it with a plus.
+
+    Hydra itself refuses such a key in an override, but not in a file.
+    """
+    with initialize_config_dir(str(_directory_of_verl().resolve()), version_base=None):
+        engines = [compose(VERLS_OWN, overrides=[f"model_engine={engine}"]) for engine in _ENGINES]
+    for config in engines:
+        OmegaConf.set_struct(config, False)
+    known: Any = OmegaConf.to_container(OmegaConf.merge(*engines))
+    added = [override.lstrip("+").partition("=")[0] for override in overrides if override.startswith("+")]
+    yield from _unknown({key: value for key, value in values.items() if key != NAME}, known, "", added)
+
+
+def _unknown(values: Mapping[str, Any], known: Mapping[str, Any], under: str, added: list[str]) -> Iterator[Problem]:
+    for name, value in values.items():
+        key = f"{under}{name}"
+        if any(f"{key}.".startswith(f"{each}.") for each in added):
+            continue
+        if name in known:
+            # An empty section and the overrides of another configuration take any key.
+            if isinstance(value, Mapping) and isinstance(known[name], Mapping) and "override_" not in name:
+                yield from _unknown(value, known[name], f"{key}.", added) if known[name] else ()
+        elif not any(each.startswith(f"{key}.") for each in added):
+            expected = f"must be a key of verl's configuration{did_you_mean(str(name), known)}"
+            yield Problem("unknown-key", key, value, expected, f"to add a key that verl reads: +{key}=...")
 
 
 def make_plan(file: Path, overrides: Sequence[str]) -> Plan:
     """Plan the run of a YAML file on verl, with Hydra's overrides; a run with problems has no rows.
 
-    Raises as :func:`.configuration.verl_configuration`, and ConfigError for a section ``coca`` that cannot be used.
+    Raises as :func:`verl_configuration`, and ConfigError for a section ``coca`` that cannot be used.
     """
     config = verl_configuration(file, overrides)
     run = VerlRun(config, verl_settings(config))

@@ -21,7 +21,7 @@ from coca_mindspeed.data.export import export_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.local.tiny_model import tiny_tokenizer, write_tiny_model
-from coca_mindspeed.verl.configuration import verl_configuration
+from coca_mindspeed.verl.plan import verl_configuration
 from coca_mindspeed.verl.settings import verl_settings
 
 # verl's prompt builder for Qwen2 wants these as one token each; transformers adds the last by itself.

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from omegaconf import OmegaConf
 
-from coca_mindspeed.verl.best import BestCheckpoint
+from coca_mindspeed.verl.checkpoints import BestCheckpoint
 
 
 def callback(directory, metric="eval/ece"):

@@ -102,7 +102,7 @@ SEPARATE = {
 }
 IS, BACKEND = "algorithm.rollout_correction.rollout_is", f"{ROLLOUT}.checkpoint_engine.backend"
 BEST = {
-    "trainer.checkpoint_callback_class": "coca_mindspeed.verl.best.BestCheckpoint",
+    "trainer.checkpoint_callback_class": "coca_mindspeed.verl.checkpoints.BestCheckpoint",
     "trainer.save_freq": 50,
     "trainer.test_freq": 25,
 }

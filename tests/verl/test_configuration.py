@@ -9,7 +9,7 @@ from coca_mindspeed import cli
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.errors import ConfigError, MissingDependencyError, UsageError
 from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.configuration import find_verl_run, ready_made_verl_runs, unknown_keys, verl_configuration
+from coca_mindspeed.verl.plan import find_verl_run, ready_made_verl_runs, unknown_keys, verl_configuration
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 
 pytestmark = pytest.mark.usefixtures("verls_keys")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.verl.resume import MetricsBeforeResume, file_of_verls_log
+from coca_mindspeed.verl.checkpoints import MetricsBeforeResume, file_of_verls_log
 
 
 class Killed(BaseException):

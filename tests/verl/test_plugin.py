@@ -10,8 +10,8 @@ import pytest
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.upstream.manifest import load_manifests, source_of
+from coca_mindspeed.verl.checkpoints import check_length, check_resume
 from coca_mindspeed.verl.register import REGISTRIES
-from coca_mindspeed.verl.resume import check_length, check_resume
 from coca_mindspeed.verl.settings import VerlSettings
 
 ROOT = Path(__file__).parents[2]

@@ -144,7 +144,7 @@ def test_an_asynchronous_loop_counts_discarded_groups(warm, tmp_path):
         "algorithm__rollout_correction": {"rollout_is": "token"},
         "trainer__save_freq": 3,
         "trainer__test_freq": 3,
-        "trainer__checkpoint_callback_class": "coca_mindspeed.verl.best.BestCheckpoint",
+        "trainer__checkpoint_callback_class": "coca_mindspeed.verl.checkpoints.BestCheckpoint",
     }
     finished(tiny.configuration(warm, run, **changes), **keeping(run), COCA_TEST_SESSION_FAILS="37")
     assert_same_gradient(warm, run, MethodConfig(), ranks=1, minibatches=2)

@@ -29,9 +29,9 @@ from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.batch import score_step
+from coca_mindspeed.verl.checkpoints import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.checks import MAY_BE_ABSENT, REQUIREMENTS, verl_problems
-from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
-from coca_mindspeed.verl.resume import MetricsBeforeResume, file_of_verls_log
+from coca_mindspeed.verl.plan import find_verl_run, verl_configuration
 from coca_mindspeed.verl.settings import TRAINERS, VerlSettings, verl_settings
 from coca_mindspeed.verl.trainer import SegmentTrainer, SyncSegmentTrainer
 from tests.integration.verl import tiny
