@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         target.set_defaults(run_action=_export)
 
 
-def _add_prompt(parser: argparse.ArgumentParser, meaning: str) -> None:
+def _add_prompt(parser: argparse._ActionsContainer, meaning: str) -> None:
     parser.add_argument("--prompt", choices=sorted(SYSTEM_PROMPTS), default="confidence-first", help=meaning)
 
 
@@ -108,7 +108,8 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     skipped = "skip up to N malformed rows, and list them (default: 0)"
     option("--skip-bad", type=at_least(0), default=0, metavar="N", help=skipped)
 
-    filters = parser.add_argument_group("filters").add_argument
+    group = parser.add_argument_group("filters")
+    filters = group.add_argument
     filters("--source", nargs="+", default=[], metavar="NAME", help="keep only these sources")
     filters("--exclude-source", nargs="+", default=[], metavar="NAME", help="drop these sources")
     filters(
@@ -120,7 +121,7 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     filters("--tokenizer", type=Path, metavar="DIRECTORY", help="tokenizer that counts prompt tokens")
     filters("--max-tokens", type=at_least(1), metavar="N", help="longest prompt, chat template included")
-    _add_prompt(parser, "system prompt that is counted (default: %(default)s)")
+    _add_prompt(group, "system prompt that is counted (default: %(default)s)")
     filters(
         "--decontaminate",
         action="append",
@@ -180,13 +181,15 @@ def _preparation(arguments: argparse.Namespace, check_labels: LabelChecker) -> P
     inputs = arguments.input if arguments.hub is None else _hub_dataset(source, arguments.hub)
     if not isinstance(inputs, HubDataset):
         data_files(inputs)  # before tokenizers are loaded and evaluation sets read
-    evaluation = chain.from_iterable(map(read_records, arguments.decontaminate))
+    evaluation = None
+    if arguments.decontaminate:
+        evaluation = EvaluationIndex(chain.from_iterable(map(read_records, arguments.decontaminate)))
     return Preparation(
         source=source,
         inputs=inputs,
         skip_bad=arguments.skip_bad,
         filters=_filters(arguments),
-        evaluation=EvaluationIndex(evaluation) if arguments.decontaminate else None,
+        evaluation=evaluation,
         gold=arguments.gold or ("drop" if source.role == "training" else "report"),
         check_labels=check_labels,
         validation=arguments.validation,

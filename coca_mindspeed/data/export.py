@@ -5,7 +5,6 @@ A row carries its whole record as JSON text, which no reader of a framework rein
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,14 @@ from coca_mindspeed.utils.json_files import to_json_line, write_json_lines
 Row = dict[str, Any]
 
 
-def swift_row(record: Record, system_prompt: str | None, index: int, chat: str = "messages") -> Row:
+def swift_row(record: Record, system_prompt: str | None, index: int) -> Row:
     """Return a row for ms-swift; its own reward functions read ``solution``."""
-    return {chat: prompt_messages(record, system_prompt), "solution": record.answer, "record": _text(record)}
+    return {"messages": prompt_messages(record, system_prompt), "solution": record.answer, "record": _text(record)}
 
 
-#: For TRL; its own reward functions read ``solution``.
-trl_row = partial(swift_row, chat="prompt")
+def trl_row(record: Record, system_prompt: str | None, index: int) -> Row:
+    """Return a row for TRL; its own reward functions read ``solution``."""
+    return {"prompt": prompt_messages(record, system_prompt), "solution": record.answer, "record": _text(record)}
 
 
 def verl_row(record: Record, system_prompt: str | None, index: int) -> Row:

@@ -121,26 +121,40 @@ def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
         raise DataError(f"{path}: cannot be read beyond row {number}: {error}") from error
 
 
-def _as_json(schema: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+_Converter = Callable[[Any], Any]
+
+
+def _as_json(fields: Any) -> _Converter:
     """Return the conversion of a row's numbers into those of JSON, by the types of its columns.
 
     A float16 or float32 becomes the number with its shortest decimal, 0.3 and not 0.30000001192092896; a decimal an
-    int or a float.
+    int or a float.  ``fields`` is a schema or the type of a struct.
     """
+    known = {field.name: convert for field in fields if (convert := _number_as_json(field.type)) is not None}
+    return lambda row: {name: known[name](value) if name in known else value for name, value in row.items()}
+
+
+def _number_as_json(kind: Any) -> _Converter | None:
+    """The conversion of a column's values; None if it holds no such numbers."""
     import pyarrow as pa
 
-    known: dict[str, Callable[[Any], float]] = {}
-    for column in schema:
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if pa.types.is_decimal(kind):
-            known[column.name] = lambda value: int(value) if value == value.to_integral_value() else float(value)
-        elif pa.types.is_float16(kind):
-            known[column.name] = lambda value: float(str(np.float16(value)))
-        elif pa.types.is_float32(kind):
-            known[column.name] = lambda value: float(str(np.float32(value)))
-    return lambda row: {
-        name: known[name](value) if name in known and value is not None else value for name, value in row.items()
-    }
+    if pa.types.is_dictionary(kind):
+        return _number_as_json(kind.value_type)
+    if pa.types.is_float16(kind) or pa.types.is_float32(kind):
+        narrow = np.float16 if pa.types.is_float16(kind) else np.float32
+        return _unless_null(lambda value: float(str(narrow(value))))
+    if pa.types.is_decimal(kind):
+        return _unless_null(lambda value: int(value) if value == value.to_integral_value() else float(value))
+    if pa.types.is_struct(kind):
+        return _unless_null(_as_json(kind))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        convert = _number_as_json(kind.value_type)
+        return None if convert is None else _unless_null(lambda values: [convert(value) for value in values])
+    return None
+
+
+def _unless_null(convert: _Converter) -> _Converter:
+    return lambda value: None if value is None else convert(value)
 
 
 def _json_lines(path: Path) -> Iterator[Row]:

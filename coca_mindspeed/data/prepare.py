@@ -2,13 +2,14 @@
 
 import json
 import re
+import tempfile
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import IO, Any, Literal, NamedTuple, TextIO
 
 from coca_mindspeed.data.formats import HubDataset, Row
 from coca_mindspeed.data.prompts import encode_prompts, prompt_messages
@@ -180,8 +181,9 @@ def prepare(
     with (
         output_directory(output, overwrite) as directory,
         (directory / "findings.jsonl").open("w", encoding="utf-8") as findings,
+        tempfile.TemporaryFile(dir=directory) as lines,
     ):
-        cleaning = _Cleaning(preparation, findings)
+        cleaning = _Cleaning(preparation, findings, lines)
         for row in source.rows(preparation.inputs):
             cleaning.take(row)
             on_row()
@@ -190,7 +192,7 @@ def prepare(
             reasons = [f"{stage}: {counts.total()}" for stage, counts in cleaning.dropped.items()]
             why = ", ".join(reasons) or "the input has no rows"
             raise DataError(f"{source.name}: no row is left of {cleaning.files.total()}: {why}")
-        outputs = _write(preparation, cleaning.kept, directory)
+        outputs = _write(preparation, cleaning.kept, lines, directory)
         local = not isinstance(preparation.inputs, HubDataset)
         report = {
             "dataset": source.name,
@@ -219,14 +221,19 @@ def _sorted_counts(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
 
 
 class _Cleaning:
-    """First pass, row by row: keep the lines of records, and log and count dropped and doubtful rows."""
+    """First pass, row by row: keep the lines of records, and log and count dropped and doubtful rows.
 
-    def __init__(self, preparation: Preparation, findings: TextIO) -> None:
-        self._preparation, self._findings = preparation, findings
+    The lines are kept in a temporary file, because rows of TACO reach megabytes.
+    """
+
+    def __init__(self, preparation: Preparation, findings: TextIO, lines: IO[bytes]) -> None:
+        self._preparation = preparation
+        self._findings = findings
+        self._lines = lines
         self.files: Counter[str] = Counter()  # rows of each file, in order
         self.dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.reported: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.kept: list[tuple[str, bytes]] = []  # id and line
+        self.kept: list[tuple[str, int]] = []  # id of each record, and where its line starts
         self._ids: dict[str, str] = {}
         self._questions: dict[str, tuple[str, str]] = {}  # where, and the gold answer
         self._unchecked: list[tuple[Record, Row]] = []
@@ -302,15 +309,22 @@ class _Cleaning:
                 reason = "same gold answer" if earlier == answer else "another gold answer"
                 self._log(row, "duplicate", reason, f"of {first}")
                 return
-        self.kept.append((record.id, line))
+        self.kept.append((record.id, self._lines.tell()))
+        self._lines.write(line)
 
 
-def _write(preparation: Preparation, kept: Sequence[tuple[str, bytes]], directory: Path) -> dict[str, dict[str, Any]]:
+def _write(
+    preparation: Preparation, kept: Sequence[tuple[str, int]], lines: IO[bytes], directory: Path
+) -> dict[str, dict[str, Any]]:
     """Write the splits; a record's position depends on the seed and its id alone."""
 
     def drawn(index: int) -> bytes:
         identity = f"{preparation.seed}\0{kept[index][0]}"
         return blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    def line(index: int) -> bytes:
+        lines.seek(kept[index][1])
+        return lines.readline()
 
     training = preparation.source.role == "training"
     held_out = round(preparation.validation * len(kept))
@@ -322,6 +336,6 @@ def _write(preparation: Preparation, kept: Sequence[tuple[str, bytes]], director
     for name, indices in splits.items():
         target = directory / f"{name}.jsonl"
         with target.open("wb") as out:
-            out.writelines(kept[index][1] for index in (indices if training else sorted(indices)))
+            out.writelines(map(line, indices if training else sorted(indices)))
         outputs[target.name] = {"rows": len(indices), "sha256": file_sha256(target)}
     return outputs

@@ -332,8 +332,9 @@ def triviaqa(row: Mapping[str, Any], number: int) -> Record:
     """
     # The authors' files of the test split leave the column out.
     answer = None if "QuestionId" in row and "Answer" not in row else _column(row, "answer", "Answer")
-    if not isinstance(answer, dict | None):
-        raise RowError(f"column 'answer' should hold a value and aliases, found {_describe(answer)}")
+    forms = ({"value", "aliases"}, {"Value", "Aliases"})
+    if answer is not None and not (isinstance(answer, dict) and any(form <= answer.keys() for form in forms)):
+        raise RowError(f"column 'answer' should hold 'value' and 'aliases', found {_describe(answer)}")
     gold = None if answer is None else answer.get("value", answer.get("Value"))
     if answer is None or gold in ("", "<unk>", None):
         raise Ungradable("no gold answer: the test split is not labelled")

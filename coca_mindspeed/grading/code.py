@@ -36,9 +36,12 @@ _PYTHON = {"python", "python3", "py", "py3"}
 _LANGUAGE = re.compile(r"[\w+#.-]*")
 _DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 _WORD = re.compile(r"\w+")
-# Before a fence: indentation, and the marks of list items.
-_CONTAINER = re.compile(r"(?:[ \t]*(?:[-+*]|[0-9]{1,9}[.)])[ \t]){0,9}[ \t]*")
-_FUTURE_IMPORT = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+\w[^\n]*\n", re.MULTILINE)
+# Before a fence: indentation, and the marks of quotes and list items.
+_CONTAINER = re.compile(r"(?:[ \t]*(?:>|(?:[-+*]|[0-9]{1,9}[.)])[ \t])){0,9}[ \t]*")
+_BLANK = r"(?:[ \t\r]*(?:#[^\n]*)?\n)*"  # lines without code
+_DOCSTRING = r"""[rR]?(?:"{3}[^"]*(?:"(?!"")[^"]*)*"{3}|'{3}[^']*(?:'(?!'')[^']*)*'{3}|"[^"\n]*"|'[^'\n]*')"""
+_FUTURE = r"from[ \t]+__future__[ \t]+import\b(?:[ \t]*\([^()]*\)[ \t\r]*|[^\n#;()\\]*)(?:#[^\n]*)?\n"
+_FUTURE_IMPORTS = re.compile(rf"({_BLANK}(?:{_DOCSTRING}[ \t\r]*\n{_BLANK})?)((?:{_FUTURE}{_BLANK})+)")
 
 Job = dict[str, Any]
 
@@ -164,12 +167,13 @@ def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
 def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
     """Language and content of each block; the last closing fence may be missing.
 
-    As in CommonMark, a block loses the indentation of the list items that it stands in.
+    As in CommonMark, a block loses the marks of the quotes and the indentation of the list items that it stands in.
     """
     fence = language = prefix = ""
     lines: list[str] = []
     for line in answer.split("\n"):
         if fence:
+            line = _without_quotes(line, prefix)
             text = line.strip(" \t\r")
         else:
             text = _CONTAINER.sub("", line, count=1)
@@ -188,10 +192,17 @@ def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
         yield language, _unindented(lines, prefix).removesuffix("\n")
 
 
+def _without_quotes(line: str, prefix: str) -> str:
+    """A line without the quotes' marks, as many as ``prefix`` has."""
+    return re.sub(rf"(?:[ \t]*> ?){{0,{prefix.count('>')}}}", "", line, count=1)
+
+
 def _unindented(lines: Sequence[str], prefix: str) -> str:
     """Lines without the indentation of their fence; where the first has less, each loses that of the first."""
+    _, quote, rest = prefix.rpartition(">")
+    margin = len(rest.removeprefix(" " if quote else "").expandtabs(4))
     pairs = [(line[: len(line) - len(text)].expandtabs(4), text) for line in lines for text in [line.lstrip(" \t")]]
-    margin = min(len(prefix.expandtabs(4)), next((len(spaces) for spaces, text in pairs if text.strip()), 0))
+    margin = min(margin, next((len(spaces) for spaces, text in pairs if text.strip()), 0))
     return "".join(spaces[margin:] + text for spaces, text in pairs) if margin else "".join(lines)
 
 
@@ -266,7 +277,9 @@ def _with_prompt(prompt: str, program: str, entry_point: str | None) -> str:
     name = re.escape(entry_point) if entry_point else r"\w+"
     if re.search(rf"^(?:async\s+)?def\s+{name}\b|^{name}\s*=|^class\s", program, re.MULTILINE):
         # A whole function: it replaces the prompt's unfinished one. Imports from __future__ stand before all others.
-        return f"{''.join(_FUTURE_IMPORT.findall(program))}{prompt}\n    pass\n\n{_FUTURE_IMPORT.sub('', program)}"
+        future = _FUTURE_IMPORTS.match(program)
+        before, imports, rest = ("", "", program) if future is None else (*future.groups(), program[future.end() :])
+        return f"{imports}{prompt}\n    pass\n\n{before}{rest}"
     body = textwrap.dedent(program)
     body = program if body.startswith((" ", "\t")) else textwrap.indent(body, "    ")
     return prompt + ("" if prompt.endswith("\n") else "\n") + body

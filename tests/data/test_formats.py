@@ -72,6 +72,13 @@ def test_parquet_is_read_only_where_asked(tmp_path):
     assert [dict(row.values) for row in rows] == [{"answer": row["answer"]} for row in ROWS]
 
 
+def test_nested_narrow_floats_are_their_shortest_decimals(tmp_path):
+    kind = pa.struct({"rate": pa.float32(), "all": pa.list_(pa.float32()), "pairs": pa.large_list(pa.list_(pa.int8()))})
+    rows = [{"metadata": {"rate": 0.3, "all": [0.1, None], "pairs": [[1]]}}, {"metadata": None}]
+    pq.write_table(pa.table({"metadata": pa.array([row["metadata"] for row in rows], kind)}), tmp_path / "a.parquet")
+    assert [dict(row.values) for row in read_rows(tmp_path / "a.parquet")] == rows
+
+
 def test_a_broken_row_is_one_bad_row(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2\n1,2,3\n\n4,5\n")
     assert [row.error for row in read_rows(tmp_path / "a.csv")] == [

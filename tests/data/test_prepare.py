@@ -67,6 +67,7 @@ EVERY_FATE = [
     big_math_row(LONG.format(31)),
     {"problem": "no answer", "source": "x", "llama8b_solve_rate": 0.5},
     big_math_row("Once upon a time and a very good time it was there was a moocow coming down"),
+    big_math_row("What is the capital of nowhere?", source="web"),
 ]
 
 
@@ -77,6 +78,7 @@ def test_every_dropped_row_is_listed_with_its_reason(tmp_path, capsys):
         write_records(tmp_path / f"{name}.jsonl", [Record("o", name, "math", text, "1")])
     command = ["data", "prepare", "big_math", "--input", file, "--output", tmp_path / "out", "--skip-bad", 1]
     command += ["--difficulty", 0.1, 0.9, "--tokenizer", tmp_path / "tokenizer", "--max-tokens", 500, "--seed", 3]
+    command += ["--exclude-source", "web"]
     command += ["--decontaminate", tmp_path / "gsm8k.jsonl", "--decontaminate", tmp_path / "own.jsonl"]
     assert main([str(word) for word in command]) == 0
     found = {f["row"]: f for f in findings(tmp_path / "out")}
@@ -89,6 +91,7 @@ def test_every_dropped_row_is_listed_with_its_reason(tmp_path, capsys):
         7: ("duplicate", "another gold answer"),
         9: ("malformed", "malformed"),
         10: ("contamination", "own"),
+        11: ("source", "web"),
     }
     assert found[5]["stage"] == "gold"
     assert found[4]["detail"] == f"o: {FOX}"
@@ -96,14 +99,14 @@ def test_every_dropped_row_is_listed_with_its_reason(tmp_path, capsys):
     assert found[6]["detail"] == found[7]["detail"] == f"of {file}:1"
     assert {record.id for record in read_records(tmp_path / "out" / "train.jsonl")} == {"big_math-0", "big_math-7"}
     written = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert (written["rows_in"], written["rows_out"], written["outputs"]["train.jsonl"]["rows"]) == (10, 2, 2)
+    assert (written["rows_in"], written["rows_out"], written["outputs"]["train.jsonl"]["rows"]) == (11, 2, 2)
     assert list(written["dropped"]) == [stage for stage in STAGES if stage in written["dropped"]]
     assert written["dropped"]["duplicate"] == {"another gold answer": 1, "same gold answer": 1}
-    assert sum(sum(reasons.values()) for reasons in written["dropped"].values()) == 8
-    assert (written["inputs"][0]["rows"], len(written["inputs"][0]["sha256"])) == (10, 64)
+    assert sum(sum(reasons.values()) for reasons in written["dropped"].values()) == 9
+    assert (written["inputs"][0]["rows"], len(written["inputs"][0]["sha256"])) == (11, 64)
     assert (written["options"]["difficulty"], written["options"]["seed"]) == ([0.1, 0.9], 3)
     printed = capsys.readouterr().out
-    assert "big_math: 10 rows in, 2 rows out" in printed
+    assert "big_math: 11 rows in, 2 rows out" in printed
     assert "dropped, contamination (shares a passage with an evaluation question): 2" in printed
 
 
@@ -120,7 +123,7 @@ def test_one_bad_row_more_than_allowed_stops_the_run(tmp_path):
 def test_a_data_set_of_which_nothing_is_left_says_why(tmp_path):
     path = write_jsonl(tmp_path / "big.jsonl", EVERY_FATE)
     filters = {"difficulty": by_difficulty(0.9, 0.95)}
-    with pytest.raises(DataError, match="difficulty: 9, malformed: 1"):
+    with pytest.raises(DataError, match="difficulty: 10, malformed: 1"):
         prepare(preparation_of("big_math", [path], skip_bad=1, filters=filters), tmp_path / "out")
     with pytest.raises(DataError, match="of 0"):
         prepare(preparation_of("big_math", [write_jsonl(tmp_path / "empty.jsonl", [])]), tmp_path / "out")

@@ -82,6 +82,19 @@ def test_order_and_concurrency(server: ChatServer) -> None:
     assert 1 < server.most_at_once <= 4
 
 
+def test_failures_that_may_pass_are_asked_again(server: ChatServer) -> None:
+    statuses = iter([500, 429, 200])
+    server.reply = lambda request: (next(statuses), "CORRECT")
+    assert judge(server).grade([record()], ["x"])[0].correct
+    assert len(server.requests) == 3
+    message = {"role": "assistant", "content": "CORRECT"}
+    bodies = iter([b"<html>busy</html>", b"null", json.dumps({"choices": [{"message": message}]}).encode()])
+    server.raw = lambda: next(bodies)
+    server.reply = lambda request: (200, "")
+    assert judge(server).grade([record()], ["y"])[0].correct
+    assert len(server.requests) == 6
+
+
 @pytest.mark.parametrize(
     ("setup", "options", "match", "requests"),
     [

@@ -76,7 +76,7 @@ def test_a_completion_continues_the_prompt_and_a_function_replaces_it():
     for answer in (
         "    return x + 1", "return x + 1", "  ```python\n    return x + 1\n  ```", "```python\n\treturn x + 1\n```",
         "```python\ndef answer(x):\n    return helper(x) + 1\n```", f"from __future__ import annotations\n{function}",
-        f"# Mine.\n\n'''Words.'''\nfrom __future__ import annotations  # late\n\nimport os\n{function}",
+        f"# Mine.\n\n'''Words.'''\nfrom __future__ import (  \n    annotations)  # late\n\nimport os\n{function}",
     ):  # fmt: skip
         source = build_job(r, answer)["source"]
         names = {}
@@ -84,6 +84,15 @@ def test_a_completion_continues_the_prompt_and_a_function_replaces_it():
         assert callable(names["answer"])
         assert names["answer"](1) == 2
         assert names["math"]
+
+
+@pytest.mark.parametrize("before", ["import os", "x = 1", "'''Words.'''; x = 1", "def answer(x): pass"])
+def test_an_import_from_the_future_behind_code_stays_an_error(before):
+    tests = {"kind": "asserts", "code": "assert answer(1) == 2", "entry_point": "answer"}
+    program = f"{before}\nfrom __future__ import annotations\ndef answer(x):\n    return x + 1"
+    source = build_job(record({"tests": tests, "prompt": PROMPT}), program)["source"]
+    with pytest.raises(SyntaxError, match="__future__"):
+        compile(source, "program", "exec")
 
 
 @pytest.mark.parametrize(

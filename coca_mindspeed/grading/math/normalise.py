@@ -82,6 +82,7 @@ _PLAIN = _rules(
     (r"(\d(?:\.\d+)?|\.\d+)[eE]([-+]?\d{1,3})(?![\w.])", r"\1\\times 10^{\2}"),
     (r"(?:\{ ?|^)([^{}=,;\\]+?) ?\\over(?![a-z]) ?([^{}=,;\\]+?)(?: ?\}|$)", r"\\frac{\1}{\2}"),
     (r"\\[bp]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r"\\mod \1"),
+    (r"_\s*\{\s*(\w+)\s*\}", r"_{\1}"),
 )
 _MONEY = re.compile(r"^[-+]?\s*(\\?\$|[€£]|Rs\.?)\s*(?=[-+.\d])")
 _TEXT_COMMAND = re.compile(rf"{TEXT}\s*(?:\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*)\}}|([a-zA-Z\d]))")
@@ -146,6 +147,7 @@ _NAME = rf"(?:{FIGURE}|\\?[a-zA-Z]+(?:_\{{?\w+\}}?)?)"
 _ASSIGNED = re.compile(rf"({_NAME}(?:\s*\+\s*{_NAME})*)\s*=\s*(?!.*[=<>])(.+)")
 _IN_BASE = re.compile(r"(\()?([1-9]\d*)(?(1)\)) ?_ ?(?:\{?(\d{1,2})\}?|\{?\\text\{ ?([a-z]+) ?\}\}?)")
 _IN_BRACKETS = re.compile(r"(?: |\\text\{ ?)\(([a-z][a-z /-]{0,40})\)(?: ?\})?$")  # 14 (books)
+_OPERATOR_AT_END = re.compile(r"[,=<>+\-*^_(]\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +202,8 @@ def _split_unit(body: str) -> tuple[str, str | None]:
         body = f"{value} {note[1]}"
     for start in units.unit_starts(body):
         value, words = body[:start].strip(), body[start:]
-        if not value or value.count("{") != value.count("}"):
-            continue
+        if not value or _OPERATOR_AT_END.search(value) or value.count("{") != value.count("}"):
+            continue  # an operand, or an element of a list
         if words[0].isalpha() and not re.search(r"[\d\\]", value):
             continue  # "square feet" is words
         assigned = _ASSIGNED.fullmatch(value)

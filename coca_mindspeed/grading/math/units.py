@@ -45,6 +45,7 @@ _SPELLINGS = [
         (r"(?i)\b(?:square|sq\.?) ([a-z]+)", r"\1^2"),
         (r"(?i)\b(?:cubic|cu\.?) ([a-z]+)", r"\1^3"),
         (r"(?i)\bmph\b", "mi/h"),
+        (r"(?i)\bkmph\b", "km/h"),
     )
 ]
 _FACTOR = re.compile(
@@ -64,12 +65,15 @@ february march april may june july august september october november december mo
 saturday sunday bce is
 """
 _NO_THINGS = frozenset(_OTHER_WORDS.split())
-# 5 thirtieths, 5 fold
+# 5 thirtieths, 5 doubled, 5 theta; but 5 beta testers
 _NUMBER_WORD = re.compile(
     r"""(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|hundred|thousand|\w*illion
     |googol)(?:e?s|ths?)?|(?:twen|thir|for|four|fif|six|seven|eigh|nine)t(?:y|ies|ieths?)|(?:fif|eigh|nin|twelf)ths?
     |\w+(?:fold|uple|upled)""",
     re.VERBOSE,
+)
+_CHANGING_END = re.compile(
+    r"(?!\w*eed$)\w{3,}ed|alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|omega"
 )
 # Behind a unit or a counted thing these begin a remark.
 _REMARK_WORDS = """
@@ -146,6 +150,8 @@ def is_remark(text: str) -> bool:
     if re.fullmatch(r"[a-zA-Z][a-zA-Z .'-]*", text) is None:
         return False
     words = re.split(r"[ .-]+", text.lower().strip(". -"))
+    if _CHANGING_END.fullmatch(words[-1]):
+        return False
     return not any(
         {word, word.removesuffix("s")} & _NO_THINGS
         or _NUMBER_WORD.fullmatch(word)
