@@ -1,0 +1,102 @@
+"""What a confidence knows within a kind of question: ``python -m experiments.within_kinds RUN ...``.
+
+For each run directory of the tiny model it answers held-out questions 32 times each. For each kind of question it prints
+the AUROC of the stated confidence, of its expectation, of a probe (trained on eight answers each to training questions,
+from the hidden state at the prompt's last token), and of the question's other answers, the most that could be known.
+"""
+
+import argparse
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from coca_mindspeed.baselines.predictors import ProbeConfig, TargetModel, prompt_states, train_probe
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.respond import predict
+from coca_mindspeed.utils.console import markdown_table, print_text
+from coca_mindspeed.utils.text_formats import read_yaml
+
+Floats = npt.NDArray[np.float64]
+HEADER = ("run", "kind", "questions", "right", "stated", "AUROC: stated", "expectation", "probe", "other answers")
+_BATCH = 250  # prompts
+
+
+def numbers(predictions: list[Prediction], samples: int, name: str) -> Floats:
+    """A field of the predictions, ``[questions, samples]``; NaN where it is None."""
+    values = [getattr(prediction, name) for prediction in predictions]
+    return np.array([np.nan if value is None else value for value in values], float).reshape(-1, samples)
+
+
+def auroc(confidence: Floats, correct: Floats) -> float:
+    """AUROC of confidences for answers of the same shape; NaN if undefined."""
+    known = np.isfinite(confidence)
+    return calibration_metrics(confidence[known], correct[known].astype(bool)).values["auroc"]
+
+
+def states_of(target: TargetModel, records: list[Record]) -> torch.Tensor:
+    """Hidden states of the prompts, float32 ``[n, hidden]``."""
+    parts = [records[start : start + _BATCH] for start in range(0, len(records), _BATCH)]
+    return torch.cat([prompt_states(target, part, -1) for part in parts])
+
+
+def rows_of(run: Path, questions: int, probe_questions: int, samples: int) -> list[list[str]]:
+    """A table's row for each kind of question of one run."""
+    config = RunConfig.model_validate(read_yaml(run / "config.yaml"))
+    assert config.data.train is not None
+    assert config.data.evaluate is not None
+    held_out = list(read_records(Path(config.data.evaluate)))[:questions]
+    training = list(read_records(Path(config.data.train)))[:probe_questions]
+    with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
+        policy = load_policy(run / "model", config.model, torch.device("cpu"))
+        target = TargetModel(policy, grader, config.method, config.rollout, config.seed)
+
+        def answers(records: list[Record], each: int, purpose: str) -> list[Prediction]:
+            drawn = target.generator(purpose)
+            return predict(
+                policy, records, grader, config.method, config.rollout, drawn, samples=each, readings=each == samples
+            )
+
+        found, known = answers(held_out, samples, "within kinds"), answers(training, 8, "probe")
+    correct, stated = numbers(found, samples, "correct"), numbers(found, samples, "confidence")
+    expected = numbers(found, samples, "expected_confidence")
+    labels = torch.tensor(numbers(known, 8, "correct").ravel().astype(bool))
+    probe, _ = train_probe(states_of(target, training).repeat_interleave(8, dim=0), labels, ProbeConfig(), config.seed)
+    probed = np.repeat(probe.confidence(states_of(target, held_out)).numpy()[:, None], samples, axis=1).astype(float)
+    others = (correct.sum(axis=1, keepdims=True) - correct) / (samples - 1)
+    kinds = np.array([record.metadata["kind"] for record in held_out])
+    rows = []
+    for kind in sorted(set(kinds)):
+        of_kind = kinds == kind
+        readings = [auroc(reading[of_kind], correct[of_kind]) for reading in (stated, expected, probed, others)]
+        means = [correct[of_kind].mean(), np.nanmean(stated[of_kind])]
+        rows.append([str(run), f"`{kind}`", str(of_kind.sum()), *(f"{value:.3f}" for value in (*means, *readings))])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directory with config.yaml and model/")
+    parser.add_argument("--questions", type=int, default=500, help="held out (default: 500)")
+    parser.add_argument("--probe-questions", type=int, default=2000, help="from the training set (default: 2000)")
+    parser.add_argument("--samples", type=int, default=32, help="answers to each held-out question (default: 32)")
+    arguments = parser.parse_args()
+    disable_progress_bar()
+    torch.set_num_threads(1)
+    rows = []
+    for run in arguments.runs:
+        rows += rows_of(run, arguments.questions, arguments.probe_questions, arguments.samples)
+        print_text(f"{run}: done")
+    print_text(markdown_table(HEADER, rows))
+
+
+if __name__ == "__main__":
+    main()
