@@ -1,8 +1,9 @@
 """What a confidence knows within a kind of question: ``python -m experiments.within_kinds RUN ...``.
 
-For each run directory of the tiny model it answers held-out questions 32 times each. For each kind of question it prints
-the AUROC of the stated confidence, of its expectation, of a probe (trained on eight answers each to training questions,
-from the hidden state at the prompt's last token), and of the question's other answers, the most that could be known.
+For each run directory of the tiny model it answers held-out questions 32 times each. For each kind of question it
+prints the AUROC of the stated confidence, of its expectation, of a probe (trained on eight answers each to training
+questions, from the hidden state at the prompt's last token), and of the question's other answers, the most that could
+be known.
 """
 
 import argparse
