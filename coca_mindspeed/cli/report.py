@@ -7,6 +7,7 @@ from coca_mindspeed.cli.options import bins_closed, place
 from coca_mindspeed.evaluation.report import write_report
 from coca_mindspeed.evaluation.scoreboard import read_runs
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.packages import require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    require("matplotlib", purpose="the plots of a report")
     paths = write_report(read_runs(arguments.runs), arguments.output, closed=arguments.bins_closed)
     print_text("\n".join(map(str, paths)))
     return 0

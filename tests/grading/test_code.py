@@ -178,11 +178,16 @@ def test_what_tests_use_of_a_program(grader):
     nothing = ("assert True", "assert sqrt(4) == abs(-2)", "def check(candidate):\n    assert candidate(1)")
     lacking = "class np:\n    allclose = lambda *a: True\ndef f(): return 0"
     raised = "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False"
+    close = asserts("assert np.allclose(f(), 2.5)")
+    # The sandbox's Python may lack numpy, and then nothing that needs it can be graded.
+    [verdict] = grader.grade([close], ["def f(): return 2.5"])
+    has_numpy = verdict.outcome.value == "right"
+    assert has_numpy or "numpy" in verdict.reason
     check_programs(
         grader,
         [
             *((asserts(tests, name), "def f(): return 0", "ungradable") for tests in nothing for name in (None, "f")),
-            (asserts("assert np.allclose(f(), 2.5)"), lacking, "wrong"),
+            (close, lacking, "wrong" if has_numpy else "ungradable"),
             (asserts(raised), "def f(x): raise ValueError", "right"),
         ],
     )
