@@ -35,7 +35,7 @@ demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about 
 	rm -rf runs/demo
 	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo
 
-reproduce: $(STAMP)  ## the paper's tables in miniature, three seeds (at most 40 minutes on two cores)
+reproduce: $(STAMP)  ## the paper's tables in miniature, three seeds (about three hours on two cores; resumable)
 	$(BIN)/python -m experiments.reproduce --seeds 3 --output runs/reproduce --report experiments/results/miniature
 
 runs/demo-real-questions/evaluate.jsonl: | $(STAMP)
