@@ -1,9 +1,9 @@
-"""What a confidence knows within a kind of question: ``python -m experiments.within_kinds RUN ...``.
+"""Measure what a confidence knows within a kind of question: ``python -m experiments.within_kinds RUN ...``.
 
-For each run directory of the tiny model it answers held-out questions 32 times each. For each kind of question it
-prints the AUROC of the stated confidence, of its expectation, of a probe (trained on eight answers each to training
-questions, from the hidden state at the prompt's last token), and of the question's other answers, the most that could
-be known.
+The command answers held-out questions 32 times each with the tiny model of each run directory. For each kind of
+question it prints the AUROC of the stated confidence, of its expectation, of a probe (trained on eight answers each to
+training questions, from the hidden state at the prompt's last token), and of the question's other answers, which is
+about the most that could be known.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from coca_mindspeed.utils.text_formats import read_yaml
 
 Floats = npt.NDArray[np.float64]
 HEADER = ("run", "kind", "questions", "right", "stated", "AUROC: stated", "expectation", "probe", "other answers")
-_BATCH = 250  # prompts
+_PROMPTS = 250  # at once, for their hidden states
+_PROBE_ANSWERS = 8  # to each training question
 
 
 def numbers(predictions: list[Prediction], samples: int, name: str) -> Floats:
@@ -43,12 +44,6 @@ def auroc(confidence: Floats, correct: Floats) -> float:
     return calibration_metrics(confidence[known], correct[known].astype(bool)).values["auroc"]
 
 
-def states_of(target: TargetModel, records: list[Record]) -> torch.Tensor:
-    """Hidden states of the prompts, float32 ``[n, hidden]``."""
-    parts = [records[start : start + _BATCH] for start in range(0, len(records), _BATCH)]
-    return torch.cat([prompt_states(target, part, -1) for part in parts])
-
-
 def rows_of(run: Path, questions: int, probe_questions: int, samples: int) -> list[list[str]]:
     """A table's row for each kind of question of one run."""
     config = RunConfig.model_validate(read_yaml(run / "config.yaml"))
@@ -60,18 +55,20 @@ def rows_of(run: Path, questions: int, probe_questions: int, samples: int) -> li
         policy = load_policy(run / "model", config.model, torch.device("cpu"))
         target = TargetModel(policy, grader, config.method, config.rollout, config.seed)
 
-        def answers(records: list[Record], each: int, purpose: str) -> list[Prediction]:
-            drawn = target.generator(purpose)
-            return predict(
-                policy, records, grader, config.method, config.rollout, drawn, samples=each, readings=each == samples
-            )
+        def answers(records: list[Record], each: int, purpose: str, *, readings: bool) -> list[Prediction]:
+            settings = (grader, config.method, config.rollout, target.generator(purpose))
+            return predict(policy, records, *settings, samples=each, readings=readings)
 
-        found, known = answers(held_out, samples, "within kinds"), answers(training, 8, "probe")
+        found = answers(held_out, samples, "within kinds", readings=True)
+        known = answers(training, _PROBE_ANSWERS, "probe", readings=False)
     correct, stated = numbers(found, samples, "correct"), numbers(found, samples, "confidence")
     expected = numbers(found, samples, "expected_confidence")
-    labels = torch.tensor(numbers(known, 8, "correct").ravel().astype(bool))
-    probe, _ = train_probe(states_of(target, training).repeat_interleave(8, dim=0), labels, ProbeConfig(), config.seed)
-    probed = np.repeat(probe.confidence(states_of(target, held_out)).numpy()[:, None], samples, axis=1).astype(float)
+    labels = torch.tensor(numbers(known, _PROBE_ANSWERS, "correct").ravel().astype(bool))
+    layer = ProbeConfig().layer
+    states = prompt_states(target, training, layer, _PROMPTS).repeat_interleave(_PROBE_ANSWERS, dim=0)
+    probe, _ = train_probe(states, labels, ProbeConfig(), config.seed)
+    probed = probe.confidence(prompt_states(target, held_out, layer, _PROMPTS)).numpy()
+    probed = np.repeat(probed[:, None], samples, axis=1).astype(float)
     others = (correct.sum(axis=1, keepdims=True) - correct) / (samples - 1)
     kinds = np.array([record.metadata["kind"] for record in held_out])
     rows = []

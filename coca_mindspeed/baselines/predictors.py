@@ -59,11 +59,16 @@ def check_layer(layer: int, config: Any, *, where: str) -> None:
         raise UsageError(f"{where} {layer}: expected one from {-layers} to {layers - 1}, which the model has")
 
 
-def prompt_states(target: TargetModel, records: Sequence[Record], layer: int) -> Tensor:
-    """Return the hidden states of each prompt's last token: float32 ``[n, hidden]`` on the CPU; one batch.
+def prompt_states(target: TargetModel, records: Sequence[Record], layer: int, batch: int) -> Tensor:
+    """Return the hidden states of each prompt's last token: float32 ``[n, hidden]`` on the CPU, ``batch`` at once.
 
     ``layer`` 0 is the embedding, i the output of block i, and negative ones count from the last.
     """
+    chunks = (records[start : start + batch] for start in range(0, len(records), batch))
+    return torch.cat([_batch_states(target, chunk, layer) for chunk in chunks])
+
+
+def _batch_states(target: TargetModel, records: Sequence[Record], layer: int) -> Tensor:
     policy = target.policy
     prompts = policy.encode_prompts(records, target.method.training_method.system_prompt)
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)

@@ -137,13 +137,12 @@ class _Work:
         directory, size = self.options.trained or self.output / "probe", self.options.batch
         if not directory.exists():
             records, correct = self._graded(records)
-            chunks = [records[i : i + size] for i in range(0, len(records), size)]
-            states = torch.cat([prompt_states(self.target, chunk, self.options.probe.layer) for chunk in chunks])
+            states = prompt_states(self.target, records, self.options.probe.layer, size)
             seed = derived_seed(self.target.seed, "probe")
             probe, fit = train_probe(states, torch.tensor(correct), self.options.probe, seed, self._epoch)
             save_probe(probe, fit, directory)
         trained = load_probe(directory)
-        return lambda records: trained.confidence(prompt_states(self.target, records, trained.layer)).tolist()
+        return lambda records: trained.confidence(prompt_states(self.target, records, trained.layer, size)).tolist()
 
     def assessor(self, records: Sequence[Record], open_assessor: Callable[[Path | None], Policy]) -> Assessor:
         """Return the trained assessor; train it if it does not exist."""

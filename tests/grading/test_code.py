@@ -198,7 +198,7 @@ def test_names_are_sorted_by_the_tests_alone():
     assert names.program == {"f", "g", "LIMIT"}
     assert names.called == {"f", "g"}
     assert names.standard == {"math": ("math", None), "Counter": ("collections", "Counter")}
-    # What the tests bind is theirs, and so is a parameter of the same name only inside of its function.
+    # A name that the tests bind belongs to them; a parameter of the same name does so inside of its function only.
     assert undefined("def check(f):\n    assert f(1)\ncheck(f)").program == {"f"}
     assert undefined("f = lambda x: x\nassert f(1)").program == frozenset()
     assert undefined("import queue\nassert queue.Queue and f(1)").standard == {}
