@@ -30,13 +30,13 @@ def run(arguments: argparse.Namespace) -> int:
     # Absolute, because it is saved in the jobs' configurations.
     output: Path = arguments.output.resolve()
     plan = read_plan(plan_path(arguments.plan))
-    jobs = jobs_of(plan, range(plan.first_seed, plan.first_seed + arguments.seeds))
+    jobs = jobs_of(plan, plan.seeds_to_run(arguments.seeds))
     # torch is imported after the checks above.
     from experiments.reproduce.report import write_report
     from experiments.reproduce.results import collect
 
     console = PlainConsole()
-    settings = {"plan": plan.model_dump(mode="json")}  # without the seeds, of which more can be added
+    settings = {"plan": plan.model_dump(mode="json", exclude={"seeds"})}  # more seeds can be added
     check_directory(output, settings)
     if arguments.report_only:
         claim_directory(output, settings)

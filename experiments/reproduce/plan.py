@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -89,6 +89,7 @@ class Plan(Section):
     Attributes:
         title: of the report.
         first_seed: seeds count from here; earlier ones were used to choose the settings.
+        seeds: in this order, instead of those from ``first_seed`` on.
         settings: by name.
         train_questions: of the miniature.
         evaluate_questions: of the miniature, per family.
@@ -102,6 +103,7 @@ class Plan(Section):
 
     title: str
     first_seed: int = Field(0, ge=0)
+    seeds: list[Annotated[int, Field(ge=0)]] | None = None
     settings: dict[str, SettingPlan]
     train_questions: int = Field(50_000, ge=100)
     evaluate_questions: int = Field(1000, ge=8)
@@ -111,6 +113,18 @@ class Plan(Section):
     assessor_lr: float = Field(1e-5, gt=0)
     assessor_epochs: int = Field(3, ge=1)
     paper_setting: str = "qwen2.5-7b/math"
+
+    def seeds_to_run(self, count: int) -> Sequence[int]:
+        """The first ``count`` seeds of the plan.
+
+        Raises:
+            UsageError: the plan lists fewer.
+        """
+        if self.seeds is None:
+            return range(self.first_seed, self.first_seed + count)
+        if count > len(self.seeds):
+            raise UsageError(f"--seeds {count}: the plan lists {len(self.seeds)}: {', '.join(map(str, self.seeds))}")
+        return self.seeds[:count]
 
     @field_validator("settings")
     @classmethod
