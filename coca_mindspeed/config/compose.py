@@ -2,10 +2,10 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
@@ -163,6 +163,7 @@ def compose_run(
         read_yaml(file)  # names file and line, which Hydra's own message hides
     except (OSError, YamlError) as error:
         raise ConfigError(f"{file}: is not valid YAML: {error}") from error
+    set(named_defaults(stem, (directory, ours)))  # Hydra itself would follow a circle to the recursion limit
     hydra_overrides = []
     for override in overrides:
         if (key := override.lstrip("+").partition("=")[0]) in MAPPING_KEYS:
@@ -192,6 +193,31 @@ def compose_run(
     if run.data.epochs is not None:
         _refuse_unused_steps(run, file, overrides)
     return ComposedConfig(run, name)
+
+
+def named_defaults(name: str, roots: Sequence[Path], above: Sequence[str] = ()) -> Iterator[str]:
+    """The configurations that ``name`` and those below it list under ``defaults``, by their names in Hydra.
+
+    A file is looked for in ``roots``, in this order; a name without a file ends its branch.  Raises ConfigError if a
+    file cannot be read, or leads back to a configuration of ``above``.
+    """
+    file = next((path for root in roots if (path := root / f"{name}.yaml").is_file()), None)
+    if file is None:
+        return
+    if name in above:
+        circle = " -> ".join([*above[above.index(name) :], name])
+        raise ConfigError(f"{file}: its defaults lead back to it ({circle}); remove one of these entries")
+    try:
+        content = read_yaml(file)
+    except (OSError, YamlError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
+    entries = content.get("defaults") if isinstance(content, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        group, choice = next(iter(entry.items()), ("", None)) if isinstance(entry, dict) else ("", entry)
+        if isinstance(choice, str) and choice != "_self_" and not str(group).startswith("override "):
+            below = PurePosixPath("/", name).parent / str(group).removeprefix("optional ") / choice.partition("@")[0]
+            yield (below_name := str(below.relative_to("/")))
+            yield from named_defaults(below_name, roots, (*above, name))
 
 
 def _refuse_unused_steps(run: RunConfig, file: Path, overrides: Sequence[str]) -> None:

@@ -14,11 +14,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from coca_mindspeed.config.compose import config_directory
+from coca_mindspeed.config.compose import config_directory, named_defaults
 from coca_mindspeed.config.plan import Plan, Row, file_rows
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, did_you_mean
 from coca_mindspeed.utils.packages import require
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 from coca_mindspeed.verl.checks import ACTOR, MEGATRON, MINI_BATCH, ROLLOUT, TOKENS, VerlRun, verl_problems
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
@@ -39,19 +38,9 @@ def find_verl_run(name: str) -> Path | None:
     if name in ready_made_verl_runs():
         return config_directory() / "verl" / f"{name}.yaml"
     path = Path(name).expanduser()
-    return path if path.suffix == ".yaml" and path.is_file() and _stands_on_verl(path) else None
-
-
-def _stands_on_verl(file: Path) -> bool:
-    """Whether the ``defaults`` of a file, or of the files beside it that they name, hold verl's configuration."""
-    try:
-        content = read_yaml(file)
-    except (OSError, YamlError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from error
-    defaults = content.get("defaults") if isinstance(content, dict) else None
-    names = [name for name in defaults if isinstance(name, str)] if isinstance(defaults, list) else []
-    beside = (file.with_name(f"{name}.yaml") for name in names)
-    return VERLS_OWN in names or any(_stands_on_verl(path) for path in beside if path.is_file())
+    if path.suffix != ".yaml" or not path.is_file():
+        return None
+    return path if VERLS_OWN in named_defaults(path.stem, [path.parent]) else None
 
 
 def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:

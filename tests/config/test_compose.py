@@ -7,7 +7,7 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.cli.config import reference_markdown
 from coca_mindspeed.config.checks import with_steps
-from coca_mindspeed.config.compose import compose_run, ready_made_runs
+from coca_mindspeed.config.compose import compose_run, named_defaults, ready_made_runs
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
@@ -111,6 +111,40 @@ def test_mistakes_in_a_file_name_the_file(tmp_path):
     assert all(line.startswith(f"{mine}: ") for line in lines)
     assert "did you mean 'group_size'?" in lines[0]
     assert "optimizer.lr='fast': input should be a valid number" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"mine": "defaults: [mine, _self_]"},
+        {"mine": "defaults: [other, _self_]", "other": "defaults: [mine, _self_]"},
+        {
+            "mine": "defaults: [{model: own}, _self_]",
+            "model/own": "defaults: [again]",
+            "model/again": "defaults: [own]",
+        },
+        {"mine": "defaults: [base]", "base": "defaults: [demo, _self_]"},  # the ready-made demo names base
+        {"mine": "defaults: [other]\nactor_config: {lr: 1}", "other": "defaults: [mine]"},
+    ],
+    ids=["itself", "two", "a group", "a ready-made run", "MindSpeed-RL's layout"],
+)
+@pytest.mark.parametrize("command", [("config", "show"), ("check",)], ids=" ".join)
+def test_files_that_name_each_other_are_refused(command, files, tmp_path, capsys):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
+    assert main([*command, str(tmp_path / "mine.yaml")]) == 1
+    error = capsys.readouterr().err
+    assert " -> " in error
+    assert "Traceback" not in error
+
+
+def test_a_file_may_be_reached_by_two_ways(tmp_path):
+    for name, defaults in (("mine", "left, right"), ("left", "demo"), ("right", "{method: rlvr}")):
+        (tmp_path / f"{name}.yaml").write_text(f"defaults: [{defaults}, _self_]\n")
+    (tmp_path / "method").mkdir()
+    (tmp_path / "method" / "rlvr.yaml").write_text("name: rlvr\n")
+    assert set(named_defaults("mine", [tmp_path])) == {"left", "right", "demo", "method/rlvr"}
 
 
 def test_a_list_is_no_configuration(tmp_path):

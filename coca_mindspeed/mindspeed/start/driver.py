@@ -24,6 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from coca_mindspeed.config.compose import named_defaults
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.mindspeed.checks import needs_reference, split_config
@@ -87,9 +88,11 @@ def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path
     """Compose a MindSpeed-RL configuration; its ``defaults`` may name MindSpeed-RL's own groups (``model``)."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such configuration file")
-    search = [] if mindspeed_rl_home is None else [f"hydra.searchpath=[file://{mindspeed_rl_home / 'configs'}]"]
+    theirs = [] if mindspeed_rl_home is None else [mindspeed_rl_home / "configs"]
+    search = [f"hydra.searchpath=[file://{directory}]" for directory in theirs]
     try:
         read_yaml(path)  # its errors name the line, Hydra's do not
+        set(named_defaults(path.stem, [path.parent, *theirs]))
         with initialize_config_dir(str(path.resolve().parent), version_base=None), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="In .*missing `_self_`")  # MindSpeed-RL's files have none
             return compose(path.stem, overrides=[*search, *overrides])
