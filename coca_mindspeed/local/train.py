@@ -128,14 +128,14 @@ class Trainer:
                 if warning := health.after_step(step + 1, metrics):
                     progress.note(warning)
 
-                last = step + 1 == total
+                last, stopping = step + 1 == total, stop.is_set()  # a signal from here on stops after the next step
                 if best is not None and best.improves(metrics):
                     export_best(best, step + 1, policy, metrics)
-                if last or stop.is_set() or _due(config.checkpoint.interval, step):
+                if last or stopping or _due(config.checkpoint.interval, step):
                     saved = save_checkpoint(
                         self.output / "checkpoints", step + 1, policy, optimizer, config.checkpoint.keep
                     )
-                if stop.is_set() and not last:
+                if stopping and not last:
                     raise InterruptedRunError(
                         f"stopped after step {step + 1}; saved {saved.path}", "continue with --resume"
                     )

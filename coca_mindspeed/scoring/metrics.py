@@ -29,7 +29,7 @@ class WeightedMean(NamedTuple):
 
 def rollout_metrics(rollout: Rollout) -> dict[str, WeightedMean]:
     """Metrics of a rollout with credit, each with its weight; rewards and accuracy are over the gradable answers."""
-    correct, stated, credit = rollout.correct, rollout.stated, rollout.credit
+    correct, stated, credit = rollout.correct, rollout.stated, rollout.given_credit
     graded, kept, reward = ~correct.isnan(), credit.kept, credit.confidence_reward
     measured = calibration_metrics(stated[graded].numpy(), correct[graded].bool().numpy())
     accuracy = measured.values["accuracy"]
@@ -167,8 +167,8 @@ _UNGRADABLE = 0.05
 def health_problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Find reasons why a run learns less than it should, in consecutive steps (rows of metrics.jsonl).
 
-    Missing metrics are ignored.  Returns text for the user by code: ``invalid``, ``no_signal`` (in neither segment),
-    ``no_confidence_signal``, ``no_answer_signal``, ``ungradable`` or ``cut_off``.
+    Metrics that are missing or NaN are ignored.  Returns text for the user by code: ``invalid``, ``no_signal`` (in
+    neither segment), ``no_confidence_signal``, ``no_answer_signal``, ``ungradable`` or ``cut_off``.
     """
     invalid, ungradable = _mean(rows, "rollout/invalid_share"), _mean(rows, "grading/ungradable_share")
     cut_off, accuracy = _mean(rows, "response/cut_off_share"), _mean(rows, "rollout/accuracy")
@@ -262,8 +262,8 @@ class HealthWarnings:
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    """The mean of a metric over the rows that have it; NaN, for which every comparison is false, if none has."""
-    values = [float(row[name]) for row in rows if row.get(name) is not None]
+    """The mean of a metric over the rows in which it is known; NaN, for which every comparison is false, if none."""
+    values = [float(row[name]) for row in rows if _known(row.get(name))]
     return sum(values) / len(values) if values else math.nan
 
 

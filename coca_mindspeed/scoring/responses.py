@@ -77,7 +77,9 @@ def held_out_metrics(correct: Tensor, stated: Tensor, confidence_lengths: Tensor
 
 
 def held_out_gap(answers: Sequence[Prediction]) -> dict[str, WeightedMean]:
-    """:func:`.gap_metrics` of answers to held-out questions, of which each may have several."""
+    """:func:`.gap_metrics` of answers to held-out questions, of which each may have several; NaN without answers."""
+    if not answers:
+        return gap_metrics(HELD_OUT, torch.empty(0, 1), torch.empty(0, 1))
     by_question: dict[tuple[str, str], list[Prediction]] = {}
     for answer in answers:
         by_question.setdefault((answer.dataset, answer.id), []).append(answer)

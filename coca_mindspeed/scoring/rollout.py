@@ -184,13 +184,23 @@ class Rollout:
         return self
 
     @property
+    def given_credit(self) -> Credit:
+        """:attr:`credit`; raises ValueError before :meth:`give_credit`."""
+        if self.credit is NO_CREDIT:
+            raise ValueError(f"a rollout of {len(self.lengths)} responses has no credit yet; call give_credit first")
+        return self.credit
+
+    @property
     def masks(self) -> SegmentMasks:
-        """Tokens of each segment, bool ``[B, T]`` each."""
-        return segment_masks(self.segment_ends, list(self.credit.segments), self.width)
+        """Tokens of each segment, bool ``[B, T]`` each; raises ValueError before :meth:`give_credit`."""
+        return segment_masks(self.segment_ends, list(self.given_credit.segments), self.width)
 
     def rows(self, shown: Iterable[int]) -> list[dict[str, Any]]:
-        """Rows of a samples dump of the responses ``shown``; the reward of one that takes no part is None."""
-        credit, group_size = self.credit, self.credit.group_size
+        """Rows of a samples dump of the responses ``shown``; the reward of one that takes no part is None.
+
+        Raises ValueError before :meth:`give_credit`.
+        """
+        credit, group_size = self.given_credit, self.given_credit.group_size
         advantages = {name: values.flatten() for name, values in credit.values_by_segment().items()}
         return [
             {

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from coca_mindspeed.scoring import rollout as scoring
 from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.directories import MARKER
+from coca_mindspeed.utils.process import InterruptedRunError
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import FINISHED, SMALL, killed, result, rows, run_command, small_session, train
 from tests.local.starts_for_tests import arguments
@@ -64,6 +66,23 @@ def test_metrics_are_those_of_the_responses(finished):
         assert sum(r["answer_advantage"] for r in group) == pytest.approx(0, abs=1e-5)
     assert row["reward/confidence"] == pytest.approx(sum(r["confidence_reward"] for r in dump) / 32, abs=1e-6)
     assert row["response/length"] == pytest.approx(sum(r["tokens"] for r in dump) / 32)
+
+
+def test_a_signal_while_a_step_is_being_saved_stops_after_the_next_step(tmp_path, monkeypatch):
+    class Stop:
+        """Set between the first look at it and the second."""
+
+        looks = 0
+
+        def is_set(self):
+            self.looks += 1
+            return self.looks > 1
+
+    monkeypatch.setattr(train_module, "stop_request", lambda: nullcontext(Stop()))
+    with pytest.raises(InterruptedRunError):
+        train(tmp_path, "checkpoint.interval=0")
+    [saved] = list_checkpoints(tmp_path / "checkpoints")
+    assert saved.step == len(rows(tmp_path / "metrics.jsonl")) == 2
 
 
 @pytest.mark.parametrize("method", ["sequential", "rlcr"])

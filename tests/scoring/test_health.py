@@ -1,5 +1,7 @@
 """Health warnings: which metrics are a problem, and when a warning is repeated."""
 
+import math
+
 import pytest
 
 from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, HealthWarnings, gap_problem, health_problems
@@ -35,6 +37,13 @@ def row(**shares):
 )
 def test_each_segment_and_the_grading_are_looked_at_separately(shares, codes):
     assert list(health_problems([row(**shares)] * NO_SIGNAL_STEPS)) == codes
+
+
+@pytest.mark.parametrize("unknown", [{}, dict.fromkeys(NAMES.values()), dict.fromkeys(NAMES.values(), math.nan)])
+@pytest.mark.parametrize("code", ["invalid", "ungradable", "cut_off"])
+def test_a_step_without_a_value_silences_no_warning(code, unknown):
+    rows = [row(**{code: 1.0})] * (NO_SIGNAL_STEPS - 1)
+    assert list(health_problems([*rows, unknown])) == [code]
 
 
 @pytest.mark.parametrize("rows", [[], [{}], [{}, {"rollout/invalid_share": None}]])

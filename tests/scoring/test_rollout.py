@@ -49,6 +49,14 @@ def test_credit_needs_whole_groups_with_scores(missing):
         rollout.give_credit(CreditRule(training_method("coca")), 3 if missing == "whole groups" else 2)
 
 
+@pytest.mark.parametrize(
+    "read", [lambda r: r.rows([0]), lambda r: r.masks, rollout_metrics], ids=["rows", "masks", "metrics"]
+)
+def test_what_needs_credit_says_so(read):
+    with pytest.raises(ValueError, match="4 responses"):
+        read(scored())
+
+
 @pytest.mark.parametrize("verdicts", [torch.ones(3), torch.ones(4, 1), torch.ones(4, dtype=torch.int64)])
 def test_a_rollout_has_one_verdict_for_each_response(verdicts):
     with pytest.raises(ValueError, match="correct should be float"):
@@ -99,6 +107,12 @@ def test_held_out_answers_are_grouped_by_question():
     rollout = credited([1, 0, 1, 1, N, 1], [0.5, 0.0, 0.9, N, 0.4, N], [1] * 6)
     expected = {k.replace("first_sight", "held_out"): m for k, m in sight_metrics(rollout, [False] * 3).items()}
     assert held_out_gap(answers) == {name: mean for name, mean in expected.items() if name.startswith("held_out")}
+
+
+def test_without_held_out_answers_the_gap_is_undefined():
+    metrics = held_out_gap([])
+    assert set(metrics) == {"held_out/accuracy", "held_out/confidence", "held_out/gap_error"}
+    assert all(math.isnan(mean.value) and mean.weight == 0 for mean in metrics.values())
 
 
 def test_ungradable_answers_are_left_out_and_counted():
