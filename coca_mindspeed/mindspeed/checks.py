@@ -124,8 +124,8 @@ def layout_problems(resolved: ResolvedConfig) -> list[Problem]:
     return find_problems(resolved, [as_check(_sizes)], [as_check(conditions) for conditions in layout])
 
 
-def _run_conditions(run: RunConfig) -> Iterator[Condition]:
-    """Values of our sections that MindSpeed-RL cannot have; it would ignore them silently."""
+def _run_conditions(run: RunConfig, iterations: int | None) -> Iterator[Condition]:
+    """Values of our sections that MindSpeed-RL cannot have; it would ignore most of them silently."""
     model, optimizer, updates = run.model, run.optimizer, run.trainer
     yield "built-in-model", "model.path", model.path is not None, "must name a directory on a cluster"
     converted = run.hardware.platform == "host" or model.megatron_path is not None
@@ -134,6 +134,9 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
     yield "records-only", "data.name", run.data.name == "records", "must be records on a cluster"
     once = not optimizer.warmup_steps or updates.minibatches * updates.ppo_epochs == 1
     yield "warmup-updates", "optimizer.warmup_steps", once, "must be 0 with several updates per step"
+    shorter = iterations is None or optimizer.warmup_steps < iterations
+    reason = f"must be below the {iterations} iterations of a stage, before which the warm-up must end"
+    yield "warmup-length", "optimizer.warmup_steps", shorter, reason
     other, reason = optimizer.schedule != "wsd", "must not be wsd: only the local engine has it"
     yield "schedule-wsd", "optimizer.schedule", other, reason
     whole = optimizer.schedule == "constant" or updates.ppo_epochs == 1
@@ -151,11 +154,17 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
             yield "local-only", key, found == default, reason, facts.cluster
 
 
-def run_problems(run: RunConfig, resolved: ResolvedConfig, file_values: Callable[[], dict[str, Any]]) -> list[Problem]:
-    """Find all problems of a cluster run; ``file_values`` makes the configuration that the driver reads."""
+def run_problems(
+    run: RunConfig, resolved: ResolvedConfig, iterations: int | None, file_values: Callable[[], dict[str, Any]]
+) -> list[Problem]:
+    """Find all problems of a cluster run.
+
+    ``iterations`` is the length of a stage (None: unknown), ``file_values`` makes the configuration that the driver
+    reads.
+    """
     checks: tuple[Check[RunConfig], ...] = (
         *CHECKS,
-        as_check(_run_conditions),
+        as_check(lambda run: _run_conditions(run, iterations)),
         lambda run: differing_shapes("model.path", run.model.path, run.model.architecture, "model.architecture"),
         set_twice,
         lambda run: _npus(run, resolved),
@@ -199,7 +208,8 @@ def _driver(run: RunConfig, values: dict[str, Any]) -> Iterator[Problem]:
         split_config(OmegaConf.create(values))
     except ConfigError as error:
         for problem in problems_of(error, "mindspeed-rl", "coca"):
-            if problem.code != "entropy-bonus" or not run.method.entropy_bonus:  # else found in our own section
+            ours = {"entropy-bonus": run.method.entropy_bonus, "hook-warmup": run.optimizer.warmup_steps}
+            if not ours.get(problem.code):  # else found in our own section
                 yield problem._replace(key=f"mindspeed_rl.{problem.key}")
 
 
@@ -272,6 +282,10 @@ def _unsupported_values(c: HookConfig) -> Iterator[Condition]:
         yield "hook-algorithm", f"rl_config.{name}", accepted, reason
     saves = "must name a directory: MindSpeed-RL always saves after the last iteration"
     yield "hook-save", "actor_config.save", c.get("actor_config.save"), saves
+    key = c.actor_key("lr_warmup_fraction")
+    part = c.get(key) or 0
+    ends = isinstance(part, int | float) and 0 <= part < 1  # OptimizerParamScheduler's assertion has no message
+    yield "hook-warmup", key, ends, "must be a number from 0 and below 1: the warm-up must end before the run does"
     key = "rl_config.partial_rollout_max_split"
     yield "whole-groups", key, c.get(key) <= 1, "must be 1: whole groups"
     # The first rollout would end with "vllm dp groups is None".

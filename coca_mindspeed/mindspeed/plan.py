@@ -73,7 +73,7 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
             iterations, problems = None, error.problems
     # The number of iterations and the directory are unknown to the conditions; any do.
     values = partial(mindspeed_values, run, iterations or 1, StageFiles(Path("runs")))
-    problems += run_problems(run, resolved, values)
+    problems += run_problems(run, resolved, iterations, values)
     problems += _memory_problems(resolved, memory)
     length = "unknown: data.train does not exist; data.rows=N plans without it"
     if iterations is not None:

@@ -160,12 +160,13 @@ def test_stages_run_and_the_exit_code_of_the_training_comes_back(stand_in, stage
 
 def test_a_trial_is_two_iterations_of_the_run_itself(stand_in):
     folder, environment = stand_in
-    ran = call(SEVEN, "--trial", "rollout.prompts=64", "--output", str(folder / "run"), **environment)
+    typed = ("rollout.prompts=64", "optimizer.warmup_steps=20")
+    ran = call(SEVEN, "--trial", *typed, "--output", str(folder / "run"), **environment)
     assert ran.returncode == 0, ran.stderr
     assert f"check qwen25_7b_910b --metrics {folder}/run/stage0/metrics.jsonl" in ran.stdout
     (check,) = (line.split() for line in commands(ran.stdout) if " --write " in line)
-    changed = [word for word in check if "=" in word]  # what is typed comes last, so that it wins
-    assert changed[-1] == "rollout.prompts=64"
+    changed = [word for word in check if "=" in word]  # of a key, the last one wins
+    assert changed[-3:] == [*typed, "optimizer.warmup_steps=0"]
     assert {"data.epochs=null", "trainer.steps=2", "evaluation.interval=0", "checkpoint.interval=2"} <= set(changed)
 
 

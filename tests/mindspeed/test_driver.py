@@ -5,6 +5,7 @@ import importlib.machinery
 import json
 import shutil
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -356,3 +357,40 @@ def test_ray_is_started_here_unless_a_cluster_is_named(monkeypatch, address):
         monkeypatch.setenv("RAY_ADDRESS", address)
     driver.start_ray(_process(), _config(), {})
     assert asked.get("address") == ("local" if address is None else None)
+
+
+class _RayError(Exception):
+    """Stands where Ray's would; a task's error shows the traceback of its process and carries its cause."""
+
+    def __init__(self, text: str, cause: Exception) -> None:
+        super().__init__(text)
+        self.cause = cause
+
+
+@pytest.mark.parametrize(
+    ("raised", "source", "shown"),
+    [
+        ("raise ValueError('too few')", "", "ValueError: too few"),
+        ("assert 5 < 2", "", "AssertionError: {file}, line 3: assert 5 < 2"),
+        ("raise KeyError", "  # no message", "KeyError: {file}, line 3: raise KeyError  # no message"),
+    ],
+)
+def test_an_error_without_a_message_is_shown_by_its_source(driven, tmp_path, monkeypatch, raised, source, shown):
+    """Megatron asserts without messages; the traceback may stand thousands of lines above the last one."""
+    file = write(tmp_path / "worker.py", f"def initialize():\n    # in a worker\n    {raised}{source}\n")
+    namespace: dict[str, Any] = {}
+    exec(compile(file.read_text(), file, "exec"), namespace)
+
+    def get(_task: object) -> None:
+        try:
+            namespace["initialize"]()
+        except Exception as error:
+            raise _RayError(f"ray::train()\n{traceback.format_exc()}", error) from None
+
+    task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _config: None))
+    errors = SimpleNamespace(RayError=_RayError, RayTaskError=_RayError)
+    ray = SimpleNamespace(get=get, remote=lambda _: task, shutdown=lambda: None, exceptions=errors)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(driver, "start_ray", lambda *_: None)
+    message, _ = driven(_MATHS, "exact")
+    assert message.rstrip().endswith(f"training ended: {shown.format(file=file)}")

@@ -7,6 +7,7 @@
 import argparse
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,7 @@ _TASK_QUEUE = (  # MindSpeed-RL's page on graph mode (docs/zh/features/acl_graph
     "generate_config.enforce_eager=false",
 )
 _HOST_CPUS = 64  # MindSpeed-RL reserves tens of CPUs by number; without an NPU they need not exist
+_FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n\s+(\S.*)')  # of a traceback: file, line, source line
 _WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
 
 
@@ -288,13 +290,17 @@ def _last_checkpoint(config: DictConfig) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost error in one line; Ray wraps one around the other."""
+    """The innermost error in one line, or its source if it has no message; Ray wraps one around the other."""
     import ray
 
+    traces = str(error)
     while (inner := getattr(error, "cause", None) or error.__cause__) is not None and inner is not error:
         error = inner
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = lines[-1:] if isinstance(error, ray.exceptions.RayTaskError) else lines[:6]
+    if not summary and (frames := _FRAME.findall(traces)):
+        file, line, source = frames[-1]
+        summary = [f"{file}, line {line}: {source}"]
     return f"{type(error).__name__}: {' '.join(summary)}"
 
 
