@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 
 import yaml
@@ -9,7 +10,16 @@ from rich.table import Table
 
 from coca_mindspeed.cli.options import place, subcommand
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.upstream.manifest import PROGRAMS, HookCheck, Manifest, closest_manifest, load_manifests, skeleton
+from coca_mindspeed.upstream.manifest import (
+    PROGRAMS,
+    HookCheck,
+    Manifest,
+    ManifestError,
+    closest_manifest,
+    load_manifests,
+    matching_manifest,
+    skeleton,
+)
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.files import write_atomically
 
@@ -35,10 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fingerprint.add_argument("--like", metavar="NAME", help=like)
     fingerprint.add_argument("--output", type=place, metavar="FILE", help="write here instead of to the terminal")
 
-    about = "write the hooks of a release as a patch for its checkout: git apply --unidiff-zero (docs/port.md)"
+    about = "write the hooks as a patch for the files of a MindSpeed-RL checkout, for git apply (docs/port.md)"
     export = subcommand(actions, "export", about)
-    export.add_argument("release", metavar="RELEASE", help="a supported release of MindSpeed-RL")
-    export.add_argument("--mindspeed-rl", type=Path, metavar="PATH", help="its checkout (default: MINDSPEED_RL_HOME)")
+    where = "the checkout, of a supported release or a fork of one (default: MINDSPEED_RL_HOME)"
+    export.add_argument("path", nargs="?", type=Path, metavar="CHECKOUT", help=where)
     export.add_argument("--output", type=place, required=True, metavar="FILE", help="where the patch is written")
 
 
@@ -54,6 +64,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     contracts = f"refused: {', '.join(refused)}" if refused else "no contract among them"
     verdict = f"{len(differing)} of {len(findings)} differ, {contracts}"
     print_text(verdict if differing else f"all {len(findings)} hooked definitions equal release {manifest.release}")
+    whole, patch = _patch_in(manifest, root, bool(refused))
+    if patch:
+        print_text(patch)
     table = Table(title=f"{root} against release {manifest.release} ({manifest.commit})", title_justify="left")
     for heading in ("target", "kind", "severity", "result"):
         table.add_column(heading)
@@ -62,7 +75,23 @@ def _verify(arguments: argparse.Namespace) -> int:
         result = "ok" if finding.matches else f"differs: {finding.difference}"
         table.add_row(hook.target, hook.kind, hook.severity, result)
     PlainConsole().print_table(table)
-    return int(bool(refused))
+    return int(bool(refused) or not whole)
+
+
+def _patch_in(manifest: Manifest, root: Path, differs: bool) -> tuple[bool, str]:
+    """Whether a checkout has no part of a patch only, and a sentence about its patch if it has lines of one."""
+    from coca_mindspeed.mindspeed.hooks import applied_patch, patch_lines, patch_version
+
+    if manifest.package != "mindspeed_rl" or not (found := patch_lines(manifest, root)):
+        return True, ""
+    patched = f"patched by coca_mindspeed {patch_version(found)}"
+    if differs:
+        return True, f"{patched}: take it back (git apply -R) to see whether the checkout differs without it"
+    try:
+        applied_patch(manifest, root)
+    except ManifestError as error:
+        return False, f"refused: {error}"
+    return True, f"{patched}: the driver applies none of the hooks that the patch contains"
 
 
 def _fingerprint(arguments: argparse.Namespace) -> int:
@@ -78,15 +107,20 @@ def _fingerprint(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from coca_mindspeed.mindspeed.hooks import export_patch, patched_hooks
+    from coca_mindspeed.mindspeed.hooks import applied_patch, export_patch
 
-    root = _checkout(arguments.mindspeed_rl, "it with --mindspeed-rl")
-    manifest, findings = _best_fit(root, arguments.release)
-    if differing := [f"{each.hook.target} ({each.difference})" for each in findings if not each.matches]:
-        raise ConfigError(f"{root}: not release {manifest.release} unedited: {'; '.join(differing)}")
-    if patched_hooks(manifest, root):
-        raise ConfigError(f"{root}: the patch is applied already; export from an unedited checkout")
-    write_atomically(arguments.output, export_patch(manifest, root))
+    root, file = _checkout(arguments.path, "it"), arguments.output
+    if not (root / "mindspeed_rl").is_dir():
+        raise ConfigError(f"{root}: expected a MindSpeed-RL checkout with a folder mindspeed_rl/: only it is patched")
+    manifest = matching_manifest(root)
+    if (version := applied_patch(manifest, root)) is not None:
+        raise ConfigError(
+            f"{root}: is patched already, by coca_mindspeed {version}; expected a checkout without a patch: take it "
+            "back first (git apply -R)"
+        )
+    write_atomically(file, export_patch(manifest, root))
+    print_text(f"written: {file}, for release {manifest.release} at {root}")
+    print_text(f"git -C {shlex.quote(str(root))} apply {shlex.quote(str(file.resolve()))}")
     return 0
 
 

@@ -24,6 +24,7 @@ from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, Problem, problems_of
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout
+from coca_mindspeed.mindspeed.hooks import applied_patch
 from coca_mindspeed.mindspeed.plan import ClusterPlan, checkpoint_bytes, host_gib, make_plan, most_checkpoints
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from coca_mindspeed.mindspeed.start.records import check_verifier
@@ -124,17 +125,25 @@ def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
 
 
 def _mindspeed_rl(machine: Machine) -> tuple[Finding, str | None]:
-    """MindSpeed-RL's checkout by its fingerprints, and its release if they match one."""
-    home, wanted = machine.environment.get("MINDSPEED_RL_HOME"), f"unedited checkout of {' or '.join(releases())}"
+    """MindSpeed-RL's checkout by its fingerprints and its patch, and its release if they match one."""
+    home, wanted = (
+        machine.environment.get("MINDSPEED_RL_HOME"),
+        f"checkout of {' or '.join(releases())}, unedited or patched as a whole",
+    )
     if not home:
         return _item("checkout", "MindSpeed-RL", None, False, wanted, "set MINDSPEED_RL_HOME"), None
+    release = None
     try:
-        release = matching_manifest(Path(home)).release
+        manifest = matching_manifest(Path(home))
+        release = manifest.release
+        patch = applied_patch(manifest, Path(home))
     except CocaError as error:
-        return _item("checkout", "MindSpeed-RL", home, False, wanted, str(error)), None
+        return _item("checkout", "MindSpeed-RL", home, False, wanted, str(error)), release
     copies = [each for each in CHECKOUTS.values() if each != "mindspeed_rl" and (Path(home) / each).is_dir()]
     unused = f" (its copies of {', '.join(copies)} are not used)" if copies else ""
-    return _item("checkout", "MindSpeed-RL", f"{release} at {home}{unused}", True, wanted, ""), release
+    patched = "" if patch is None else f", patched by coca_mindspeed {patch}"
+    found = f"{release} at {home}{patched}{unused}"
+    return _item("checkout", "MindSpeed-RL", found, True, wanted, ""), release
 
 
 def _sources(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:

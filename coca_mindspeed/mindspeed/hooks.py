@@ -1,16 +1,19 @@
 """The hooks of a manifest: applied to the MindSpeed-RL of this process, or written as a patch of its checkout.
 
-A patch puts import and assignment lines behind the hooked definitions.  It only inserts lines and has no context, so it
-holds no line of MindSpeed-RL's code, and the fingerprints stay the same; :func:`apply` leaves its hooks out.
+A patch puts import and assignment lines behind the hooked definitions.  It only inserts lines, so the fingerprints stay
+the same; :func:`apply` leaves its hooks out.
 """
 
 import ast
 import importlib
+import re
 from collections import defaultdict
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed import __version__
 from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, examine, module_path
 
 _applied: dict[str, Manifest] = {}  # by process
@@ -35,12 +38,12 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
             f"the MindSpeed-RL at {root} differs from release {manifest.release}: "
             + "; ".join(f"{finding.hook.target} ({finding.difference})" for finding in differing)
         )
-    in_patch = patched_hooks(manifest, root)
+    patched = applied_patch(manifest, root) is not None
     changes = [
         _change(hook, root)
         for hook in manifest.hooks
         if hook.acts
-        and hook not in in_patch
+        and not (patched and is_patchable(hook))
         and hook.process in processes
         and hook.platform in (None, platform)
         and hook.rollout in (None, rollout)
@@ -83,6 +86,8 @@ def _attribute(value: Any, path: str) -> Any:
 _LATER_MODULE = "mindspeed_rl.workers.actor_hybrid_worker"
 _IMPORTS_LATER_MODULE = "coca_mindspeed.mindspeed.stages.actor_worker"
 _OURS = "coca_mindspeed"
+_MARK = re.compile(rf"# {_OURS}(?: (\S+))?: hooks for release ")  # the first line of a block
+_ACTS = re.compile(r"(?<!\w)_coca_\w")  # the lines of a block that are no comment
 
 
 def is_patchable(hook: Hook) -> bool:
@@ -105,42 +110,77 @@ def hook_lines(hook: Hook, module: str) -> list[str]:
     return [*lines, f"{name} = {made}"]
 
 
-def export_patch(manifest: Manifest, root: Path) -> str:
-    """A unified diff without context for the checkout in ``root``, which must be the manifest's release.
+def export_patch(manifest: Manifest, root: Path, context: int = 3) -> str:
+    """A unified diff for the files of the checkout in ``root``, which must match ``manifest`` and have no patch yet.
 
+    ``git apply`` needs its ``context`` lines to find the place, or refuses.  With 0 it holds no line of MindSpeed-RL.
     Raises ManifestError if a definition stands where no line can be inserted behind it.
     """
-    blocks: defaultdict[str, list[str]] = defaultdict(list)
+    diff = []
+    for module, block in _blocks(manifest, root).items():
+        path = module_path(root, module)
+        name, lines, at = path.relative_to(root).as_posix(), _lines_of(path), _insertion_line(path)
+        before, after = lines[max(0, at - context) : at], lines[at : at + context]
+        first, old = at - len(before) + 1, len(before) + len(after)
+        # A hunk without old lines is counted from the line before it.
+        diff += [f"--- a/{name}\n", f"+++ b/{name}\n"]
+        diff += [f"@@ -{first if old else at},{old} +{first},{old + len(block)} @@\n"]
+        diff += [f" {line}" for line in before]
+        diff += [f"+{added}\n" for added in block]
+        diff += [f" {line}" if line.endswith("\n") else f" {line}\n\\ No newline at end of file\n" for line in after]
+    return "".join(diff)
+
+
+def applied_patch(manifest: Manifest, root: Path) -> str | None:
+    """The version of this project whose patch the checkout in ``root`` contains as a whole; None if it has no patch.
+
+    Raises ManifestError if lines of a patch are missing, or are not those of this version's patch.
+    """
+    if not (found := patch_lines(manifest, root)):
+        return None
+    blocks = _blocks(manifest, root)
+    wanted = {module_path(root, module): list(filter(_ACTS.search, block)) for module, block in blocks.items()}
+    version = patch_version(found)
+    acting = {path: list(filter(_ACTS.search, lines)) for path, lines in found.items()}
+    differing = [path for path in sorted({*acting, *wanted}) if acting.get(path) != wanted.get(path)]
+    if differing:
+        wrong, holding = (
+            ", ".join(str(path.relative_to(root)) for path in paths) for paths in (differing, sorted(found))
+        )
+        raise ManifestError(
+            f"{root}: patched by {_OURS} {version}; expected the lines that {_OURS} {__version__} writes for release "
+            f"{manifest.release}, or none, found others or a part of them in {wrong}; take the patch back (git apply -R "
+            f"with the file that was applied, or git checkout {holding}), and apply the one that coca-mindspeed patches "
+            "export writes, or none"
+        )
+    return version
+
+
+def patch_lines(manifest: Manifest, root: Path) -> dict[Path, list[str]]:
+    """The lines of patches, of any version, in the Python files of the packages that ``manifest`` hooks."""
+    packages = sorted({hook.target.partition(":")[0].partition(".")[0] for hook in manifest.hooks})
+    found = {}
+    for path in (path for package in packages for path in sorted((root / package).rglob("*.py"))):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if ours := [line for line in lines if _MARK.match(line) or _ACTS.search(line)]:
+            found[path] = ours
+    return found
+
+
+def patch_version(found: dict[Path, list[str]]) -> str:
+    """The versions of this project that the lines found by :func:`patch_lines` name."""
+    marks = (_MARK.match(line) for lines in found.values() for line in lines)
+    return ", ".join(sorted({mark[1] or "(none named)" for mark in marks if mark})) or "(none named)"
+
+
+def _blocks(manifest: Manifest, root: Path) -> dict[str, list[str]]:
+    """The lines to insert into each module."""
+    hooks: defaultdict[str, list[str]] = defaultdict(list)
     for hook in filter(is_patchable, manifest.hooks):
         module = _module_to_patch(hook, root)
-        blocks[module] += hook_lines(hook, module)
-    diff = []
-    for module, block in sorted(blocks.items()):
-        path = module_path(root, module)
-        line = _insertion_line(path)
-        lines = ["", "", f"# {_OURS}: hooks for release {manifest.release}", *block]
-        name = path.relative_to(root).as_posix()
-        diff += [f"--- a/{name}", f"+++ b/{name}", f"@@ -{line},0 +{line + 1},{len(lines)} @@"]
-        diff += [f"+{added}" for added in lines]
-    return "".join(f"{line}\n" for line in diff)
-
-
-def patched_hooks(manifest: Manifest, root: Path) -> set[Hook]:
-    """The hooks that the checkout in ``root`` contains as a patch: all that a patch can contain, or none.
-
-    Raises ManifestError if it holds a part of a patch, or one of another version.
-    """
-    modules = {hook: _module_to_patch(hook, root) for hook in manifest.hooks if is_patchable(hook)}
-    texts = {module: module_path(root, module).read_text(encoding="utf-8") for module in set(modules.values())}
-    found = {hook for hook, module in modules.items() if "\n".join(hook_lines(hook, module)) in texts[module]}
-    missing = [hook.target for hook in modules if hook not in found]
-    if missing and (found or any(f"# {_OURS}: " in text for text in texts.values())):
-        raise ManifestError(
-            f"{root}: the patch of {_OURS} is incomplete or of another version: {len(missing)} of {len(modules)} hooks "
-            f"are missing, such as {missing[0]}; reverse it (git apply -R --unidiff-zero), and apply the patch that "
-            "coca-mindspeed patches export writes, or none"
-        )
-    return found
+        hooks[module] += hook_lines(hook, module)
+    mark = f"# {_OURS} {__version__}: hooks for release {manifest.release}"
+    return {module: ["", "", mark, *lines] for module, lines in sorted(hooks.items())}
 
 
 def _module_to_patch(hook: Hook, root: Path) -> str:
@@ -165,7 +205,12 @@ def _insertion_line(path: Path) -> int:
     if isinstance(last, ast.If) or not _ends_with_newline(path):
         assert before.end_lineno is not None
         return before.end_lineno
-    return len(text.splitlines())
+    return len(_lines_of(path))
+
+
+def _lines_of(path: Path) -> list[str]:
+    """The lines of a file with their ends, as git counts them."""
+    return StringIO(path.read_bytes().decode("utf-8")).readlines()
 
 
 def _ends_with_newline(path: Path) -> bool:

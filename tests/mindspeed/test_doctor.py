@@ -18,7 +18,7 @@ from coca_mindspeed.mindspeed import doctor
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_iteration
 from coca_mindspeed.mindspeed.doctor import Machine
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
-from coca_mindspeed.upstream.manifest import ManifestError, stack_of
+from coca_mindspeed.upstream.manifest import ManifestError, manifest_of, stack_of
 from tests.mindspeed.builders import checkpoint, model_config, write
 
 compose = functools.cache(lambda name, *overrides: compose_run(name, overrides).run)
@@ -60,7 +60,7 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Machine, RunC
     def matching(root: Path) -> object:
         if root != homes["MINDSPEED_RL_HOME"]:
             raise ManifestError("the MindSpeed-RL is not a supported one: cli.train_grpo:train differs")
-        return SimpleNamespace(release="2.3.0")
+        return manifest_of("2.3.0")
 
     monkeypatch.setattr(doctor, "matching_manifest", matching)
     monkeypatch.setattr(doctor, "make_plan", plan_once)

@@ -1,6 +1,7 @@
 """Read the keys of MindSpeed-RL and their types from the sources of its config classes, without importing them.
 
-``python -m tests.support.mindspeed_keys 2.3.0=CHECKOUT master=CHECKOUT`` writes the list that the package ships.
+``python -m tests.support.mindspeed_keys 2.3.0=CHECKOUT master=CHECKOUT`` writes the list that the package ships, and
+``patches/mindspeed_rl_*.patch``, which have no context and so hold no line of MindSpeed-RL.
 """
 
 import ast
@@ -10,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.hooks import export_patch
 from coca_mindspeed.mindspeed.upstream_keys import ANY, CLASSES, NESTED, SHIPPED, UpstreamKeys, list_of
+from coca_mindspeed.upstream.manifest import manifest_directory, manifest_of
 
 _LENIENT = ("profile_ranks", "num_cpus_for_local_task")  # "all" or a list; Ray takes a part of a CPU
 
@@ -94,4 +97,8 @@ def _literal_types(value: ast.expr | None, path: Path, name: str) -> dict[str, s
 
 if __name__ == "__main__":
     named = (argument.partition("=") for argument in sys.argv[1:])
-    SHIPPED.write_text(shipped_text({release: Path(root) for release, _, root in named}), encoding="utf-8")
+    checkouts = {release: Path(root) for release, _, root in named}
+    SHIPPED.write_text(shipped_text(checkouts), encoding="utf-8")
+    for release, root in checkouts.items():
+        patch = manifest_directory() / f"mindspeed_rl_{release}.patch"
+        patch.write_text(export_patch(manifest_of(release), root, context=0), encoding="utf-8")
