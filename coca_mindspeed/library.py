@@ -19,7 +19,7 @@ from coca_mindspeed.algorithm.credit import Credit, CreditRule
 from coca_mindspeed.algorithm.methods import TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.scoring.metrics import rollout_metrics, values
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
 from coca_mindspeed.utils.tokenization import token_text
 
 
@@ -62,6 +62,8 @@ def coca_advantages(
     eps: float = 1e-6,
     separate_format: bool = True,
     scale: AdvantageScale = "group",
+    entropy_bonus: float = 0.0,
+    log_probs: Tensor | None = None,
     reduce: Reduce | None = None,
 ) -> CocaAdvantages:
     """Compute the advantage of each sampled token from the verdicts on the answers.
@@ -87,11 +89,15 @@ def coca_advantages(
         eps: added to the standard deviation.
         separate_format: see :class:`CreditRule`.
         scale: ``group``, ``batch`` or ``none``; see :class:`CreditRule`.
+        entropy_bonus: see :class:`CreditRule`; for ``coca``.
+        log_probs: float ``[B, T]``, for ``entropy_bonus``: of each sampled token under the policy that sampled it,
+            anything on padding; without gradient.
         reduce: with ``batch`` in several processes, adds (sum of squares, count) over all of them; every process calls
             it equally often.
 
     Raises:
-        ValueError: a wrong shape, an unknown method, or B that is no multiple of ``group_size``.
+        ValueError: a wrong shape, an unknown method, B that is no multiple of ``group_size``, or an entropy bonus for
+            another method than ``coca`` or without log-probs.
         TypeError: token ids or lengths that are no integer tensors.
         ConfigError: the tokenizer is slow, or has no bytes for each token.
     """
@@ -114,6 +120,12 @@ def coca_advantages(
             f"stage should be in [0, {len(chosen.stages)}) for {chosen.name}, whose stages are "
             f"{', '.join(chosen.stages)}; found {stage}"
         )
+    if entropy_bonus and (chosen.name != "coca" or log_probs is None or log_probs.shape != token_ids.shape):
+        found = "none" if log_probs is None else f"shape {list(log_probs.shape)}"
+        raise ValueError(
+            f"entropy_bonus={entropy_bonus} needs method coca and log_probs, float {list(token_ids.shape)}; found "
+            f"{chosen.name} and {found}"
+        )
     ids, ends = token_ids.detach().cpu(), lengths.detach().cpu()
     if ends.shape != (batch,):
         raise ValueError(f"lengths should be int [{batch}], found shape {list(ends.shape)}")
@@ -121,9 +133,9 @@ def coca_advantages(
     rollout = Rollout(lengths=ends, width=width, token_ids=ids)
     parser = ResponseParser(chosen.confidence_position, decimals)
     rollout.read(_token_text(tokenizer, ids), parser, max_confidence_tokens).set_correct(_verdicts(correct, batch))
-    rollout.give_credit(
-        CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format, scale=scale), group_size, reduce
-    )
+    rule = CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format, entropy_bonus, scale)
+    sampled = None if log_probs is None else log_probs.detach().cpu()
+    rollout.give_credit(rule, group_size, reduce, log_probs=confidence_log_probs(rule, sampled, rollout.segment_ends))
     return CocaAdvantages(
         advantages=rollout.token_advantages.to(token_ids.device),
         masks={name: mask.to(token_ids.device) for name, mask in rollout.masks.items()},

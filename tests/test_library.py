@@ -102,6 +102,26 @@ def test_processes_share_one_scale_through_reduce():
     assert not torch.equal(found, coca_advantages(ids, lengths, CORRECT, qwen_like(), 2).advantages)
 
 
+def test_the_entropy_bonus_reads_the_confidences_log_probs():
+    """Brier 0, -.25, -.16 among the valid; improbable answers earn nothing."""
+    ids, lengths = batch()
+    plain = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4)
+    inside = plain.masks["confidence"]
+    log_probs = torch.full(ids.shape, -100.0)
+    log_probs[inside] = 0.0
+    log_probs[1, 0] = -3.0
+    found = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, entropy_bonus=0.1, log_probs=log_probs)
+    among = torch.tensor([0.0, -0.25 + 0.3, -0.16])
+    expected = (among - among.mean()) / (among.std() + 1e-6)
+    valid = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    form = (valid - valid.mean()) / (valid.std() + 1e-6)
+    torch.testing.assert_close(found.advantages[:, 0], form + torch.cat([expected, torch.zeros(1)]))
+    assert torch.equal(found.advantages[~inside], plain.advantages[~inside])
+    for more in ({"log_probs": log_probs[:, 1:]}, {}, {"log_probs": log_probs, "method": "joint"}):
+        with pytest.raises(ValueError, match=r"entropy_bonus=0\.1"):
+            coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, entropy_bonus=0.1, **more)
+
+
 def test_an_ungradable_answer_is_left_out_of_its_group():
     ids, lengths = batch()
     partly = torch.tensor(CORRECT).double()

@@ -103,7 +103,7 @@ class CreditRule:
             stated: float ``[P, G]``, the stated confidences in [0, 1]; NaN where the response is invalid.  A
                 float32 value is rounded to seven decimals, which restores the decimal that was stated.
             log_probs: float ``[P, G]``, of each confidence segment under the policy that sampled it; for
-                ``entropy_bonus``.
+                ``entropy_bonus``.  Those of invalid responses are not read.
             reduce: adds the sum of squares and the number of centred rewards over the processes that share a step, so
                 that ``batch`` has one deviation in all of them; None: this process has the whole step.
             stated_after: like ``stated``, for a method that asks for a second confidence after the answer.
@@ -125,7 +125,10 @@ class CreditRule:
         stated = _stated("stated", stated, members)
         bonus = None
         if self.entropy_bonus and log_probs is not None:
-            bonus = -self.entropy_bonus * log_probs.double().masked_fill(stated.isnan(), 0.0)
+            of_valid = log_probs.double().masked_fill(stated.isnan(), 0.0)
+            if not bool(of_valid.isfinite().all()):
+                raise ValueError("log_probs of valid confidences should be finite, found NaN or infinity")
+            bonus = -self.entropy_bonus * of_valid
         outcomes = GroupOutcomes(
             correct=members,
             stated=stated,

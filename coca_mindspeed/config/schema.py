@@ -41,7 +41,6 @@ _DEVICE = KeyFacts(cluster="set hardware.platform instead")
 _THREADS = KeyFacts(cluster="set OMP_NUM_THREADS instead")
 _PREFLIGHT = KeyFacts("free", cluster="read the samples of the first iteration instead")
 _MEGATRONS_ADAMW = KeyFacts(cluster="Megatron's AdamW has this value")
-_NO_ENTROPY = KeyFacts(cluster="the loss has no entropy term there")
 _VALIDATION = KeyFacts("free", cluster="a validation samples a group for each question")
 _WHOLE_FILE = KeyFacts("free", cluster="shorten data.evaluate instead")
 _EVALUATED_LATER = KeyFacts("free", cluster="convert and evaluate the weights separately (docs/evaluation.md)")
@@ -149,9 +148,7 @@ class MethodConfig(Section):
         True,
         description="an advantage of its own for being valid; false: the paper's form",
     )
-    entropy_bonus: Annotated[float, _NO_ENTROPY] = Field(
-        0.0, ge=0, le=1, description="coca, local engine: weight of the confidence's entropy in its reward"
-    )
+    entropy_bonus: float = Field(0.0, ge=0, le=1, description="coca: weight of the confidence's entropy in its reward")
     max_confidence_tokens: int = Field(16, ge=1, description="segment length of an invalid confidence")
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_scale: Literal["group", "batch", "none"] = Field(

@@ -51,7 +51,7 @@ def integration_settings(
     elsewhere = {
         "method.clip": f"the clip is {clip}",
         "method.loss_aggregation": f"the aggregation is {aggregation}",
-        "method.entropy_bonus": "the local engine alone has it",
+        "method.entropy_bonus": "this integration computes advantages without log-probs",
     }
     if not follows_steps:
         elsewhere["stage_shares"] = "this framework does not tell its step; train each stage in a run of its own"

@@ -37,6 +37,7 @@ from coca_mindspeed.local.schedule import first_sight, generator, learning_rate,
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, BestValue, HealthWarnings, sight_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
+from coca_mindspeed.scoring.rollout import confidence_log_probs
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import TrainingProgress
 
@@ -98,9 +99,9 @@ class Trainer:
                     draw = generator(policy.device, config.seed, "rollout", step)
                     rollout = respond(policy, asked, config.method, config.rollout, draw, config.rollout.group_size)
                     clock.lap("rollout")
-                    score.for_training(score(rollout)).give_credit(
-                        credit_rule(config.method, stage), config.rollout.group_size
-                    )
+                    rule, scored = credit_rule(config.method, stage), score.for_training(score(rollout))
+                    log_probs = confidence_log_probs(rule, scored.log_probs, scored.segment_ends)
+                    scored.give_credit(rule, config.rollout.group_size, log_probs=log_probs)
                     unevaluated += rollout.unevaluated
                     clock.lap("grading", rollout.grading_seconds)
                     lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)

@@ -25,7 +25,7 @@ from coca_mindspeed.errors import (
     raise_problems,
     show_value,
 )
-from coca_mindspeed.mindspeed.keys import set_twice
+from coca_mindspeed.mindspeed.keys import RENAMES, set_twice
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.process import CocaSettings
@@ -203,14 +203,13 @@ def other_npus(values: dict[str, Any]) -> dict[str, int]:
 
 
 def _driver(run: RunConfig, values: dict[str, Any]) -> Iterator[Problem]:
-    """Problems that the driver would find in its configuration."""
+    """Problems that the driver would find in its configuration, by the keys that set them."""
     try:
         split_config(OmegaConf.create(values))
     except ConfigError as error:
         for problem in problems_of(error, "mindspeed-rl", "coca"):
-            ours = {"entropy-bonus": run.method.entropy_bonus, "hook-warmup": run.optimizer.warmup_steps}
-            if not ours.get(problem.code):  # else found in our own section
-                yield problem._replace(key=f"mindspeed_rl.{problem.key}")
+            if problem.code != "hook-warmup" or not run.optimizer.warmup_steps:  # else found in our own section
+                yield problem._replace(key=RENAMES.get(problem.key, f"mindspeed_rl.{problem.key}"))
 
 
 def _upstream_keys(run: RunConfig) -> Iterator[Problem]:
@@ -263,8 +262,6 @@ def _unsupported_values(c: HookConfig) -> Iterator[Condition]:
     yield "hook-data-strategy", "rl_config.data_strategy", docked, "must be td: the hooks use the transfer dock"
     key = "rl_config.clip_ratio"
     yield "hook-clip", key, c.get(key) == clip, f"must equal coca.method.clip {clip}"
-    key = "coca.method.entropy_bonus"
-    yield "entropy-bonus", key, not c.get(key), "must be 0: only the local engine has it"
     read = rl.get("rule_reward", True)
     yield "hook-rule-reward", "rl_config.rule_reward", read, "must be true: its worker also reads the confidences"
     # BaseTrainingEngine._forward_backward_batch also shuffles its forward passes, whose results come back in the order
@@ -292,8 +289,11 @@ def _unsupported_values(c: HookConfig) -> Iterator[Condition]:
     single = (rl.get("actor_resource") or {}).get("num_npus") == 1 and c.settings.rollout_engine == "vllm"
     reason = "must be false on a single NPU: MindSpeed-RL makes no groups of rollout ranks"
     yield "hook-guarantee-order", "rl_config.guarantee_order", not (rl.get("guarantee_order") and single), reason
-    measured = not (rl.get("async_engine") and c.settings.rollout_log_probs)
-    yield "hook-async-engine", "coca.rollout_log_probs", measured, "must be false with rl_config.async_engine"
+    if c.settings.method.entropy_bonus:
+        yield from _entropy_bonus(c)
+    else:
+        measured = not (rl.get("async_engine") and c.settings.rollout_log_probs)
+        yield "hook-async-engine", "coca.rollout_log_probs", measured, "must be false with rl_config.async_engine"
     key, weighs = "coca.rollout_is_threshold", c.settings.rollout_is_threshold is not None
     reason = "must be null without coca.rollout_log_probs; vLLM also needs the temperature 1"
     yield "rollout-weights", key, c.settings.rollout_log_probs or not weighs, reason
@@ -318,6 +318,28 @@ def _unsupported_values(c: HookConfig) -> Iterator[Condition]:
     yield "verifiers", "rl_config.verifier_function", known, expected
 
 
+def _entropy_bonus(c: HookConfig) -> Iterator[Condition]:
+    """Advantages are computed before the old log-probs, so the bonus is made of the rollout's."""
+    why = f"with coca.method.entropy_bonus={c.settings.method.entropy_bonus:g}, which reads the rollout's log-probs"
+    yield "entropy-bonus", "rl_config.async_engine", not c.get("rl_config.async_engine"), f"must be false {why}"
+    key, whole = "generate_config.sampling_config.temperature", _has_log_probs_of_samples(c.config, c.settings)
+    yield "entropy-bonus", key, whole, f"must be 1.0 {why}: vLLM returns them before the temperature is applied"
+    measured = c.settings.rollout_log_probs or not whole
+    yield "entropy-bonus", "coca.rollout_log_probs", measured, f"must be true {why}"
+    key = "generate_config.sampling_config.logprobs"
+    returned = c.settings.rollout_engine != "vllm" or value_of(c.config, key, 1) is not None
+    yield "entropy-bonus", key, returned, f"must be 1 {why}"
+
+
+def _has_log_probs_of_samples(config: Mapping[str, Any], settings: CocaSettings) -> bool:
+    """Whether the rollout's log-probs are of the distribution that it samples from.
+
+    vLLM returns log-probs before the temperature is applied.
+    """
+    temperature = value_of(config, "generate_config.sampling_config.temperature", 1.0)
+    return settings.rollout_engine != "vllm" or float(temperature) == 1.0
+
+
 def needs_reference(config: Mapping[str, Any]) -> bool:
     """Whether a KL term, and so a reference model, is configured; MindSpeed-RL's default is one."""
     value = (config.get("rl_config") or {}).get("init_kl_coef")
@@ -331,9 +353,7 @@ def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
     """
     theirs: Any = OmegaConf.to_container(config, resolve=True)
     settings = checked_section(CocaSettings, theirs.pop("coca", None) or {})
-    temperature = value_of(theirs, "generate_config.sampling_config.temperature", 1.0)
-    if settings.rollout_engine == "vllm" and float(temperature) != 1.0:
-        # vLLM returns log-probs before the temperature is applied, so they cannot be compared with training's.
+    if not _has_log_probs_of_samples(theirs, settings):  # so they cannot be compared with training's
         settings = settings.model_copy(update={"rollout_log_probs": False})
     with open_dict(config):
         config.pop("coca", None)

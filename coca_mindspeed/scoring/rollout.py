@@ -156,10 +156,12 @@ class Rollout:
             "segment_ends": self.segment_ends,
         }
 
-    def give_credit(self, rule: CreditRule, group_size: int, reduce: Reduce | None = None) -> "Rollout":
+    def give_credit(
+        self, rule: CreditRule, group_size: int, reduce: Reduce | None = None, *, log_probs: Tensor | None = None
+    ) -> "Rollout":
         """Compute rewards, advantages and the advantage of each token, in groups of ``group_size`` (G) responses.
 
-        See :class:`CreditRule`.
+        See :class:`CreditRule`; ``log_probs``, float64 ``[B]``, are those of :func:`confidence_log_probs`.
 
         Raises:
             ValueError: a wrong shape or dtype, or a rollout without scores or of groups that are not whole.
@@ -169,16 +171,12 @@ class Rollout:
                 f"credit needs a confidence and a verdict for each response of whole groups of {group_size}; found "
                 f"{len(self.stated)} and {len(self.correct)} of {len(self.lengths)} responses"
             )
-        of_segment = None
-        if rule.entropy_bonus and self.log_probs is not None:
-            inside = segment_masks(self.segment_ends, rule.segments, self.width)["confidence"]
-            of_segment = torch.where(inside, self.log_probs, 0.0).sum(dim=1)
 
         def grouped(values: Tensor) -> Tensor:
             return values.view(-1, group_size)
 
-        log_probs, after = (None if each is None else grouped(each) for each in (of_segment, self.stated_after))
-        self.credit = rule(grouped(self.correct), grouped(self.stated), log_probs, reduce, after)
+        of_confidence, after = (None if each is None else grouped(each) for each in (log_probs, self.stated_after))
+        self.credit = rule(grouped(self.correct), grouped(self.stated), of_confidence, reduce, after)
         advantages = [values.flatten() for values in self.credit.values_by_segment().values()]
         self.token_advantages = token_advantages(advantages, self.segment_ends, self.width)
         return self
@@ -224,6 +222,29 @@ class Rollout:
         if self.stated_after is not None:
             known["confidence_after"] = number_or_none(self.stated_after[row])
         return {**known, "correct": None if bool(self.correct[row].isnan()) else bool(self.correct[row])}
+
+
+def confidence_log_probs(rule: CreditRule, log_probs: Tensor | None, ends: Tensor) -> Tensor | None:
+    """Sum the log-probs of each confidence segment's tokens, for the entropy bonus of ``rule``.
+
+    The policy of the log-probs is the one whose entropy the bonus raises: the one that sampled the responses, or, where
+    the loss weights each token for the weights that sampled it, the one that is updated.
+
+    Args:
+        rule: with the names of the segments.
+        log_probs: float ``[B, T]`` of the sampled tokens, anything behind a response's end; None: unknown.
+        ends: int ``[B, S]``, tokens up to the end of each segment, on the same device.
+
+    Returns:
+        float64 ``[B]``; None without a bonus, or if the log-probs are unknown.
+
+    Raises:
+        ValueError: a response is longer than T.
+    """
+    if not rule.entropy_bonus or log_probs is None:
+        return None
+    inside = segment_masks(ends, rule.segments, log_probs.shape[1])["confidence"]
+    return log_probs.double().where(inside, 0.0).sum(dim=1)
 
 
 def correctness(verdicts: Iterable[Verdict]) -> Tensor:

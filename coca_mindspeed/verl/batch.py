@@ -18,7 +18,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.scoring.metrics import rollout_metrics, sight_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, held_out_gap, held_out_metrics
-from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout, confidences
+from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout, confidence_log_probs, confidences
 from coca_mindspeed.verl.settings import VerlSettings
 
 
@@ -71,6 +71,7 @@ class ScoredStep:
     """The ``B`` scored responses of a step's complete groups, group by group.
 
     Attributes:
+        log_probs: float64 ``[B]``, as of :func:`.confidence_log_probs`; None without an entropy bonus.
         order: int64 ``[B]``, their rows among the ``rows`` of verl's batch, which has padding and broken groups too.
         broken: groups that lack a response.
         predictions: of each response, as the reward manager reports it.
@@ -78,6 +79,7 @@ class ScoredStep:
     """
 
     rollout: Rollout
+    log_probs: Tensor | None
     order: Tensor
     rows: int
     broken: int
@@ -108,6 +110,7 @@ def score_step(
     tags: Sequence[Mapping[str, Any]],
     rows: Sequence[Mapping[str, Any]],
     response_lengths: Tensor,
+    old_log_probs: Tensor | None = None,
     prompts: int,
     group: int,
     settings: VerlSettings,
@@ -116,8 +119,8 @@ def score_step(
     """Compute the advantages of a batch of verl's, of whole groups among P ``prompts`` of G responses (``group``).
 
     ``keys``, ``tags`` and ``rows`` are of its rows, the last as :meth:`.ScoringQueue.score` reports them;
-    ``response_lengths`` is int ``[rows]`` on the CPU.  Raises TrainingError if more groups are broken than the settings
-    allow, or no answer could be graded.
+    ``response_lengths`` is int ``[rows]`` and ``old_log_probs``, for an entropy bonus, float ``[rows, T]``, on the CPU.
+    Raises TrainingError if more groups are broken than the settings allow, or no answer could be graded.
     """
     groups = find_groups(keys, tags, group, prompts)
     check_broken(groups.broken, settings.broken_groups, prompts, "groups")
@@ -131,9 +134,12 @@ def score_step(
     rollout = Rollout.from_scores(_score_columns(reports), width=width, texts=texts, verdicts=verdicts)
     if bool(rollout.correct.isnan().all()):
         raise TrainingError(f"none of the step's {len(verdicts)} answers could be graded: {verdicts[0].reason}")
-    rollout.give_credit(credit_rule(settings.method, stage), group)
+    rule, order = credit_rule(settings.method, stage), torch.tensor(groups.rows)
+    of_rows = None if old_log_probs is None else old_log_probs[order]
+    log_probs = confidence_log_probs(rule, of_rows, rollout.segment_ends)
+    rollout.give_credit(rule, group, log_probs=log_probs)
     named = stage if len(settings.method.training_method.stages) > 1 else None
-    return ScoredStep(rollout, torch.tensor(groups.rows), len(keys), groups.broken, predictions, named)
+    return ScoredStep(rollout, log_probs, order, len(keys), groups.broken, predictions, named)
 
 
 def step_metrics(scored: Sequence[ScoredStep], method: MethodConfig, *, repeated: bool = False) -> dict[str, float]:
@@ -149,8 +155,10 @@ def step_metrics(scored: Sequence[ScoredStep], method: MethodConfig, *, repeated
         parts = [each.rollout for each in scored]
         scores = [part.scores() for part in parts]
         columns = {name: torch.cat([each[name] for each in scores]) for name in SCORE_COLUMNS}
-        group = rollout.credit.group_size
-        rollout = Rollout.from_scores(columns).give_credit(credit_rule(method, stage or 0), group)
+        group, of_parts = rollout.credit.group_size, [each.log_probs for each in scored if each.log_probs is not None]
+        log_probs = torch.cat(of_parts) if of_parts else None
+        rule = credit_rule(method, stage or 0)
+        rollout = Rollout.from_scores(columns).give_credit(rule, group, log_probs=log_probs)
         deviation = sum(part.credit.deviation for part in parts) / len(parts)  # each mini-batch has its own
         rollout.credit = rollout.credit._replace(deviation=deviation)
     seen = [repeated] * len(rollout.credit.gesr)

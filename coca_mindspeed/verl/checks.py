@@ -261,8 +261,6 @@ def _batches(run: VerlRun) -> Iterator[Condition]:
 
 
 def _method(run: VerlRun) -> Iterator[Condition]:
-    bonus = run.settings.method.entropy_bonus
-    yield "entropy-bonus", "coca.method.entropy_bonus", not bonus, "must be 0: only the local engine has it"
     key, weights = f"{CORRECTION}.rollout_is", run.value(f"{CORRECTION}.rollout_is")
     earlier = f"must be token with {run.trainer}: earlier weights sampled the responses"
     yield "objective", key, weights is not None or run.trainer == "sync", earlier

@@ -40,11 +40,13 @@ class SegmentLoss:
         advantages = columns["advantages"].float()
         if weighted:  # as a positive factor, a weight passes through minimum and clip
             advantages = advantages * columns[ROLLOUT_WEIGHTS].float()
+        old_log_probs = columns["old_log_probs"].float()
+        masks = segment_masks(ends.to(log_probs.device), self._segments, log_probs.shape[1])
         objective = segment_objective(
             log_probs.float(),
-            columns["old_log_probs"].float(),
+            old_log_probs,
             advantages,
-            segment_masks(ends.to(log_probs.device), self._segments, log_probs.shape[1]),
+            masks,
             clip=self._clip,
             aggregation=self._aggregation,
             responses=data["global_batch_size"],
@@ -54,7 +56,12 @@ class SegmentLoss:
         metrics = {
             f"{_PREFIX}{segment}/{name}": total
             for segment, sums in objective.segments.items()
-            for name, total in {"tokens": float(sums.tokens), **sums.sums()}.items()
+            for name, total in {
+                "tokens": float(sums.tokens),
+                **sums.sums(),
+                # Minus the log-prob of a sampled token: its mean is the policy's entropy in expectation.
+                "entropy": -float(old_log_probs.where(masks[segment], 0.0).sum()),
+            }.items()
         }
         metrics["actor/pg_loss"] = float(loss.detach())
         return loss, {name: Metric(value=value, aggregation=AggregationType.SUM) for name, value in metrics.items()}

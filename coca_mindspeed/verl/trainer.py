@@ -184,11 +184,15 @@ class SegmentTrainer(PPOTrainer):
             select_fields=["response_mask", "extra_fields", *log_probs],
         )
         mask, settings = data["response_mask"], self._settings
+        old_log_probs = None
+        if settings.method.entropy_bonus:
+            old_log_probs = data["old_log_probs"].to_padded_tensor(0.0).cpu()
         step = score_step(
             keys=batch.keys,
             tags=batch.tags,
             rows=list(map(_reward_extra_info, data["extra_fields"])),
             response_lengths=mask.offsets().diff().cpu(),
+            old_log_probs=old_log_probs,
             prompts=self.config.data.train_batch_size // self.parameter_sync_step,
             group=self.config.actor_rollout_ref.rollout.n,
             settings=settings,

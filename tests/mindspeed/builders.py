@@ -1,13 +1,16 @@
-"""Files, checkpoints and configurations of MindSpeed-RL for tests."""
+"""Files, checkpoints, configurations and the transfer dock of MindSpeed-RL for tests."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from coca_mindspeed.config.checks import HF_KEYS
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.mindspeed.stages import dock, reward_worker, trainer
 
 
 def write(path: Path | str, text: str = "") -> Path:
@@ -44,3 +47,56 @@ def mindspeed_config(**changes: Any) -> DictConfig:
     for section, values in changes.items():
         config[section] = {**config.get(section, {}), **values}
     return OmegaConf.create(config)
+
+
+class FakeDock:
+    """A transfer dock without Ray: rows become ready as columns are written; ``remote`` calls at once."""
+
+    def __init__(self, rows, group, shuffle=False):
+        self.data: dict[str, dict[int, Tensor]] = {}
+        self.taken: dict[str, set[int]] = {}
+        self.metrics: dict[str, list[float]] = {}
+        self.rows, self.group, self.shuffle = rows, group, shuffle
+
+    def __getattr__(self, name):
+        return SimpleNamespace(remote=object.__getattribute__(self, f"_{name}"))
+
+    def _get_experience(self, consumer, wanted, count, indexes=None, **_):
+        taken = self.taken.setdefault(consumer, set())
+        if indexes is None:
+            groups = range(0, self.rows, self.group)
+            starts = [g for g in (reversed(groups) if self.shuffle else groups) if g not in taken]
+            ready = [
+                g for g in starts if all(r in self.data.get(c, {}) for c in wanted for r in range(g, g + self.group))
+            ]
+            if len(ready) * self.group < count:
+                return None, None
+            indexes = [r for g in ready[: count // self.group] for r in range(g, g + self.group)]
+        taken.update(indexes)
+        return {c: [self.data[c][i] for i in indexes] for c in wanted}, indexes
+
+    def _put_experience(self, data_dict, indexes):
+        for name, rows in data_dict.items():
+            assert len(rows) == len(indexes)
+            assert all(row.dim() == 1 for row in rows)
+            self.data.setdefault(name, {}).update(zip(indexes, rows, strict=True))
+
+    def _all_consumed(self, consumer):
+        return len(self.taken.get(consumer, ())) == self.rows
+
+    def _update_metrics(self, value, cumulate):
+        assert cumulate
+        for name, values in value.items():
+            self.metrics.setdefault(name, []).extend(values)
+
+
+def without_ray(monkeypatch):
+    """Let the reward and the advantage stage use a :class:`FakeDock`."""
+
+    def put(target, values, indexes):
+        target.put_experience.remote(data_dict={k: list(v) for k, v in values.items()}, indexes=list(indexes))
+
+    monkeypatch.setattr(dock, "fetch", lambda value, timeout=None: value)
+    monkeypatch.setattr(dock, "unpacked", lambda batch: batch)
+    monkeypatch.setattr(trainer, "put", put)
+    monkeypatch.setattr(reward_worker, "put", put)

@@ -7,21 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.mindspeed.stages import dataset, dock, reward_worker, trainer
+from coca_mindspeed.mindspeed.stages import dataset, dock, reward_worker
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
-from coca_mindspeed.mindspeed.stages.dock import SCORES
+from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SCORES
 from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, divide_ratios, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
 from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.scoring.metrics import WeightedMean
+from tests.mindspeed.builders import FakeDock, without_ray
 
 NAN = math.nan
 
@@ -33,56 +33,9 @@ def test_broken_groups_are_an_error(indexes, row):
     dock.check_groups([2, 3, 0, 1], 2)  # groups may come in any order
 
 
-class FakeDock:
-    """A transfer dock without Ray: rows become ready as columns are written; ``remote`` calls at once."""
-
-    def __init__(self, rows, group, shuffle=False):
-        self.data: dict[str, dict[int, Tensor]] = {}
-        self.taken: dict[str, set[int]] = {}
-        self.metrics: dict[str, list[float]] = {}
-        self.rows, self.group, self.shuffle = rows, group, shuffle
-
-    def __getattr__(self, name):
-        return SimpleNamespace(remote=object.__getattribute__(self, f"_{name}"))
-
-    def _get_experience(self, consumer, wanted, count, indexes=None, **_):
-        taken = self.taken.setdefault(consumer, set())
-        if indexes is None:
-            groups = range(0, self.rows, self.group)
-            starts = [g for g in (reversed(groups) if self.shuffle else groups) if g not in taken]
-            ready = [
-                g for g in starts if all(r in self.data.get(c, {}) for c in wanted for r in range(g, g + self.group))
-            ]
-            if len(ready) * self.group < count:
-                return None, None
-            indexes = [r for g in ready[: count // self.group] for r in range(g, g + self.group)]
-        taken.update(indexes)
-        return {c: [self.data[c][i] for i in indexes] for c in wanted}, indexes
-
-    def _put_experience(self, data_dict, indexes):
-        for name, rows in data_dict.items():
-            assert len(rows) == len(indexes)
-            assert all(row.dim() == 1 for row in rows)
-            self.data.setdefault(name, {}).update(zip(indexes, rows, strict=True))
-
-    def _all_consumed(self, consumer):
-        return len(self.taken.get(consumer, ())) == self.rows
-
-    def _update_metrics(self, value, cumulate):
-        assert cumulate
-        for name, values in value.items():
-            self.metrics.setdefault(name, []).extend(values)
-
-
 @pytest.fixture(autouse=True)
 def _without_ray(monkeypatch):
-    def put(target, values, indexes):
-        target.put_experience.remote(data_dict={k: list(v) for k, v in values.items()}, indexes=list(indexes))
-
-    monkeypatch.setattr(dock, "fetch", lambda value, timeout=None: value)
-    monkeypatch.setattr(dock, "unpacked", lambda batch: batch)
-    monkeypatch.setattr(trainer, "put", put)
-    monkeypatch.setattr(reward_worker, "put", put)
+    without_ray(monkeypatch)
 
 
 def _scored_dock(shuffle=False, correct=(1.0, 0.0, 1.0, 1.0)):
@@ -124,6 +77,22 @@ def test_the_advantage_stage_does_not_depend_on_the_dispatch(guarantee_order, co
     means = {name: sum(values) / len(values) for name, values in filled.metrics.items()}
     # Brier against GESR .5 and 1: (.2^2, .5^2) and (.1^2, invalid)
     assert divide_ratios(means)["reward/confidence"] == pytest.approx(-(0.04 + 0.25 + 0.01 + 1) / 4)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_entropy_bonus_is_of_the_rollouts_log_probs(shuffle):
+    """Brier -.04 and -.25 at GESR .5, log pi of the confidences -1 and -5: rewards .06 and .25."""
+    filled = _scored_dock(shuffle)
+    log_probs = [[-1.0, -90.0], [-5.0, 0.0, 0.0], [-2.0], [-99.0, 0.0, 0.0, 0.0]]
+    settings = CocaSettings(method=MethodConfig(advantage_eps=0.0, entropy_bonus=0.1), stall_timeout=0.2)
+    options = {"count": 2, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
+    with pytest.raises(TrainingError, match=ROLLOUT_LOG_PROBS):
+        compute_advantages(filled, settings, **options)
+    filled._put_experience({ROLLOUT_LOG_PROBS: list(map(torch.tensor, log_probs))}, [0, 1, 2, 3])
+    compute_advantages(filled, settings, **options)
+    up = 1 / math.sqrt(2)
+    for index, row in enumerate([[-up, up], [up, -up, -up], [up], [-up, 0, 0, 0]]):
+        torch.testing.assert_close(filled.data["advantages"][index], torch.tensor(row))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

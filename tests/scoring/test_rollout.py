@@ -11,7 +11,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.scoring.metrics import WeightedMean, health_problems, rollout_metrics, sight_metrics, values
 from coca_mindspeed.scoring.responses import held_out_gap
-from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout
+from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout, confidence_log_probs
 
 N = math.nan
 CORRECT = [1, 0, 1, 1]
@@ -195,6 +195,47 @@ def test_advantages_of_the_tokens():
         [-up, 0, 0, 0],
     ]  # the last two answers are both right
     torch.testing.assert_close(credited(eps=0.0).token_advantages, torch.tensor(expected))
+
+
+def bonus_rule(method="coca", bonus=0.1, **choices):
+    return CreditRule(training_method(method), eps=0.0, entropy_bonus=bonus, **choices)
+
+
+def test_log_probs_of_the_confidence_alone():
+    """Whatever stands behind a response, and wherever its confidence stands."""
+    log_probs = torch.tensor([[-1.0, -2.0, -4.0, N], [-8.0, N, N, N]])
+    ends = torch.tensor([[2, 3], [0, 1]])
+    found = confidence_log_probs(bonus_rule(), log_probs, ends)
+    assert (found.tolist(), found.dtype) == ([-3.0, 0.0], torch.float64)
+    assert confidence_log_probs(bonus_rule("rlcr"), log_probs, ends).tolist() == [-4.0, -8.0]
+    assert confidence_log_probs(bonus_rule(bonus=0.0), log_probs, ends) is None
+    assert confidence_log_probs(bonus_rule(), None, ends) is None
+    with pytest.raises(ValueError, match="at most 2, found"):
+        confidence_log_probs(bonus_rule(), log_probs[:, :2], ends)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_the_bonus_is_of_valid_confidences_alone(separate):
+    """First group: GESR 1/2, Brier -(.5 - .5)^2 = 0 and -(0 - .5)^2 = -.25, log pi -1 and -5, so .1 and .25.
+
+    Second group: one valid response of two.  In the paper's form their rewards are -.01 + .2 and -1: the improbable
+    invalid one earns no bonus.
+    """
+    rollout, rule = scored(), bonus_rule(separate_format=separate)
+    log_probs = torch.tensor([[-1.0, -90.0, N, N], [-5.0, 0.0, 0.0, N], [-2.0, N, N, N], [-99.0, 0.0, 0.0, 0.0]])
+    rollout.give_credit(rule, 2, log_probs=confidence_log_probs(rule, log_probs, rollout.segment_ends))
+    up = 1 / math.sqrt(2)
+    torch.testing.assert_close(rollout.token_advantages[:, 0], torch.tensor([-up, up, up, -up]))
+    torch.testing.assert_close(rollout.token_advantages[:2, 1], torch.tensor([up, -up]))
+    assert rollout.credit.confidence_reward.flatten().tolist() == pytest.approx([0.0, -0.25, -0.01, -1.0])
+
+
+@pytest.mark.parametrize("value", [N, -math.inf])
+def test_log_probs_that_are_not_finite_are_refused_where_they_count(value):
+    rollout, rule = scored(), bonus_rule()
+    with pytest.raises(ValueError, match="log_probs"):
+        scored().give_credit(rule, 2, log_probs=torch.tensor([-1.0, value, -1.0, -1.0]))
+    rollout.give_credit(rule, 2, log_probs=torch.tensor([-1.0, -1.0, -1.0, value]))  # of an invalid response
 
 
 @pytest.mark.parametrize("twice", [False, True])

@@ -1,5 +1,6 @@
 """verl's batches: groups in any order, with padding and missing responses; advantages on the right rows; validation."""
 
+import itertools
 import math
 import random
 from typing import Any
@@ -128,6 +129,68 @@ def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
         torch.testing.assert_close(found["advantages"][row], expected.token_advantages[place], rtol=0, atol=0)
         assert found["segment_ends"][row].tolist() == by_key[key]["segment_ends"]
     assert found["advantages"].any()
+
+
+def sampled_twice(shown, weights, others):
+    """All 16 groups of two responses by a policy of four texts for one confidence, and their probabilities.
+
+    The policy that samples has the probabilities ``weights``; ``shown`` are the log-probs that the trainer knows.
+    """
+    pairs = list(itertools.product(range(4), repeat=2))
+    found = step(
+        {"method": {"advantage_scale": "none", "entropy_bonus": 1.0}},
+        keys=[f"u{pair}_{session}_0" for pair in range(16) for session in (0, 1)],
+        tags=[{}] * 32,
+        rows=[columns(0.5, RIGHT)] * 32,
+        response_lengths=torch.tensor([5] * 32),
+        old_log_probs=torch.tensor([[shown[text], -0.25, -0.25, *others] for pair in pairs for text in pair]),
+        prompts=16,
+        group=2,
+    )
+    chance = torch.tensor([weights[first] * weights[second] for first, second in pairs])
+    return torch.tensor(pairs), chance, found.columns()["advantages"].view(16, 2, 5)
+
+
+def test_the_bonus_of_old_log_probs_raises_the_entropy_whatever_weights_sampled():
+    """The gradient that the loss has in expectation, by enumeration, with token weights pi / mu.
+
+    It is half of the entropy's (the mean of a group of two holds the response itself).  The log-probs of earlier
+    weights mu would add the gradient of KL(pi || mu): they would drive the policy away from what it was.
+    """
+    logits = torch.tensor([0.5, -0.3, 1.2, 0.1], dtype=torch.float64, requires_grad=True)
+    mu = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    pi = logits.softmax(0)
+    (entropy,) = torch.autograd.grad(torch.special.entr(pi).sum(), logits, retain_graph=True)
+    (divergence,) = torch.autograd.grad((pi * (pi.log() - mu.log())).sum(), logits, retain_graph=True)
+    for shown, expected in ((pi, entropy), (mu, entropy + divergence)):
+        pairs, chance, advantages = sampled_twice(shown.detach().log().tolist(), mu.tolist(), (-7.0, -3.0))
+        weighted = (pi / mu).detach()[pairs] * advantages[:, :, 0]
+        (gradient,) = torch.autograd.grad(
+            (chance[:, None] * weighted * pi.log()[pairs]).sum() / 2, logits, retain_graph=True
+        )
+        torch.testing.assert_close(gradient, expected / 2, rtol=1e-5, atol=1e-7)
+        assert not advantages[:, :, 3:].any(), "answers earn no bonus"
+
+
+def test_metrics_of_mini_batches_have_their_bonus():
+    """Both mini-batches state one confidence everywhere, so that only the bonus differs within a group."""
+    rows, settings = [columns(0.5, RIGHT)] * G, {"method": {"entropy_bonus": 0.1}}
+    parts = [
+        step(
+            settings,
+            keys=KEYS[:G],
+            tags=[{}] * G,
+            rows=rows,
+            response_lengths=torch.tensor([5] * G),
+            old_log_probs=-torch.arange(float(G))[:, None].expand(G, 5) * scale,
+            prompts=1,
+        )
+        for scale in (1.0, 0.0)
+    ]
+    assert metrics(*parts, entropy_bonus=0.1)["group/no_confidence_variance_share"] == 0.5
+    assert metrics(*parts)["group/no_confidence_variance_share"] == 1.0
+    with pytest.raises(ValueError, match="log_probs"):
+        step(settings)
 
 
 def test_the_stage_decides_what_sequential_rewards():

@@ -50,7 +50,7 @@ from coca_mindspeed.scoring.metrics import (
     values,
 )
 from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import read_steps
 
@@ -277,15 +277,19 @@ def compute_advantages(
             f"rl_config.adv_dispatch_size {count} does not hold whole groups of n_samples_per_prompt {group_size}"
         )
     assigned = [list(range(i, min(i + count, rows))) for i in range(0, rows, count)] if guarantee_order else None
+    columns = [*SCORES.values(), *([ROLLOUT_LOG_PROBS] if settings.method.entropy_bonus else [])]
     portions = batches(
-        dock, "compute_advantage", list(SCORES.values()), count, assigned=assigned, stall_timeout=settings.stall_timeout
+        dock, "compute_advantage", columns, count, assigned=assigned, stall_timeout=settings.stall_timeout
     )
     batch = merged(list(portions))  # method.advantage_scale=batch needs the whole step
     start = time.perf_counter()
     check_groups(batch.indexes, group_size)
     if len(batch.indexes) != rows:
         raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
-    rollout = Rollout.from_scores(batch.scores()).give_credit(credit_rule(settings.method, settings.stage), group_size)
+    rollout, rule = Rollout.from_scores(batch.scores()), credit_rule(settings.method, settings.stage)
+    # MindSpeed-RL's loop computes the old log-probs later; those of the rollout are of the same weights.
+    sampled = batch.padded(ROLLOUT_LOG_PROBS) if ROLLOUT_LOG_PROBS in columns else None
+    rollout.give_credit(rule, group_size, log_probs=confidence_log_probs(rule, sampled, rollout.segment_ends))
     tokens = [row[:length] for row, length in zip(rollout.token_advantages, rollout.lengths.tolist(), strict=True)]
     for first in range(0, rows, count):
         part = slice(first, first + count)
