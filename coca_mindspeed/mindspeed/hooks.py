@@ -149,9 +149,9 @@ def applied_patch(manifest: Manifest, root: Path) -> str | None:
         )
         raise ManifestError(
             f"{root}: patched by {_OURS} {version}; expected the lines that {_OURS} {__version__} writes for release "
-            f"{manifest.release}, or none, found others or a part of them in {wrong}; take the patch back (git apply -R "
-            f"with the file that was applied, or git checkout {holding}), and apply the one that coca-mindspeed patches "
-            "export writes, or none"
+            f"{manifest.release}, or none, found others or a part of them in {wrong}; take the patch back (git apply "
+            f"-R with the file that was applied, or git checkout {holding}), and apply the one that coca-mindspeed "
+            "patches export writes, or none"
         )
     return version
 
