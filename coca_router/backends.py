@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal, NamedTuple
 
 import aiohttp
@@ -24,6 +26,7 @@ _MAX_EVENT = 1 << 20  # bytes
 _MAX_MESSAGE = 500
 _MAX_RETRY_AFTER_S = 3600.0
 _KEEP_ALIVE_S = 4.0  # below the 5 s after which servers on uvicorn (vLLM) close an idle connection
+_READY_S = 2.0  # longest wait for a backend whose readiness is asked for
 _LAST_EVENT_S = 1.0  # longest wait for the usage and the end of the message after a whole answer
 
 
@@ -59,7 +62,7 @@ class Chunk(NamedTuple):
 
     text: str
     tokens: int  # where the engine names no ids, 1 for a chunk with text
-    usage: tuple[int, int] | None  # (prompt, completion) tokens, in one chunk, where the engine counts them
+    usage: tuple[int, int] | None  # (prompt, completion) tokens so far, in the last chunk or in each
     finish_reason: str | None  # in the last chunk with text
     log_probs: Sequence[float] = ()  # of its tokens (nats), where the engine names them
     tool_calls: Sequence[Mapping[str, Any]] = ()  # parts of tool calls, as OpenAI's delta has them
@@ -67,7 +70,7 @@ class Chunk(NamedTuple):
     @property
     def progresses(self) -> bool:
         """Whether it holds more than a role or an empty text, which engines also send to keep a connection open."""
-        return self.tokens > 0 or self.finish_reason is not None or self.usage is not None
+        return self.tokens > 0 or self.finish_reason is not None
 
 
 def parse_chunk(data: bytes) -> Chunk | None:
@@ -76,7 +79,7 @@ def parse_chunk(data: bytes) -> Chunk | None:
     Raises KeyError, TypeError, ValueError, AttributeError or IndexError.
     """
     value = from_json(data)
-    if value.get("error"):
+    if value.get("error") or value.get("object") == "error":  # the latter: vLLM before 0.10.1
         return None
     usage = _usage(value.get("usage"))
     choices = value["choices"] if usage is None else value.get("choices")
@@ -227,7 +230,10 @@ class Backend:
         self.name, self.config = name, config
         base = URL(config.url)
         path = base.raw_path.rstrip("/")
-        self._url = base.with_path(f"{path}/chat/completions", encoded=True).with_query(base.query)
+        self._url, self._models = (
+            base.with_path(f"{path}/{name}", encoded=True).with_query(base.query)
+            for name in ("chat/completions", "models")
+        )
         self.address = str(base.with_query(None).with_user(None))  # for logs, which hold no key
         self._headers = {
             "accept": "text/event-stream",
@@ -246,7 +252,10 @@ class Backend:
         if pause > 0:
             raise BackendError("busy", f"backend {self.name} asked for a pause", pause)
         asked: dict[str, Any] = {"model": self.config.model, "stream": True, **sampling}
-        asked |= {"stream_options": {"include_usage": True}, "messages": list(messages)}
+        counting = {"include_usage": True}
+        if self.config.dialect == "vllm":  # an answer that is aborted has its counts too
+            counting["continuous_usage_stats"] = True
+        asked |= {"stream_options": counting, "messages": list(messages)}
         if max_tokens is not None:
             asked[self.config.token_limit] = max_tokens
         if self.config.dialect == "vllm":
@@ -267,13 +276,25 @@ class Backend:
         if scope.cancelled_caught:
             raise BackendError("timeout", f"backend {self.name} sent no token in time")
 
+    async def problem(self) -> str | None:
+        """Why the server cannot be reached, None if it answers; its models are asked for, whatever it says of them."""
+        try:
+            with anyio.fail_after(_READY_S):
+                async with self.session.get(self._models, headers=self._headers, allow_redirects=False):
+                    return None
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            return f"{type(error).__name__} at {self.address}"
+
     async def _open(self, body: bytes, scope: anyio.CancelScope) -> ChunkStream:
         """A stream whose first token has arrived. Raises BackendError."""
         scope.deadline = anyio.current_time() + self.config.first_token_s
         try:
             response = await self.session.post(self._url, data=body, headers=self._headers, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
-            raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
+            message = (
+                f"backend {self.name} at {self.address}: {type(error).__name__}; is it running, and its url right?"
+            )
+            raise BackendError("unreachable", message) from error
         try:
             kind = response.headers.get("content-type", "")
             if response.status != 200:
@@ -294,9 +315,8 @@ class Backend:
             self._not_before = time.monotonic() + (pause or 0.0)
             return BackendError("busy", f"backend {self.name} is busy", pause)
         try:
-            error = json.loads(await response.content.read(1 << 16)).get("error", {})
-            text = str(error["message"] if isinstance(error, dict) else error)[:_MAX_MESSAGE]
-        except (aiohttp.ClientError, OSError, ValueError, KeyError, AttributeError, RecursionError):
+            text = error_message(json.loads(await response.content.read(1 << 16)))[:_MAX_MESSAGE]
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError):
             text = ""
         if status in (400, 413, 422):
             return BackendError("rejected", f"backend {self.name} rejected the request: {text or status}")
@@ -304,10 +324,27 @@ class Backend:
         return BackendError("failed", f"backend {self.name} answered with status {status}{hints.get(status, '')}")
 
 
+def error_message(body: Any) -> str:
+    """The message of an engine's error: OpenAI's form, that of vLLM before 0.10.1, or FastAPI's ``detail``."""
+    if not isinstance(body, dict):
+        return ""
+    error = body.get("error") or body.get("message") or body.get("detail") or ""
+    if isinstance(error, dict):
+        error = error.get("message", "")
+    if isinstance(error, list):  # FastAPI's validation: where and what
+        problems = [each for each in error if isinstance(each, dict)]
+        return "; ".join(f"{'.'.join(map(str, p.get('loc') or ()))}: {p.get('msg', '')}" for p in problems)
+    return str(error)
+
+
 def _retry_after(value: str | None) -> float | None:
-    """Seconds; None for anything else, also for a date."""
+    """Seconds from now of a header with seconds or a date; None for anything else."""
     try:
         seconds = float(value or "nan")
     except ValueError:
-        return None
+        try:
+            date = parsedate_to_datetime(value or "")
+        except ValueError:
+            return None
+        seconds = (date.replace(tzinfo=date.tzinfo or timezone.utc) - datetime.now(timezone.utc)).total_seconds()
     return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None

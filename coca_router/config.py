@@ -226,8 +226,10 @@ def read_serving_config(path: Path) -> ServingConfig:
     """
     try:
         values = read_yaml(path)
-    except (OSError, YamlError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except YamlError as error:
+        raise ConfigError(f"{path}: is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, found {type(values).__name__}")
     try:

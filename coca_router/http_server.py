@@ -297,6 +297,8 @@ class AnswerWriter:
         self._stream = bool(request.stream)
         self._keep, options = keep or not self._stream, request.stream_options
         self._counts = self._stream and options is not None and bool(options.include_usage)
+        self._continuous = self._counts and options is not None and bool(options.continuous_usage_stats)
+        self.counted: tuple[int, int] | None = None  # (prompt, completion) tokens so far, for usage in every chunk
         kind = f"chat.completion{'.chunk' if self._stream else ''}"
         self._head = {"id": id_, "object": kind, "created": int(time.time()), "model": request.model}
         self._ids: list[int] = []
@@ -335,9 +337,9 @@ class AnswerWriter:
             self.text = ""
         return not self._reply.begun
 
-    async def end(self, finish_reason: str, prompt_tokens: int, tokens: int) -> None:
-        total = prompt_tokens + tokens
-        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
+    async def end(self, finish_reason: str, prompt_tokens: int | None, tokens: int) -> None:
+        """End the answer; without ``prompt_tokens`` its usage is null, since a client would add up a wrong total."""
+        usage = None if prompt_tokens is None else _usage(prompt_tokens, tokens)
         if not self._stream:
             message = {"role": "assistant", "content": self.text or (None if self._calls else ""), "refusal": None}
             calls = {"tool_calls": list(self._calls.values())} if self._calls else {}
@@ -354,4 +356,9 @@ class AnswerWriter:
     ) -> dict[str, Any]:
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
         ids = {"token_ids": list(token_ids)} if token_ids else {}
-        return {**self._head, "choices": [choice | ids], **({"usage": None} if self._counts else {})}
+        usage = _usage(*self.counted) if self._continuous and self.counted else None
+        return {**self._head, "choices": [choice | ids], **({"usage": usage} if self._counts else {})}
+
+
+def _usage(prompt_tokens: int, tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}

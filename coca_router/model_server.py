@@ -115,6 +115,7 @@ class ModelServer:
         stream = token_stream(self._policy, prompt, temperature=temperature, generator=generator)
         id_ = f"chatcmpl-{uuid.uuid4().hex}"
         writer = AnswerWriter(request, id_, reply, lambda: {"x-request-id": id_})
+        writer.counted = len(prompt), 0
         await writer.write("")
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         stops = StopStrings(request.stops)
@@ -127,5 +128,6 @@ class ModelServer:
             if (ended or last) and not stops.stopped:
                 text += stops.feed(decoder.decode(b"", final=True)) + stops.finish()
             reason = "stop" if ended or stops.stopped else "length" if last else None
+            writer.counted = len(prompt), count
             await writer.write(text, [token] if request.return_token_ids else [])
         await writer.end(reason, len(prompt), count)

@@ -22,6 +22,17 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
 # Parameters of tools and response formats, and fields of their messages, which a tier with passthrough gets.
 _PASSED = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
 _CALLS = ("tool_calls", "tool_call_id")
+# Why parameters are refused, and what to do.
+_BY_PASSTHROUGH = (
+    "the confidence is read from the beginning of a plain answer; a proxy sends such a request on to a tier of "
+    "passthrough: true (docs/serving.md), without a confidence"
+)
+_REASONS = {
+    **dict.fromkeys((*_PASSED, "tool_calls", "tool_call_id"), _BY_PASSTHROUGH),
+    **dict.fromkeys(("functions", "function_call"), "use tools, which a tier of passthrough: true gets"),
+    "n": "a request has one answer, so send it n times; a tier of passthrough: true has one answer too",
+    **dict.fromkeys(("logprobs", "top_logprobs"), "log-probs are not sent on, with passthrough neither"),
+}
 # Values at which a sampling parameter changes nothing.
 NEUTRAL_SAMPLING: Mapping[str, Any] = {
     "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
@@ -81,6 +92,7 @@ _Stop = Annotated[str, Field(min_length=1)]
 
 class _StreamOptions(_Body):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage in every chunk
     include_obfuscation: bool | None = None
 
 
@@ -183,7 +195,8 @@ def read_threshold(model: str, served: str, *, allowed: bool = True) -> float | 
 def _refuse_extra(body: _Body, where: str, neutral: Mapping[str, Sequence[Any]], known: Sequence[str] = ()) -> None:
     for name, value in (body.model_extra or {}).items():
         if value is not None and name not in (*_IGNORED, *known) and value not in neutral.get(name, ()):
-            message = f"parameter {where + name!r} is not supported here with this value"
+            reason = _REASONS.get(name, "")
+            message = f"parameter {where + name!r} is not supported here with this value{reason and f': {reason}'}"
             raise ApiError(400, message, param=where + name, code="unsupported_parameter")
 
 

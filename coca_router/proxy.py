@@ -1,5 +1,7 @@
 """The OpenAI-compatible proxy: chat completions, answered by the tiers of a configuration."""
 
+import asyncio
+import math
 import os
 import re
 import time
@@ -71,6 +73,8 @@ class Proxy:
             directory = Path(config.log.directory)
             self._log = RequestLog(directory, config.name, texts=config.log.texts, max_days=config.log.max_days)
         self._running = 0
+        self._asking, self._asked_at = asyncio.Lock(), -math.inf
+        self._problems: dict[str, str | None] = {}  # of each backend, at the last look
 
     def app(self) -> ASGIApp:
         app = Starlette(
@@ -80,6 +84,7 @@ class Proxy:
                 Route("/v1/models/{name}", self._models, methods=["GET"]),
                 Route("/v1/coca/labels", self._labels, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
+                Route("/ready", self._ready, methods=["GET"]),
             ],
             lifespan=self._lifespan,
             exception_handlers=server.error_handlers(),
@@ -99,6 +104,19 @@ class Proxy:
         problem, waiting = (None, 0) if self._log is None else (self._log.problem, len(self._log.waiting))
         status = "ok" if problem is None else "degraded"
         return JSONResponse({"status": status, "log": {"error": problem, "waiting": waiting}})
+
+    async def _ready(self, request: Request) -> Response:
+        """Whether a request can be answered: 503 while a backend that is needed for it cannot be reached."""
+        async with self._asking:  # one look at a time, and at most one a second
+            if time.monotonic() - self._asked_at >= 1.0:
+                problems = await asyncio.gather(*(backend.problem() for backend in self._backends.values()))
+                self._problems, self._asked_at = dict(zip(self._backends, problems, strict=True)), time.monotonic()
+        needed = [tier.backend.name for tier in self._tiers]
+        if self.config.on_error == "fail":
+            needed = needed[:1]
+        ready = any(self._problems[name] is None for name in needed)
+        body = {"status": "ready" if ready else "unready", "backends": self._problems}
+        return JSONResponse(body, 200 if ready else 503)
 
     async def _models(self, request: Request) -> Response:
         self._access.check(request)
@@ -129,6 +147,11 @@ class Proxy:
             if chat.return_token_ids:
                 message = "return_token_ids: the confidence is removed from the answer"
                 raise ApiError(400, message, param="return_token_ids")
+            if chat.stream_options is not None and chat.stream_options.continuous_usage_stats:
+                name = "stream_options.continuous_usage_stats"
+                raise ApiError(
+                    400, f"{name}: use include_usage; the tokens of several tiers are known at the end", name
+                )
             domain = request.headers.get("x-coca-domain")
             if domain is not None and not _DOMAIN.fullmatch(domain):
                 raise ApiError(400, "x-coca-domain: expected up to 64 letters, digits, '.', '_' or '-'")

@@ -98,7 +98,7 @@ class Router:
     async def answer(self) -> None:
         """Raise BackendError if no tier that the policy allows gave a whole answer."""
         caps, trace = self.config.caps, self.trace
-        escalations = min(caps.escalations, len(self.tiers) - 1)
+        escalations, failures = min(caps.escalations, len(self.tiers) - 1), list[str]()
         budget = Budget(escalations, caps.tokens, caps.exhausted)
         for index, tier in enumerate(self.tiers):
             last = index + 1 == len(self.tiers)
@@ -114,9 +114,10 @@ class Router:
                 where = f"{tier.backend.name} at {tier.backend.address}"
                 _LOG.warning("backend %s failed, %s: %s; request %s", where, error.kind, message, trace.id)
                 trace.steps.append({"tier": tier.name, "failed": error.kind})
+                failures.append(str(error))
                 last = last or budget.escalations < 1 or self.tokens_left() == 0
                 if last or self.config.on_error == "fail" or not self.writer.discard():
-                    raise
+                    raise BackendError(error.kind, "; ".join(failures), error.retry_after) from error
                 decision = Decision("escalate", f"{tier.name} failed: {error.kind}")
             if decision.action == "answer":
                 return
@@ -133,7 +134,7 @@ class Router:
         """Ask one tier; after the decision ``answer`` the answer has been given."""
         trace = self.trace
         trace.stated_confidence = trace.answer_probability = trace.confidence = None
-        trace.tokens_to_confidence = trace.basis = None
+        trace.tokens_to_confidence = trace.basis = trace.prompt_tokens = None
         if budget.tokens == 0:
             decision = Decision("refuse", "the request's tokens are spent")
             trace.add_decision(tier.name, decision)
@@ -200,7 +201,7 @@ class Router:
         async with tier.backend.stream(*asked) as chunks:
             async for chunk in chunks:
                 trace.tokens[tier.name] += chunk.tokens
-                if chunk.usage is not None:
+                if chunk.usage is not None:  # so far, or of the whole answer
                     trace.prompt_tokens, counted = chunk.usage
                 text, tokens = chunk.text, chunk.tokens
                 if output.finish_reason is None:

@@ -83,6 +83,7 @@ def _serve_model(arguments: argparse.Namespace) -> int:
         _warn_if_reachable(*where, "--api-key-env")
     device = choose_device(arguments.device, where="--device")
     config = ModelConfig(compute_dtype=arguments.dtype, chat_template_kwargs=arguments.chat_template_kwargs or {})
+    print(f"loading {arguments.model}", file=sys.stderr, flush=True)
     policy = load_policy(arguments.model, config, device, where="--model")
     name = arguments.name or arguments.model.resolve().name
     sizes = {"concurrent": arguments.concurrent, "max_tokens": arguments.max_tokens}

@@ -31,7 +31,7 @@ class Trace:
     confidence: float | None = None  # used for the decision, recalibrated where the tier has a map
     tokens_to_confidence: int | None = None  # generated at ``tier`` until the stated confidence was known
     tokens: Counter[str] = field(default_factory=Counter)  # generated, by tier
-    prompt_tokens: int = 0  # at ``tier``; 0 where the engine does not count
+    prompt_tokens: int | None = None  # at ``tier``; None where the engine does not count
     answer_tokens: int = 0
     steps: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
@@ -39,7 +39,8 @@ class Trace:
     decided: float | None = None
 
     def add_decision(self, tier: str, decision: Decision) -> None:
-        self.tier, self.action, self.reason = tier, decision.action, decision.reason
+        failed = [f"{step['tier']} failed: {step['failed']}" for step in self.steps if "failed" in step]
+        self.tier, self.action, self.reason = tier, decision.action, "; ".join([*failed, decision.reason])
         self.decided = time.monotonic()
         step = {"tier": tier, "action": decision.action, "confidence": self.confidence, "reason": decision.reason}
         self.steps.append(step)

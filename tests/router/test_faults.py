@@ -2,13 +2,29 @@
 
 import json
 import time
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 from http.client import HTTPResponse
 
 import httpx
 import openai
 import pytest
 
-from tests.router.servers_for_tests import QUESTION, SURE, TICK, FakeEngine, ask, logged, raw_post, routed, until
+from tests.router.servers_for_tests import (
+    QUESTION,
+    SURE,
+    TICK,
+    FakeEngine,
+    RawEngine,
+    ask,
+    before,
+    event,
+    logged,
+    raw_post,
+    routed,
+    stream,
+    until,
+)
 
 pytestmark = pytest.mark.timing
 
@@ -86,6 +102,79 @@ def test_a_pause_that_the_engine_asked_for_is_kept():
         for _ in range(3):
             assert ask(url).coca["tier"] == "large"
     assert len(small.requests) == 1
+
+
+@pytest.mark.parametrize("zone", [timezone.utc, None])  # a date without a zone is meant as GMT
+def test_a_pause_may_be_a_date(zone):
+    date = (datetime.now(timezone.utc) + timedelta(seconds=60)).replace(tzinfo=zone)
+    small = FakeEngine(*SURE, fault="status", headers={"retry-after": format_datetime(date, usegmt=zone is not None)})
+    with routed(small) as (url, _), pytest.raises(openai.RateLimitError) as error:
+        ask(url)
+    assert 50 < int(error.value.response.headers["retry-after"]) <= 60
+
+
+# Bodies of an engine's 400, and what the client is told of them.
+MESSAGES = [
+    ({"error": {"message": "too long"}}, "too long"),
+    ({"error": "too long"}, "too long"),
+    ({"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}, "too long"),  # vLLM 0.10.0
+    ({"detail": "too long"}, "too long"),
+    ({"detail": [{"loc": ["body", "seed"], "msg": "too long"}]}, "body.seed: too long"),
+    (["no object"], "400"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), MESSAGES)
+def test_the_message_of_an_engine_reaches_the_client(body, message):
+    sent = json.dumps(body).encode()
+    head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(sent)
+    with before(RawEngine(head + sent, close=True)) as url, pytest.raises(openai.BadRequestError) as error:
+        ask(url)
+    assert error.value.body["message"].endswith(f"rejected the request: {message}")
+
+
+def test_an_error_of_an_older_vllm_in_a_stream_is_a_failure():
+    sent = event(SURE[0]) + b'data: {"object": "error", "message": "out of memory", "code": 400}\n\n'
+    with before(RawEngine(stream(sent), close=False)) as url, pytest.raises(openai.APIStatusError) as error:
+        ask(url)
+    assert error.value.code == "failed"
+
+
+DOWN = {"url": "http://127.0.0.1:9/v1"}
+
+
+def test_a_backend_that_cannot_be_reached_is_named_with_its_address():
+    large = FakeEngine("LARGE", fault="status", status=503)
+    with (
+        routed(FakeEngine(*SURE), large, small_backend=DOWN) as (url, _),
+        pytest.raises(openai.APIStatusError) as error,
+    ):
+        ask(url)
+    assert error.value.code == "failed"
+    assert all(part in error.value.body["message"] for part in ("small", "127.0.0.1:9", "large", "503"))
+
+
+def test_an_answer_after_a_failure_says_so():
+    with routed(FakeEngine(*SURE), FakeEngine("LARGE"), small_backend=DOWN) as (url, _):
+        answer = ask(url)
+    assert answer.coca["tier"] == "large"
+    assert "small failed: unreachable" in answer.coca["reason"]
+
+
+@pytest.mark.parametrize(("policy", "status"), [("escalate", 200), ("fail", 503)])
+def test_readiness_is_that_of_the_backends_which_can_answer(policy, status):
+    with routed(FakeEngine(*SURE), FakeEngine("LARGE"), small_backend=DOWN, on_error=policy) as (url, _):
+        found = httpx.get(f"{url.removesuffix('/v1')}/ready")
+    assert found.status_code == status
+    assert found.json()["status"] == ("ready" if status == 200 else "unready")
+    assert "127.0.0.1:9" in found.json()["backends"]["small"]
+    assert found.json()["backends"]["large"] is None
+
+
+def test_no_backend_no_readiness():
+    with routed(FakeEngine(*SURE), small_backend=DOWN) as (url, _):
+        root = url.removesuffix("/v1")
+        assert (httpx.get(f"{root}/ready").status_code, httpx.get(f"{root}/health").status_code) == (503, 200)
 
 
 def test_no_further_tier_is_asked_with_on_error_fail():

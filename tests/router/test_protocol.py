@@ -91,7 +91,7 @@ def test_the_streams_of_engines(name, cut, raw):
     assert answer.coca["confidence"] == 0.9
     if "usage" in name:
         counted = name in ("usage without choices", "a ping before the usage", "usage in floats")
-        assert answer.usage.prompt_tokens == (7 if counted else 0)
+        assert (answer.usage and answer.usage.prompt_tokens) == (7 if counted else None)
 
 
 @pytest.mark.parametrize("after", ["nothing", "pings"])
@@ -238,6 +238,8 @@ def test_parameters_of_clients():
         for more, param in REFUSED:
             answer = http.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, **more})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), more
+            told = "passthrough" in answer.json()["error"]["message"]
+            assert told or param not in ("tools", "tool_choice", "response_format", "n", "logprobs"), more
     assert len(small.requests) == asked
 
 
@@ -305,3 +307,21 @@ def test_a_request_larger_than_a_megabyte_arrives_whole():
         answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": question}, timeout=60)
     assert answer.status_code == 200
     assert small.requests[0]["messages"][-1]["content"] == question[0]["content"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("dialect", "limit", "prompt"),
+    [("vllm", {"max_tokens": 1}, 7), ("vllm", {"stop": "-"}, 7), ("openai", {"stop": "-"}, None)],
+)
+def test_the_prompt_of_an_answer_that_a_limit_cuts_is_counted_or_unknown(dialect, limit, prompt, streamed):
+    """An engine of the dialect ``vllm`` counts in every chunk; another one counts at the end, which is not awaited."""
+    usages = [{"prompt_tokens": 7, "completion_tokens": n} if dialect == "vllm" else None for n in range(len(SURE))]
+    sent = [data(delta(piece, usage=usage)) for piece, usage in zip(SURE, usages, strict=True)]
+    engine = RawEngine(stream(*sent, 30 * TICK, event("", "length"), END), close=False)
+    asked = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
+    with before(engine, backend={"dialect": dialect}) as url:
+        answer = ask(url, **asked, **limit)
+        last = list(answer)[-1] if streamed else answer
+    assert (last.usage and last.usage.prompt_tokens) == prompt
+    assert engine.bodies[0]["stream_options"].get("continuous_usage_stats", False) == (dialect == "vllm")

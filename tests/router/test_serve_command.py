@@ -1,11 +1,18 @@
 """The command: what it checks before it listens, and where it listens."""
 
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 
+import httpx
 import pytest
 
 from coca_mindspeed.local.tiny_model import write_tiny_model
 from coca_router.cli import main
+from tests.router.servers_for_tests import until
 from tests.router.test_pinned import calibrated
 
 CONFIG = {
@@ -57,3 +64,33 @@ def test_without_a_key_it_warns_where_others_can_reach_it(host, key, warned, tmp
     # The command line may say otherwise than the file.
     assert main(["serve", config, "--check", "--host", "0.0.0.0"]) == 0
     assert ("listen.api_key_env" in capsys.readouterr().err) == (key is None)
+
+
+def test_a_model_is_served_on_this_machine_alone_until_it_is_told_to_stop(tmp_path):
+    write_tiny_model(tmp_path / "tiny", 0)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def answers(host):
+        try:
+            return httpx.get(f"http://{host}:{port}/health").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    command = [sys.executable, "-m", "coca_router", "serve", "--model", str(tmp_path / "tiny"), "--port", str(port)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: answers("127.0.0.1"), 120)
+            assert not answers("127.0.0.2")  # which a server on every address would answer too
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) in (0, -signal.SIGTERM)  # uvicorn ends, then raises the signal anew
+            assert f"loading {tmp_path / 'tiny'}" in process.stderr.read()
+        finally:
+            process.kill()
+
+
+def test_a_missing_file_is_named(tmp_path, capsys):
+    assert main(["serve", str(tmp_path / "none.yaml"), "--check"]) == 1
+    assert "none.yaml: cannot be read: No such file or directory" in capsys.readouterr().err
