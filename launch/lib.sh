@@ -6,8 +6,6 @@
 # Several nodes: the same command on each, with NNODES, NODE_RANK (0 is the head) and MASTER_ADDR set.
 
 REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-: "${RAY_PORT:=6766}"
-: "${CLUSTER_TIMEOUT:=600}"   # seconds in which all nodes have to be there
 DRY_RUN=false SMOKE=false TRIAL=false RESUME=false OUTPUT="" ITERATION="" # what parse_command_line finds
 OVERRIDES=() WORDS=()
 ON_EXIT=() # a command that puts something back, whatever ends the script
@@ -131,22 +129,14 @@ require_nodes() {
 #
 # Checks what the environment says of the nodes, with the defaults of a single one; of several, KEY is told how many.
 read_nodes() {
-  local override
-  : "${NNODES:=1}" "${NODE_RANK:=0}"
-  [[ $CLUSTER_TIMEOUT =~ ^[0-9]+$ ]] || misuse "CLUSTER_TIMEOUT=$CLUSTER_TIMEOUT: expected seconds"
-  [[ $NNODES =~ ^[1-9][0-9]*$ ]] || misuse "NNODES=$NNODES: expected a number from 1 on"
-  if [[ ! $NODE_RANK =~ ^[0-9]+$ ]] || ((NODE_RANK >= NNODES)); then
-    misuse "NODE_RANK=$NODE_RANK: expected a number from 0 to $((NNODES - 1))"
-  fi
+  local override nodes
+  nodes=$("$PYTHON" -m coca_mindspeed.upstream.nodes) || exit
+  read -r NNODES NODE_RANK MASTER_ADDR RAY_PORT CLUSTER_TIMEOUT <<<"$nodes"
   for override in "${OVERRIDES[@]}"; do
     while [[ $override == +* ]]; do override=${override#+}; done
     [[ $override != "$1="* ]] || require_nodes "$1" "${override#*=}"
   done
-  if ((NNODES > 1)); then
-    [[ -n ${MASTER_ADDR:-} ]] || misuse "NNODES=$NNODES needs MASTER_ADDR, the address of the node with NODE_RANK=0"
-    OVERRIDES+=("$1=$NNODES")
-  fi
-  : "${MASTER_ADDR:=127.0.0.1}"
+  ((NNODES == 1)) || OVERRIDES+=("$1=$NNODES")
 }
 
 # On both engines: threads 3356 and 5747 of vllm-project/vllm-ascend.

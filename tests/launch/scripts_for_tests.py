@@ -1,12 +1,15 @@
 """Scripts are run as a user does, and what they started is watched."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,6 +26,16 @@ def shell(steps: str, **environment: str) -> CompletedProcess[str]:
 def run(command: list[str], cwd: Path | None, environment: Mapping[str, str]) -> CompletedProcess[str]:
     variables = {**os.environ, "PYTHON": sys.executable, **environment}
     return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300, check=False, cwd=cwd)
+
+
+def own_address() -> str:
+    """An address of this machine that other machines could reach; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            pytest.skip("this machine has no address but its loopback")
 
 
 def commands(output: str) -> list[str]:

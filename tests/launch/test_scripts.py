@@ -16,7 +16,7 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
-from tests.launch.scripts_for_tests import ROOT, call, commands, ended, shell, until
+from tests.launch.scripts_for_tests import ROOT, call, commands, ended, own_address, shell, until
 from tests.mindspeed.builders import checkpoint, model_config, write
 from tests.tables import read_table
 
@@ -216,10 +216,10 @@ def test_help_is_printed_whatever_else_is_typed_before_it(name):
 def test_a_port_that_is_taken_and_a_head_that_is_not_there(stand_in):
     folder, environment = stand_in
     output = "--output", str(folder / "run")
-    nodes = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "CLUSTER_TIMEOUT": "1"}
+    nodes = {"NNODES": "2", "NODE_RANK": "01", "MASTER_ADDR": own_address(), "CLUSTER_TIMEOUT": "1"}
     refused = call(SEVEN, *output, **environment, **nodes)
     assert refused.returncode == 1
-    assert f"127.0.0.1:{environment['RAY_PORT']}" in refused.stderr
+    assert f"{nodes['MASTER_ADDR']}:{environment['RAY_PORT']}" in refused.stderr
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", int(environment["RAY_PORT"])))
         taken.listen()
@@ -232,8 +232,8 @@ def test_a_port_that_is_taken_and_a_head_that_is_not_there(stand_in):
 def test_a_worker_ends_well_only_where_its_head_has_ended_the_cluster(stand_in, head_stays):
     """Ray ends with code 1 in both cases."""
     folder, environment = stand_in
-    nodes = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "RAY_EXIT": "1"}
-    with socket.create_server(("127.0.0.1", int(environment["RAY_PORT"]))) as head:
+    nodes = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": own_address(), "RAY_EXIT": "1"}
+    with socket.create_server((nodes["MASTER_ADDR"], int(environment["RAY_PORT"]))) as head:
         worker = subprocess.Popen(
             ["bash", str(SEVEN), "--output", str(folder / "run")],
             env={**os.environ, **environment, **nodes},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.scripts_for_tests import call, commands, ended, until
+from tests.launch.scripts_for_tests import call, commands, ended, own_address, until
 
 SCRIPT = Path(__file__).parents[2] / "launch" / "verl.sh"
 
@@ -91,14 +91,14 @@ def test_a_trial_is_two_steps_of_the_run_itself_and_eager_on_npus(stand_in, npus
 
 def test_a_signal_while_nodes_are_waited_for_is_acted_upon_at_once(stand_in):
     folder, environment = stand_in
-    nodes = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "CLUSTER_SLEEPS": "1"}
+    nodes = {"NNODES": "2", "MASTER_ADDR": own_address(), "CLUSTER_SLEEPS": "1"}
     process = subprocess.Popen(
         ["bash", str(SCRIPT), "coca_qwen25_7b", "--output", str(folder / "run")],
         env={**os.environ, **environment, **nodes},
         stdout=subprocess.DEVNULL,
     )
     until(folder / "ray")
-    with socket.create_server(("127.0.0.1", int(environment["RAY_PORT"]))):  # as the head's own
+    with socket.create_server((nodes["MASTER_ADDR"], int(environment["RAY_PORT"]))):  # as the head's own
         until(folder / "training")
         process.terminate()
         assert process.wait(timeout=40) == 143  # the child would sleep for longer

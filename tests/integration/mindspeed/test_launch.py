@@ -23,6 +23,7 @@ from coca_mindspeed.data.prompts import render_prompts
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment, free_port, needs_mindspeed
 from tests.integration.mindspeed.runs import copy_of, finish, json_lines
+from tests.launch.scripts_for_tests import own_address
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -177,7 +178,7 @@ def test_responses_that_end_by_the_pad_token_and_empty_ones(warm, tmp_path, ray_
 def test_two_nodes(warm, tmp_path, ray_directory):
     """Two Ray nodes on this machine, each with one NPU: data-parallel training, a reward worker on each."""
     directory = copy_of(warm, tmp_path)
-    variables = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "RAY_PORT": str(free_port())}
+    variables = {"NNODES": "2", "MASTER_ADDR": own_address(), "RAY_PORT": str(free_port())}
     overrides = ("trainer.steps=2", "method.advantage_scale=batch")
     head = _launch(directory, ray_directory, *overrides, NODE_RANK="0", **variables)
     # Two nodes of one machine share a folder, and would choose the same name for a socket at the same time.

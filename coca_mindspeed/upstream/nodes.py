@@ -1,0 +1,76 @@
+"""The nodes of a cluster run, as every node's environment describes them.
+
+``python -m coca_mindspeed.upstream.nodes`` checks the environment and prints ``NNODES NODE_RANK MASTER_ADDR RAY_PORT
+CLUSTER_TIMEOUT``.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
+from typing import Any, NamedTuple
+
+from coca_mindspeed.errors import Problem, UsageError
+
+_LOCAL = "127.0.0.1"
+
+
+class Nodes(NamedTuple):
+    """The number of nodes, this node's rank (0: the head), the head's address and port, and a wait in seconds."""
+
+    total: int
+    rank: int
+    address: str
+    port: int
+    timeout: int
+
+
+def read_nodes(environment: Mapping[str, str]) -> Nodes:
+    """Read the nodes from ``NNODES``, ``NODE_RANK``, ``MASTER_ADDR``, ``RAY_PORT`` and ``CLUSTER_TIMEOUT``.
+
+    Numbers are decimal, whatever zeros they begin with.  Raises UsageError for a variable that cannot be.
+    """
+
+    def number(name: str, default: int, low: int, high: int | None = None) -> int:
+        text = environment.get(name) or str(default)
+        value = int(text) if text.isascii() and text.isdecimal() else -1
+        allowed = f"from {low} on" if high is None else f"from {low} to {high}"
+        _require("node-number", name, text, value >= low and (high is None or value <= high), f"a number {allowed}")
+        return value
+
+    count = number("NNODES", 1, 1)
+    rank = number("NODE_RANK", 0, 0, count - 1)
+    port, timeout = number("RAY_PORT", 6766, 1, 65535), number("CLUSTER_TIMEOUT", 600, 0)
+    address = environment.get("MASTER_ADDR", "").strip()
+    if count > 1:
+        wanted = f"an address of the node with NODE_RANK=0 that the other {count - 1} of NNODES={count} reach"
+        _require("no-head", "MASTER_ADDR", address or None, bool(address), wanted)
+        _require("head-address", "MASTER_ADDR", address, not means_this_machine(address), f"{wanted}, not this machine")
+    return Nodes(count, rank, address or _LOCAL, port, timeout)
+
+
+def _require(code: str, key: str, found: str | None, holds: bool, expected: str) -> None:
+    if not holds:
+        problem = Problem(code, key, found, f"expected {expected}")
+        raise UsageError(str(problem), [problem])
+
+
+def means_this_machine(host: str, addresses: Callable[..., Any] = socket.getaddrinfo) -> bool:
+    """Whether a name or address means the machine that uses it (loopback, or no address), whichever that is.
+
+    A host's own name often does, by its ``/etc/hosts``.  False for a name that is not known here.
+    """
+    try:
+        found = {ip_address(str(entry[4][0]).partition("%")[0]) for entry in addresses(host, None)}
+    except (OSError, UnicodeError):
+        return False
+    return all(address.is_loopback or address.is_unspecified for address in found)
+
+
+if __name__ == "__main__":
+    try:
+        print(*read_nodes(os.environ))
+    except UsageError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
