@@ -8,9 +8,11 @@ nodes, or as much of a resource of Ray's (``NPU``).
 
 import functools
 import importlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from coca_mindspeed.utils.packages import name_missing_packages
@@ -81,10 +83,35 @@ def wait_for_slow_nodes(seconds: float) -> None:
     services.wait_for_node = functools.partial(services.wait_for_node, timeout=seconds)
 
 
+def end_at_the_first_signal() -> None:
+    """Let Ray's node of this process end at the first SIGTERM, SIGINT or SIGHUP, and ignore the others.
+
+    Ray ends its processes in the signal's handler under a lock, for which the handler of another signal would wait for
+    ever.
+    """
+    utils: Any = importlib.import_module("ray._private.utils")
+    set_handler = utils.set_sigterm_handler
+
+    def set_once(handler: Callable[[int, FrameType | None], object]) -> None:
+        def handle(number: int, frame: FrameType | None) -> None:
+            for each in signals:
+                signal.signal(each, signal.SIG_IGN)
+            handler(number, frame)
+
+        ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        signals = [each for each in ending if signal.getsignal(each) is not signal.SIG_IGN]
+        set_handler(handle)
+        for each in signals:
+            signal.signal(each, handle)
+
+    utils.set_sigterm_handler = set_once
+
+
 def main(arguments: Sequence[str]) -> int:
     action, seconds, *others = arguments
     if action == "start":
         wait_for_slow_nodes(float(seconds))
+        end_at_the_first_signal()
         importlib.import_module("ray.scripts.scripts").cli(["start", *others])
         return 0
     ray: Any = importlib.import_module("ray")

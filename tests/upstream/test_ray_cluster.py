@@ -1,5 +1,6 @@
 """Starting a node of a Ray cluster and waiting for the others, on a stand-in for Ray and for the clock."""
 
+import signal
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -89,7 +90,8 @@ def test_nodes_and_resources_are_waited_for(number, resource, what, monkeypatch,
 def ray(monkeypatch):
     """Ray's modules that are used, whose node is there at the third question; ``calls`` are those of the others."""
     calls: list[Any] = []
-    modules = {name: ModuleType(name) for name in ("ray", "ray._private.services", "ray.scripts.scripts")}
+    names = ("ray", "ray._private.services", "ray._private.utils", "ray.scripts.scripts")
+    modules = {name: ModuleType(name) for name in names}
     services: Any = modules["ray._private.services"]
     asked = iter([RuntimeError("not found"), RuntimeError("not found"), {"NodeID": "n"}])
 
@@ -99,6 +101,7 @@ def ray(monkeypatch):
         return found
 
     services.get_node = get_node
+    modules["ray._private.utils"].set_sigterm_handler = None  # type: ignore[attr-defined]
     services.wait_for_node = lambda _address, _socket, timeout=30: calls.append(timeout)
     modules["ray.scripts.scripts"].cli = calls.append  # type: ignore[attr-defined]
     for name, module in modules.items():
@@ -125,3 +128,27 @@ def test_the_wait_for_a_node_has_a_limit(ray):
 def test_the_arguments_reach_ray_start(ray):
     ray_cluster.main(["start", "600", "--block", "--head"])
     assert ray[1] == [["start", "--block", "--head"]]
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_does_not_interrupt_the_end_of_ray(ray, monkeypatch, first):
+    """Ray's own handler would wait for the lock that it holds."""
+    ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ending}
+    received = []
+
+    def end_of_ray(number, _frame):
+        received.append(number)
+        for again in ending:
+            signal.raise_signal(again)
+
+    utils: Any = sys.modules["ray._private.utils"]
+    utils.set_sigterm_handler = lambda handler: signal.signal(signal.SIGTERM, handler)
+    start = sys.modules["ray.scripts.scripts"]
+    monkeypatch.setattr(start, "cli", lambda _: utils.set_sigterm_handler(end_of_ray) or signal.raise_signal(first))
+    try:
+        ray_cluster.main(["start", "600", "--block", "--head"])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert received == [first]
