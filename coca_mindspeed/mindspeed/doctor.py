@@ -10,14 +10,14 @@ import resource
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from coca_mindspeed.config.checks import missing_data, missing_model
@@ -29,11 +29,13 @@ from coca_mindspeed.mindspeed.plan import ClusterPlan, checkpoint_bytes, host_gi
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from coca_mindspeed.mindspeed.start.records import check_verifier
 from coca_mindspeed.upstream.manifest import SoftwareStack, load_manifests, matching_manifest, stack_of
+from coca_mindspeed.upstream.nodes import means_this_machine
 from coca_mindspeed.utils.process import GIB, memory_limit, usable_cpus
 
 _OPEN_FILES = 32768  # Ray opens a few hundred sockets per worker, and zmq one for each pair of ranks
 _LONGEST_TMPDIR = 39  # bytes: paths of Ray's sockets have at most 107, 68 of them below it
 _OBJECT_STORE = 10**10  # Ray's REQUIRE_SHM_SIZE_THRESHOLD: with less in /dev/shm, its object store is put into /tmp
+_LOOPBACK = "lo"
 _DOCK_CPUS = 10  # reserved by GRPOTransferDock on one node
 
 
@@ -56,6 +58,16 @@ def _address_towards(host: str) -> str | None:
     return None
 
 
+def _owns_address(address: str) -> bool:
+    """Whether an IP address is one of this machine's: only to those may a socket be bound."""
+    with suppress(ValueError, OSError):
+        version = ip_address(address.partition("%")[0]).version
+        with socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+            return True
+    return False
+
+
 @dataclass(frozen=True)
 class Machine:
     """Facts of this machine; ``root`` is the root of its file system, ``open_files`` the hard limit (-1: none)."""
@@ -67,6 +79,8 @@ class Machine:
     package_version: Callable[[str], str | None] = _package_version
     disk_usage: Callable[[Path], Any] = _disk_usage
     address_towards: Callable[[str], str | None] = _address_towards
+    interfaces: Sequence[str] = field(default_factory=lambda: [name for _, name in socket.if_nameindex()])
+    owns_address: Callable[[str], bool] = _owns_address
 
 
 class Finding(NamedTuple):
@@ -104,7 +118,7 @@ def examine_machine(
 def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
     environment, guide = machine.environment, "docs/ascend.md, 1. Software"
     driver = _read(machine.root / "usr/local/Ascend/driver/version.info", r"^Version=(\S+)")
-    new, fix = _matches(driver, f">={stack.driver}"), "install Ascend-hdk-*-npu-driver, then the firmware"
+    new, fix = _reaches(driver, stack.driver), "install Ascend-hdk-*-npu-driver, then the firmware"
     yield _item("driver", "NPU driver", driver, new, f"{stack.driver} or newer", fix)
     home = environment.get("ASCEND_TOOLKIT_HOME") or environment.get("ASCEND_HOME_PATH")
     names = ("*/ascend_toolkit_install.info", "ascend_toolkit_install.info", "version.cfg") if home else ()
@@ -113,13 +127,13 @@ def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
     cann = next(filter(None, versions), None)
     fix = "install {}, and source its set_env.sh (the launch scripts source it where it is installed)"
     toolkit = fix.format(f"CANN {stack.cann} toolkit and kernels")
-    yield _item("cann", "CANN", cann, _matches(cann, f"=={stack.cann}.*"), stack.cann, toolkit)
+    yield _item("cann", "CANN", cann, _is_build_of(cann, stack.cann), stack.cann, toolkit)
     atb = environment.get("ATB_HOME_PATH")
     yield _item("atb", "ATB (NNAL)", atb, atb, "ATB_HOME_PATH set", fix.format("Ascend-cann-nnal"))
     for name, wanted in stack.packages.items():
         version = machine.package_version(name)
         fix = guide if name.startswith("vllm") else f"pip install {name}=={wanted} ({guide})"  # vllm: from a commit
-        yield _item("package", name, version, _matches(version, f"=={wanted}.*"), wanted, fix)
+        yield _item("package", name, version, _is_build_of(version, wanted), wanted, fix)
     triton, fix = machine.package_version("triton-ascend"), "pip uninstall triton-ascend: MindSpeed-RL forbids it"
     yield _item("package", "triton-ascend", triton, triton is None, "absent", fix)
 
@@ -211,16 +225,8 @@ def _hardware(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
     hard, fix = machine.open_files, "raise the hard limit in /etc/security/limits.conf"
     enough = hard == resource.RLIM_INFINITY or hard >= _OPEN_FILES
     yield _item("open-files", "open files", hard, enough, f"a hard limit of {_OPEN_FILES} or more", fix)
-    known = [name for _, name in socket.if_nameindex()]
-    for variable in ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        name = environment.get(variable)
-        fix = f"export {variable}=one of {', '.join(known)}, the interface that reaches the other nodes"
-        ok, wanted = name in known if name else nodes == 1, "an interface of this machine if the run has several nodes"
-        yield _item("network", variable, name, ok, wanted, fix)
-    devices = sum(path.name[7:].isdecimal() for path in (machine.root / "dev").glob("davinci*"))
-    ok, wanted = (devices >= 1, "1 or more") if run is None else (devices == per_node, str(per_node))
-    fix = "install driver and firmware; in a container pass /dev/davinci* through; or choose another hardware="
-    yield _item("npus", "NPUs", devices, ok, wanted, fix)
+    yield from _network(machine, several=nodes > 1)
+    yield _npus(machine, None if run is None else per_node)
     if run is not None:
         # Ray gives every NPU its CPUs on the same node, and waits forever if there are too few.  The others may all be
         # on this node: the transfer dock, the task of train, a rule reward per node, and the advantage stage.
@@ -230,6 +236,59 @@ def _hardware(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
         wanted = f"{per_npu * per_node + others} or more ({per_npu} per NPU, {others} others)"
         fix = f"lower mindspeed_rl.rl_config.num_cpus_for_placement_group ({per_npu}), or allow more CPUs"
         yield _item("cpus", "CPUs", cpus, cpus >= per_npu * per_node + others, wanted, fix)
+
+
+def _network(machine: Machine, *, several: bool) -> Iterator[Finding]:
+    """The interfaces by which HCCL and Gloo find the other nodes; CANN lets ``HCCL_IF_IP`` win over a name."""
+    environment, known = machine.environment, machine.interfaces
+    where = "of this machine that reaches the other nodes" if several else "of this machine"
+    fix = f"export {{}}=one of {', '.join(name for name in known if name != _LOOPBACK)}"
+    if address := environment.get("HCCL_IF_IP"):
+        ok = machine.owns_address(address) and not (several and means_this_machine(address))
+        yield _item("network", "HCCL_IF_IP", address, ok, f"an address {where}", "correct or unset HCCL_IF_IP")
+    else:
+        variable = "HCCL_SOCKET_IFNAME"
+        value = environment.get(variable)
+        found = hccl_interfaces(value or "", known)
+        ok = any(name != _LOOPBACK or not several for name in found) if value else not several
+        yield _item("network", variable, value, ok, f"an interface {where}", fix.format(variable))
+    variable = "GLOO_SOCKET_IFNAME"
+    value = environment.get(variable)
+    found = (value or "").split(",")  # Gloo opens a device on each
+    ok = {*found} <= {*known} and not (several and _LOOPBACK in found) if value else not several
+    yield _item("network", variable, value, ok, f"an interface {where}", fix.format(variable))
+
+
+def hccl_interfaces(pattern: str, known: Sequence[str]) -> list[str]:
+    """The interfaces that a value of ``HCCL_SOCKET_IFNAME`` names.
+
+    ``eth,enp`` names those that begin so, ``=eth0,eth1`` exactly those; ``^eth`` and ``^=eth0`` name all others.
+    """
+    others, exactly = pattern.startswith("^"), pattern.removeprefix("^").startswith("=")
+    listed = pattern.removeprefix("^").removeprefix("=").split(",")
+    if not all(listed):
+        return []
+    return [name for name in known if (name in listed if exactly else name.startswith(tuple(listed))) != others]
+
+
+def _npus(machine: Machine, wanted: int | None) -> Finding:
+    """The devices of the machine; ``ASCEND_RT_VISIBLE_DEVICES`` chooses some of them by their numbers."""
+    devices = sum(path.name[7:].isdecimal() for path in (machine.root / "dev").glob("davinci*"))
+    variable = "ASCEND_RT_VISIBLE_DEVICES"
+    chosen = machine.environment.get(variable)
+    number = "1 or more" if wanted is None else str(wanted)
+    if chosen is None:
+        ok = devices >= 1 if wanted is None else devices == wanted
+        fix = "install driver and firmware; in a container pass /dev/davinci* through; or choose another hardware="
+        if wanted is not None and devices > wanted:
+            fix = f"export {variable}={','.join(map(str, range(wanted)))}, or choose another hardware="
+        return _item("npus", "NPUs", devices, ok, number, fix)
+    ids = [part.strip() for part in chosen.split(",")]
+    valid = all(each.isdecimal() and int(each) < devices for each in ids) and len({*ids}) == len(ids)
+    ok = valid and (wanted is None or len(ids) == wanted)
+    expected = f"{number} of the numbers 0 to {devices - 1}, each once" if devices else number
+    fix = f"correct or unset {variable}, or choose another hardware="
+    return _item("visible-npus", "NPUs", f"{devices}, of which {variable}={chosen}", ok, expected, fix)
 
 
 def _run(machine: Machine, run: RunConfig, output: Path) -> Iterator[Finding]:
@@ -302,14 +361,30 @@ def _commit_of(checkout: Path) -> str | None:
     return None
 
 
-def _matches(version: str | None, specifier: str) -> bool:
-    """Whether a version matches: ``2.5.1.post1`` and ``2.5.1+cpu`` are ``==2.5.1.*``, 2.5.10 is not.
+def _is_build_of(version: str | None, wanted: str) -> bool:
+    """Whether a version is the wanted one: ``2.5.1.post1`` and ``2.5.1+cpu`` are builds of 2.5.1, 2.5.10 is not.
 
-    Of a version that Python's rules do not know, such as a driver's ``25.5.rc1.1``, the first numbers count.
+    A wanted version that Python's rules do not know is compared as text.
     """
+    for specifier in (f"=={wanted}.*", f"=={wanted}"):  # Python knows the first form for final releases only
+        with suppress(InvalidSpecifier):
+            return _matches(version, SpecifierSet(specifier, prereleases=True))
+    return version == wanted
+
+
+def _reaches(version: str | None, wanted: str) -> bool:
+    """Whether a version is the wanted one or a newer one; see :func:`_matches`."""
+    for text in (wanted, *re.findall(r"^[\d.]*\d", wanted)):
+        with suppress(InvalidSpecifier):
+            return _matches(version, SpecifierSet(f">={text}", prereleases=True))
+    return version == wanted
+
+
+def _matches(version: str | None, specifier: SpecifierSet) -> bool:
+    """Of a version that Python's rules do not know, such as a driver's ``25.5.rc1.1``, the first numbers count."""
     for text in (version, *re.findall(r"^[\d.]*\d", version or "")):
         with suppress(InvalidVersion):
-            return text is not None and SpecifierSet(specifier, prereleases=True).contains(Version(text))
+            return text is not None and specifier.contains(Version(text))
     return False
 
 

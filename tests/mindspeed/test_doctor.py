@@ -2,7 +2,6 @@
 
 import functools
 import json
-import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from coca_mindspeed.mindspeed.doctor import Machine
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
 from coca_mindspeed.upstream.manifest import ManifestError, manifest_of, stack_of
 from tests.mindspeed.builders import checkpoint, model_config, write
+from tests.tables import read_table
 
 compose = functools.cache(lambda name, *overrides: compose_run(name, overrides).run)
 PLANS: dict[int, tuple[RunConfig, ClusterPlan]] = {}  # with the run, so that no other one has its id
@@ -38,7 +38,9 @@ def plan_once(run: RunConfig) -> ClusterPlan:
 def fake_machine(environment: dict[str, str], root: Path) -> Machine:
     """A machine with the packages of release 2.3.0."""
     space = SimpleNamespace(free=10**15, total=10**15)
-    return Machine(environment, root, 192, 65536, TODAY.packages.get, lambda _: space)
+    owned = ("10.0.0.1", "127.0.0.1", "fd00::1").__contains__
+    machine = Machine(environment, root, 192, 65536, TODAY.packages.get, lambda _: space)
+    return replace(machine, interfaces=("lo", "eth0", "enp1s0"), owns_address=owned)
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Machine, RunC
     environment = {
         **{name: str(path) for name, path in homes.items()},
         **{"ASCEND_TOOLKIT_HOME": str(root / "cann"), "ATB_HOME_PATH": "/atb"},
-        **{"LD_PRELOAD": str(write(root / "libjemalloc.so.2")), "HCCL_SOCKET_IFNAME": socket.if_nameindex()[0][1]},
+        **{"LD_PRELOAD": str(write(root / "libjemalloc.so.2")), "HCCL_SOCKET_IFNAME": "eth0"},
     }
     run = compose("qwen25_7b_910b", *OVERRIDES)
     write("model/config.json", model_config(run))
@@ -119,16 +121,48 @@ def test_variables_that_ray_meets(good, variables, nodes, found):
     assert [key for key in problems if key in ("TMPDIR", "RAY_TMPDIR", "no_proxy")] == found
 
 
-def test_the_address_of_this_machine():
+def test_addresses_of_this_machine():
     assert Machine().address_towards("127.0.0.1") == "127.0.0.1"
     assert Machine().address_towards("no such host") is None
+    assert [Machine().owns_address(each) for each in ("127.0.0.1", "192.0.2.99", "eth0")] == [True, False, False]
 
 
-@pytest.mark.parametrize(("version", "new"), [("25.5.rc1.1", True), ("25.3.0-b080-x", True), ("24.1.rc2.1", False)])
-def test_a_driver_that_is_no_release_is_compared_by_its_numbers(good, version, new):
+@pytest.mark.parametrize(("nodes", "variables", "keys"), read_table(__file__, "networks.tsv"))
+def test_interfaces_and_addresses_of_a_node(good, nodes, variables, keys):
+    machine, _ = good
+    environment = {key: value for key, value in machine.environment.items() if key != "HCCL_SOCKET_IFNAME"}
+    environment |= dict(variable.split("=", 1) for variable in variables.split())
+    run = compose("qwen25_7b_910b", *OVERRIDES, f"hardware.nodes={nodes}")
+    found = examine(replace(machine, environment=environment), run)
+    assert [key for key, problem in found.items() if problem.code == "network"] == keys.split()
+
+
+@pytest.mark.parametrize(("devices", "wanted", "visible", "ok"), read_table(__file__, "visible_devices.tsv"))
+def test_devices_that_the_run_sees(good, devices, wanted, visible, ok):
+    machine, _ = good
+    for name in range(int(devices), 8):
+        (machine.root / f"dev/davinci{name}").unlink()
+    chosen = {} if visible == "unset" else {"ASCEND_RT_VISIBLE_DEVICES": visible}
+    machine = replace(machine, environment=machine.environment | chosen)
+    found = examine(machine, compose("qwen25_7b_910b", *OVERRIDES, f"hardware.npus_per_node={wanted}"))
+    assert ("NPUs" not in found) == (ok == "yes")
+    assert "NPUs" not in found or found["NPUs"].fix
+
+
+@pytest.mark.parametrize(("package", "wanted", "found", "ok"), read_table(__file__, "versions.tsv"))
+def test_versions_that_a_manifest_may_name(good, monkeypatch, package, wanted, found, ok):
     machine, run = good
-    write(machine.root / "usr/local/Ascend/driver/version.info", f"Version={version}\n")
-    assert ("NPU driver" not in examine(machine, run)) == new
+    if package == "CANN":
+        changes = {"cann": wanted}
+        write(machine.root / "cann/aarch64-linux/ascend_toolkit_install.info", f"version={found}\n")
+    elif package == "NPU driver":
+        changes = {"driver": wanted}
+        write(machine.root / "usr/local/Ascend/driver/version.info", f"Version={found}\n")
+    else:
+        changes = {"packages": {**TODAY.packages, package: wanted}}
+        machine = replace(machine, package_version={**TODAY.packages, package: found}.get)
+    monkeypatch.setattr(doctor, "stack_of", lambda _release: replace(TODAY, **changes))
+    assert (package not in examine(machine, run)) == (ok == "yes")
 
 
 def test_good_machine(good):
