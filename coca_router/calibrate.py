@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--system-prompt", type=Path, metavar="FILE", help=prompt)
     option("--temperature", type=within(0, 2), default=1.0, help="sampling temperature (default: 1.0)")
     sampling = 'further sampling parameters of the predictions, {"top_p": 0.9, "max_tokens": 4096} for example'
-    option("--sampling", type=json_object, default={}, metavar="JSON", help=sampling)
+    option("--sampling", type=json_object({"top_p": 0.9}), default={}, metavar="JSON", help=sampling)
     option("--risk", type=_share(0.999), help="certify the largest set of answers whose error is at most this")
     option("--confidence", type=_share(0.999999), default=0.95, help="confidence of the guarantee (default: 0.95)")
 

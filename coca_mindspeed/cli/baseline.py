@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.algorithm.methods import METHODS, training_method
 from coca_mindspeed.baselines import ASSESSOR_PROMPT, BASELINES, NEEDS_TRAINING, VOTES, answers_in_order, bare_questions
-from coca_mindspeed.cli.options import at_least, day, device_name, grader_option, json_object, place, template_variables
+from coca_mindspeed.cli.options import (
+    at_least,
+    day,
+    device_name,
+    grader_option,
+    grader_options,
+    place,
+    template_variables,
+)
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.prompts import TemplateKeys
 from coca_mindspeed.data.records import Record, read_records, records_digest
@@ -44,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--method", choices=tuple(METHODS), default="coca", help="method of prompt and format (default: coca)")
     named = "a name of docs/grading.md, or your own: ./file.py:name or package.module:name (default: by record)"
     option("--grader", type=grader_option, default="auto", metavar="NAME", help=named)
-    option("--grader-options", type=json_object, metavar="JSON", help="options of the grader (docs/grading.md)")
+    option("--grader-options", type=grader_options, metavar="JSON", help="options of the grader (docs/grading.md)")
     option("--batch", type=at_least(1), default=64, help="questions at once (default: 64)")
     option("--max-prompt-tokens", type=at_least(1), default=2048, help="default: 2048")
     option("--max-new-tokens", type=at_least(1), default=4096, help="default: 4096")

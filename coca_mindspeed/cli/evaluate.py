@@ -18,7 +18,7 @@ from coca_mindspeed.cli.options import (
     at_least,
     bins_closed,
     grader_option,
-    json_object,
+    grader_options,
     place,
     prediction_columns,
     template_variables,
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--gold", type=Path, help="records to grade responses by")
     own = "auto: by record (default), a name of docs/grading.md, or your own: ./file.py:name, package.module:name"
     option("--grader", type=grader_option, metavar="NAME", help=f"of responses; {own}")
-    option("--grader-options", type=json_object, metavar="JSON", help="options of the grader (docs/grading.md)")
+    option("--grader-options", type=grader_options, metavar="JSON", help="options of the grader (docs/grading.md)")
     option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
     option("--position", choices=tuple(SEGMENTS), help="last: answer-first methods, both: caliber (default: first)")
     option("--decimals", type=at_least(1), help="accept only confidences with this many decimals")

@@ -4,7 +4,7 @@ import argparse
 import importlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +70,24 @@ def above(low: float) -> Callable[[str], float]:
     return number(f"a number above {low:g}", lambda value: low < value < float("inf"))
 
 
-def json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"expected a JSON object such as '{{\"seconds\": 10}}', found {text[:40]!r}")
-    return value
+def json_object(example: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
+    """JSON object; a message shows the ``example``."""
+
+    def read(text: str) -> dict[str, Any]:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            shown = json.dumps(example)
+            raise argparse.ArgumentTypeError(f"expected a JSON object such as {shown!r}, found {text[:40]!r}")
+        return value
+
+    return read
+
+
+#: Options of a grader as a JSON object.
+grader_options = json_object({"factual": {"match": "exact"}})
 
 
 def grader_option(text: str) -> str:
@@ -104,9 +114,11 @@ def checked_by(module: str, check: str, read: Callable[[str], Any] = str) -> Cal
 
 
 #: Chat template variables as a JSON object, columns by field of a record and of a prediction, and a date, YYYY-MM-DD.
-template_variables = checked_by("config.values", "template_variables", json_object)
-columns = checked_by("config.values", "column_names", json_object)
-prediction_columns = checked_by("evaluation.predictions", "prediction_columns", json_object)
+template_variables = checked_by("config.values", "template_variables", json_object({"enable_thinking": False}))
+columns = checked_by("config.values", "column_names", json_object({"question": "problem", "answer": "solution"}))
+prediction_columns = checked_by(
+    "evaluation.predictions", "prediction_columns", json_object({"confidence": "p", "correct": "is_right"})
+)
 day = checked_by("config.values", "template_day")
 
 

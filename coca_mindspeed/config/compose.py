@@ -30,7 +30,7 @@ PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate",
 #: Keys that may name an object of the user's own.
 OWN_KEYS = ("method.name", "data.grader")
 #: Keys that hold a mapping with any names; an override sets the whole mapping.
-MAPPING_KEYS = ("model.chat_template_kwargs", "data.columns", "data.grader_options")
+MAPPING_KEYS = ("model.chat_template_kwargs", "data.columns", "data.evaluate_columns", "data.grader_options")
 #: MindSpeed-RL's keys of the parallel layout by the names that people type.
 _LAYOUT_KEYS = {
     "tp": "mindspeed_rl.actor_config.tensor_model_parallel_size",

@@ -209,6 +209,9 @@ class DataConfig(Section):
         default_factory=dict,
         description="columns by field, {question: q, answer: a} or {messages: m}",
     )
+    evaluate_columns: Annotated[ColumnNames, _COLUMNS] = Field(
+        default_factory=dict, description="columns of data.evaluate, if its names differ; {}: those of data.columns"
+    )
     train_size: Annotated[int, _SYNTHETIC] = Field(50_000, ge=1, description="arithmetic: training questions")
     evaluate_size: Annotated[int, _SYNTHETIC] = Field(2_000, ge=1, description="arithmetic: held-out questions")
     epochs: Annotated[float | None, _LENGTH] = Field(
@@ -219,6 +222,10 @@ class DataConfig(Section):
     grader_options: FreeForm = Field(default_factory=dict, description="options of the grader")
     require_evaluated: bool = Field(True, description="in training, unevaluated mathematical answers earn no reward")
     seed: Annotated[int, _SYNTHETIC] = Field(0, ge=0, le=_LARGEST_SEED, description="seed of the built-in questions")
+
+    @property
+    def columns_of_evaluate(self) -> dict[str, str]:
+        return self.evaluate_columns or self.columns
 
     @property
     def has_held_out(self) -> bool:

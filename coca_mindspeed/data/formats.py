@@ -1,4 +1,4 @@
-"""Readers of rows: JSON arrays are read whole; Parquet, JSON Lines, CSV and the hub are streamed."""
+"""Readers of rows: JSON arrays are read whole; Parquet, JSON Lines, CSV, TSV and the hub are streamed."""
 
 import csv
 import gzip
@@ -18,7 +18,7 @@ from coca_mindspeed.utils.text_formats import DEEPEST, JsonError, check_depth, l
 
 # TriviaQA's own files are one object whose first key holds the rows.
 _ARRAY = re.compile(r'\s*(?:\{\s*"(?:Data|data|rows|examples)"\s*:\s*)?\[')
-SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+SUFFIXES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
 _UNKNOWN_SUFFIX = f"unknown suffix; expected one of {', '.join(SUFFIXES)}, text formats also with .gz"
 _ROWS_PER_BATCH = 256  # TACO's rows reach megabytes
 
@@ -89,8 +89,8 @@ def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[Ro
             yield from _json_lines(path)
         elif form == ".json":
             yield from _json_rows(path)
-        elif form == ".csv":
-            yield from _csv_rows(path)
+        elif form in (".csv", ".tsv"):
+            yield from _csv_rows(path, "," if form == ".csv" else "\t")
         else:
             raise DataError(f"{path}: {_UNKNOWN_SUFFIX}")
     except (OSError, EOFError) as error:
@@ -112,6 +112,7 @@ def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
     try:
         file = pq.ParquetFile(path)
         names, convert = file.schema_arrow.names, _as_json(file.schema_arrow)
+        _refuse_repeated(path, names)
         chosen = None if columns is None else [name for name in names if name in columns]
         for batch in file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=chosen):
             for values in batch.to_pylist():
@@ -202,14 +203,35 @@ def _json_rows(path: Path) -> Iterator[Row]:
             yield Row(str(path), number, error=str(error))
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
+    """Raise DataError if two columns have one name, of which a row could hold one only."""
+    if repeated := next((name for name in names if name and names.count(name) > 1), None):
+        places = ", ".join(str(at) for at, name in enumerate(names, start=1) if name == repeated)
+        raise DataError(f"{path}: column {repeated!r} is there more than once (columns {places}); rename all but one")
+
+
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars", ",": "commas"}
+
+
+def _refuse_other_separator(path: Path, header: str, separator: str) -> None:
+    """Raise DataError if a header of one name looks like several names with another separator."""
+    for other, name in _SEPARATORS.items():
+        if other != separator and other in header:
+            fix = "name it .tsv" if other == "\t" else "save it as .csv with commas, and with points in decimals (0.5)"
+            raise DataError(f"{path}: its header {header!r:.80} is separated by {name}; {fix}")
+
+
+def _csv_rows(path: Path, separator: str) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)
     number = 0
     try:
         with _open_text(path, newline="") as file:
-            reader = csv.reader(file, strict=True)
+            reader = csv.reader(file, delimiter=separator, strict=True)
             if (names := next(reader, None)) is None:
                 raise DataError(f"{path}: empty; expected a header line")
+            _refuse_repeated(path, names)
+            if len(names) == 1:
+                _refuse_other_separator(path, names[0], separator)
             for number, fields in enumerate((row for row in reader if row), start=1):
                 if len(fields) != len(names):
                     line = f"expected {len(names)} columns, found {len(fields)} (in line {reader.line_num} of the file)"

@@ -155,7 +155,7 @@ def read_predictions(
     fields to columns, and other columns are not read.  ``numbered``: in a file without ``id``, the number of a row is
     its id.
 
-    CSV, Parquet and JSON arrays are read by their suffix, every other file as JSON Lines.
+    CSV, TSV, Parquet and JSON arrays are read by their suffix, every other file as JSON Lines.
 
     Raises DataError with file and line (row, if the format has no lines) for anything that is not a prediction, and if
     there are none.
@@ -201,7 +201,7 @@ def _rows(path: Path, columns: Mapping[str, str] | None) -> Iterator[tuple[str, 
         for number, values in read_json_lines(path):
             yield (where := f"{path}:{number}"), by_field(values, where)
         return
-    typed = {".csv": _from_text, ".parquet": _nan_to_none}
+    typed = {".csv": _from_text, ".tsv": _from_text, ".parquet": _nan_to_none}
     for row in read_rows(path):
         if row.error:
             raise DataError(f"{row.where}: {row.error}")

@@ -127,8 +127,10 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
     """Training and held-out records; raises DataError if a file cannot be read or holds no records."""
     if config.name == "arithmetic":
         return _arithmetic(config, "train"), _arithmetic(config, "evaluate")
-    train = _read("data.train", str(config.train), config)
-    return train, [] if config.evaluate is None else _read("data.evaluate", config.evaluate, config)
+    train = _read("data.train", str(config.train), config.columns)
+    if config.evaluate is None:
+        return train, []
+    return train, _read("data.evaluate", config.evaluate, config.columns_of_evaluate)
 
 
 def _arithmetic(config: DataConfig, split: Split) -> list[Record]:
@@ -139,8 +141,8 @@ def _arithmetic(config: DataConfig, split: Split) -> list[Record]:
         raise DataError(f"data.{split}_size={size}: {error}") from error
 
 
-def _read(key: str, path: str, config: DataConfig) -> list[Record]:
-    records = read_own(path, config.columns)
+def _read(key: str, path: str, columns: Mapping[str, str]) -> list[Record]:
+    records = read_own(path, columns)
     if not records:
         raise DataError(f"{key}={path}: holds no records")
     return records
@@ -151,8 +153,9 @@ def record_sources(
 ) -> dict[Path | str, Sequence[Record]]:
     """Training and held-out records by their file, or by their key if they have none."""
     sources: dict[Path | str, Sequence[Record]] = {}
-    for key, file, records in (("data.train", config.train, train), ("data.evaluate", config.evaluate, evaluate)):
-        of_lines = file is not None and file.endswith(".jsonl") and not config.columns
+    files = (config.train, config.columns), (config.evaluate, config.columns_of_evaluate)
+    for key, (file, columns), records in zip(("data.train", "data.evaluate"), files, (train, evaluate), strict=True):
+        of_lines = file is not None and file.endswith(".jsonl") and not columns
         source = Path(str(file)) if of_lines else str(file or key)
         sources[source] = [*sources.get(source, ()), *records]
     return sources
@@ -162,7 +165,7 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
     """The records of ``warm_up.records``, if it is set; DataError if one of their answers cannot be a response."""
     if config.warm_up.records is None:
         return []
-    records = _read("warm_up.records", config.warm_up.records, config.data)
+    records = _read("warm_up.records", config.warm_up.records, config.data.columns)
     for record in records:
         where = f"warm_up.records={config.warm_up.records}: record {record.id!r} of {record.dataset}"
         if not record.answer.strip():

@@ -33,9 +33,9 @@ def write_jsonl(path, opener=open):
         file.write("\n" + "\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS))
 
 
-def write_csv(path, opener=open):
+def write_csv(path, opener=open, delimiter=","):
     with opener(path, "wt", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(ROWS[0]))
+        writer = csv.DictWriter(file, list(ROWS[0]), delimiter=delimiter)
         writer.writeheader()
         writer.writerows(ROWS)
 
@@ -52,6 +52,7 @@ WRITERS = {
     "bom.csv": lambda p: (write_csv(p), p.write_bytes(b"\xef\xbb\xbf" + p.read_bytes())),
     "a.csv": write_csv,
     "a.csv.gz": lambda p: write_csv(p, opener=gzip.open),
+    "a.tsv": lambda p: write_csv(p, delimiter="\t"),
     "UPPER.PARQUET": lambda p: pq.write_table(pa.Table.from_pylist(ROWS), p),
 }
 
@@ -100,6 +101,11 @@ def test_a_broken_row_is_one_bad_row(tmp_path):
         ("a.jsonl.gz", b"not gzip", ""),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000, mtime=0)[:-20], ""),
         ("a.csv", b"", "header"),
+        ("a.csv", b"answer,question,answer\n1,2,3\n", "'answer'.*1, 3"),  # the last one would win
+        ("a.tsv", b"b\tb\n1\t2\n", "'b'"),
+        ("a.csv", b"id;confidence;correct\n1;0,5;1\n", "semicolons"),
+        ("a.csv", b"id\tcorrect\n1\t1\n", "tabs; name it .tsv"),
+        ("a.tsv", b"id,correct\n1,1\n", "commas"),
         ("a.csv", b"a,b\n\xff,1\n", "row 0"),
         ("a.csv", b'a,b\n1,2\n"open', "row 1"),
         ("a.json", b"[\xff]", "utf-8"),
@@ -219,6 +225,17 @@ def test_columns_of_every_format(tmp_path, name):
     assert [(r.question, r.answer, r.dataset) for r in records] == [
         ("1 + 1?", answers[0], "own"), ("2 + 2?", answers[1], "own"),
     ]  # fmt: skip
+
+
+def test_the_held_out_file_may_have_columns_of_its_own(tmp_path):
+    train = write(tmp_path / "own.csv", OWN_ROWS)
+    evaluate = write(tmp_path / "theirs.parquet", [{"Problem": "3 + 3?", "Answer": 6}])
+    names = {"train": train, "columns": COLUMNS, "evaluate": evaluate}
+    own = {"question": "Problem", "answer": "Answer"}
+    _, [record] = load_data(DataConfig(name="records", **names, evaluate_columns=own))
+    assert (record.question, record.answer) == ("3 + 3?", "6")
+    with pytest.raises(DataError, match=r"theirs\.parquet"):
+        load_data(DataConfig(name="records", **names))
 
 
 @pytest.mark.parametrize(

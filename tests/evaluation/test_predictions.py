@@ -87,6 +87,7 @@ CSV = "id,confidence,correct,tokens,note\n1,.9,True,,a\n2,,0,,\n3,2.5e-1,,12,x\n
         ("p.json", '[{"id": 1, "confidence": 0.9, "correct": true}, {"id": 2, "confidence": null, "correct": 0},'
          '{"id": 3, "confidence": 0.25, "correct": null, "tokens": 12}]'),
         ("p.csv", CSV),
+        ("p.tsv", CSV.replace(",", "\t")),
     ],
 )  # fmt: skip
 def test_id_confidence_and_correct_suffice(tmp_path, name, text, capsys):
