@@ -11,6 +11,7 @@ COMMANDS = {
     "paper": "compare runs with the paper's figures",
     "real_world": "write questions about places, languages and sums, without a download",
     "expected_confidence": "compare a stated confidence, the mean of several, and the expectation",
+    "gpu": "train SmolLM2's missing runs on one GPU, a few minutes at a time",
     "smollm2": "make a Hugging Face directory of SmolLM2-135M-Instruct",
 }
 

@@ -3,7 +3,6 @@
 import argparse
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from coca_mindspeed.cli.options import at_least, place
@@ -36,12 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
     from experiments.reproduce.results import collect
 
     console = PlainConsole()
-    settings = {"plan": plan.model_dump(mode="json", exclude={"seeds"})}  # more seeds can be added
-    check_directory(output, settings)
     if arguments.report_only:
-        claim_directory(output, settings)
+        claim_directory(output, _settings(plan))
     else:
-        _run_jobs(plan, jobs, output, arguments.jobs, settings, console)
+        claim_and_run(plan, jobs, output, arguments.jobs, console)
     directory = arguments.report or output / "report"
     command = f"python -m experiments.reproduce --plan {arguments.plan} --seeds {arguments.seeds}"
     tables = write_report(collect(output, jobs), plan, directory, command)
@@ -51,15 +48,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _run_jobs(
-    plan: Plan, jobs: list[Job], output: Path, processes: int, settings: Mapping[str, object], console: PlainConsole
-) -> None:
+def _settings(plan: Plan) -> dict[str, object]:
+    return {"plan": plan.model_dump(mode="json", exclude={"seeds"})}  # more seeds can be added
+
+
+def claim_and_run(plan: Plan, jobs: list[Job], output: Path, processes: int, console: PlainConsole) -> None:
+    """Claim the directory, write the plan's questions and run the unfinished jobs.
+
+    Raises:
+        ConfigError: the directory is another plan's or in use, or a job's setting is wrong.
+        InterruptedRunError: SIGINT or SIGTERM; finished jobs and the checkpoint of the unfinished one are kept.
+    """
     from coca_mindspeed.utils.process import InterruptedRunError, interruptible
     from experiments.reproduce.job import Workplace
     from experiments.reproduce.provenance import check_made_from
     from experiments.reproduce.questions import check_questions, missing_sets, write_sets
     from experiments.reproduce.scheduler import run_jobs
 
+    settings = _settings(plan)
+    check_directory(output, settings)
     missing = missing_sets(plan, output)
     check_questions(plan, jobs, output, missing)  # before the directory is claimed for this plan
     claim_directory(output, settings)
