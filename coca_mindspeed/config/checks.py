@@ -1,13 +1,13 @@
-"""Checks that all engines share: configuration, files, the model's shape, the number of steps, a resumed run."""
+"""Checks that all engines share: configuration, files, the number of steps, a resumed run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.schema import ArchitectureConfig, DataConfig, RunConfig
+from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_problems
 from coca_mindspeed.utils.files import is_hub_id
-from coca_mindspeed.utils.text_formats import differences, numbered_lines, parse_json
+from coca_mindspeed.utils.text_formats import differences, numbered_lines
 
 
 def _best_needs_evaluations(run: RunConfig) -> Iterator[Problem]:
@@ -49,38 +49,6 @@ def missing_model(run: RunConfig) -> Iterator[Problem]:
 def or_on_the_hub(check: Check[RunConfig]) -> Check[RunConfig]:
     """``missing_data`` or ``missing_model`` for the local engine, which also reads from the hub."""
     return lambda run: (problem for problem in check(run) if not is_hub_id(problem.value))
-
-
-HF_KEYS = {  # name of a shape -> key of config.json
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "kv_groups": "num_key_value_heads",
-    "ffn": "intermediate_size",
-    "vocab": "vocab_size",
-    "rope_theta": "rope_theta",
-}
-
-
-def differing_shapes(key: str, directory: str | None, shape: ArchitectureConfig | None, origin: str) -> list[Problem]:
-    """A problem of ``key`` if the model in a directory has other shapes than ``shape``, which ``origin`` names."""
-    file = Path(str(directory)) / "config.json"
-    if directory is None or shape is None or not file.is_file():
-        return []
-    try:
-        found = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return [Problem("shapes", key, directory, f"must have a readable config.json: {error}")]
-    values = found if isinstance(found, dict) else {}
-    pairs = [(name, getattr(shape, ours), values.get(name)) for ours, name in HF_KEYS.items()]
-    pairs.append(("qk_layernorm", shape.qk_layernorm, str(values.get("model_type")).startswith("qwen3")))
-    differing = [f"{name} {wanted} (found {value})" for name, wanted, value in pairs if value != wanted]
-    if not differing:
-        return []
-    fix = ""
-    if "rope_theta" not in values and "rope_parameters" in values:
-        fix = "transformers 5 wrote rope_parameters, which older ones ignore: write rope_theta too"
-    return [Problem("shapes", key, directory, f"must have the shapes of {origin}: {', '.join(differing)}", fix)]
 
 
 def _download(path: str) -> str:

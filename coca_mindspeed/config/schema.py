@@ -55,8 +55,24 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class RopeScalingConfig(Section):
+    """Llama 3's scaling of the rotary frequencies, with the names and values of ``config.json``."""
+
+    rope_type: Literal["llama3"] = Field(description="llama3 (Llama 3.1 to 3.3)")
+    factor: float = Field(ge=1, description="divisor of low frequencies")
+    low_freq_factor: float = Field(gt=0, description="longest wavelength kept in part: original length / factor")
+    high_freq_factor: float = Field(gt=0, description="longest wavelength kept: original length / factor")
+    original_max_position_embeddings: int = Field(ge=1, description="length of pre-training")
+
+    @model_validator(mode="after")
+    def _frequencies_in_order(self) -> "RopeScalingConfig":
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(f"high_freq_factor: must be above low_freq_factor={self.low_freq_factor:g}")
+        return self
+
+
 class ArchitectureConfig(Section):
-    """A decoder's shape, from which Megatron builds it; ``coca-mindspeed doctor`` compares it with ``config.json``."""
+    """A decoder's shape, from which Megatron builds it; ``coca-mindspeed check`` compares it with ``config.json``."""
 
     layers: int = Field(ge=1, description="transformer layers")
     hidden: int = Field(ge=1, description="hidden size")
@@ -68,6 +84,7 @@ class ArchitectureConfig(Section):
     qkv_bias: bool = Field(description="QKV biases")
     qk_layernorm: bool = Field(description="RMSNorm of queries and keys (Qwen3)")
     rope_theta: int = Field(ge=1, description="RoPE base")
+    rope_scaling: RopeScalingConfig | None = Field(None, description="RoPE scaling; null: none")
     norm_eps: float = Field(gt=0, description="epsilon of RMSNorm")
     context: int = Field(ge=1, description="longest sequence")
 

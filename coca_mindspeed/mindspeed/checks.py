@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from coca_mindspeed.config.checks import CHECKS, differing_shapes
+from coca_mindspeed.config.checks import CHECKS
 from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import (
@@ -25,7 +25,8 @@ from coca_mindspeed.errors import (
     raise_problems,
     show_value,
 )
-from coca_mindspeed.mindspeed.keys import RENAMES, set_twice
+from coca_mindspeed.mindspeed.keys import RENAMES, set_twice, translate
+from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.process import CocaSettings
@@ -47,6 +48,8 @@ def _sizes(r: ResolvedConfig) -> Iterator[Condition]:
 
 def _parallelism(r: ResolvedConfig) -> Iterator[Condition]:
     """``TransformerConfig.__post_init__``, Megatron's ``divide`` and ``validate_args``, ``_validate_resource``."""
+    yield "heads-groups", "query_groups", r.heads % r.kv_groups == 0, f"must divide the {r.heads} attention heads"
+    yield "hidden-heads", "heads", r.hidden % r.heads == 0, f"must divide the hidden size {r.hidden}"
     yield "tp-heads", "tp", r.heads % r.tp == 0, f"must divide the {r.heads} attention heads"
     yield "tp-groups", "tp", r.kv_groups % r.tp == 0, f"must divide the {r.kv_groups} key/value groups"
     yield "tp-mlp", "tp", r.ffn % r.tp == 0, f"must divide the MLP's inner size {r.ffn}"
@@ -165,7 +168,7 @@ def run_problems(
     checks: tuple[Check[RunConfig], ...] = (
         *CHECKS,
         as_check(lambda run: _run_conditions(run, iterations)),
-        lambda run: differing_shapes("model.path", run.model.path, run.model.architecture, "model.architecture"),
+        lambda run: compare_model(run.model.path, translate(run)).problems,
         set_twice,
         lambda run: _npus(run, resolved),
         lambda run: _layout(run, resolved),

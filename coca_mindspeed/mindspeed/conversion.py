@@ -18,10 +18,11 @@ from coca_mindspeed.utils.packages import name_missing_packages, require
 if __name__ == "__main__":
     name_missing_packages()
 
-from coca_mindspeed.config.checks import differing_shapes
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_iteration, select_checkpoint
+from coca_mindspeed.mindspeed.keys import translate
+from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.driver import find_checkouts
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
@@ -81,7 +82,7 @@ def prepare(
 ) -> None:
     """Check the inputs, and make the folders that ``mcore2hf`` reads from and writes into.
 
-    Raises CocaError if checkouts, torch, weights or the model are missing, the model has other shapes than the run, or
+    Raises CocaError if checkouts, torch, weights or the model are missing, the model is another one than the run's, or
     the target or an earlier result exists.
     """
     find_checkouts(os.environ)
@@ -90,7 +91,7 @@ def prepare(
     for name in ("config.json", "tokenizer.json"):
         if not (source / name).is_file():
             raise ConfigError(f"model.path={source}: has no {name}; expected a Hugging Face directory")
-    raise_problems(differing_shapes("model.path", str(source), run.model.architecture, "model.architecture"))
+    raise_problems(compare_model(str(source), translate(run)).problems)
     if direction == "hf2mcore":
         target = Path(str(run.model.megatron_path))
         if target.exists():

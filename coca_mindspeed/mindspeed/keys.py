@@ -23,6 +23,11 @@ RENAMES = {
     "model.actor.num_attention_heads": "model.architecture.heads",
     "model.actor.num_query_groups": "model.architecture.kv_groups",
     "model.actor.rotary_base": "model.architecture.rope_theta",
+    "model.actor.rope_scaling_type": "model.architecture.rope_scaling.rope_type",
+    "model.actor.rope_scaling_factor": "model.architecture.rope_scaling.factor",
+    "model.actor.low_freq_factor": "model.architecture.rope_scaling.low_freq_factor",
+    "model.actor.high_freq_factor": "model.architecture.rope_scaling.high_freq_factor",
+    "model.actor.original_max_position_embeddings": "model.architecture.rope_scaling.original_max_position_embeddings",
     "model.actor.max_position_embeddings": "model.architecture.context",
     "model.actor.padded_vocab_size": "model.architecture.vocab",
     "model.actor.untie_embeddings_and_output_weights": "model.architecture.untied_embeddings",
@@ -113,6 +118,7 @@ _FREE_IDENTITY = {
     *("generate_config.sampling_config", "coca.rollout_is_threshold"),
 }
 _ACTOR = ("megatron_training", "actor_config")
+_ABSENT = object()
 
 
 def table_of(platform: str, epochs: float | None = None) -> dict[str, Entry]:
@@ -123,12 +129,13 @@ def table_of(platform: str, epochs: float | None = None) -> dict[str, Entry]:
 
 
 def own_values(run: RunConfig) -> dict[str, Any]:
-    """Key of MindSpeed-RL -> the value that our keys give it."""
+    """Key of MindSpeed-RL -> the value that our keys give it; keys of a section that is null give none."""
     ours = run.model_dump(mode="json", exclude={"mindspeed_rl"})
-    return {
-        key: entry.value(*(value_of(ours, name) for name in entry.ours))
+    values = {
+        key: [value_of(ours, name, _ABSENT) for name in entry.ours]
         for key, entry in table_of(run.hardware.platform, run.data.epochs).items()
     }
+    return {key: TABLE[key].value(*found) for key, found in values.items() if _ABSENT not in found}
 
 
 def translate(run: RunConfig) -> dict[str, Any]:

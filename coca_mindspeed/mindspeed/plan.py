@@ -15,6 +15,8 @@ from coca_mindspeed.config.plan import Part, Phase, Plan, Row, batch_rows, evalu
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
+from coca_mindspeed.mindspeed.keys import translate
+from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do
 from coca_mindspeed.utils.json_files import read_json_lines
@@ -81,7 +83,7 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
         length += f" ({questions:,} questions by {origin})" if questions else ""
     rates = _published_rates(resolved) if metrics is None else read_rates(metrics)
     rows = _rows(run, resolved, iterations, length, rates)
-    notes = tuple(_notes(resolved, memory))
+    notes = (*_notes(resolved, memory), *compare_model(run.model.path, translate(run)).notes)
     return ClusterPlan(name, tuple(rows), memory, notes, tuple(problems), resolved=resolved, iterations=iterations)
 
 

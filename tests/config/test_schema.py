@@ -14,7 +14,7 @@ from coca_mindspeed.config.schema import ArchitectureConfig, RunConfig, Section
 from tests.tables import read_table
 
 RUN = RunConfig()
-SHAPE = {n: True if f.annotation is bool else 1 for n, f in ArchitectureConfig.model_fields.items()}
+SHAPE = {n: True if f.annotation is bool else 1 for n, f in ArchitectureConfig.model_fields.items() if f.is_required()}
 
 
 def numbers(model: type[Section] = RunConfig, above: str = "") -> Iterator[str]:

@@ -8,7 +8,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from coca_mindspeed.config.checks import HF_KEYS
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.mindspeed.stages import dock, reward_worker, trainer
 
@@ -20,9 +19,20 @@ def write(path: Path | str, text: str = "") -> Path:
     return path
 
 
-def model_config(run: RunConfig, **changes: int) -> str:
-    """``config.json`` with the shapes of a run, and ``changes``."""
-    return json.dumps({key: getattr(run.model.architecture, name) for name, key in HF_KEYS.items()} | changes)
+def model_config(run: RunConfig, **changes: Any) -> str:
+    """``config.json`` of the model that a run trains, with ``changes``."""
+    shape = run.model.architecture
+    assert shape is not None
+    scaling = shape.rope_scaling
+    kind = "qwen3" if shape.qk_layernorm else "qwen2" if shape.qkv_bias else "llama"
+    config = {
+        **{"model_type": kind, "hidden_act": "silu", "max_position_embeddings": shape.context},
+        **{"num_hidden_layers": shape.layers, "hidden_size": shape.hidden, "intermediate_size": shape.ffn},
+        **{"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_groups, "vocab_size": shape.vocab},
+        **{"rope_theta": shape.rope_theta, "rope_scaling": None if scaling is None else scaling.model_dump()},
+        **{"rms_norm_eps": shape.norm_eps, "tie_word_embeddings": not shape.untied_embeddings},
+    }
+    return json.dumps(config | changes)
 
 
 def checkpoint(directory: Path, tp: int, pp: int = 1, iteration: str = "release") -> Path:

@@ -268,7 +268,9 @@ def test_weights_of_another_shape_are_refused_before_the_converter_starts(tmp_pa
     write(model / "config.json", model_config(run, num_hidden_layers=27))
     with pytest.raises(ConfigError) as caught:
         conversion.prepare(direction, run, resolve_config(run), output)
-    assert [(problem.code, problem.key) for problem in caught.value.problems] == [("shapes", "model.path")]
+    assert [(problem.code, problem.key) for problem in caught.value.problems] == [
+        ("model", "config.json: num_hidden_layers")
+    ]
     write(model / "config.json", model_config(run))
     conversion.prepare(direction, run, resolve_config(run), output)
 

@@ -22,13 +22,15 @@ if __name__ == "__main__":
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import named_defaults
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.mindspeed.checks import needs_reference, split_config
+from coca_mindspeed.mindspeed.keys import actor_values, underscored
+from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.start.process import (
     CPU_SHIM,
     VARIABLE,
@@ -189,6 +191,15 @@ def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     return settings
 
 
+def check_model(config: DictConfig) -> None:
+    """Check that Megatron builds the model by whose ``config.json`` vLLM samples; raises ConfigError if not."""
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    comparison = compare_model(actor_values(underscored(values)).get("tokenizer_name_or_path"), values)
+    raise_problems(comparison.problems)
+    for note in comparison.notes:
+        print(f"coca-mindspeed: {note}", flush=True)
+
+
 def check_weights(config: DictConfig, *, reference: bool) -> None:
     """Check that the checkpoints to load exist: without them Megatron trains from random weights.
 
@@ -263,6 +274,7 @@ def train(
     raise_problems(shipped_keys(process.release).problems(config))
     for ignored in ignored_keys(config, reference=process.reference):
         print(f"coca-mindspeed: {ignored}", flush=True)
+    check_model(config)
     check_weights(config, reference=process.reference)
     process = process.model_copy(update={"coca": check_inputs(settings, config)})
     variables = worker_variables(process, config, exported)

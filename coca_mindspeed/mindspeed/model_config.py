@@ -1,0 +1,258 @@
+"""Compare a model's ``config.json``, by which vLLM samples, with the model that Megatron builds from the run's keys.
+
+Both are written in the terms of ``config.json``; a key that it omits has the default of transformers' class.  Neither
+torch nor transformers is imported.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coca_mindspeed.errors import Problem, show_value
+from coca_mindspeed.mindspeed.keys import RENAMES, actor_values, underscored
+from coca_mindspeed.utils.text_formats import parse_json, value_of
+
+_SHARED: dict[str, Any] = {
+    **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": None},
+    **{"head_dim": None, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "rope_scaling": None},
+    **{"tie_word_embeddings": False},
+}
+_LLAMA = {
+    **{"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
+    **{"attention_bias": False, "mlp_bias": False},
+}
+_QWEN = {
+    **{"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768, "num_key_value_heads": 32},
+    **{"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None},
+}
+#: Model type -> keys of its configuration class in transformers that say what it computes, with their defaults.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _SHARED | _LLAMA,
+    "qwen2": _SHARED | _QWEN,
+    "qwen3": _SHARED | _QWEN | {"head_dim": 128, "attention_bias": False},
+}
+_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+# Key of config.json -> Megatron's argument with the same value.
+_SAME = {
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "intermediate_size": "ffn_hidden_size",
+    "vocab_size": "padded_vocab_size",
+    "rope_theta": "rotary_base",
+    "rms_norm_eps": "norm_epsilon",
+}
+_SCALING = {  # key of rope_scaling -> Megatron's argument
+    "factor": "rope_scaling_factor",
+    **{key: key for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")},
+}
+_MEGATRON = {  # defaults of MindSpeed-RL's MegatronConfig
+    **{"rotary_base": 10000, "norm_epsilon": 1e-5, "num_query_groups": 1},
+    **{"normalization": "LayerNorm", "position_embedding_type": "learned_absolute"},
+}
+# Lengths by which vLLM also limits a sequence.
+_LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
+    *("max_sequence_length", "max_seq_length", "seq_len"),
+)
+_ALIASES = ("n_head_kv", "num_kv_heads")  # of num_key_value_heads, which vLLM prefers
+_OTHER_CONFIGURATIONS = ("text_config", "decoder", "generator", "text_encoder")
+_OTHER_ATTENTION = ("interleaved_sliding_window", "attention_chunk_size", "dual_chunk_attention_config")
+# Other keys that vLLM or transformers reads of these types, with the values that change nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("bias", "qkv_bias", "qk_norm"), (None, False)),
+    **dict.fromkeys(("logit_scale", "partial_rotary_factor"), (None, 1)),
+    **dict.fromkeys(("quantization_config", "compression_config"), ({}, None)),
+    **dict.fromkeys((*_OTHER_CONFIGURATIONS, *_OTHER_ATTENTION, "original_max_position_embeddings"), (None,)),
+    "is_causal": (None, True),
+}
+_DTYPES = (None, "auto", "float32", "float16", "bfloat16")  # both engines compute in the run's own
+# Keys that do not change what is computed: of the base class in transformers, and of these classes.
+_HARMLESS = frozenset(
+    (
+        *("add_cross_attention", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward"),
+        *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping"),
+        *("encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task"),
+        *("forced_bos_token_id", "forced_eos_token_id", "id2label", "is_decoder", "is_encoder_decoder", "label2id"),
+        *("length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams"),
+        *("num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id"),
+        *("prefix", "problem_type", "pruned_heads", "remove_invalid_values", "repetition_penalty", "return_dict"),
+        *("return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature"),
+        *("tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torchscript"),
+        *("transformers_version", "typical_p", "use_bfloat16", "architectures", "auto_map", "attention_dropout"),
+        *("initializer_range", "pretraining_tp", "use_cache"),
+    )
+)
+_OF_TOOLS = ("_", "unsloth_", "transformers.js")  # beginnings of notes that tools leave
+
+
+class Comparison(NamedTuple):
+    """``problems`` of the directory's ``config.json``, and ``notes`` on keys that are not compared."""
+
+    problems: list[Problem]
+    notes: list[str]
+
+
+def compare_model(directory: str | None, values: Mapping[str, Any]) -> Comparison:
+    """Compare the ``config.json`` of a model with MindSpeed-RL's sections; empty if there is no such file."""
+    file = Path(str(directory)) / "config.json"
+    if directory is None or not file.is_file():
+        return Comparison([], [])
+    try:
+        found = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return Comparison([Problem("model", "config.json", str(file), f"must be readable: {error}")], [])
+    return _compare(found if isinstance(found, dict) else {}, underscored(values))
+
+
+def _compare(found: dict[str, Any], values: Mapping[str, Any]) -> Comparison:
+    actor = {key: value for key, value in actor_values(values).items() if value is not None}
+    kind = found.get("model_type")
+    if kind not in DEFAULTS:
+        expected = f"must be {', '.join(DEFAULTS)}, which MindSpeed-RL loads into vLLM"
+        return Comparison([_problem("model_type", kind, expected)], [])
+    config = {**DEFAULTS[kind], **found}
+    generate = value_of(values, "generate_config") or {}
+    longest = generate.get("max_model_len") or 2048  # MindSpeed-RL's default
+    problems = [
+        *_family(kind, config, actor, custom_code=bool(generate.get("trust_remote_code"))),
+        *_shapes(config, actor),
+        *_rope(found, config, actor),
+        *_attention(kind, config, longest),
+        *_others(found),
+    ]
+    compared = {*DEFAULTS[kind], *_NEUTRAL, *_LENGTHS, *_ALIASES, "model_type", "dtype", "torch_dtype"}
+    compared |= {"rope_parameters", "sliding_window", "use_sliding_window", "layer_types"}
+    unread = sorted(found.keys() - compared - _HARMLESS)
+    unread = [key for key in unread if not key.startswith(_OF_TOOLS)]
+    notes = [f"config.json: no effect on {_CLASSES[kind]}: {', '.join(unread)}"] if unread else []
+    if not any(_windows(kind, config, longest)) and any(_windows(kind, {**config, "max_window_layers": 0}, longest)):
+        notes.append(
+            "config.json: max_window_layers switches sliding_window off; vLLM 0.9.1 may not heed it: try the run"
+        )
+    return Comparison(problems, notes)
+
+
+def _problem(key: str, value: Any, expected: str, fix: str = "") -> Problem:
+    shown = f"{expected}, found {value}" if isinstance(value, dict) else expected
+    return Problem("model", f"config.json: {key}", value, shown, fix)
+
+
+def _source(argument: str) -> str:
+    """Megatron's argument, and the key of ours that sets it."""
+    ours = RENAMES.get(f"model.actor.{argument}")
+    return f"{ours}, Megatron's {argument}" if ours else f"Megatron's {argument}"
+
+
+def _family(kind: str, config: Mapping[str, Any], actor: Mapping[str, Any], *, custom_code: bool) -> Iterator[Problem]:
+    """Facts of a model type that have no key: its class, biases of QKV, norms."""
+    for argument, wanted in (
+        ("add_qkv_bias", kind == "qwen2"),
+        ("qk_layernorm", kind == "qwen3"),
+        ("normalization", "RMSNorm"),
+        ("position_embedding_type", "rope"),
+    ):
+        if (built := {**_MEGATRON, **actor}.get(argument, False)) != wanted:
+            reason = f"needs {show_value(wanted)} of {_source(argument)}, found {show_value(built)}"
+            yield _problem("model_type", kind, reason)
+            break
+    if (classes := config.get("architectures")) and classes != [_CLASSES[kind]]:
+        yield _problem("architectures", classes, f"must be ['{_CLASSES[kind]}'], which MindSpeed-RL loads into vLLM")
+    if custom_code and config.get("auto_map"):
+        reason = "must be absent with model.trust_remote_code=true: its Python code may compute anything"
+        yield _problem("auto_map", config["auto_map"], reason)
+
+
+def _shapes(config: Mapping[str, Any], actor: Mapping[str, Any]) -> Iterator[Problem]:
+    """Sizes and switches of both sides; arguments that Megatron requires and lacks are left to MindSpeed-RL."""
+    arguments = {**_MEGATRON, **actor}
+    hidden, heads = arguments.get("hidden_size"), arguments.get("num_attention_heads")
+    groups = "num_query_groups" if arguments.get("group_query_attention") else "num_attention_heads"
+    built = {key: (arguments.get(argument), _source(argument)) for key, argument in _SAME.items()} | {
+        "num_key_value_heads": (arguments.get(groups), _source(groups)),
+        "tie_word_embeddings": (
+            not arguments.get("untie_embeddings_and_output_weights"),
+            _source("untie_embeddings_and_output_weights"),
+        ),
+        "hidden_act": ("silu" if arguments.get("swiglu") else "gelu", _source("swiglu")),
+        "mlp_bias": (not arguments.get("disable_bias_linear"), _source("disable_bias_linear")),
+        "attention_bias": (False, "Megatron has a bias of QKV alone"),
+    }
+    # The plan, the conversion and vLLM's weight loader divide the hidden size by the heads.
+    head = hidden // heads if isinstance(hidden, int) and isinstance(heads, int) else None
+    built["head_dim"] = head, f"hidden size / heads = {hidden} / {heads}"
+    if head and arguments.get("kv_channels", head) != head:
+        yield Problem("model", "kv_channels", arguments["kv_channels"], f"must be hidden size / heads = {head}")
+    absent = {"mlp_bias", "attention_bias"} - DEFAULTS[config["model_type"]].keys()  # a type without them has none
+    read = {**config, **dict.fromkeys(absent, False)}
+    if read["hidden_act"] == "swish":  # another name of silu
+        read["hidden_act"] = "silu"
+    found = (read.get(key) for key in (*_ALIASES, "num_key_value_heads", "num_attention_heads"))
+    read["num_key_value_heads"] = next((value for value in found if value is not None), None)
+    if read["head_dim"] is None:
+        read["head_dim"] = head  # hidden size and heads are compared
+    for key, (value, source) in built.items():
+        if value is not None and read[key] != value:
+            yield _problem(key, config.get(key), f"must be {show_value(value)}: {source}")
+
+
+def _rope(found: Mapping[str, Any], config: Mapping[str, Any], actor: Mapping[str, Any]) -> Iterator[Problem]:
+    """Scaling of the rotary frequencies; and whether transformers 4, which MindSpeed-RL needs, reads what 5 wrote."""
+    scaling, kind, built = _scaling(config["rope_scaling"]), actor.get("rope_scaling_type"), None
+    if kind is not None:
+        built = {"rope_type": kind} | {key: actor.get(argument) for key, argument in _SCALING.items()}
+    ours = RENAMES["model.actor.rope_scaling_type"].rpartition(".")[0]
+    if (scaling or {}).get("rope_type", "llama3") != "llama3" or kind not in (None, "llama3"):
+        reason = "must be null or have rope_type llama3: Megatron is trained with no other scaling"
+        yield _problem("rope_scaling", config["rope_scaling"], reason)
+    elif scaling != built:
+        fix = f"set {ours} to the model's; model=llama31_8b has that of Llama 3.1"
+        yield _problem("rope_scaling", config["rope_scaling"], f"must be {built or 'null'}: {ours}", fix)
+    if isinstance(rope := found.get("rope_parameters"), dict):
+        inner = {key: value for key, value in rope.items() if key != "rope_theta"}
+        if rope.get("rope_theta", config["rope_theta"]) != config["rope_theta"] or _scaling(inner) != scaling:
+            reason = "must agree with rope_theta and rope_scaling beside it: transformers 4 reads these alone"
+            fix = "transformers 5 wrote it: write rope_theta and rope_scaling at the top level of config.json too"
+            yield _problem("rope_parameters", rope, reason, fix)
+
+
+def _scaling(rope: Any) -> dict[str, Any] | None:
+    """``rope_scaling`` with one spelling of its type; None if nothing is scaled."""
+    if not isinstance(rope, Mapping):
+        return None if rope is None else {"rope_type": rope}
+    values = {key: value for key, value in rope.items() if value is not None}
+    kind = values.pop("type", None)
+    values.setdefault("rope_type", kind)
+    return None if values["rope_type"] in (None, "default") and values.keys() == {"rope_type"} else values
+
+
+def _windows(kind: str, config: Mapping[str, Any], longest: int) -> Iterator[str]:
+    """Keys by which the attention has a window that a sequence of ``longest`` tokens exceeds."""
+    window, first, layers = (config.get(key) for key in ("sliding_window", "max_window_layers", "num_hidden_layers"))
+    short = window is not None and not (isinstance(window, int) and window >= longest)
+    beyond = kind != "llama" and isinstance(first, int) and isinstance(layers, int) and first >= layers
+    if short and config.get("use_sliding_window") is not False and not beyond:
+        yield "sliding_window"
+    kinds = config.get("layer_types") or []
+    if any(each != "full_attention" for each in kinds) and (short or window is None):
+        yield "layer_types"
+
+
+def _attention(kind: str, config: Mapping[str, Any], longest: int) -> Iterator[Problem]:
+    """The window of the attention and the longest sequence."""
+    for key in _windows(kind, config, longest):
+        yield _problem(key, config[key], "must be off (use_sliding_window: false): Megatron attends to all tokens")
+    for key in _LENGTHS:
+        if isinstance(value := config.get(key), int) and value < longest:
+            yield _problem(key, value, f"must be at least generate_config.max_model_len={longest} for vLLM")
+
+
+def _others(found: Mapping[str, Any]) -> Iterator[Problem]:
+    for key, neutral in _NEUTRAL.items():
+        if key in found and found[key] not in neutral:
+            yield _problem(
+                key, found[key], f"must be {show_value(neutral[-1])} or absent: Megatron has nothing like it"
+            )
+    for key in ("torch_dtype", "dtype"):
+        if found.get(key) not in _DTYPES:
+            yield _problem(key, found[key], "must be float32, float16 or bfloat16")
