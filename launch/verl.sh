@@ -53,8 +53,10 @@ eager_on_npus() {
 main_ppo() {
   local file=$1
   shift
+  # A file elsewhere finds ours: `defaults: [coca_qwen25_7b, _self_]`, or verl/coca_qwen25_7b.
   run_child "$PYTHON" -m verl.trainer.main_ppo --config-dir "$(dirname "$file")" --config-name \
-    "$(basename "$file" .yaml)" "$@"
+    "$(basename "$file" .yaml)" \
+    "hydra.searchpath=['file://$REPOSITORY/configs/verl','file://$REPOSITORY/configs']" "$@"
 }
 
 smoke_on_cpu() {

@@ -182,7 +182,7 @@ def compose_run(
     except MissingMandatoryValue as error:
         missing = error.full_key
         raise UsageError(f"{file}: {missing}=???: needs a value; give it on the command line: {missing}=...") from error
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError: odd defaults
         if overrides and _composes(directory, stem):
             typed = ", ".join(f"override {override!r}" for override in overrides)
             raise UsageError(f"{typed}: cannot be composed: {error}") from error
@@ -253,7 +253,7 @@ def _composes(directory: Path, stem: str) -> bool:
         OmegaConf.to_container(_compose(directory, stem, ()), resolve=True, throw_on_missing=True)
     except MissingMandatoryValue:
         return True
-    except (HydraException, OmegaConfBaseException, YAMLError):
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError):
         return False
     return True
 

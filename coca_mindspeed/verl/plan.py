@@ -40,7 +40,12 @@ def find_verl_run(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.suffix != ".yaml" or not path.is_file():
         return None
-    return path if VERLS_OWN in named_defaults(path.stem, [path.parent]) else None
+    return path if VERLS_OWN in named_defaults(path.stem, [path.parent, *_directories()]) else None
+
+
+def _directories() -> tuple[Path, Path]:
+    """Where a file of one's own finds ours: ``coca_qwen25_7b``, or ``verl/coca_qwen25_7b``."""
+    return config_directory() / "verl", config_directory()
 
 
 def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -48,11 +53,12 @@ def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
     Raises MissingDependencyError without verl; ConfigError if it cannot be composed, UsageError if there are overrides.
     """
-    search = f"hydra.searchpath=[file://{_directory_of_verl()}]"
+    search = ",".join(f"'file://{directory}'" for directory in (_directory_of_verl(), *_directories()))
     try:
         with initialize_config_dir(str(file.resolve().parent), version_base=None):
-            values = OmegaConf.to_container(compose(file.stem, overrides=[search, *overrides]), resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+            composed = compose(file.stem, overrides=[f"hydra.searchpath=[{search}]", *overrides])
+            values = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:  # ValueError: odd defaults
         if overrides:
             raise UsageError(f"{file} with {' '.join(overrides)}: cannot be composed: {error}") from error
         raise ConfigError(f"{file}: cannot be composed: {error}") from error

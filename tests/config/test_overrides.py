@@ -78,9 +78,10 @@ def test_the_override_is_blamed_and_not_the_file(override, problem):
     assert suggested in message
 
 
-def test_a_file_is_blamed_for_its_own_mistakes_whatever_is_typed(tmp_path):
+@pytest.mark.parametrize("defaults", ["[nothing, _self_]", "base", "[base, 7]", "[base, {model: [1]}]"])
+def test_a_file_is_blamed_for_its_own_mistakes_whatever_is_typed(tmp_path, defaults):
     mine = tmp_path / "mine.yaml"
-    mine.write_text("defaults: [nothing, _self_]\n")
+    mine.write_text(f"defaults: {defaults}\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be composed") as caught:
         compose_run(str(mine), ["seed=3"])
     assert caught.value.exit_code == 1

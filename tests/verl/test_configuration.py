@@ -49,19 +49,44 @@ def test_a_run_of_another_engine_is_none_of_verls(tmp_path):
         find_verl_run(str(tmp_path / "mine.yaml"))
 
 
-def test_a_file_of_ones_own_may_stand_on_ours(tmp_path):
-    for name in ("coca_base", "coca_qwen25_3b"):
-        file = find_verl_run("coca_qwen25_3b")
-        assert file is not None
-        (tmp_path / f"{name}.yaml").write_text((file.parent / f"{name}.yaml").read_text())
+@pytest.mark.parametrize("named", ["coca_qwen25_3b", "verl/coca_qwen25_3b", "/verl/coca_qwen25_3b"])
+def test_a_file_anywhere_may_stand_on_ours(tmp_path, named):
     mine = tmp_path / "mine.yaml"
-    mine.write_text("defaults: [coca_qwen25_3b, _self_]\ncoca: {method: {name: joint}}\n")
+    mine.write_text(f"defaults: [{named}, _self_]\ncoca: {{method: {{name: joint}}}}\n")
     assert find_verl_run(str(mine)) == mine
     config = verl_configuration(mine, ["trainer.nnodes=2", "coca.broken_groups=1"])
     assert config["coca"]["method"]["name"] == "joint"
     assert config["actor_rollout_ref"]["model"]["path"] == "models/Qwen2.5-3B-Instruct"
     assert config["trainer"]["nnodes"] == config["reward"]["num_workers"] == 2  # a reward worker on each node
     assert verl_settings(config).broken_groups == 1
+
+
+def test_a_file_anywhere_may_choose_the_engine(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    for defaults in (
+        "[verl/coca_qwen25_7b_megatron, _self_]",
+        "[coca_qwen25_7b, _self_, {override /model_engine: megatron}]",
+    ):
+        mine.write_text(f"defaults: {defaults}\nactor_rollout_ref: {{actor: {{strategy: megatron}}}}\n")
+        assert find_verl_run(str(mine)) == mine
+        assert "megatron" in verl_configuration(mine, [])["actor_rollout_ref"]["actor"]
+
+
+@pytest.mark.parametrize(
+    "defaults",
+    [
+        "[coca_qwen25_7b, 7]",
+        "[coca_qwen25_7b, {a: [1]}]",
+        "[coca_qwen25_7b, coca_nothing]",
+        "[verl/coca_qwen25_7b, verl/nothing]",
+        "[coca_qwen25_7b, {override model: x}]",
+    ],
+)
+def test_defaults_that_cannot_be_composed_are_an_error_of_the_file(tmp_path, capsys, defaults):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"defaults: {defaults}\n")
+    assert cli.main(["check", str(mine)]) == 1
+    assert capsys.readouterr().err.startswith(f"coca-mindspeed: {mine}: ")
 
 
 @pytest.mark.parametrize("override", ["trainer.nnodes", "a.b=[1", "foo=1", "actor_rollout_ref.actor.optim.lrr=1e-5"])
@@ -119,8 +144,6 @@ foo: 1"""
     [(FREE, []), (UNKNOWN, ["actor_rollout_ref.actor.optim.lrr", "actor_rollout_reff", "foo"])],
 )
 def test_keys_of_a_file_that_verl_does_not_know_are_refused(content, keys, tmp_path):
-    for file in find_verl_run("coca_qwen25_7b_megatron").parent.glob("coca_*.yaml"):
-        (tmp_path / file.name).write_text(file.read_text())
     mine = tmp_path / "mine.yaml"
     mine.write_text(f"defaults: [coca_qwen25_7b_megatron, _self_]\nactor_rollout_ref:{content}\n")
     overrides = ["+bar=1", "+data.bar.x=1", "data.shuffle=false"]
