@@ -1,18 +1,16 @@
-"""``coca-mindspeed evaluate``: metrics with intervals of prediction files, ours or others', or of a served model."""
+"""``coca-mindspeed evaluate``: metrics with intervals of predictions or responses, ours or others'."""
 
 import argparse
 import math
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.cli.options import (
     at_least,
@@ -21,12 +19,9 @@ from coca_mindspeed.cli.options import (
     grader_options,
     place,
     prediction_columns,
-    template_variables,
-    within,
 )
-from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.adapters import read_opencompass, read_responses
+from coca_mindspeed.evaluation.adapters import is_ungraded, read_opencompass, read_responses
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
     METRIC_SPECS,
@@ -58,70 +53,41 @@ from coca_mindspeed.evaluation.scoreboard import (
     split_runs,
     unique_labels,
 )
-from coca_mindspeed.grading.registry import build_grader, check_records
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
 from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.json_files import read_complete_rows, read_json_lines, write_json
-from coca_mindspeed.utils.packages import require
+from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.tokenization import TokenCounter
 
-# Options of each format, and of --endpoint.
-_ENDPOINT = ("model", "data", "samples", "concurrency", "temperature", "max_tokens", "chat_template_kwargs")
-_FORMATS = {
-    "predictions": ("columns",),
-    "opencompass": (),
-    "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
-}
-_OPTIONS_OF = {
-    **{f"--format {name}": options for name, options in _FORMATS.items()},
-    "--endpoint": (*_ENDPOINT, "decimals", "tokenizer", "grader", "grader_options"),
-}
+# Options of grading, which files of predictions do not need.
+_GRADING = ("gold", "grader", "grader_options", "tokenizer", "position", "decimals")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("files", nargs="*", type=Path, metavar="PATH", help="predictions or run directories, or files of --format")
-    option("--output", type=place, required=True, help="directory of metrics.json, .md and predictions")
-    option(
-        "--format",
-        choices=tuple(_FORMATS),
-        default="predictions",
-        help="predictions: graded rows; opencompass: a run's time-stamped folder; "
-        "responses: lines of id and response, graded against --gold (default: %(default)s)",
-    )
-    fields = 'of predictions: JSON of columns by field, {"confidence": "p", "correct": "right"}; others are not read'
+    paths = "predictions; responses to grade; run directories; an OpenCompass run's time-stamped folder"
+    option("files", nargs="+", type=Path, metavar="PATH", help=paths)
+    option("--output", type=place, metavar="DIR", help="write metrics.json, metrics.md and predictions.jsonl there")
+    fields = 'JSON of columns by field, {"confidence": "p", "correct": "right"}; others are not read'
     option("--columns", type=prediction_columns, metavar="JSON", help=fields)
-    option("--endpoint", metavar="URL", help="ask a server instead of reading files; the same command resumes")
-    option("--model", help="name of the model at --endpoint")
-    option("--data", type=place, metavar="FILE", help="records to send to --endpoint and to grade by")
-    option("--samples", type=at_least(1), metavar="N", help="responses to each question by --endpoint (default: 1)")
-    option("--concurrency", type=at_least(1), metavar="N", help="requests to --endpoint at once (default: 16)")
-    option("--temperature", type=within(0, 2), metavar="T", help="sampling temperature of --endpoint (default: 1.0)")
-    option("--max-tokens", type=at_least(1), metavar="N", help="longest response of --endpoint (default: 4096)")
-    option(
-        "--chat-template-kwargs",
-        type=template_variables,
-        metavar="JSON",
-        help='of --endpoint: variables of the chat template, {"enable_thinking": false} for example (vLLM, SGLang)',
-    )
-    option("--gold", type=Path, help="records to grade responses by")
+    option("--gold", type=Path, metavar="FILE", help="records to grade responses by (default: their own column gold)")
     own = "auto: by record (default), a name of docs/grading.md, or your own: ./file.py:name, package.module:name"
     option("--grader", type=grader_option, metavar="NAME", help=f"of responses; {own}")
     option("--grader-options", type=grader_options, metavar="JSON", help="options of the grader (docs/grading.md)")
-    option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
-    option("--position", choices=tuple(SEGMENTS), help="last: answer-first methods, both: caliber (default: first)")
-    option("--decimals", type=at_least(1), help="accept only confidences with this many decimals")
-    option("--method", help="name of the method, for reports and the paper's table; it gives the prompt of --endpoint")
+    option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence of responses")
+    where = "of the confidence in responses; last: answer first, both: caliber (default: by --method, or first)"
+    option("--position", choices=tuple(SEGMENTS), help=where)
+    option("--decimals", type=at_least(1), metavar="N", help="accept only confidences of responses with N decimals")
+    option("--method", help="name of the method, for reports and the paper's table")
     option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
     bins_closed(parser)
     option("--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    _check_usage(arguments)
     predictions = _read_all(arguments)
     _refuse_repeats(predictions, arguments.files)
-    if arguments.format == "responses" and arguments.position is None:
+    if arguments.position is None:
         _hint_at_position(predictions)
     runs = unique_labels(split_runs(predictions, "unnamed"))
     _warn_of_ungradable(runs)
@@ -137,12 +103,15 @@ def run(arguments: argparse.Namespace) -> int:
     for table in risk_tables(board):
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
     text += _suggested(runs)
-    write_predictions(arguments.output / "predictions.jsonl", predictions)
-    chosen = {"bins": options.bins, "bins_closed": options.closed, "replicates": 1000, "seed": 0}
-    results = {run.label: {column.name: _cell(board, run, column) for column in board.columns} for run in runs}
-    write_json(arguments.output / "metrics.json", {**chosen, "results": results, "differences": differences})
-    write_atomically(arguments.output / "metrics.md", text)
     print_markdown(text)
+    if arguments.output is not None:
+        chosen = {"bins": options.bins, "bins_closed": options.closed, "replicates": 1000, "seed": 0}
+        results = {run.label: {column.name: _cell(board, run, column) for column in board.columns} for run in runs}
+        files = {name: arguments.output / name for name in ("metrics.md", "metrics.json", "predictions.jsonl")}
+        write_predictions(files["predictions.jsonl"], predictions)
+        write_json(files["metrics.json"], {**chosen, "results": results, "differences": differences})
+        write_atomically(files["metrics.md"], text)
+        print_text(f"written: {', '.join(map(str, files.values()))}", sys.stderr)
     return 0
 
 
@@ -166,88 +135,6 @@ def _warn_of_ungradable(runs: Sequence[Run]) -> None:
             _warn(f"warning: {run.label}: {count} of {total} answers of {dataset} are ungradable and left out")
 
 
-def _check_usage(arguments: argparse.Namespace) -> None:
-    source = f"--format {arguments.format}" if arguments.endpoint is None else "--endpoint"
-    every = dict.fromkeys(name for own in _OPTIONS_OF.values() for name in own)
-    usable = _OPTIONS_OF[source]
-    if ignored := [name for name in every if name not in usable and getattr(arguments, name) is not None]:
-        sources = [name for name, own in _OPTIONS_OF.items() if ignored[0] in own]
-        typed = [_typed(name) for name in ignored]
-        raise UsageError(f"{', '.join(typed)}: not used with {source}; {typed[0]} is for {' or '.join(sources)}")
-    if arguments.endpoint is not None:
-        if arguments.files or arguments.format != "predictions":
-            raise UsageError("--endpoint asks for responses: give no files and no --format")
-        if not re.match(r"https?://[^/\[\]\s]+", arguments.endpoint):
-            raise UsageError(f"--endpoint {arguments.endpoint}: expected a URL such as http://127.0.0.1:8000/v1")
-        if missing := [_typed(name) for name in ("model", "data") if getattr(arguments, name) is None]:
-            raise UsageError(f"--endpoint needs {' and '.join(missing)}")
-    elif not arguments.files:
-        raise UsageError("expected files to evaluate, or --endpoint URL --model NAME --data FILE")
-    if arguments.format == "responses" and arguments.gold is None:
-        raise UsageError("--format responses needs --gold, the records that hold the gold answers")
-
-
-def _typed(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _ask(arguments: argparse.Namespace) -> list[Prediction]:
-    """Ask the server what ``--output`` lacks, and grade all responses."""
-    require("openai", "tenacity", purpose="evaluate --endpoint")
-    from coca_mindspeed.data.records import records_digest
-    from coca_mindspeed.evaluation.endpoint import Endpoint, ask
-    from coca_mindspeed.utils.directories import check_directory, check_writable, claim_directory, lock_run
-    from coca_mindspeed.utils.process import interruptible
-    from coca_mindspeed.utils.progress import StepProgress
-
-    output, name = arguments.output, arguments.method or "coca"
-    try:
-        method = training_method(name)
-    except ValueError as error:
-        raise UsageError(f"--method: {error}") from error
-    grader_name = arguments.grader or "auto"
-    records = list(read_records(arguments.data))
-    if not records:
-        raise DataError(f"--data {arguments.data}: holds no records")
-    options: dict[str, Any] = {
-        "temperature": 1.0 if arguments.temperature is None else arguments.temperature,
-        "max_tokens": arguments.max_tokens or 4096,
-    }
-    if arguments.chat_template_kwargs:
-        options["extra_body"] = {"chat_template_kwargs": arguments.chat_template_kwargs}
-    samples = arguments.samples or 1
-    settings = {
-        **{"--endpoint": arguments.endpoint, "--model": arguments.model, "--method": name, "--samples": samples},
-        **{"request": options, "content of --data": records_digest(records)["sha256"]},
-    }
-    check_directory(output, settings)
-    check_writable(output)
-    tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
-    parser = ResponseParser(method.confidence_position, arguments.decimals)
-    with closing(build_grader(grader_name, arguments.grader_options)) as grader:
-        check_records(grader, {arguments.data: records})
-        questions = {(record.id, sample): record for record in records for sample in range(samples)}
-        endpoint = Endpoint(arguments.endpoint, arguments.model, arguments.concurrency or 16, options)
-        responses = output / "responses.jsonl"
-        saved = f"stopped; the responses so far are in {responses}; the same command resumes"
-        with lock_run(output), interruptible(saved):
-            claim_directory(output, settings)
-            done = len(read_complete_rows(responses)) if responses.exists() else 0
-            try:
-                with StepProgress(len(questions), True, done, title="asking") as progress:
-                    ask(endpoint, questions, method.system_prompt, responses, progress.show)
-            finally:
-                if not (responses.exists() and responses.stat().st_size):  # no response, so the settings bind nothing
-                    responses.unlink(missing_ok=True)
-                    (output / "settings.json").unlink()
-        cut = sum(row.get("finish_reason") == "length" for _, row in read_json_lines(responses))
-        if cut:
-            _warn(f"warning: {cut} of {len(questions)} responses were cut by --max-tokens")
-        how: dict[str, Any] = {"grader_name": grader_name, "parser": parser, "tokenizer": tokenizer, "warn": _warn}
-        found = read_responses(responses, arguments.data, grader, **how)
-    return [replace(p, method=name, model=arguments.model) for p in found]
-
-
 def _warn(text: str) -> None:
     print_text(text, sys.stderr)
 
@@ -263,17 +150,20 @@ def _base(path: Path) -> Run:
     return runs[0]
 
 
-def _predictions(path: Path, **how: Any) -> list[Prediction]:
+def _predictions(path: Path, columns: Mapping[str, str] | None = None, *, numbered: bool = False) -> list[Prediction]:
     """Read a file, or all prediction files of a run directory; there the file's label becomes the model."""
     if not path.is_dir():
-        return read_predictions(path, **how)
+        return read_predictions(path, columns=columns, numbered=numbered)
     files = prediction_files(path)
     if not files:
-        raise DataError(f"{path}: holds no predictions*.jsonl; expected a run directory, or name --format")
+        raise DataError(
+            f"{path}: expected a run directory with predictions*.jsonl, or an OpenCompass run's time-stamped folder "
+            "with results/; found neither"
+        )
     return [
         p if p.model is not None else replace(p, model=file_label(file, path))
         for file in files
-        for p in read_predictions(file, columns=how.get("columns"))
+        for p in read_predictions(file, columns=columns)
     ]
 
 
@@ -282,9 +172,32 @@ def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
 
     ``--method`` joins the files.
     """
-    if arguments.endpoint is not None:
-        return _ask(arguments)
-    runs = [Run(file_label(path, path), _read(path, arguments)) for path in arguments.files]
+    columns = arguments.columns
+    for path in arguments.files:
+        if str(path).startswith(("http:", "https:")):
+            raise UsageError(
+                f"{path}: a server's responses are collected by `coca-mindspeed collect URL`, then evaluated"
+            )
+    # Else predictions are paired by their ids.
+    alone = len(arguments.files) == 1 and arguments.against is None
+
+    graded = False
+
+    def read(path: Path) -> list[Prediction]:
+        nonlocal graded
+        if path.is_file() and is_ungraded(path, columns):
+            graded = True
+            return _grade(path, arguments)
+        if path.is_dir() and (path / "results").is_dir() and not prediction_files(path):
+            if columns:
+                raise UsageError(f"--columns: not used with {path}, the folder of an OpenCompass run")
+            return read_opencompass(path)
+        return _predictions(path, columns, numbered=alone)
+
+    runs = [Run(file_label(path, path), read(path)) for path in arguments.files]
+    of_grading = [f"--{name.replace('_', '-')}" for name in _GRADING if getattr(arguments, name) is not None]
+    if of_grading and not graded:
+        raise UsageError(f"{', '.join(of_grading)}: nothing to grade, since no file has a response without a verdict")
     if arguments.method is not None:
         return [replace(p, method=arguments.method) for run in runs for p in run.predictions]
     return [
@@ -294,18 +207,23 @@ def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
     ]
 
 
-def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
-    if arguments.format == "predictions":
-        alone = len(arguments.files) == 1 and arguments.against is None  # else predictions are paired by their ids
-        return _predictions(path, columns=arguments.columns, numbered=alone)
-    if arguments.format == "opencompass":
-        return read_opencompass(path)
-    parser = ResponseParser(arguments.position or "first", arguments.decimals)
+def _grade(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
+    position = arguments.position
+    if position is None:
+        position = METHODS[arguments.method].confidence_position if arguments.method in METHODS else "first"
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:
-        how: dict[str, Any] = {"grader_name": name, "parser": parser, "tokenizer": tokenizer, "warn": _warn}
-        return read_responses(path, arguments.gold, grader, **how)
+        return read_responses(
+            path,
+            arguments.gold,
+            grader,
+            columns=arguments.columns,
+            grader_name=name,
+            parser=ResponseParser(position, arguments.decimals),
+            tokenizer=tokenizer,
+            warn=_warn,
+        )
 
 
 def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) -> None:

@@ -3,17 +3,17 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.data.records import read_records
+from coca_mindspeed.data.records import Record, read_records, record_from_json
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
+from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json, rows_by_field
 from coca_mindspeed.grading.registry import check_records, misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
-from coca_mindspeed.utils.json_files import read_json_lines, read_object
+from coca_mindspeed.utils.json_files import read_object
 from coca_mindspeed.utils.text_formats import JsonError
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
@@ -55,7 +55,7 @@ def read_opencompass(work_dir: Path) -> list[Prediction]:
             if not isinstance(row, dict) or "tokens_to_confidence" not in row:
                 raise DataError(
                     f"{path}: was graded by another evaluator; run opencompass with a configuration of "
-                    "coca_mindspeed.evaluation.opencompass.config, or grade its responses by --format responses"
+                    "coca_mindspeed.evaluation.opencompass.config, or grade its responses (docs/evaluation.md)"
                 )
             values = {**row, "dataset": path.stem, "model": path.parent.name}
             predictions.append(prediction_from_json(values, f"{path}, sample {number}"))
@@ -133,40 +133,64 @@ def read_judgement(text: str) -> bool | None:
     return None if match is None else match["right"] is not None
 
 
+#: Columns of plain responses that are read by another name.
+_ALIASES = {"prediction": "response", "answer": "gold"}
+
+
+def is_ungraded(path: Path, columns: Mapping[str, str] | None = None) -> bool:
+    """Whether the first row of a file holds a response, but no verdict on it."""
+    first = _with_aliases(next(rows_by_field(path, columns), ("", {}))[1])
+    return "response" in first and "correct" not in first
+
+
+def _with_aliases(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "correct" in row:
+        return row
+    named = {_ALIASES.get(name, name) for name in row}
+    return row if len(named) < len(row) else {_ALIASES.get(name, name): value for name, value in row.items()}
+
+
 def read_responses(
     path: Path,
-    gold: Path,
+    gold: Path | None,
     grader: MeasuredGrader,
     *,
+    columns: Mapping[str, str] | None = None,
     grader_name: str = "auto",
     parser: ResponseParser | None = None,
     tokenizer: TokenCounter | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> list[Prediction]:
-    """Grade plain responses: a line each with the question's ``id`` and the ``response``.
+    """Grade plain responses: a row each with the question's ``id`` and the ``response`` (or ``prediction``).
 
     A ``confidence`` key takes precedence over the confidence in the response.  ``gold`` holds records with the same
-    ids.  Without ``tokenizer``, tokens to confidence are unknown.  ``warn`` is called with a warning if many answers
-    name the gold answer and are graded wrong; ``grader_name`` is the grader's name for it.
+    ids; None: each row has its own ``question`` and ``gold`` (or ``answer``), and needs no ``id``.  ``columns`` maps
+    fields to columns.  Without ``tokenizer``, tokens to confidence are unknown.  ``warn`` is called with a warning if
+    many answers name the gold answer and are graded wrong; ``grader_name`` is the grader's name for it.
 
     Raises:
         DataError: with file and line; also if a gold answer cannot be used, a record has no response, or more than one
             answer in a hundred (and more than one) cannot be graded.  Fewer are left out of the metrics.
     """
     parser = parser or ResponseParser()
-    records = {record.id: record for record in read_records(gold)}
-    rows = list(read_json_lines(path))
-    for number, row in rows:
+    rows = [(where, _with_aliases(row)) for where, row in rows_by_field(path, columns)]
+    for where, row in rows:
         if not isinstance(row.get("response"), str):
-            raise DataError(f"{path}:{number}: expected a 'response' of text, found {row.get('response')!r:.80}")
+            raise DataError(f"{where}: expected a 'response' of text, found {row.get('response')!r:.80}")
+    if gold is None:
+        rows = [(where, {"id": str(number), **row}) for number, (where, row) in enumerate(rows)]
+        records = _own_records(path, rows)
+    else:
+        records = {record.id: record for record in read_records(gold)}
+    for where, row in rows:
         if str(row.get("id")) not in records:
-            raise DataError(f"{path}:{number}: id {row.get('id')!r} is not in {gold}")
+            raise DataError(f"{where}: id {row.get('id')!r} is not in {gold}")
     if unanswered := sorted(set(records) - {str(row["id"]) for _, row in rows}):
         raise DataError(
             f"{path}: has no response to {len(unanswered)} of {len(records)} questions of {gold}, the first is "
             f"{json.dumps(unanswered[0])}; leaving them out would change the accuracy"
         )
-    check_records(grader, {gold: list(records.values())})
+    check_records(grader, {gold or path: list(records.values())})
     parsed = [parse_and_count(row["response"], parser, tokenizer) for _, row in rows]
     asked, answers = [records[str(row["id"])] for _, row in rows], [parts.answer for parts, _ in parsed]
     verdicts = grader.grade(asked, answers)
@@ -174,14 +198,14 @@ def read_responses(
     if len(ungradable) > max(1, _MAX_UNGRADABLE * len(verdicts)):
         first = ungradable[0]
         raise DataError(
-            f"{path}:{rows[first][0]}: {len(ungradable)} of {len(verdicts)} answers cannot be graded, this one "
-            f"because: {verdicts[first].reason}; correct {gold}, or choose another grader"
+            f"{rows[first][0]}: {len(ungradable)} of {len(verdicts)} answers cannot be graded, this one "
+            f"because: {verdicts[first].reason}; correct {gold or path}, or choose another grader"
         )
     for text in misfit_warnings(grader_name, asked, answers, verdicts, _FIXES):
         warn(text)
     seen: Counter[str] = Counter()
     predictions = []
-    for (number, row), record, (parts, counted), verdict in zip(rows, asked, parsed, verdicts, strict=True):
+    for (where, row), record, (parts, counted), verdict in zip(rows, asked, parsed, verdicts, strict=True):
         external = "confidence" in row
         values = {
             "id": record.id,
@@ -198,5 +222,20 @@ def read_responses(
             "tokens": row.get("tokens"),
         }
         seen[record.id] += 1
-        predictions.append(prediction_from_json(values, f"{path}:{number}"))
+        predictions.append(prediction_from_json(values, where))
     return predictions
+
+
+def _own_records(path: Path, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Record]:
+    """The records that rows with a ``gold`` answer of their own hold, by id; samples of a question must agree."""
+    records: dict[str, Record] = {}
+    for number, (where, row) in enumerate(rows):
+        if "gold" not in row:
+            fix = "name records with the same ids (--gold), or the column of the gold answers (--columns)"
+            raise DataError(f"{where}: has a response, and neither a verdict ('correct') nor a gold answer; {fix}")
+        asked = {"question": row.get("question"), "answer": row["gold"], "id": str(row["id"])}
+        asked |= {name: row[name] for name in ("dataset", "category") if row.get(name) is not None}
+        record = record_from_json(asked, where, path.stem, number)
+        if records.setdefault(record.id, record) != record:
+            raise DataError(f"{where}: id {record.id!r} has another question or gold answer above")
+    return records

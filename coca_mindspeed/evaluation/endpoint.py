@@ -113,7 +113,7 @@ def _explained(
     error: ChatError, endpoint: Endpoint, models: list[str] | None, record: Record | None
 ) -> ConfigError | DataError:
     """The error for the user of a failed request; ``record`` None: of the list of models."""
-    where, status, said = f"--endpoint {endpoint.url}", error.status, str(error)
+    where, status, said = endpoint.url, error.status, str(error)
     if status is None:
         return ConfigError(f"{where}: gives no answer: {said}")
     if status in (401, 403):

@@ -103,15 +103,17 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def prediction_columns(columns: Mapping[str, Any]) -> dict[str, str]:
     """Check a mapping of the fields of a prediction to columns.
 
-    Raises ValueError if a field is unknown, ``confidence`` or ``correct`` is missing, or a column is no text.
+    Raises ValueError if a field is unknown, a column is no text, or neither ``confidence`` and ``correct`` of graded
+    rows nor the ``response`` of others is there.
     """
     for name, column in columns.items():
         if name not in _FIELDS:
             raise ValueError(f"{name}: no such field{did_you_mean(name, _FIELDS)}; expected {', '.join(_FIELDS)}")
         if not isinstance(column, str):
             raise ValueError(f"{name}: expected the name of a column, found {column!r:.80}")
-    if not {"confidence", "correct"} <= set(columns):
-        raise ValueError(f"expected columns of confidence and correct, found {', '.join(columns) or 'none'}")
+    if not {"confidence", "correct"} <= set(columns) and "response" not in columns:
+        found = ", ".join(columns) or "none"
+        raise ValueError(f"expected columns of confidence and correct, or of a response to grade, found {found}")
     return dict(columns)
 
 
@@ -164,7 +166,7 @@ def read_predictions(
     seen: dict[tuple[object, ...], str] = {}
     ignored: dict[str, None] = {}
     without_id = False
-    for number, (where, row) in enumerate(_rows(path, columns)):
+    for number, (where, row) in enumerate(rows_by_field(path, columns)):
         without_id = without_id or (numbered and not number and "id" not in row)
         if without_id:
             row = {**row, "id": str(number)}
@@ -185,8 +187,11 @@ def read_predictions(
     return rows
 
 
-def _rows(path: Path, columns: Mapping[str, str] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield ``(file:line, values)``, with values as in JSON, and of ``columns`` by field."""
+def rows_by_field(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield ``(file:line, values)`` of a file, with values as in JSON, and of ``columns`` by field.
+
+    Raises DataError if the file cannot be read, or a column is not in it.
+    """
 
     def by_field(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         if not columns:

@@ -26,6 +26,7 @@ from coca_mindspeed.evaluation.metrics import (
     UNDER_CALIBRATION_LABEL,
     BinsClosed,
     MetricOptions,
+    RiskRow,
     calibration_metrics,
     risk_table,
     show,
@@ -46,15 +47,16 @@ _BINNED = ("ece", "mce")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of printed numbers; ``rows`` are (run, cells in the order of ``columns``)."""
+    """A table of printed numbers; ``rows`` are (label, cells in the order of ``columns``), labelled by ``corner``."""
 
     heading: str
     meaning: str
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[str]]]
+    corner: str = "run"
 
     def markdown(self) -> str:
-        header = ["run", *self.columns]
+        header = [self.corner, *self.columns]
         return markdown_table(header, [(label, *cells) for label, cells in self.rows], numbers=range(1, len(header)))
 
 
@@ -141,25 +143,27 @@ def not_shown_usable(board: Scoreboard) -> str:
 
 def risk_tables(board: Scoreboard) -> list[Table]:
     """Return, for each data set, error and coverage of accepting from each threshold on."""
-    columns = [f"≥ {threshold:g}" for threshold in THRESHOLDS]
     meaning = (
         "error rate, percent, of the answers with at least this stated confidence, the exact 95% interval of a single "
         "threshold, and the fraction of all answers accepted; `coca-router calibrate --risk` certifies a threshold"
     )
     tables = []
     for dataset in board.datasets:
-        rows = []
-        for run in board.runs:
-            data = outcomes(run.by_dataset().get(dataset, []))
-            cells = [
-                UNDEFINED
-                if math.isnan(risk)
-                else f"{risk:.1%} ({low * 100:.1f} to {high * 100:.1f}; {coverage:.1%} accepted)"
-                for _, _, coverage, risk, low, high in risk_table(data.confidence, data.correct)
-            ]
-            rows.append((run.label, cells))
-        tables.append(Table(f"Error by threshold: {dataset}", meaning, columns, rows))
+        by_run = [outcomes(run.by_dataset().get(dataset, [])) for run in board.runs]
+        risks = [risk_table(data.confidence, data.correct) for data in by_run]
+        rows = [
+            (f"≥ {threshold:g}", list(map(_risk, at)))
+            for threshold, at in zip(THRESHOLDS, zip(*risks, strict=True), strict=True)
+        ]
+        labels = [run.label for run in board.runs]
+        tables.append(Table(f"Error by threshold: {dataset}", meaning, labels, rows, "confidence"))
     return tables
+
+
+def _risk(row: RiskRow) -> str:
+    if math.isnan(row.risk):
+        return UNDEFINED
+    return f"{row.risk:.1%} ({row.low * 100:.1f} to {row.high * 100:.1f}; {row.coverage:.1%} accepted)"
 
 
 def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def test_predictions(files, capsys):
 def test_confidences_behind_their_answers_are_noticed(tmp_path, capsys):
     write_records(tmp_path / "gold.jsonl", [Record("1", "d", "math", "?", "42")])
     (tmp_path / "r.jsonl").write_text('{"id": "1", "response": "It is 42. <confidence> 0.9 </confidence>"}')
-    command = (tmp_path / "r.jsonl", "--format", "responses", "--gold", tmp_path / "gold.jsonl", "--output", tmp_path)
+    command = (tmp_path / "r.jsonl", "--gold", tmp_path / "gold.jsonl", "--output", tmp_path)
     assert evaluate(*command) == 0
     assert "--position last" in capsys.readouterr().err
     assert evaluate(*command, "--position", "last") == 0
@@ -94,7 +94,7 @@ def test_the_confidence_after_the_answer_is_reported_beside_the_first(files, cap
     }
     lines = [json.dumps({"id": i, "response": f"<confidence>0.5</confidence> {text}"}) for i, text in said.items()]
     (files / "r.jsonl").write_text("\n".join(lines))
-    graded = ("--format", "responses", "--gold", files / "gold.jsonl", "--grader", "exact", "--output", files / "out")
+    graded = ("--gold", files / "gold.jsonl", "--grader", "exact", "--output", files / "out")
     assert evaluate(files / "r.jsonl", *graded, "--position", "both") == 0
     for again in (False, True):  # what it wrote holds the second confidence too
         found = json.loads((files / "out" / "metrics.json").read_text())["results"]["r"]["sums"]
@@ -128,7 +128,7 @@ def test_a_difference_says_on_how_many_questions_it_is(files, capsys):
 def test_responses_are_graded(files, capsys):
     write_records(files / "gold.jsonl", [Record("a", "sums", "math", "1+1", "2")])
     (files / "own.py").write_text("def roman(record, answer):\n    return answer.strip() == 'I' * int(record.answer)\n")
-    graded = ("--format", "responses", "--output", files / "out")
+    graded = ("--output", files / "out")
     gold = ("--gold", files / "gold.jsonl")
     for said, options, correct in (
         ("\\boxed{2}", ("--grader", "exact"), False),
@@ -209,6 +209,10 @@ def test_errors(files, capsys, code, arguments, named, monkeypatch):
     both = [replace(p, method=method) for method in ("coca", "rlvr") for p in one]
     write_predictions(files / "two_methods.jsonl", both)
     write_theirs(files / "theirs.csv", 3)
+    (files / "ungraded.jsonl").write_text('{"id": 1, "response": "2"}')
+    (files / "ungraded.csv").write_text("prediction,answer\n2,2\n")
+    (files / "empty_folder").mkdir()
+    (files / "opencompass" / "results").mkdir(parents=True)
     monkeypatch.chdir(files)
     try:
         found = evaluate(*shlex.split(arguments), "--output", "out")
@@ -240,3 +244,37 @@ def test_a_run_directory_is_evaluated_by_one_plain_command(files, capsys):
     assert evaluate(files / "one.jsonl", "--against", after, "--output", files / "out") == 0
     assert evaluate(files / "one.jsonl", "--against", run, "--output", files / "out") == 1
     assert "(mine before, tiny joint)" in capsys.readouterr().err
+
+
+OWN = {"question": "1+1?", "answer": "2", "prediction": "It is \\boxed{2}.", "confidence": 0.9}
+WRONG = {**OWN, "question": "2+2?", "answer": "4", "confidence": 0.2}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_rows_with_their_own_gold_answers_are_graded(tmp_path, capsys, suffix):
+    path = tmp_path / f"mine{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, (OWN, WRONG))))
+    else:
+        rows = [OWN.keys(), OWN.values(), WRONG.values()]
+        path.write_text("\n".join(("," if suffix == ".csv" else "\t").join(map(str, row)) for row in rows))
+    assert evaluate(path) == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == [path.name]  # without --output nothing is written
+    assert evaluate(path, "--output", tmp_path / "out") == 0
+    found = read_predictions(tmp_path / "out" / "predictions.jsonl")
+    assert [(p.id, p.question, p.gold, p.confidence, p.correct) for p in found] == [
+        ("0", "1+1?", "2", 0.9, True),
+        ("1", "2+2?", "4", 0.2, False),
+    ]
+    printed = capsys.readouterr()
+    assert all(name in printed.err for name in ("metrics.json", "metrics.md", "predictions.jsonl"))
+    assert max(len(line) for line in printed.out.splitlines() if line.startswith("|")) < 160
+
+
+def test_columns_of_responses_may_have_other_names(tmp_path):
+    rows = [{"q": "1+1?", "gold answer": "2", "said": "<confidence> 0.7 </confidence> 2", "note": "x"}]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    columns = '{"question": "q", "gold": "gold answer", "response": "said"}'
+    assert evaluate(tmp_path / "mine.jsonl", "--columns", columns, "--output", tmp_path / "out") == 0
+    [found] = read_predictions(tmp_path / "out" / "predictions.jsonl")
+    assert (found.confidence, found.correct) == (0.7, True)

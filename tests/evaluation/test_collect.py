@@ -1,4 +1,4 @@
-"""`coca-mindspeed evaluate --endpoint`, against a stub of an OpenAI-compatible server."""
+"""`coca-mindspeed collect`, against a stub of an OpenAI-compatible server, and `evaluate` of what it collected."""
 
 import json
 import re
@@ -46,30 +46,36 @@ def command(server, tmp_path):
     golds = [str(i) for i in range(QUESTIONS - 1)] + ["77"]
     records = [Record(f"q{i}", "sums", "math", f"{i} + 0?", gold) for i, gold in enumerate(golds)]
     write_records(tmp_path / "data.jsonl", records)
-    options = {"--endpoint": server.url, "--model": "tiny", "--data": tmp_path / "data.jsonl"}
-    options |= {"--output": tmp_path / "out"}
+    options = {"--model": "tiny", "--data": tmp_path / "data.jsonl", "--output": tmp_path / "out"}
 
-    def arguments(**changes):
+    def arguments(*, url=server.url, **changes):
         changed = {**options, **{f"--{name.replace('_', '-')}": value for name, value in changes.items()}}
-        return ["evaluate", *(str(each) for pair in changed.items() for each in pair)]
+        return ["collect", url, *(str(each) for pair in changed.items() for each in pair)]
 
     return arguments
+
+
+def graded(tmp_path, *more):
+    """The predictions of the command that `collect` names."""
+    out = tmp_path / "out"
+    gold = ["--gold", str(tmp_path / "data.jsonl"), "--output", str(out)]
+    assert main(["evaluate", str(out / "responses.jsonl"), *gold, *more]) == 0
+    return read_predictions(out / "predictions.jsonl")
 
 
 def rows(tmp_path):
     return [json.loads(line) for line in (tmp_path / "out" / "responses.jsonl").read_text().splitlines()]
 
 
-def test_it_asks_grades_and_reports(server, command, tmp_path, monkeypatch):
+def test_it_asks_and_evaluate_grades(server, command, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     settings = {"temperature": 0.5, "max_tokens": 99, "chat_template_kwargs": '{"enable_thinking": false}'}
     assert main(command(samples=2, concurrency=3, **settings)) == 0
-    predictions = read_predictions(tmp_path / "out" / "predictions.jsonl")
+    predictions = graded(tmp_path, "--method", "coca")
     assert [(p.id, p.sample) for p in predictions] == [(f"q{i}", s) for i in range(QUESTIONS) for s in range(2)]
-    assert {(p.confidence, p.tokens, p.model, p.method) for p in predictions} == {(0.8, 7, "tiny", "coca")}
-    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())["results"]["tiny coca"]["sums"]
+    assert {(p.confidence, p.tokens, p.method) for p in predictions} == {(0.8, 7, "coca")}
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())["results"]["coca"]["sums"]
     assert metrics["metrics"]["accuracy"]["estimate"] == pytest.approx(5 / 6)
-    assert (tmp_path / "out" / "metrics.md").is_file()
     assert set(server.keys) == {"Bearer secret"}
     assert "secret" not in (tmp_path / "out" / "settings.json").read_text()
     assert server.most_at_once <= 3
@@ -82,7 +88,7 @@ def test_it_asks_grades_and_reports(server, command, tmp_path, monkeypatch):
 def test_the_method_gives_prompt_and_position(server, command, tmp_path):
     server.reply = lambda request: (200, f"\\boxed{{{number(request)}}} <confidence> 0.3 </confidence>")
     assert main(command(method="rlcr")) == 0
-    assert {p.confidence for p in read_predictions(tmp_path / "out" / "predictions.jsonl")} == {0.3}
+    assert {p.confidence for p in graded(tmp_path, "--method", "rlcr")} == {0.3}
     assert server.requests[0]["messages"][0]["content"] == training_method("rlcr").system_prompt
     assert main(command(method="cocoa")) == 2
 
@@ -128,7 +134,7 @@ def test_kill_9_loses_no_response(server, command, tmp_path):
     asked(server)
     assert main(command()) == 0
     assert asked(server) == {4: 1, 5: 1}
-    assert len(read_predictions(tmp_path / "out" / "predictions.jsonl")) == QUESTIONS
+    assert len(graded(tmp_path)) == QUESTIONS
 
 
 HOSTILE = [
@@ -144,10 +150,10 @@ HOSTILE = [
 def test_hostile_text_is_harmless(server, command, tmp_path, capsys):
     server.reply = lambda request: (200, HOSTILE[number(request)][0])
     assert main(command()) == 0
+    found = graded(tmp_path)
     printed = "".join(capsys.readouterr()) + (tmp_path / "out" / "metrics.md").read_text()
     assert "\x1b" not in printed
     assert "<script>" not in printed
-    found = read_predictions(tmp_path / "out" / "predictions.jsonl")
     assert [p.confidence for p in found] == [confidence for _, confidence in HOSTILE]
     assert main(command()) == 0  # its own rows are read again
 
@@ -196,6 +202,6 @@ def test_an_unknown_model_a_wrong_key_and_no_server(server, command, capsys, mon
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")
     assert main(command(output=tmp_path / "other")) == 1
     assert "OPENAI_API_KEY" in capsys.readouterr().err
-    assert main(command(endpoint="http://127.0.0.1:9/v1", output=tmp_path / "third")) == 1
+    assert main(command(url="http://127.0.0.1:9/v1", output=tmp_path / "third")) == 1
     assert "http://127.0.0.1:9/v1" in capsys.readouterr().err
     assert not asked(server) - Counter(range(QUESTIONS))
