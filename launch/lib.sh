@@ -394,7 +394,8 @@ join_cluster() {
 train_stages() {
   local run=$1 output=$2 stages=$3 stage how file
   shift 3
-  local -a resume_flag
+  local -a resume_flag trial_flag=()
+  "$TRIAL" && trial_flag=(--trial)
   while read -r stage how; do
     [[ -n $stage ]] || continue
     file=$output/stage$stage/mindspeed_rl.yaml
@@ -402,7 +403,7 @@ train_stages() {
     [[ $how == resume ]] && resume_flag=(--resume)
     execute mkdir -p "${file%/*}"
     execute coca check "$run" "$@" --output "$output" --stage "$stage" "${resume_flag[@]}" --quiet --write "$file"
-    run_child "$PYTHON" -m coca_mindspeed.mindspeed.start.driver "$file"
+    run_child "$PYTHON" -m coca_mindspeed.mindspeed.start.driver "${trial_flag[@]}" "$file"
   done <<<"$stages"
 }
 

@@ -17,7 +17,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from coca_mindspeed.data.records import Record, write_records
-from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
+from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError, TrainingError
 from coca_mindspeed.grading.verdict import ExactGrader
 from coca_mindspeed.mindspeed.stages import dataset
 from coca_mindspeed.mindspeed.stages.dataset import RECORD, RecordPrompts
@@ -246,6 +246,28 @@ def test_a_run_is_resumed_only_from_a_checkpoint(tmp_path, tracker, advised):
         (tmp_path / "latest_checkpointed_iteration.txt").write_text(tracker)
     config = _config(actor_config={"save": str(tmp_path)})
     assert (str(tmp_path) in driver._last_checkpoint(config)) == advised
+
+
+@pytest.mark.parametrize(
+    ("gaps", "wrong"),
+    [
+        ([0.004, 0.006], None),
+        ([driver.LARGEST_LOG_PROB_GAP], None),
+        ([0.004, 0.13], 2),  # say stale weights
+        ([0.13, 0.004], 1),
+        ([None], 1),  # NaN
+        ([], None),  # at another temperature it is not measured
+    ],
+)
+def test_a_trial_fails_if_the_rollout_has_another_model(tmp_path, capsys, gaps, wrong):
+    rows = [{"step": i, "rollout/log_prob_gap": gap} for i, gap in enumerate(gaps, start=1)] or [{"step": 1}]
+    write(tmp_path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    if wrong is None:
+        driver.check_trial(tmp_path)
+        assert "log_prob_gap" in capsys.readouterr().out
+    else:
+        with pytest.raises(TrainingError, match=f"metrics.jsonl: rollout/log_prob_gap=.* iteration {wrong},"):
+            driver.check_trial(tmp_path)
 
 
 def _record(index: int) -> Record:

@@ -26,13 +26,22 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import named_defaults
-from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, Problem, TrainingError, raise_problems
+from coca_mindspeed.errors import (
+    CocaError,
+    ConfigError,
+    MissingDependencyError,
+    Problem,
+    TrainingError,
+    raise_problems,
+    show_value,
+)
 from coca_mindspeed.mindspeed.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.mindspeed.checks import needs_reference, split_config
 from coca_mindspeed.mindspeed.keys import actor_values, underscored
 from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.start.process import (
     CPU_SHIM,
+    METRICS,
     VARIABLE,
     CocaSettings,
     ProcessSettings,
@@ -44,6 +53,7 @@ from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
 from coca_mindspeed.upstream.ray_cluster import wait_for_slow_nodes
 from coca_mindspeed.utils.console import print_failure
+from coca_mindspeed.utils.json_files import read_steps
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 #: Environment variable -> a package that its checkout must hold.
@@ -70,6 +80,9 @@ _TASK_QUEUE = (  # MindSpeed-RL's page on graph mode (docs/zh/features/acl_graph
 )
 _HOST_CPUS = 64  # MindSpeed-RL reserves tens of CPUs by number; without an NPU they need not exist
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n\s+(\S.*)')  # of a traceback: file, line, source line
+#: Nats a token, mean of an iteration.  Two engines in bfloat16 differ by about 0.005 on dense models.
+LARGEST_LOG_PROB_GAP = 0.05
+_GAP = "rollout/log_prob_gap"
 _WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
 
 
@@ -291,6 +304,28 @@ def train(
         ray.shutdown()
 
 
+def check_trial(results: Path) -> None:
+    """Check that the rollout of a trial sampled from the model that is trained; ``results`` is ``stageN``.
+
+    It is not measured at temperatures other than 1, nor without ``coca.rollout_log_probs``.  Raises TrainingError if an
+    iteration's mean gap of log-probs exceeds :data:`LARGEST_LOG_PROB_GAP`, or is no number.
+    """
+    metrics = results / METRICS
+    rows = read_steps(metrics) if metrics.is_file() else []
+    gaps = {row["step"]: row[_GAP] for row in rows if _GAP in row}
+    for iteration, gap in gaps.items():
+        if gap is None or not gap <= LARGEST_LOG_PROB_GAP:
+            raise TrainingError(
+                f"{metrics}: {_GAP}={show_value(gap)} in iteration {iteration}, expected at most "
+                f"{LARGEST_LOG_PROB_GAP}: the rollout does not sample from the model that is trained. Check that "
+                "model.megatron_path was converted from model.path, and what docs/ascend.md (4. Train) lists"
+            )
+    largest = (
+        f"{max(gaps.values()):.2g}, at most {LARGEST_LOG_PROB_GAP}" if gaps else "not measured at this temperature"
+    )
+    print(f"coca-mindspeed: {_GAP}: {largest}", flush=True)
+
+
 def _last_checkpoint(config: DictConfig) -> str:
     """A hint where to resume from; empty if no checkpoint was written."""
     save = config.actor_config.save
@@ -321,9 +356,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.start.driver", description=__doc__)
     parser.add_argument("config", type=Path, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
+    parser.add_argument(
+        "--trial", action="store_true", help="fail if log-probs in metrics.jsonl beside CONFIG disagree"
+    )
     parsed = parser.parse_args(arguments)
     try:
         train(parsed.config, parsed.overrides)
+        if parsed.trial:
+            check_trial(parsed.config.parent)
     except CocaError as error:
         return print_failure(error, error.exit_code)
     return 0
