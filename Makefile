@@ -6,6 +6,8 @@ STAMP  := $(VENV)/.installed
 # OpenCompass 0.5.4 needs numpy < 2 and so an environment of its own.
 OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
+# OpenMP spins by default, and takes the cores of the other processes; the commands set it for themselves.
+export OMP_WAIT_POLICY ?= passive
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-nightly test-published test-mindspeed test-vllm test-opencompass test-router
 .PHONY: test-verl test-verl-learning test-trl test-ms-swift test-8bit test-oldest test-newest lint bench bench-trl bench-check bench-baselines clean clean-runs

@@ -16,6 +16,7 @@ from typing import Any
 from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError, UsageError, did_you_mean
 from coca_mindspeed.utils.packages import missing_package
+from coca_mindspeed.utils.process import wait_passively
 
 COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in a few minutes and compare it before and after",
@@ -73,6 +74,7 @@ def main(
     Errors for the user are printed without a traceback.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
+    wait_passively()
     for stream in (sys.stdout, sys.stderr):  # a character that the locale cannot encode becomes an escape
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="backslashreplace")

@@ -19,7 +19,7 @@ from coca_mindspeed.local.sft import sft_microbatch_tokens
 from coca_mindspeed.local.static_decoder import capacity, kept_bytes, static_by_default
 from coca_mindspeed.local.tiny_model import tiny_config
 from coca_mindspeed.local.update import largest_group_sizes
-from coca_mindspeed.utils.process import GIB, memory_limit
+from coca_mindspeed.utils.process import GIB, memory_left
 
 # Bytes that a layer keeps per token for the backward pass, by its width and its MLP's; and per pair of tokens and head,
 # by eager attention alone.  Fitted, as the bytes of the LM head.
@@ -143,20 +143,16 @@ def memory_problems(config: RunConfig, need: MemoryEstimate, room: int) -> list[
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that the run can take besides what this process has already."""
+    """Memory that the run can take besides what this process and others have already."""
     if device.type != "cpu":
         return int(getattr(torch, device.type).mem_get_info()[0])
-    limit = memory_limit()
     try:
-        free, used = _bytes_in("/proc/meminfo", "MemAvailable"), _bytes_in("/proc/self/status", "VmRSS")
+        lines = Path("/proc/meminfo").read_text(encoding="ascii")
+        free = 1024 * int(lines.partition("MemAvailable:")[2].split()[0])
     except OSError:  # not Linux
-        free, used = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), 0
-    return free if limit is None else min(free, limit - used)
-
-
-def _bytes_in(file: str, name: str) -> int:
-    """A size in a file of /proc."""
-    return 1024 * int(Path(file).read_text(encoding="ascii").partition(f"{name}:")[2].split()[0])
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    left = memory_left()
+    return free if left is None else min(free, left)
 
 
 _FORMULA = (

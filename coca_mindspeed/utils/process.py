@@ -1,8 +1,9 @@
-"""This process: its memory limit, its CPUs (cgroups(7), versions 1 and 2), and its signals.
+"""This process: its memory and CPUs (cgroups(7), versions 1 and 2), its waiting threads, and its signals.
 
 Ctrl-C and SIGTERM save a checkpoint between two steps of a training; elsewhere they stop, and report what is saved.
 """
 
+import os
 import signal
 import sys
 import sysconfig
@@ -28,12 +29,27 @@ _NO_LIMIT = 2**60  # version 1 writes the greatest multiple of a page below 2**6
 
 def memory_limit(root: Path = Path("/")) -> int | None:
     """Bytes that this process may use by the limits of its group and of the groups above; None: no limit found."""
-    try:
-        lines = (root / "proc" / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    limits = []
-    for line in [*lines, "0::/"]:
+    return min((limit for _, limit in _limited_groups(root)), default=None)
+
+
+def memory_left(root: Path = Path("/")) -> int | None:
+    """Bytes that the groups of :func:`memory_limit` leave for their processes, this one and others; None: no limit.
+
+    The file cache, which the kernel gives up when memory is short, counts as free.
+    """
+    left = []
+    for group, limit in _limited_groups(root):
+        counts = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+        # Version 1 counts the groups below only by the names with total_; version 2 always does.
+        cache = sum(int(counts.get(f"total_{name}", counts.get(name, 0))) for name in ("active_file", "inactive_file"))
+        used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes") or "0"
+        left.append(max(0, limit - max(0, int(used) - cache)))
+    return min(left, default=None)
+
+
+def _limited_groups(root: Path) -> Iterator[tuple[Path, int]]:
+    """The directories of this process's control groups that limit its memory, and their limits in bytes."""
+    for line in [*_read(root / "proc" / "self" / "cgroup").splitlines(), "0::/"]:
         hierarchy, controllers, group = line.split(":", 2)
         mount, name = root / "sys" / "fs" / "cgroup", "memory.max"
         if hierarchy != "0":
@@ -42,13 +58,26 @@ def memory_limit(root: Path = Path("/")) -> int | None:
             mount, name = mount / "memory", "memory.limit_in_bytes"
         inside = PurePosixPath(group.lstrip("/"))
         for folder in (inside, *inside.parents):
-            try:
-                text = (mount / folder / name).read_text(encoding="ascii").strip()
-            except OSError:  # no such group here, or the root, which has no limit
-                continue
-            if text.isdecimal() and int(text) < _NO_LIMIT:
-                limits.append(int(text))
-    return min(limits, default=None)
+            limit = _read(mount / folder / name)
+            if limit.isdecimal() and int(limit) < _NO_LIMIT:
+                yield mount / folder, int(limit)
+
+
+def _read(file: Path) -> str:
+    """The text of a file of the kernel, stripped; empty if there is none here."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def wait_passively() -> None:
+    """Let the threads of OpenMP sleep while they wait for each other, unless OMP_WAIT_POLICY is set.
+
+    By default they spin.  On a machine that does anything else, they then take the core that the thread they wait for
+    needs (docs/training.md, time).  It must be called before torch is loaded; processes that are started inherit it.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def usable_cpus() -> int:

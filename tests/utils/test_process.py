@@ -1,11 +1,14 @@
 """Memory limits of control groups, and CPUs by the quota of a container."""
 
+import os
+
 import joblib
 import pytest
 
+from coca_mindspeed.cli import main
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.mindspeed.doctor import Machine
-from coca_mindspeed.utils.process import memory_limit, usable_cpus
+from coca_mindspeed.utils.process import memory_left, memory_limit, usable_cpus
 
 V1 = "sys/fs/cgroup/memory"
 
@@ -37,6 +40,54 @@ def test_limit(tmp_path, group, files, limit):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
     assert memory_limit(tmp_path) == limit
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({}, None),
+        ({"memory.max": "max", "memory.current": "900"}, None),
+        # Another process uses 600 of it, and the cache of files can be dropped; that of a tmpfs (shmem) cannot.
+        ({"memory.max": "1000", "memory.current": "600", "memory.stat": "anon 600"}, 400),
+        (
+            {
+                "memory.max": "1000",
+                "memory.current": "600",
+                "memory.stat": "anon 200\nfile 400\nshmem 50\nactive_file 100\ninactive_file 250\n",
+            },
+            750,
+        ),
+        ({"memory.max": "1000", "memory.current": "1001", "memory.stat": ""}, 0),  # a limit that was lowered
+        ({"a/memory.max": "1000", "a/memory.current": "900", "memory.max": "1500", "memory.current": "1000"}, 100),
+        ({"a/memory.max": "1000", "a/memory.current": "100", "memory.max": "1500", "memory.current": "1450"}, 50),
+    ],
+)
+def test_what_others_leave(tmp_path, files, left):
+    for name, text in {"proc/self/cgroup": "0::/a", **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_left(tmp_path) == left
+
+
+def test_what_others_leave_by_version_1(tmp_path):
+    """Its counts without total_ leave the groups below out."""
+    group = tmp_path / V1 / "a"
+    group.mkdir(parents=True)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text("9:memory:/a\n")
+    (group / "memory.limit_in_bytes").write_text("1000\n")
+    (group / "memory.usage_in_bytes").write_text("700\n")
+    (group / "memory.stat").write_text("active_file 1\ninactive_file 2\ntotal_active_file 100\ntotal_inactive_file 200\n")
+    assert memory_left(tmp_path) == 600
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "passive"), ("active", "active")])
+def test_a_command_lets_threads_sleep_unless_told_otherwise(monkeypatch, before, after):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if before is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", before)
+    assert main(["config", "list"]) == 0
+    assert os.environ["OMP_WAIT_POLICY"] == after
 
 
 def test_graders_start_no_more_processes_than_the_quota_keeps_busy(monkeypatch):
