@@ -174,7 +174,7 @@ def test_data_cannot_name_code(folder):
     for name in ("trap.py:grade", str(folder / "trap.py:grade"), pinned("trap.py:grade")):
         records = [Record("1", "mine", "math", "?", "1", metadata={"grader": name}), Record("2", name, name, "?", "1")]
         write_records(folder / "train.jsonl", records)
-        files = ["data.name=records", "data.train=train.jsonl", "data.evaluate=train.jsonl", "data.grader=auto"]
+        files = ["data.name=records", "data.train=train.jsonl", "data.grader=auto"]
         assert main(["check", "demo", *files]) == 1
         for record in records:
             with pytest.raises(GradingError):

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.config.checks import missing_data, missing_model
+from coca_mindspeed.config.checks import missing_data
 from coca_mindspeed.config.compose import ComposedConfig
-from coca_mindspeed.config.plan import Plan
+from coca_mindspeed.config.plan import Plan, question_rows
 from coca_mindspeed.errors import CocaError, UsageError, raise_problems
 from coca_mindspeed.mindspeed.plan import make_plan, script_facts
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
@@ -76,12 +76,13 @@ def _check_local(composed: ComposedConfig, quiet: bool) -> None:
     from coca_mindspeed.local.run_directory import RunState
     from coca_mindspeed.local.validation import check_settings, read_inputs
 
-    check_settings(composed.run, missing_data, missing_model, heading=f"{composed.name} cannot run:")
+    check_settings(composed.run, heading=f"{composed.name} cannot run:")
     with read_inputs(composed.run, RunState(Path()), show_progress=not quiet) as inputs:
         from coca_mindspeed.local.plan import make_plan  # torch takes seconds to import
         from coca_mindspeed.local.run import LocalRun
 
         plan = make_plan(inputs.config, composed.name)
+        plan = replace(plan, rows=(*plan.rows, *question_rows(inputs.questions)), warnings=inputs.warnings)
         _show(plan, quiet)
         found = LocalRun.checked(inputs, plan).trial()
     if found is None:
@@ -116,9 +117,11 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
 
 
 def _show(plan: Plan, quiet: bool) -> None:
-    """Print a plan, and raise its problems."""
+    """Print a plan, and its warnings also if ``quiet``; raise its problems."""
     if plan.rows and not quiet:
         _print(plan)
+    for warning in plan.warnings:
+        print_text(f"warning: {warning}", sys.stderr)
     raise_problems(plan.problems, f"{plan.title} cannot run:")
 
 

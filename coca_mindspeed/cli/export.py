@@ -135,8 +135,8 @@ Accept an answer if its confidence is at least a threshold that was chosen on yo
 ## Results
 
 {results}
-{_lost(summary)}On the held-out questions below. SR: share of responses with a valid confidence. TTC: tokens until the
-confidence is complete. --: undefined.
+{_lost(summary)}{_shared(summary)}On the held-out questions below. SR: share of responses with a valid confidence. TTC:
+tokens until the confidence is complete. --: undefined.
 
 ## Data
 
@@ -150,6 +150,14 @@ confidence is complete. --: undefined.
   intervals that `coca-mindspeed evaluate` prints.
 - The base model's licence and limits apply.
 """
+
+
+def _shared(summary: Mapping[str, Any]) -> str:
+    """A sentence for held-out questions that were trained on; earlier releases did not count them."""
+    counts = summary.get("questions", {})
+    if not counts.get("shared"):
+        return ""
+    return f"**{counts['shared']:,} of the {counts['held_out']:,} different held-out questions were trained on.**\n\n"
 
 
 def _lost(summary: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Checks that all engines share: configuration, files, the number of steps, a resumed run."""
 
+import filecmp
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,22 @@ def missing_data(run: RunConfig) -> Iterator[Problem]:
     ):
         if path is not None and not Path(path).is_file():
             yield Problem("no-data", key, path, "must be a file", fix)
+
+
+def same_data(run: RunConfig) -> Iterator[Problem]:
+    yield from same_file("data.train", run.data.train, "data.evaluate", run.data.evaluate, "set data.evaluate=null")
+
+
+def same_file(train_key: str, train: str | None, key: str, evaluate: str | None, without: str) -> Iterator[Problem]:
+    """A problem of ``key`` if both keys name one file, or files of the same bytes; ``without`` sets no evaluation."""
+    if train is None or evaluate is None:
+        return
+    both = Path(train), Path(evaluate)
+    files = all(path.is_file() for path in both)
+    if train == evaluate or (files and (both[0].samefile(both[1]) or filecmp.cmp(*both, shallow=False))):
+        reason = f"must hold other questions than {train_key}={train}, so that they are held out"
+        fix = f"hold some out (coca-mindspeed data prepare --validation 0.1), or {without}"
+        yield Problem("same-data", key, evaluate, reason, fix)
 
 
 def missing_model(run: RunConfig) -> Iterator[Problem]:

@@ -3,9 +3,11 @@
 The module ``plan`` of each engine makes one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Problem
@@ -49,7 +51,7 @@ class Phase:
 class Plan:
     """A run before it starts: labels and values, estimated memory, notes, and the problems; without any it may start.
 
-    ``memory`` is empty if it cannot be estimated.
+    ``memory`` is empty if it cannot be estimated.  With ``warnings`` the run may start, but not learn as it should.
     """
 
     title: str
@@ -57,6 +59,63 @@ class Plan:
     memory: tuple[Phase, ...] = ()
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+
+
+_OFTEN = 10  # times that a question is asked, from which on a confidence may hold for the questions of training alone
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionCounts:
+    """How many different questions a run trains on and evaluates on, and how often training asks one.
+
+    Attributes:
+        train: different questions of the training set.
+        records: records of the training set.
+        times: how often training asks a question, on average.
+        held_out: different held-out questions.
+        shared: held-out questions that training asks too.
+    """
+
+    train: int
+    records: int
+    times: float
+    held_out: int
+    shared: int
+
+    @classmethod
+    def of(cls, train: Iterable[str], evaluate: Iterable[str], asked: int) -> "QuestionCounts":
+        """Count the questions of records by their text; training asks ``asked`` of them in all steps together."""
+        times, held_out = Counter(train), set(evaluate)
+        shared = len(held_out & times.keys())
+        return cls(len(times), times.total(), max(1.0, asked / max(1, len(times))), len(held_out), shared)
+
+    def warnings(self, train_key: str, train: Any, key: str, evaluate: Any) -> tuple[Problem, ...]:
+        """What the counts threaten, as problems of the keys of both sets and their values."""
+        found = []
+        if self.times >= _OFTEN:
+            reason = f"each of its {self.train:,} different questions is asked {self.times:.0f} times on average"
+            fix = (
+                f"use more questions or fewer steps: from about {_OFTEN} times on, a model may learn the answers by "
+                "heart, and its confidence fails on new questions (docs/training.md, new questions)"
+            )
+            found.append(Problem("questions-repeated", train_key, train, reason, fix))
+        if self.shared:
+            reason = f"{self.shared:,} of its {self.held_out:,} different questions are also in {train_key}"
+            fix = "remove them: on questions that are trained on, metrics do not show what holds on new ones"
+            found.append(Problem("questions-shared", key, evaluate, reason, fix))
+        return tuple(found)
+
+
+def question_rows(counts: QuestionCounts | None) -> Iterator[Row]:
+    """Rows on a run's questions; None: the files are not here."""
+    if counts is None:
+        yield "questions", "unknown: the file of records is not here"
+        return
+    asked = f"each is asked {counts.times:.1f} times on average"
+    yield "questions", f"{counts.train:,} different ones in {counts.records:,} records; {asked}"
+    if counts.held_out:
+        yield "held-out questions", f"{counts.held_out:,} different ones, {counts.shared:,} of them also trained on"
 
 
 def file_rows(files: Mapping[str, str | None]) -> Iterator[Row]:

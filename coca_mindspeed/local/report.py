@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def write_run_report(
         "seed": run.config.seed,
         "method": run.config.method.label,
         **scores,
+        "questions": asdict(run.inputs.questions),
         "seconds": run.seconds(),
     }
     write_json(run.output / "summary.json", summary)
@@ -102,10 +104,12 @@ def _gaps(run: LocalRun, after: Sequence[Prediction]) -> tuple[str, str]:
     problem = gap_problem(rows).get("held_out_gap", "")
     times = rows[-1].get(TIMES_ASKED)  # earlier releases did not log it
     asked = "" if times is None else f"The run asked a question {times:.1f} times on average. "
+    counts = run.inputs.questions
     text = f"""## New questions against those of the training
 
 Rollouts of the last {len(rows)} steps, and the held-out questions after training; ±: 95%, by question.
-{asked}Training set: {repetition(run.inputs.train)}.
+{asked}Training set: {repetition(run.inputs.train)}. {counts.shared:,} of the {counts.held_out:,} different held-out
+questions are also in it{", so that their results do not show what holds on new questions" if counts.shared else ""}.
 
 {table}
 {problem and f"**Warning**: {problem}."}

@@ -138,6 +138,8 @@ class LocalRun:
     def start(self) -> Policy:
         """Load the policy, write the run's marker, and warm up, unless a checkpoint is resumed."""
         config, inputs = self.config, self.inputs
+        for warning in inputs.warnings:
+            print_text(f"warning: {warning}", sys.stderr)
         policy = None if inputs.model[0] is None else self.load()
         write_settings(inputs.state, config, inputs.digests, self.prompt_sha256)
         with self._timed("warm_up", self.started):

@@ -10,16 +10,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub, with_steps
+from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub, same_data, with_steps
+from coca_mindspeed.config.plan import QuestionCounts
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
 from coca_mindspeed.data.records import Record, records_digest
 from coca_mindspeed.data.registry import read_own
-from coca_mindspeed.errors import Check, DataError, Problem, find_problems, raise_problems
+from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.logging import require_loggers
@@ -69,6 +71,20 @@ class RunInputs:
     def records(self) -> list[Record]:
         return [*self.train, *self.evaluate, *self.warm_up]
 
+    @cached_property
+    def questions(self) -> QuestionCounts:
+        train, evaluate = ([record.question for record in records] for records in (self.train, self.evaluate))
+        return QuestionCounts.of(train, evaluate, self.config.total_steps * self.config.rollout.prompts)
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """What the run's questions threaten."""
+        data = self.config.data
+        if data.name == "arithmetic":
+            values = "data.train_size", data.train_size, "data.evaluate_size", data.evaluate_size
+            return self.questions.warnings(*values)
+        return self.questions.warnings("data.train", data.train, "data.evaluate", data.evaluate)
+
     @property
     def model(self) -> tuple[Path | None, str]:
         """The model that the run starts from (None: the built-in one), and its name in messages."""
@@ -89,7 +105,7 @@ def open_run(
     ``resume`` continues from the newest checkpoint of the run in ``output``.  Raises ConfigError for settings, the
     output directory and the disk, DataError or GradingError for a record or a gold answer that cannot be used.
     """
-    check_settings(config, *((missing_data,) if resume else (missing_data, missing_model)))
+    check_settings(config, resume=resume)
     with open_run_directory(output, resume=resume) as state:
         require_loggers(config.logging)
         if resume:
@@ -99,9 +115,13 @@ def open_run(
             yield inputs
 
 
-def check_settings(config: RunConfig, *missing: Check[RunConfig], heading: str = "") -> None:
-    """Raise ConfigError with all problems of a configuration, and of the files that are not there."""
-    raise_problems(find_problems(config, CHECKS, tuple(map(or_on_the_hub, missing))), heading)
+def check_settings(config: RunConfig, *, resume: bool = False, heading: str = "") -> None:
+    """Raise ConfigError with all problems of a configuration and of its files.
+
+    A run to ``resume`` has a model of its own, and keeps its data.
+    """
+    files = [or_on_the_hub(missing_data)] if resume else [or_on_the_hub(missing_data), or_on_the_hub(missing_model)]
+    raise_problems(find_problems(config, CHECKS, files, [] if resume else [same_data]), heading)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from coca_mindspeed.config.checks import CHECKS
+from coca_mindspeed.config.checks import CHECKS, same_data
 from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import (
@@ -167,6 +167,7 @@ def run_problems(
     """
     checks: tuple[Check[RunConfig], ...] = (
         *CHECKS,
+        same_data,
         as_check(lambda run: _run_conditions(run, iterations)),
         lambda run: compare_model(run.model.path, translate(run)).problems,
         set_twice,

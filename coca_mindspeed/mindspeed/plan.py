@@ -11,8 +11,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coca_mindspeed.config.checks import steps_of_epochs, training_rows
-from coca_mindspeed.config.plan import Part, Phase, Plan, Row, batch_rows, evaluations, file_rows
+from coca_mindspeed.config.plan import (
+    Part,
+    Phase,
+    Plan,
+    QuestionCounts,
+    Row,
+    batch_rows,
+    evaluations,
+    file_rows,
+    question_rows,
+)
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.keys import translate
@@ -82,9 +93,25 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
         length = f"{iterations:,} a stage"
         length += f" ({questions:,} questions by {origin})" if questions else ""
     rates = _published_rates(resolved) if metrics is None else read_rates(metrics)
-    rows = _rows(run, resolved, iterations, length, rates)
+    counts = None if problems or iterations is None else _question_counts(run, iterations)
+    rows = (*_rows(run, resolved, iterations, length, rates), *question_rows(counts))
+    files = "data.train", run.data.train, "data.evaluate", run.data.evaluate
+    warnings = () if counts is None else counts.warnings(*files)
     notes = (*_notes(resolved, memory), *compare_model(run.model.path, translate(run)).notes)
-    return ClusterPlan(name, tuple(rows), memory, notes, tuple(problems), resolved=resolved, iterations=iterations)
+    return ClusterPlan(name, rows, memory, notes, tuple(problems), warnings, resolved=resolved, iterations=iterations)
+
+
+def _question_counts(run: RunConfig, iterations: int) -> QuestionCounts | None:
+    """Counts of the record files; without held-out questions if their file is not here, None without the other one.
+
+    Raises DataError for a file that cannot be read.
+    """
+    train, evaluate = (
+        [record.question for record in read_records(Path(path))] if path and Path(path).is_file() else []
+        for path in (run.data.train, run.data.evaluate)
+    )
+    asked = iterations * len(run.method.training_method.stages) * run.rollout.prompts
+    return QuestionCounts.of(train, evaluate, asked) if train else None
 
 
 def script_facts(run: RunConfig, plan: ClusterPlan, output: Path, *, resume: bool) -> Iterator[str]:

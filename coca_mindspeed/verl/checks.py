@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from coca_mindspeed.config.checks import same_file
 from coca_mindspeed.data.export import record_of
 from coca_mindspeed.data.prompts import TemplateKeys, bounded_prompt_tokens, check_template, prompt_messages
 from coca_mindspeed.data.records import Record
@@ -21,6 +22,7 @@ CORRECTION = "algorithm.rollout_correction"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
 MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"
+TRAIN_FILES, VAL_FILES = "data.train_files", "data.val_files"
 _STEPS = "trainer.total_training_steps"
 
 
@@ -137,7 +139,7 @@ def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Pro
         if not each.accepts(value := run.value(each.key)) and (value is not None or each.key not in MAY_BE_ABSENT)
     ]
     conditions = [as_check(each, VerlRun.value) for each in (_method, _batches, _best)]
-    return [*found, *find_problems(run, (_counts,), (*conditions, _stages))]
+    return [*found, *find_problems(run, (_counts,), (*conditions, _stages, _same_files))]
 
 
 class VerlRun(NamedTuple):
@@ -165,6 +167,17 @@ class VerlRun(NamedTuple):
         """Devices that sample and do not train; of the other trainers, those that do both."""
         each = self.value(f"{ROLLOUT}.n_gpus_per_node") or self.value("trainer.n_gpus_per_node")
         return int(self.value(f"{ROLLOUT}.nnodes") * each) if self.separate else self.devices
+
+    def files(self, key: str) -> list[str]:
+        """The files of :data:`TRAIN_FILES` or :data:`VAL_FILES`, one path or a list of them."""
+        value = self.value(key)
+        return [value] if isinstance(value, str) else list(value or ())
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether verl answers the questions of :data:`VAL_FILES`."""
+        tests = self.value("trainer.test_freq") or 0
+        return bool(tests > 0 or self.value("trainer.val_before_train") or self.value("trainer.val_only"))
 
     @property
     def dynamic(self) -> bool:
@@ -285,6 +298,13 @@ def _stages(run: VerlRun) -> Iterator[Problem]:
     if run.value(key) % stages:
         reason = f"must be a multiple of the {stages} stages of {run.settings.method.name}"
         yield Problem("stages", key, run.value(key), reason)
+
+
+def _same_files(run: VerlRun) -> Iterator[Problem]:
+    without = "set trainer.test_freq=-1 and trainer.val_before_train=false"
+    for train in run.files(TRAIN_FILES) if run.evaluates else ():
+        for evaluate in run.files(VAL_FILES):
+            yield from same_file(TRAIN_FILES, train, VAL_FILES, evaluate, without)
 
 
 def check_rows(

@@ -15,17 +15,29 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import config_directory, named_defaults
-from coca_mindspeed.config.plan import Plan, Row, file_rows
+from coca_mindspeed.config.plan import Plan, QuestionCounts, Row, file_rows, question_rows
+from coca_mindspeed.data.export import record_of
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, did_you_mean
+from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.utils.packages import require
-from coca_mindspeed.verl.checks import ACTOR, MEGATRON, MINI_BATCH, ROLLOUT, TOKENS, VerlRun, verl_problems
+from coca_mindspeed.verl.checks import (
+    ACTOR,
+    MEGATRON,
+    MINI_BATCH,
+    ROLLOUT,
+    TOKENS,
+    TRAIN_FILES,
+    VAL_FILES,
+    VerlRun,
+    verl_problems,
+)
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
 #: The file that verl's own configuration starts from, by its name in ``defaults``.
 VERLS_OWN = "ppo_trainer"
 _BASE = "coca_base"
 _ENGINES = ("dp", "megatron")
-_FILES = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
+_FILES = (TRAIN_FILES, VAL_FILES, "actor_rollout_ref.model.path")
 
 
 def ready_made_verl_runs() -> list[str]:
@@ -110,7 +122,33 @@ def make_plan(file: Path, overrides: Sequence[str]) -> Plan:
     config = verl_configuration(file, overrides)
     run = VerlRun(config, verl_settings(config))
     problems = (*unknown_keys(config, overrides), *verl_problems(config, run.settings))
-    return Plan(f"{file.stem} on verl", () if problems else tuple(_rows(run)), problems=problems)
+    title = f"{file.stem} on verl"
+    if problems:
+        return Plan(title, (), problems=problems)
+    counts = _question_counts(run)
+    files = TRAIN_FILES, run.value(TRAIN_FILES), VAL_FILES, run.value(VAL_FILES)
+    return Plan(title, (*_rows(run), *question_rows(counts)), warnings=counts.warnings(*files) if counts else ())
+
+
+def _question_counts(run: VerlRun) -> QuestionCounts | None:
+    """Counts of the files of ``data export``; None if one of the training set is another or is not here.
+
+    Raises DataError for a file that cannot be read.
+    """
+    train, evaluate = (
+        [
+            record_of(row.get("extra_info"), f"{path}:{number}: extra_info").question
+            for path in map(Path, run.files(key))
+            if path.suffix == ".jsonl" and path.is_file()
+            for number, row in read_json_lines(path)
+        ]
+        for key in (TRAIN_FILES, VAL_FILES)
+    )
+    if not all(path.suffix == ".jsonl" and path.is_file() for path in map(Path, run.files(TRAIN_FILES))):
+        return None
+    prompts = run.value("data.train_batch_size")
+    steps = run.value("trainer.total_training_steps") or run.value("trainer.total_epochs") * (len(train) // prompts)
+    return QuestionCounts.of(train, evaluate if run.evaluates else (), steps * prompts)
 
 
 def _rows(run: VerlRun) -> list[Row]:

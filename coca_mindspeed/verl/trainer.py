@@ -35,8 +35,9 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.utils.padding import response_to_nested
 
+from coca_mindspeed.config.plan import QuestionCounts
 from coca_mindspeed.data.prompts import write_into_template
-from coca_mindspeed.data.records import Record, repetition
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.grading.registry import build_grader, check_records
@@ -54,7 +55,7 @@ from coca_mindspeed.verl.batch import (
     validation_predictions,
 )
 from coca_mindspeed.verl.checkpoints import MetricsBeforeResume, check_length, check_resume, file_of_verls_log
-from coca_mindspeed.verl.checks import check_prompts, check_rows, verl_problems
+from coca_mindspeed.verl.checks import TRAIN_FILES, VAL_FILES, VerlRun, check_prompts, check_rows, verl_problems
 from coca_mindspeed.verl.segment_loss import ROLLOUT_WEIGHTS, SEGMENT_ENDS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, TRAINERS, verl_settings
 
@@ -100,7 +101,7 @@ class SegmentTrainer(PPOTrainer):
         """Load the questions and check all of them before the model is loaded."""
         super()._init_dataloader()
         data = self.config.data
-        sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
+        sets = {TRAIN_FILES: self.train_dataset, VAL_FILES: self.val_dataset}
         system_prompt = self._settings.method.training_method.system_prompt
         tokenizer = copy.deepcopy(self.tokenizer)  # verl passes the variables to its own with each chat
         section: Any = OmegaConf.to_container(data, resolve=True)
@@ -113,7 +114,13 @@ class SegmentTrainer(PPOTrainer):
                 records[what] = check_rows(rows.dataframe, what, system_prompt, tokenizer, data.max_prompt_length)
                 check_prompts(records[what], system_prompt, tokenizer, path, self._settings)
             check_records(grader, records)
-            self._questions = repetition(records["data.train_files"]).questions
+            plain: Any = OmegaConf.to_container(self.config, resolve=True)
+            evaluated = records[VAL_FILES] if VerlRun(plain, self._settings).evaluates else ()
+            train, held_out = ([record.question for record in each] for each in (records[TRAIN_FILES], evaluated))
+            counts = QuestionCounts.of(train, held_out, self.total_training_steps * data.train_batch_size)
+            self._questions = counts.train
+            for warning in counts.warnings(TRAIN_FILES, section["train_files"], VAL_FILES, section["val_files"]):
+                print_text(f"warning: {warning}", sys.stderr)
         finally:
             grader.close()
         if self.steps_per_epoch == 0:

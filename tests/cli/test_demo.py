@@ -31,7 +31,7 @@ def test_the_demo_keeps_its_promises(tmp_path, capsys, no_pictures):
     output = tmp_path / "demo"
     assert main(["demo", "--seed", "20261120", "--output", str(output), "--quiet", *SHORTER]) == 0
     summary = json.loads((output / "summary.json").read_text())
-    assert list(summary) == ["seed", "method", "before", "after", "seconds"]
+    assert list(summary) == ["seed", "method", "before", "after", "questions", "seconds"]
     assert (summary["seed"], summary["method"]) == (20261120, "coca")
     assert sorted(summary["seconds"]) == ["evaluate", "total", "train", "warm_up"]
     before, after = summary["before"], summary["after"]

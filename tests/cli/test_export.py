@@ -69,11 +69,13 @@ def test_a_card_names_the_base_model_and_no_folder_of_the_author(finished, tmp_p
     config = compose_run("local", own).run
     scores = {**dict.fromkeys(HEADLINE, 0.5), "n": 40}
     marker = {"version": "0.3.0", "data": {}}
-    card = model_card("x", config, {"before": {**scores, "accuracy": 0.75}, "after": scores}, marker)
+    summary = {"before": {**scores, "accuracy": 0.75}, "after": scores, "questions": {"held_out": 40, "shared": 7}}
+    card = model_card("x", config, summary, marker)
     assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "org/base"
     assert "grader (`mine.py`)" in card
     assert str(tmp_path) not in card
     assert "**The training cost accuracy**: 75.0% before, 50.0% after." in card
+    assert "7 of the 40" in card
 
 
 @pytest.mark.parametrize("method", ["coca", "rlcr"])

@@ -7,6 +7,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.local import run as session_module
 
 QUESTIONS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(6)]
+HELD_OUT = [{"question": f"What is {i} + {i} in all?", "answer": str(2 * i)} for i in range(6)]
 
 
 def write_rows(path: Path, rows: list[dict]) -> Path:
@@ -19,9 +20,9 @@ def names(directory: Path) -> list[str]:
 
 
 def arguments(directory: Path, model: Path, *more: str) -> list[str]:
-    for name in ("train", "heldout"):
+    for name, rows in (("train", QUESTIONS), ("heldout", HELD_OUT)):
         if not (directory / f"{name}.jsonl").exists():
-            write_rows(directory / f"{name}.jsonl", QUESTIONS)
+            write_rows(directory / f"{name}.jsonl", rows)
     return [
         *("train", "local", f"model.path={model}", f"data.train={directory}/train.jsonl", "data.grader=exact"),
         *(f"data.evaluate={directory}/heldout.jsonl", "rollout.prompts=2", "rollout.group_size=2"),

@@ -77,7 +77,9 @@ def test_what_others_leave_by_version_1(tmp_path):
     (tmp_path / "proc" / "self" / "cgroup").write_text("9:memory:/a\n")
     (group / "memory.limit_in_bytes").write_text("1000\n")
     (group / "memory.usage_in_bytes").write_text("700\n")
-    (group / "memory.stat").write_text("active_file 1\ninactive_file 2\ntotal_active_file 100\ntotal_inactive_file 200\n")
+    (group / "memory.stat").write_text(
+        "active_file 1\ninactive_file 2\ntotal_active_file 100\ntotal_inactive_file 200\n"
+    )
     assert memory_left(tmp_path) == 600
 
 

@@ -25,6 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from coca_mindspeed.config.checks import same_file
 from coca_mindspeed.config.compose import named_defaults
 from coca_mindspeed.errors import (
     CocaError,
@@ -196,6 +197,9 @@ def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
     data_path, tokenizer = training.get("data_path"), training.get("tokenizer_name_or_path")
     files = record_files(data_path, settings.eval_data)
+    without = "remove coca.eval_data"
+    held_out = None if settings.eval_data is None else str(settings.eval_data)
+    raise_problems(list(same_file("actor_config.data_path", data_path, "coca.eval_data", held_out, without)))
     settings = with_digests(settings, files)
     check_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, files)
     if tokenizer is not None:
