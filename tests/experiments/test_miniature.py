@@ -67,7 +67,8 @@ def test_a_run_of_the_long_setting_asks_no_question_twice():
     assert max(kinds.values()) < 1.05 * min(kinds.values())
 
 
-@pytest.mark.nightly  # ten minutes
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)  # 1,166 s with one thread beside other work
 def test_the_warm_start_of_the_long_setting_generalises(tmp_path):
     config = run_config(read_plan(plan_path("miniature")).settings["long"], [], 0)
     data, device = miniature("long"), torch.device("cpu")
