@@ -107,6 +107,23 @@ class ResponseParser:
         return ParsedResponse(stated[0], text, *stated[1:])
 
 
+@dataclass(frozen=True)
+class ResponseFormat:
+    """Position and decimals of the confidences; ``spaced`` puts spaces around it, as the method's prompt does."""
+
+    position: ConfidencePosition
+    decimals: int = 2
+    spaced: bool = False
+
+    def response(self, answer: str, *confidences: float) -> str:
+        """The answer with its confidence, or with both confidences in position ``both``."""
+        space, given = " " if self.spaced else "", iter(confidences)
+        return space.join(
+            answer if segment == "answer" else f"{OPEN_TAG}{space}{next(given):.{self.decimals}f}{space}{CLOSE_TAG}"
+            for segment in SEGMENTS[self.position]
+        )
+
+
 def parse_response(text: str, *, position: ConfidencePosition = "first", decimals: int | None = None) -> ParsedResponse:
     """Parse one decoded response, without special tokens; see :class:`ResponseParser` for the options."""
     return ResponseParser(position, decimals)(text)

@@ -6,7 +6,6 @@ The batches depend on the seed alone, so a stopped warm-up continues from its ch
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.methods import TrainingMethod
-from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, SEGMENTS, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseFormat
 from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConfig, WarmUpConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, TrainingError
@@ -29,23 +28,6 @@ from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbat
 from coca_mindspeed.utils.directories import PROGRESS
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import StepProgress
-
-
-@dataclass(frozen=True)
-class ResponseFormat:
-    """Position and decimals of the confidences; ``spaced`` puts spaces around it, as the method's prompt does."""
-
-    position: ConfidencePosition
-    decimals: int = 2
-    spaced: bool = False
-
-    def response(self, answer: str, *confidences: float) -> str:
-        """The answer with its confidence, or with both confidences in position ``both``."""
-        space, given = " " if self.spaced else "", iter(confidences)
-        return space.join(
-            answer if segment == "answer" else f"{OPEN_TAG}{space}{next(given):.{self.decimals}f}{space}{CLOSE_TAG}"
-            for segment in SEGMENTS[self.position]
-        )
 
 
 def warm_up(

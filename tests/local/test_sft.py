@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from coca_mindspeed.algorithm.parsing import ResponseFormat
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, write_records
@@ -19,7 +20,7 @@ from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.local import sft
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.run_directory import list_checkpoints
-from coca_mindspeed.local.sft import ResponseFormat, encode_responses, sft_backward
+from coca_mindspeed.local.sft import encode_responses, sft_backward
 from coca_mindspeed.utils.process import InterruptedRunError
 from coca_mindspeed.utils.progress import StepProgress
 from tests.local.models_for_tests import write_random_model
