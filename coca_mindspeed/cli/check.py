@@ -83,8 +83,9 @@ def _check_local(composed: ComposedConfig, quiet: bool) -> None:
 
         plan = make_plan(inputs.config, composed.name)
         plan = replace(plan, rows=(*plan.rows, *question_rows(inputs.questions)), warnings=inputs.warnings)
-        _show(plan, quiet)
-        found = LocalRun.checked(inputs, plan).trial()
+        found = None if plan.problems else LocalRun.checked(inputs, plan).trial()
+        time = "unknown: measured by sampling, with weights and evaluation.preflight above 0"
+        _show(replace(plan, rows=(*plan.rows, ("time", time if found is None else found.time))), quiet)
     if found is None:
         return
     if not quiet:

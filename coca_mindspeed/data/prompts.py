@@ -10,7 +10,7 @@ import jinja2
 
 from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION, OPEN_TAG
 from coca_mindspeed.data.records import Record, RecordError
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import ConfigError, DataError, Problem, raise_problems
 from coca_mindspeed.utils.json_files import LONE_SURROGATE
 
 _BATCH = 1024  # prompts per call of a fast tokenizer, which distributes them over the CPUs
@@ -146,6 +146,16 @@ _REFUSED_CLOCK = f"{{% macro strftime_now(format) %}}{{{{ raise_exception({_CLOC
 _MAX_PROMPTS = 1000  # rendered for the checks
 
 
+def no_chat_template(key: str, path: object) -> Problem:
+    """The problem of a model in ``path``, named by ``key``, whose tokenizer has no chat template."""
+    reason = "its tokenizer has no chat template, as that of a base model"
+    fix = (
+        "use the model's instruct version, or write a chat_template.jinja into its directory (docs/training.md, the "
+        "chat template is refused)"
+    )
+    return Problem("no-chat-template", key, path, reason, fix)
+
+
 def write_into_template(tokenizer: Any, variables: Mapping[str, Any], day: date | None = None) -> None:
     """Write values of variables, and the date that ``strftime_now`` returns, into the tokenizer's chat template.
 
@@ -154,9 +164,11 @@ def write_into_template(tokenizer: Any, variables: Mapping[str, Any], day: date 
     ``day`` None leaves the clock's date.
 
     Raises:
-        ConfigError: the template does not use a variable.
+        ConfigError: the template does not use a variable, or there is none.
     """
     templates = tokenizer.chat_template
+    if templates is None:
+        raise_problems([no_chat_template("tokenizer", tokenizer.name_or_path)])
     source = "\n".join(templates.values()) if isinstance(templates, dict) else str(templates)
     for name in variables:
         if not re.search(rf"\b{re.escape(name)}\b", source):

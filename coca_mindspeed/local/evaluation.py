@@ -5,6 +5,7 @@ questions and tokens are drawn by seeds of their own, so the run itself does not
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from coca_mindspeed.evaluation.predictions import (
     write_predictions,
 )
 from coca_mindspeed.grading.registry import misfit_warnings
-from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.policy import Policy
@@ -32,7 +33,7 @@ from coca_mindspeed.local.schedule import derived_seed, generator, records_of_st
 from coca_mindspeed.scoring.metrics import values
 from coca_mindspeed.scoring.responses import held_out_gap, response_scorer
 from coca_mindspeed.scoring.rollout import Rollout
-from coca_mindspeed.utils.console import one_line
+from coca_mindspeed.utils.console import duration, one_line
 from coca_mindspeed.utils.directories import PROGRESS
 from coca_mindspeed.utils.packages import is_installed
 from coca_mindspeed.utils.process import interruptible
@@ -166,28 +167,57 @@ _LONGEST_TEXT = 200  # characters shown of a question or response
 
 @dataclass(frozen=True)
 class Preflight:
-    """Graded responses, one to each of some training questions."""
+    """Responses, one to each of some training questions; they are graded unless some are cut off early."""
 
     config: RunConfig
     rollout: Rollout
+    seconds: float  # that sampling took
 
     @property
     def valid(self) -> int:
         return int((~self.rollout.stated.isnan()).sum())
 
+    @property
+    def cut_off(self) -> int:
+        """Responses that are cut off at :func:`preflight_tokens`, below ``rollout.max_new_tokens``."""
+        return _cut_off(self.rollout, self.config)
+
+    @property
+    def time(self) -> str:
+        """How long the run's rollouts take at most, by the tokens a second of these responses."""
+        config, lengths = self.config, self.rollout.lengths
+        responses = config.total_steps * config.rollout.prompts * config.rollout.group_size
+        ended = self.rollout.finished is None or bool(self.rollout.finished.all())
+        tokens = float(lengths.double().mean()) if ended else float(config.rollout.max_new_tokens)
+        rate = float(lengths.sum()) / self.seconds
+        return (
+            f"up to {duration(responses * tokens / rate)} of sampling: {responses:,} responses of "
+            f"{'' if ended else 'up to '}{tokens:,.0f} tokens at {rate:,.0f} tokens/s, as the preflight samples "
+            f"{len(lengths)} at once; updates and evaluations come on top"
+        )
+
     def __str__(self) -> str:
         """The shares of valid confidences and right answers, the worst and the best response, and advice."""
-        records, rows = self.rollout.records, self.rows()
+        records, rows, cut_off = self.rollout.records, self.rows(), self.cut_off
         count, right = len(records), int(self.rollout.correct.nansum())
+        graded = f"{right} answers are right ({right / count:.0%})"
+        if cut_off:
+            graded = (
+                f"{cut_off} are cut off at {preflight_tokens(self.config)} tokens, so the share of right answers, and "
+                "whether the grader fits them, are unknown"
+            )
         lines = [
             f"{count} responses to training questions, sampled before the first step: {self.valid} state a valid "
-            f"confidence ({self.valid / count:.0%}), {right} answers are right ({right / count:.0%})"
+            f"confidence ({self.valid / count:.0%}), {graded}"
         ]
         order = sorted(range(count), key=lambda i: (rows[i]["confidence"] is not None, bool(rows[i]["correct"])))
         for row in (rows[i] for i in dict.fromkeys((order[0], order[-1]))):
             stated = "no valid confidence" if row["confidence"] is None else f"confidence {row['confidence']:g}"
             lines.append(f"  question: {_shorten(row['question'])}")
-            lines.append(f"  response: {_shorten(row['response'])}  [{stated}, {row['verdict']}]")
+            verdict = "not graded" if cut_off else row["verdict"]
+            lines.append(f"  response: {_shorten(row['response'])}  [{stated}, {verdict}]")
+        if cut_off:
+            return "\n".join(lines)
         # A grader may find many answers wrong although they name the gold answer.
         grader = self.config.data.grader
         option = f"data.grader_options.{'factual.' * (grader == 'auto')}match=contains"
@@ -224,24 +254,63 @@ class Preflight:
         return [Problem("no-format", key, value, expected, fix)]
 
 
-def run_preflight(policy: Policy, train: Sequence[Record], grader: Grader, config: RunConfig) -> Preflight:
-    """Sample and grade responses to training questions; TrainingError if probabilities are not finite."""
-    settings = config.rollout
-    at_once = min(settings.prompts * settings.group_size, settings.batch_responses or config.evaluation.preflight)
-    records = records_of_step(train, 0, config.evaluation.preflight, derived_seed(config.seed, _STAGE))
+_SHORT = 64  # tokens, by which a confidence is stated that comes first
+
+
+def preflight_tokens(config: RunConfig) -> int:
+    """The most tokens of a response of the preflight."""
+    longest, position = config.rollout.max_new_tokens, config.method.training_method.confidence_position
+    return min(_SHORT, longest) if position == "first" else longest
+
+
+def _cut_off(rollout: Rollout, config: RunConfig) -> int:
+    if rollout.finished is None or preflight_tokens(config) == config.rollout.max_new_tokens:
+        return 0
+    return int((~rollout.finished).sum())
+
+
+def run_preflight(
+    policy: Policy, train: Sequence[Record], grader: Grader, config: RunConfig, show_progress: bool = False
+) -> Preflight:
+    """Sample responses to training questions, and grade them if none is cut off at :func:`preflight_tokens`.
+
+    Raises TrainingError if probabilities are not finite.
+    """
+    settings, count, longest = config.rollout, config.evaluation.preflight, preflight_tokens(config)
+    at_once = min(settings.prompts * settings.group_size, settings.batch_responses or count)
+    records = records_of_step(train, 0, count, derived_seed(config.seed, _STAGE))
+    title = f"sampling {count} responses of at most {longest} tokens before the first step, tokens"
+    started = time.perf_counter()
     try:
-        rollout = respond(
-            policy,
-            records,
-            config.method,
-            settings.model_copy(update={"batch_responses": at_once}),
-            generator(policy.device, config.seed, _STAGE),
-            group_size=1,
-        )
+        with StepProgress(-(-count // at_once) * longest, show_progress, title=title) as bar:
+            rollout = respond(
+                policy,
+                records,
+                config.method,
+                settings.model_copy(update={"batch_responses": at_once, "max_new_tokens": longest}),
+                generator(policy.device, config.seed, _STAGE),
+                group_size=1,
+                progress=lambda tokens: bar.show(tokens),
+            )
     except NoDistributionError as error:
         raise TrainingError(f"sampling before step 1: {error}") from error
+    seconds = time.perf_counter() - started
     score = response_scorer(config.method, policy.text, grader, require_evaluated=config.data.require_evaluated)
-    return Preflight(config, score.for_training(score(rollout)))
+    if _cut_off(rollout, config):
+        score = replace(score, grader=_NotGraded(f"the preflight cuts responses off at {longest} tokens"))
+    return Preflight(config, score.for_training(score(rollout)), seconds)
+
+
+@dataclass(frozen=True)
+class _NotGraded:
+    """A grader that grades nothing, and its reason."""
+
+    reason: str
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        return [Verdict(Outcome.UNGRADABLE, self.reason)] * len(answers)
+
+    def close(self) -> None: ...
 
 
 def _shorten(text: str) -> str:

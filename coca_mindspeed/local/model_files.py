@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -17,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 
 from coca_mindspeed.config.checks import download_command
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig, RunConfig
-from coca_mindspeed.data.prompts import prompt_messages, reads_clock, write_into_template
+from coca_mindspeed.data.prompts import no_chat_template, prompt_messages, reads_clock, write_into_template
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, Problem
+from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import read_object
 from coca_mindspeed.utils.text_formats import JsonError, parse_json
@@ -170,6 +171,20 @@ def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimi
     return ContextLimit(positions, f"max_position_embeddings={positions} in its config.json")
 
 
+def check_template_file(path: Path, config: ModelConfig, *, where: str = "model.path") -> None:
+    """Raise ConfigError if the files of a tokenizer hold no chat template; this needs no torch.
+
+    A tokenizer of custom code, and one without a configuration, is checked when it is loaded.
+    """
+    file = path / "tokenizer_config.json"
+    templates = path.glob("*chat_template*.jinja"), path.glob("additional_chat_templates/*.jinja")
+    if config.trust_remote_code or not file.is_file() or any(any(found) for found in templates):
+        return
+    with suppress(JsonError, UnicodeDecodeError):  # which loading reports
+        if not read_object(file).get("chat_template"):
+            raise_problems([no_chat_template(where, path)])
+
+
 def load_model_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
     """Load a fast tokenizer, with ``config``'s variables and date in its chat template; ConfigError if unusable."""
     from transformers import AutoTokenizer  # it imports torch
@@ -183,7 +198,7 @@ def load_model_tokenizer(path: Path, config: ModelConfig, *, where: str = "model
     except Exception as error:
         raise ConfigError(f"{where}={path}: its tokenizer cannot be loaded: {error}") from error
     if tokenizer.chat_template is None:
-        raise ConfigError(f"{where}={path}: its tokenizer has no chat template")
+        raise_problems([no_chat_template(where, path)])
     day = None if config.prompt_date is None else date.fromisoformat(config.prompt_date)
     write_into_template(tokenizer, config.chat_template_kwargs, day)
     return tokenizer

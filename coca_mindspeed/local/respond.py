@@ -33,8 +33,12 @@ def respond(
     sampling: RolloutConfig,
     generator: torch.Generator,
     group_size: int,
+    progress: Callable[[int], None] = lambda tokens: None,
 ) -> Rollout:
-    """Sample ``group_size`` responses to each record; NoDistributionError if probabilities are not finite."""
+    """Sample ``group_size`` responses to each record; NoDistributionError if probabilities are not finite.
+
+    ``progress`` as of :func:`.sample_responses`.
+    """
     return sample_responses(
         policy,
         policy.encode_prompts(records, method.training_method.system_prompt),
@@ -44,6 +48,7 @@ def respond(
         generator=generator,
         batch_responses=sampling.batch_responses,
         records=records,
+        progress=progress,
     )
 
 

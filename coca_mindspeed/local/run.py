@@ -43,6 +43,7 @@ from coca_mindspeed.local.update import require_optimizer
 from coca_mindspeed.local.validation import (
     LengthLimits,
     RunInputs,
+    check_answers,
     check_lengths,
     check_prompts,
     ordinary_pad_token,
@@ -128,6 +129,8 @@ class LocalRun:
                     "write; name another pad_token in tokenizer_config.json, such as the end-of-sequence token",
                     sys.stderr,
                 )
+        if self.resume_from is None and (problem := check_answers(tokenizer, inputs)) is not None:
+            print_text(f"warning: {problem}", sys.stderr)
         check_same_prompt(inputs.state, self.prompt_sha256)
 
     @property
@@ -177,16 +180,15 @@ class LocalRun:
             return
         file = self.output / "samples" / "step_000000.jsonl"
         write_json_lines(file, result.rows())
-        print_text(result, sys.stderr)
+        print_text(f"{result}\ntime: {result.time}", sys.stderr)
         raise_problems(result.problems(), f"no training yet; all responses: {file}")
 
     def _sample(self, policy: Policy) -> Preflight | None:
         """Sample ``evaluation.preflight`` responses; None if it is 0."""
-        if not (count := self.config.evaluation.preflight):
+        if not self.config.evaluation.preflight:
             return None
-        if self.inputs.show_progress:
-            print_text(f"sampling {count} responses before the first step", sys.stderr)
-        return run_preflight(policy, self.inputs.train, self.inputs.grader, self.config)
+        inputs = self.inputs
+        return run_preflight(policy, inputs.train, inputs.grader, self.config, inputs.show_progress)
 
     def evaluate_before(self, policy: Policy) -> list[Prediction]:
         """Answer the held-out questions before the first step; a resumed run keeps its earlier answers or has none."""

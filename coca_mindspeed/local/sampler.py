@@ -6,7 +6,8 @@ them, so every response has a row from the start, and a decoding step is one CUD
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ class _Settings(NamedTuple):
     max_new_tokens: int
     temperature: float
     generator: torch.Generator
+    progress: Callable[[int], None]  # gets the tokens of a response that are done
 
 
 class NextStep(NamedTuple):
@@ -81,18 +83,24 @@ def sample_responses(
     generator: torch.Generator,
     batch_responses: int | None = None,
     records: Sequence[Record] = (),
+    progress: Callable[[int], None] = lambda tokens: None,
 ) -> Rollout:
     """Sample ``group_size`` responses to each prompt, the questions of which are in ``records``.
 
     Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  ``generator`` is the
     only source of randomness.  At most ``batch_responses`` responses are in memory at once, rounded down to whole
-    groups (at least one); None: all.
+    groups (at least one); None: all.  ``progress`` is called with the tokens of a response that are done, up to
+    ``max_new_tokens`` for each batch.
     """
     at_once = len(prompts) if batch_responses is None else max(1, batch_responses // group_size)
     batches = [prompts[i : i + at_once] for i in range(0, len(prompts), at_once)]
-    settings = _Settings(group_size, max_new_tokens, temperature, generator)
-    with torch.inference_mode(), policy.autocast():
-        parts = [_sample_batch(policy, batch, settings) for batch in batches]
+    parts = []
+    for number, batch in enumerate(batches):
+        done = number * max_new_tokens
+        settings = _Settings(group_size, max_new_tokens, temperature, generator, partial(_add, progress, done))
+        with torch.inference_mode(), policy.autocast():
+            parts.append(_sample_batch(policy, batch, settings))
+        progress(done + max_new_tokens)
     if policy.static is not None and not policy.static.decoder.small:
         policy.static = None
     token_ids, lengths, log_probs, finished, entropy = map(torch.cat, zip(*parts, strict=True))
@@ -110,8 +118,12 @@ def sample_responses(
     )
 
 
+def _add(progress: Callable[[int], None], done: int, tokens: int) -> None:
+    progress(done + tokens)
+
+
 def _sample_batch(policy: Policy, prompts: Sequence[Sequence[int]], settings: _Settings) -> _Sampled:
-    group_size, max_new_tokens, temperature, generator = settings
+    group_size, max_new_tokens, temperature, generator, progress = settings
     if decodes_statically(policy):
         before = generator.get_state()
         try:
@@ -150,6 +162,7 @@ def _sample_batch(policy: Policy, prompts: Sequence[Sequence[int]], settings: _S
         if following.repeat is not None:
             decoder.repeat(following.repeat, len(row))
         decoder.step(following.token)
+        progress(t + 1)
     return token_ids, lengths, log_probs, finished, entropy / lengths
 
 
@@ -223,7 +236,7 @@ class StaticSampler:
 
 
 def _sample_statically(policy: Policy, prompts: Sequence[Sequence[int]], settings: _Settings) -> _Sampled:
-    group_size, max_new_tokens, temperature, generator = settings
+    group_size, max_new_tokens, temperature, generator, progress = settings
     used = len(prompts) * group_size
     cache, started = prefilled(policy, prompts, 0)
     end = started.width + max_new_tokens
@@ -238,6 +251,7 @@ def _sample_statically(policy: Policy, prompts: Sequence[Sequence[int]], setting
         if (column - started.width) % _LOOK == 0:
             if column > started.width and not sampler.unfinished():
                 break
+            progress(column - started.width)
             sampler.fill_uniform(slice(column, min(column + _LOOK, end)), used, generator)
         if column == started.width:
             row_of = torch.arange(len(prompts), device=policy.device).repeat_interleave(group_size)

@@ -17,7 +17,7 @@ from coca_mindspeed.algorithm.methods import TrainingMethod
 from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseFormat
 from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConfig, WarmUpConfig
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import DataError, TrainingError
+from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy, dtype_of_weights, load_adapters
@@ -25,6 +25,7 @@ from coca_mindspeed.local.prefill import common_prefix_length
 from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
 from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbatches
+from coca_mindspeed.local.validation import warm_up_format
 from coca_mindspeed.utils.directories import PROGRESS
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import StepProgress
@@ -187,7 +188,6 @@ def sft_progress(steps: int, show_progress: bool, output: Path, done: int = 0) -
 
 
 CHECKPOINTS = "warm_up"  # within a run's directory
-_DECIMALS = 2  # where the method asks for no number of them
 
 
 def run_sft_warm_up(
@@ -196,23 +196,14 @@ def run_sft_warm_up(
     """SFT warm-up on ``records`` in place, exported to ``output/warm_start``; an export that exists is loaded instead.
 
     The export has adapters merged and becomes the base for new adapters: the returned policy has none.  ``output`` is
-    the run's directory, and may hold this warm-up, finished or stopped.  Raises DataError if an answer is longer than
-    ``rollout.max_new_tokens``, TrainingError as :func:`warm_up`, and InterruptedRunError if stopped; it is saved.
+    the run's directory, and may hold this warm-up, finished or stopped.  Raises TrainingError as :func:`warm_up`, and
+    InterruptedRunError if stopped; it is saved.
     """
     exported, checkpoints = output / WARMED_UP, output / CHECKPOINTS
     fresh = not exported.exists()
     if fresh:
         method, steps = config.method.training_method, config.warm_up.steps
-        decimals = config.method.confidence_decimals or _DECIMALS
-        response_format = ResponseFormat(method.confidence_position, decimals, spaced=True)
-        longest = config.rollout.max_new_tokens
-        texts = [response_format.response(record.answer, 0.0, 0.0) for record in records]
-        for record, response in zip(records, encode_responses(policy, texts), strict=True):
-            if len(response) > longest:
-                raise DataError(
-                    f"record {record.id!r} of {record.dataset}: its answer with a confidence has {len(response)} "
-                    f"tokens, and rollout.max_new_tokens={longest} would cut it off; increase rollout.max_new_tokens"
-                )
+        response_format = warm_up_format(config.method)
         resume = _continued(policy, config, checkpoints)
         go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"
         with (

@@ -14,9 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.algorithm.parsing import ResponseFormat
 from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub, same_data, with_steps
 from coca_mindspeed.config.plan import QuestionCounts
-from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
+from coca_mindspeed.config.schema import DataConfig, MethodConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
 from coca_mindspeed.data.records import Record, records_digest
@@ -25,7 +26,7 @@ from coca_mindspeed.errors import DataError, Problem, find_problems, raise_probl
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.logging import require_loggers
-from coca_mindspeed.local.model_files import context_limit, download_model, read_model_config
+from coca_mindspeed.local.model_files import check_template_file, context_limit, download_model, read_model_config
 from coca_mindspeed.local.run_directory import (
     WARMED_UP,
     RunState,
@@ -139,6 +140,8 @@ def read_inputs(config: RunConfig, state: RunState, *, show_progress: bool) -> I
         inputs = RunInputs(state, config, grader, train, evaluate, warm_up, digests, show_progress)
         check_same_data(state, config, digests)
         check_space(config, state, inputs.model[0])
+        if inputs.model[0] is not None:
+            check_template_file(inputs.model[0], model, where=inputs.model[1])
         check_records(grader, record_sources(config.data, train, evaluate))
         yield inputs
 
@@ -196,6 +199,46 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
                 f"{record.answer!r:.80} has none; set warm_up.wrong_answers=0"
             )
     return records
+
+
+_DECIMALS = 2  # of a confidence where the method asks for no number of them
+
+
+def warm_up_format(method: MethodConfig) -> ResponseFormat:
+    """The format of the responses of ``warm_up.records``."""
+    return ResponseFormat(
+        method.training_method.confidence_position, method.confidence_decimals or _DECIMALS, spaced=True
+    )
+
+
+def check_answers(tokenizer: Any, inputs: RunInputs) -> Problem | None:
+    """Raise DataError if ``rollout.max_new_tokens`` would cut a response of the warm-up off.
+
+    Returns a problem of gold answers that are longer, if there are any: a response can then only give a shorter form.
+    """
+    longest, written = inputs.config.rollout.max_new_tokens, warm_up_format(inputs.config.method)
+    texts = [written.response(record.answer, 0.0, 0.0) for record in inputs.warm_up]
+    for record, length in _longer(tokenizer, inputs.warm_up, texts, longest - 1):  # and the end of the turn
+        raise DataError(
+            f"warm_up.records={inputs.config.warm_up.records}: record {record.id!r} of {record.dataset}: its answer "
+            f"with a confidence has {length + 1} tokens, and rollout.max_new_tokens={longest} would cut it off; set "
+            f"rollout.max_new_tokens={length + 1} or more, or remove the record"
+        )
+    asked = [*inputs.train, *inputs.evaluate]
+    found = list(_longer(tokenizer, asked, [record.answer for record in asked], longest))
+    if not found:
+        return None
+    record, length = max(found, key=lambda each: each[1])
+    reason = f"{len(found):,} gold answers have more tokens, record {record.id!r} of {record.dataset} {length:,}"
+    fix = f"set it to {length} or more besides the tokens of the confidence, or remove these records"
+    return Problem("long-answers", "rollout.max_new_tokens", longest, reason, fix)
+
+
+def _longer(tokenizer: Any, records: Sequence[Record], texts: Sequence[str], most: int) -> Iterator[tuple[Record, int]]:
+    """The records whose texts have more than ``most`` tokens, and how many."""
+    doubtful = [(record, text) for record, text in zip(records, texts, strict=True) if _most_bytes(text) > most]
+    ids = tokenizer([text for _, text in doubtful], add_special_tokens=False)["input_ids"] if doubtful else []
+    yield from ((record, len(own)) for (record, _), own in zip(doubtful, ids, strict=True) if len(own) > most)
 
 
 def check_prompts(

@@ -131,6 +131,7 @@ def test_the_plan_the_run_and_its_report_count_them(tmp_path, model, capsys, mon
     rows = {line.strip(" │|").partition("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "6 different ones in 6 records" in rows["questions"]
     assert "8 different ones, 2 of them" in rows["held-out questions"]
+    assert "unknown" in rows["time"]  # evaluation.preflight=0
     assert main(arguments(tmp_path, model, "evaluation.final_questions=null")) == 0
     counts = json.loads((tmp_path / "run" / "summary.json").read_text())["questions"]
     assert counts == {"train": 6, "records": 6, "times": 1.0, "held_out": 8, "shared": 2}

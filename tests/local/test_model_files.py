@@ -3,7 +3,9 @@
 import datetime
 import errno
 import json
-from contextlib import closing
+import subprocess
+import sys
+from contextlib import closing, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -13,19 +15,19 @@ from transformers import AutoTokenizer, __version__
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.data.prompts import prompt_messages, render_chat
+from coca_mindspeed.data.prompts import prompt_messages, render_chat, write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import logging as run_log
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.model_files import weight_shapes
+from coca_mindspeed.local.model_files import check_template_file, weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.validation import LengthLimits, ordinary_pad_token
 from coca_mindspeed.utils.directories import MARKER
 from tests import tokenizers_for_tests as kinds
 from tests.local.models_for_tests import check_model, write_random_model
 from tests.local.runs_for_tests import small_session
-from tests.local.starts_for_tests import arguments, refused, set_config
+from tests.local.starts_for_tests import arguments, refused, set_config, write_rows
 
 CLOCK = "{{ strftime_now('%d %b %Y') }}. " + kinds.QWEN_TEMPLATE
 THINKING = kinds.QWEN_TEMPLATE + (
@@ -63,6 +65,78 @@ def rendered(path, **variables):
 def test_prompts_that_cannot_be_trained_on_are_refused(tmp_path, model, capsys, monkeypatch, template, overrides, key):
     path = with_template(model, tmp_path / "model", template)
     assert key in refused(tmp_path, path, capsys, monkeypatch, *overrides)
+
+
+def without_template(model, directory, how):
+    path = set_config(model, directory)
+    (path / "chat_template.jinja").unlink(missing_ok=True)
+    file = path / "tokenizer_config.json"
+    own = {"chat_template": "{{ messages[-1].content }}"} if how == "in the configuration" else {}
+    kept = {key: value for key, value in json.loads(file.read_text()).items() if key != "chat_template"}
+    file.write_text("{" if how == "broken configuration" else json.dumps({**kept, **own}))
+    if how in ("file", "additional file"):
+        folder = path / ("additional_chat_templates" if how == "additional file" else "")
+        folder.mkdir(exist_ok=True)
+        (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    if how == "no configuration":
+        file.unlink()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("how", "custom_code", "refused"),
+    [
+        ("nowhere", False, True),
+        ("nowhere", True, False),  # the code may set it
+        ("file", False, False),
+        ("additional file", False, False),
+        ("in the configuration", False, False),
+        ("no configuration", False, False),  # the tokenizer cannot be loaded either, which says more
+        ("broken configuration", False, False),
+    ],
+)
+def test_a_missing_template_is_found_in_the_files(tmp_path, model, how, custom_code, refused):
+    path = without_template(model, tmp_path / "model", how)
+    config = ModelConfig(path=str(path), trust_remote_code=custom_code)
+    with pytest.raises(ConfigError) if refused else nullcontext() as caught:
+        check_template_file(path, config)
+    if refused:
+        assert [(problem.code, problem.key) for problem in caught.value.problems] == [
+            ("no-chat-template", "model.path")
+        ]
+
+
+def test_a_model_without_a_template_is_refused_before_torch_is_imported(tmp_path, model):
+    run = arguments(tmp_path, without_template(model, tmp_path / "model", "nowhere"))
+    script = "import sys; from coca_mindspeed.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script, *run], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "False"]
+    assert "[no-chat-template]" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_without_a_template_is_refused_wherever_it_comes_from(model):
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError) as caught:
+        write_into_template(tokenizer, {})
+    assert [problem.code for problem in caught.value.problems] == ["no-chat-template"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "warned"),
+    [
+        (["1" * 8, "2"], False),
+        (["1" * 9, "2" * 12, "3"], True),  # this tokenizer has a token for each digit
+    ],
+)
+def test_gold_answers_that_no_response_can_give_are_named(tmp_path, model, capsys, answers, warned):
+    rows = [{"id": f"r{i}", "question": f"{i}?", "answer": answer} for i, answer in enumerate(answers)]
+    write_rows(tmp_path / "train.jsonl", rows)
+    assert main(arguments(tmp_path, model)) == 0  # rollout.max_new_tokens=8
+    error = capsys.readouterr().err
+    assert ("[long-answers]" in error) == warned
+    assert ("2 gold answers" in error, "r1" in error, " 12 " in error) == (warned,) * 3
 
 
 def test_variables_are_in_the_template_that_is_saved_with_the_trained_model(tmp_path, model):

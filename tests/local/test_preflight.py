@@ -12,10 +12,12 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.factual import FactualGrader
 from coca_mindspeed.local import run as session_module
-from coca_mindspeed.local.evaluation import Preflight
+from coca_mindspeed.local.evaluation import Preflight, preflight_tokens, run_preflight
+from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.utils.console import duration
 from tests.local.models_for_tests import write_random_model
-from tests.local.runs_for_tests import SMALL, result, rows
+from tests.local.runs_for_tests import SMALL, result, rows, small_session
 from tests.local.starts_for_tests import QUESTIONS, arguments, write_rows
 
 
@@ -41,7 +43,8 @@ def test_a_model_that_states_no_confidence_is_refused_before_the_first_step(tmp_
 def test_check_refuses_it_too_unless_a_warm_up_follows(tmp_path, model, capsys, more, code):
     _, *run = arguments(tmp_path, model, "evaluation.preflight=9")
     run = run[: run.index("--output")]
-    more = (f"warm_up.records={tmp_path}/train.jsonl",) if "warm_up" in more else more
+    if "warm_up" in more:
+        more = (f"warm_up.records={tmp_path}/train.jsonl", "rollout.max_new_tokens=24")
     assert main(["check", *run, "evaluation.preflight=9", *more]) == code
     shown = capsys.readouterr()
     assert ("[no-format]" in shown.err) == bool(code)
@@ -80,7 +83,69 @@ def preflight(texts: list[str], records: list[Record], *overrides: str) -> Prefl
     rollout = Rollout(lengths=lengths, width=ids.shape[1], records=records, token_ids=ids)
     rollout.read(TokenText([bytes([byte]) for byte in range(256)]), ResponseParser(), 16)
     rollout.grade(FactualGrader("exact"))
-    return Preflight(compose_run("demo", list(overrides)).run, rollout)
+    return Preflight(compose_run("demo", list(overrides)).run, rollout, seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens"),
+    [
+        (("rollout.max_new_tokens=500",), 64),
+        (("rollout.max_new_tokens=40",), 40),
+        (("rollout.max_new_tokens=500", "method=rlcr"), 500),  # the confidence comes last
+    ],
+)
+def test_a_confidence_that_comes_first_needs_few_tokens(overrides, tokens):
+    assert preflight_tokens(compose_run("demo", list(overrides)).run) == tokens
+
+
+class Refusing:
+    def grade(self, records, answers):
+        raise AssertionError("graded")
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("longest", "cut_off"), [(64, False), (200, True)])
+def test_what_a_short_sample_cannot_tell_is_said(tmp_path, longest, cut_off):
+    session = small_session(tmp_path / "run", "evaluation.preflight=4")
+    trainer = session.trainer
+    rollout = trainer.config.rollout.model_copy(update={"max_new_tokens": longest})
+    config = trainer.config.model_copy(update={"rollout": rollout})
+    trainer.policy.eos_ids = (-1,)  # no response ends
+    found = run_preflight(trainer.policy, trainer.records, Refusing() if cut_off else trainer.grader, config)
+    session.close()
+    assert found.rollout.lengths.tolist() == [64] * 4
+    assert found.cut_off == 4 * cut_off
+    rows = found.rows()
+    assert all((row["correct"] is None) == cut_off for row in rows)
+    assert ("unknown" in str(found), "are right" in str(found)) == (cut_off, not cut_off)
+    responses = config.total_steps * config.rollout.prompts * config.rollout.group_size
+    seconds = responses * longest * found.seconds / 256
+    assert duration(seconds) in found.time
+    assert f"{responses:,} responses" in found.time
+
+
+def test_ended_responses_give_the_mean_length():
+    found = preflight(["Madrid", "<confidence>0.5</confidence> Madrid"], [fact()] * 2)
+    responses = found.config.total_steps * found.config.rollout.prompts * found.config.rollout.group_size
+    assert duration(responses / 2) in found.time  # two responses a second
+
+
+def test_progress_counts_the_tokens_of_each_batch(tmp_path):
+    trainer = small_session(tmp_path / "run").trainer
+    trainer.policy.eos_ids = (-1,)
+    done = []
+    sample_responses(
+        trainer.policy,
+        trainer.policy.encode_prompts(trainer.records[:3], None),
+        group_size=1,
+        max_new_tokens=5,
+        temperature=1.0,
+        generator=torch.Generator().manual_seed(0),
+        batch_responses=2,
+        progress=done.append,
+    )
+    assert done == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
 def fact(category: str = "factual") -> Record:

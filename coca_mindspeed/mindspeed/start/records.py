@@ -14,9 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coca_mindspeed.data.prompts import TEMPLATE_KEYS, bounded_prompt_tokens, check_template, write_into_template
+from coca_mindspeed.data.prompts import (
+    TEMPLATE_KEYS,
+    bounded_prompt_tokens,
+    check_template,
+    no_chat_template,
+    write_into_template,
+)
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import ConfigError, DataError, raise_problems
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
@@ -75,7 +81,7 @@ def load_prompts(
         raise DataError(f"{path}: no record found")
     model = f"model.path={tokenizer.name_or_path}"
     if tokenizer.chat_template is None:
-        raise ConfigError(f"{model}: its tokenizer has no chat template, so prompts cannot be laid out")
+        raise_problems([no_chat_template("model.path", tokenizer.name_or_path)])
     day = None if settings.prompt_date is None else date.fromisoformat(settings.prompt_date)
     write_into_template(tokenizer, settings.chat_template_kwargs, day)
     prompt, allow = settings.method.training_method.system_prompt, settings.allow_open_thinking
