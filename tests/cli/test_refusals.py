@@ -29,7 +29,7 @@ for name, argv in json.load(sys.stdin):
     results[name] = code, "torch" in sys.modules, said.getvalue()
 json.dump(results, sys.stdout)
 """
-_LOCAL = ("local", "model.path=model", "data.evaluate=good.jsonl", "rollout.max_new_tokens=8")
+_LOCAL = ("local", "model.path=model", "data.evaluate=others.jsonl", "rollout.max_new_tokens=8")
 _WORDS = {
     "TRAIN": ("train", *_LOCAL, "--output"),
     "BASELINE": ("baseline", "verbalised", "--model", "model", "--max-new-tokens", "8", "--output"),
