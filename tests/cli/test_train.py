@@ -47,7 +47,7 @@ def whole(tmp_path_factory, printed):
 def test_a_run_shows_before_and_after(whole, printed):
     output = whole
     summary = json.loads((output / "summary.json").read_text())
-    assert list(summary) == ["seed", "method", "before", "after", "seconds"]
+    assert list(summary) == ["seed", "method", "before", "after", "questions", "seconds"]
     assert summary["before"]["n"] == summary["after"]["n"] == 35
     assert sorted(summary["seconds"]) == ["evaluate", "total", "train", "warm_up"]
     [first, *others] = rows(output / "metrics.jsonl")
@@ -88,7 +88,7 @@ def test_no_final_questions_no_evaluation(tmp_path, evaluated):
     assert train(output, "--resume") == 0  # the model before the training is gone
     assert evaluated == [35]
     summary = json.loads((output / "summary.json").read_text())
-    assert list(summary) == ["seed", "method", "after", "seconds"]
+    assert list(summary) == ["seed", "method", "after", "questions", "seconds"]
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
