@@ -20,6 +20,7 @@ from coca_mindspeed.config.values import (
     Pattern,
     TemplateVariables,
     custom_method,
+    local_only,
 )
 from coca_mindspeed.errors import did_you_mean
 from coca_mindspeed.utils.custom_code import is_custom, pinned
@@ -28,24 +29,29 @@ from coca_mindspeed.utils.custom_code import is_custom, pinned
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
 # Facts of the keys below; a key without any is read by every engine, and a resumed run may not change it.
 _FREE, _LENGTH, _CLUSTER = KeyFacts("free"), KeyFacts("length"), KeyFacts("cluster")
-_LOCAL_ATTENTION = KeyFacts(cluster="set mindspeed_rl.megatron_training.use_flash_attn instead")
-_RECOMPUTATION = KeyFacts("memory", "set mindspeed_rl.megatron_training.recompute_granularity instead")
-_ADAPTERS = KeyFacts(cluster="cluster runs have no adapters")
-_SFT = KeyFacts(cluster="run this stage with the local engine first, and name its result as model.path")
-_COLUMNS = KeyFacts(cluster="convert the file: coca-mindspeed data prepare records --columns")
-_SYNTHETIC = KeyFacts(cluster="cluster runs have no synthetic data")
-_SAMPLED_AT_ONCE = KeyFacts("memory", "set mindspeed_rl.generate_config.max_num_seqs instead")
-_PACKING = KeyFacts("memory", "set mindspeed_rl.rl_config.update_max_packing_token_size instead")
-_SHARING = KeyFacts("memory", "MindSpeed-RL has no prefix sharing")
-_DEVICE = KeyFacts(cluster="set hardware.platform instead")
-_THREADS = KeyFacts(cluster="set OMP_NUM_THREADS instead")
-_PREFLIGHT = KeyFacts("free", cluster="read the samples of the first iteration instead")
-_MEGATRONS_ADAMW = KeyFacts(cluster="Megatron's AdamW has this value")
-_VALIDATION = KeyFacts("free", cluster="a validation samples a group for each question")
-_WHOLE_FILE = KeyFacts("free", cluster="shorten data.evaluate instead")
-_EVALUATED_LATER = KeyFacts("free", cluster="convert and evaluate the weights separately (docs/evaluation.md)")
-_BEST = KeyFacts("free", cluster="choose an iteration by its validation, and convert its checkpoint")
-_LOGGERS = KeyFacts("free", cluster="MindSpeed-RL 2.3.0 logs to TensorBoard and W&B")
+_LOCAL_ATTENTION = local_only("set mindspeed_rl.megatron_training.use_flash_attn instead")
+_RECOMPUTATION = local_only("set mindspeed_rl.megatron_training.recompute_granularity instead", "memory")
+_ADAPTERS = local_only("cluster runs have no adapters")
+_SFT = local_only("run this stage with the local engine first, and name its result as model.path")
+_COLUMNS = local_only("convert the file: coca-mindspeed data prepare records --columns")
+_SYNTHETIC = local_only("cluster runs have no synthetic data")
+_SAMPLED_AT_ONCE = local_only("set mindspeed_rl.generate_config.max_num_seqs instead", "memory")
+_PACKING = local_only("set mindspeed_rl.rl_config.update_max_packing_token_size instead", "memory")
+_SHARING = local_only("MindSpeed-RL has no prefix sharing", "memory")
+_DEVICE = local_only("set hardware.platform instead")
+_THREADS = local_only("set OMP_NUM_THREADS instead")
+_PREFLIGHT = local_only("read the samples of the first iteration instead", "free")
+_MEGATRONS_ADAMW = local_only("Megatron's AdamW has this value")
+_CLIP = KeyFacts(instead={"trl": "the clip is epsilon of GRPOConfig", "ms_swift": "the clip is --epsilon"})
+_LOSS = KeyFacts(
+    instead={"trl": "the aggregation is loss_type of GRPOConfig", "ms_swift": "the aggregation is --loss_type"}
+)
+_NO_LOG_PROBS = KeyFacts(instead={"ms_swift": "ms-swift passes no log-probs to the functions that make advantages"})
+_VALIDATION = local_only("a validation samples a group for each question", "free")
+_WHOLE_FILE = local_only("shorten data.evaluate instead", "free")
+_EVALUATED_LATER = local_only("convert and evaluate the weights separately (docs/evaluation.md)", "free")
+_BEST = local_only("choose an iteration by its validation, and convert its checkpoint", "free")
+_LOGGERS = local_only("MindSpeed-RL 2.3.0 logs to TensorBoard and W&B", "free")
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
 
 
@@ -165,7 +171,9 @@ class MethodConfig(Section):
         True,
         description="an advantage of its own for being valid; false: the paper's form",
     )
-    entropy_bonus: float = Field(0.0, ge=0, le=1, description="coca: weight of the confidence's entropy in its reward")
+    entropy_bonus: Annotated[float, _NO_LOG_PROBS] = Field(
+        0.0, ge=0, le=1, description="coca: weight of the confidence's entropy in its reward"
+    )
     max_confidence_tokens: int = Field(16, ge=1, description="segment length of an invalid confidence")
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_scale: Literal["group", "batch", "none"] = Field(
@@ -174,8 +182,8 @@ class MethodConfig(Section):
     )
     advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
     advantage_eps: float = Field(1e-6, ge=0, le=1, description="added to the deviation of a group's rewards")
-    clip: float = Field(0.2, gt=0, lt=1, description="epsilon of the clipped ratio")
-    loss_aggregation: LossAggregation = Field("sum", description="how token terms are added up")
+    clip: Annotated[float, _CLIP] = Field(0.2, gt=0, lt=1, description="epsilon of the clipped ratio")
+    loss_aggregation: Annotated[LossAggregation, _LOSS] = Field("sum", description="how token terms are added up")
 
     @field_validator("name")
     @classmethod

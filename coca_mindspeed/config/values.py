@@ -6,7 +6,7 @@ import datetime
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
@@ -20,6 +20,8 @@ from coca_mindspeed.utils.custom_code import is_custom, load_custom, pinned
 #: Whether a resumed run may change a key: ``same``: no, it is part of the run's identity; ``cluster``: on a cluster
 #: only; ``free``: yes; ``length``: yes, if the steps taken do not depend on it; ``memory``: yes, it bounds memory.
 Resume = Literal["same", "cluster", "free", "length", "memory"]
+#: The local engine, the engines on MindSpeed-RL and on verl, and the integrations.
+Engine = Literal["local", "mindspeed_rl", "verl", "trl", "ms_swift"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +32,28 @@ class KeyFacts:
 
     Attributes:
         resume: whether a resumed run may change it.
-        cluster: what to do on a cluster instead, for a key of the local engine alone; empty: every engine reads it.
+        instead: the engines that have the key but do not read it, and what to do there, or why.
     """
 
     resume: Resume = "same"
-    cluster: str = ""
+    instead: Mapping[Engine, str] = field(default_factory=dict)
 
 
 _DEFAULT = KeyFacts()
 
 
+def local_only(instead: str, resume: Resume = "same") -> KeyFacts:
+    """Facts of a run's key that the local engine alone reads; ``instead`` says what to do on a cluster."""
+    return KeyFacts(resume, {"mindspeed_rl": instead})
+
+
 def facts_of(schema: type[BaseModel], inherited: KeyFacts = _DEFAULT, above: str = "") -> dict[str, KeyFacts]:
     """The facts of every key of a schema, sections included, by dotted name."""
     found = {}
-    for name, field in schema.model_fields.items():
-        own = next((each for each in field.metadata if isinstance(each, KeyFacts)), inherited)
+    for name, declared in schema.model_fields.items():
+        own = next((each for each in declared.metadata if isinstance(each, KeyFacts)), inherited)
         found[f"{above}{name}"] = own
-        for kind in (field.annotation, *get_args(field.annotation)):
+        for kind in (declared.annotation, *get_args(declared.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 found |= facts_of(kind, own, f"{above}{name}.")
     return found
@@ -57,6 +64,17 @@ def fact_of(known: Mapping[str, KeyFacts], key: str) -> KeyFacts:
     while key not in known and "." in key:
         key = key.rpartition(".")[0]
     return known.get(key, _DEFAULT)
+
+
+def unread_keys(schema: type[BaseModel], engine: Engine) -> dict[str, str]:
+    """The keys of a schema that an engine does not read, and what to do there instead, or why."""
+    return {key: facts.instead[engine] for key, facts in facts_of(schema).items() if engine in facts.instead}
+
+
+def keys_of_identity(schema: type[BaseModel]) -> set[str]:
+    """The keys of a schema, or its sections as a whole, that a resumed run must have as before on a cluster."""
+    same = {key for key, facts in facts_of(schema).items() if facts.resume == "same"}
+    return {key for key in same if key.rpartition(".")[0] not in same}
 
 
 # transformers gives these a value in every template, so that a variable of the same name would have no effect.

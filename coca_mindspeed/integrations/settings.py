@@ -12,6 +12,7 @@ from packaging.specifiers import SpecifierSet
 from pydantic import Field
 
 from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.config.values import Engine, KeyFacts, unread_keys
 from coca_mindspeed.data.export import record_of
 from coca_mindspeed.data.prompts import asks_for_confidence
 from coca_mindspeed.errors import CocaError, Condition, DataError, Problem, as_check, find_problems, raise_problems
@@ -21,13 +22,14 @@ from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section
 
 Share = Annotated[float, Field(gt=0)]
+_NO_STEPS = KeyFacts(instead={"ms_swift": "ms-swift does not tell its step; train each stage in a run of its own"})
 
 
 class IntegrationSettings(ScoringSettings):
     """The section ``coca`` of the cluster engines, with the stages of the method."""
 
     stage: int | None = Field(None, ge=0, description="index of the only stage to train; null: all, one after another")
-    stage_shares: tuple[Share, ...] | None = Field(
+    stage_shares: Annotated[tuple[Share, ...] | None, _NO_STEPS] = Field(
         None, description="share of the trainer's steps for each stage of the method; null: equal shares"
     )
 
@@ -39,25 +41,20 @@ class IntegrationSettings(ScoringSettings):
         return bisect_right([math.ceil(total * end / ends[-1] - 1e-9) for end in ends[:-1]], step)
 
 
-def integration_settings(
-    section: Mapping[str, Any], *, clip: str, aggregation: str, follows_steps: bool
-) -> IntegrationSettings:
-    """Validate a section ``coca`` (docs/verl.md); raises ``ConfigError`` with all problems.
+def integration_settings(section: Mapping[str, Any], engine: Engine) -> IntegrationSettings:
+    """Validate a section ``coca`` (docs/verl.md) for ``trl`` or ``ms_swift``.
 
-    ``clip`` and ``aggregation`` name the framework's own options, which take the place of the method's;
-    ``follows_steps`` says whether the trainer's step is known, by which the stages change.
+    Raises ``ConfigError`` with all problems; one is a key that is given, although the engine does not read it.
     """
     settings = checked_section(IntegrationSettings, section)
-    elsewhere = {
-        "method.clip": f"the clip is {clip}",
-        "method.loss_aggregation": f"the aggregation is {aggregation}",
-        "method.entropy_bonus": "this integration computes advantages without log-probs",
-    }
-    if not follows_steps:
-        elsewhere["stage_shares"] = "this framework does not tell its step; train each stage in a run of its own"
     given = {*settings.model_fields_set, *(f"method.{key}" for key in settings.method.model_fields_set)}
-    unread = {key: f"not set; {why}" for key, why in elsewhere.items() if key in given}
-    problems = [Problem("elsewhere", f"coca.{key}", {}, expected) for key, expected in unread.items()]
+    unread = unread_keys(IntegrationSettings, engine)
+    problems = [
+        Problem("elsewhere", f"coca.{key}", {}, f"not set; {instead}")
+        for key, instead in unread.items()
+        if key in given
+    ]
+    follows_steps = "stage_shares" not in unread
     stages = as_check(partial(_stages, follows_steps=follows_steps), lambda _, key: getattr(settings, key[5:]))
     problems += find_problems(settings, [stages])
     raise_problems(problems)

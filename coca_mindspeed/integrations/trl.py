@@ -9,6 +9,7 @@ ids, whatever engine sampled them, and replaces the advantages.
 """
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from accelerate.utils import gather_object
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOConfig, GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
 
 from coca_mindspeed.data.prompts import TemplateKeys, check_chat, check_no_open_thought, write_into_template
 from coca_mindspeed.errors import Condition, ConfigError, DataError, as_check, find_problems, raise_problems
@@ -32,13 +34,14 @@ from coca_mindspeed.scoring.metrics import (
     values,
 )
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout
+from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
 from coca_mindspeed.utils.tokenization import token_text
 
 TESTED = ">=1.16,<1.17"
 logger = logging.getLogger(__name__)
 Reward = Callable[..., Any]
 _PLAIN = "rendered"
+_LOG_PROBS = "confidence_log_probs"  # beside the columns of scores that the processes share
 _MAX_CHATS = 1000  # rendered for the checks
 _END = 40  # characters that may open a thought at the end of a rendered prompt
 
@@ -127,8 +130,7 @@ class CocaTrainer(GRPOTrainer):
         """
         check_version("trl", TESTED)
         section = dict(coca or {})
-        options = {"clip": "epsilon of GRPOConfig", "aggregation": "loss_type of GRPOConfig"}
-        self._settings = integration_settings(section, **options, follows_steps=True)
+        self._settings = integration_settings(section, "trl")
         if args is not None:
             raise_problems(find_problems(args, [as_check(_conditions)]), "options of GRPOConfig:")
         for name in ("tools", "environment_factory"):
@@ -147,7 +149,7 @@ class CocaTrainer(GRPOTrainer):
         self._check_template(tokenizer, chats)
         self._text = token_text(tokenizer, self.model.config.get_text_config().vocab_size)
         self._health = HealthWarnings()
-        self._rollout: Rollout | None = None
+        self._scored: Rollout | None = None  # this process's part of the newest rollout
         self._evaluated: list[torch.Tensor] = []  # [2, P, G] each: correctness and confidences of this evaluation
         self._held_out: dict[str, float] = {}  # metrics of an evaluation since the last training step
 
@@ -202,7 +204,7 @@ class CocaTrainer(GRPOTrainer):
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Sequence[Any], completion_ids_list: Sequence[Sequence[int]]
     ) -> torch.Tensor:
-        """Grade the answers without their confidences, and give credit."""
+        """Grade the answers without their confidences."""
         ids = [torch.tensor(ids, dtype=torch.int64) for ids in completion_ids_list]
         lengths = torch.tensor([len(each) for each in ids])
         padded = pad_sequence(ids, batch_first=True)
@@ -213,28 +215,60 @@ class CocaTrainer(GRPOTrainer):
         if not isinstance(completions[0], str):
             answers = [[{"role": "assistant", "content": answer}] for answer in answers]
         verdicts: torch.Tensor = super()._calculate_rewards(inputs, prompts, answers, completion_ids_list)
-        rollout = self._rollout = self._give_credit(local, verdicts[:, 0].double().cpu())
-        advantages = rollout.credit.values_by_segment()
-        columns = {"confidence": rollout.stated, **{f"{name}_advantage": each for name, each in advantages.items()}}
-        for name, column in columns.items():
-            self._log_completion_extra(name, column.flatten()[self._own_rows(len(ids))].tolist())
-        return verdicts
-
-    def _give_credit(self, local: Rollout, correct: torch.Tensor) -> Rollout:
-        """The rollout of all processes, in each of them: a group may be split over processes.
-
-        Args:
-            local: what this process has read.
-            correct: float64 ``[B]`` of all processes.
-        """
+        correct = verdicts[:, 0].double().cpu()
         if not bool(((correct == 0) | (correct == 1) | correct.isnan()).all()):
             found = correct.unique().tolist()
             raise ConfigError(f"{self.reward_func_names[0]}: expected rewards of 1, 0 or None, found {found}")
-        local.set_correct(correct[self._own_rows(len(local.lengths))])
-        parts = gather_object([local.scores()])
-        columns = {name: torch.cat([part[name] for part in parts]) for name in SCORE_COLUMNS}
+        self._scored = local.set_correct(correct[self._own_rows(len(ids))])
+        return verdicts
+
+    def _give_credit(self, local: Rollout, output: Mapping[str, Any]) -> Rollout:
+        """The rollout of all processes, in each of them: a group may be split over processes.
+
+        Args:
+            local: what this process has scored.
+            output: of TRL's ``_generate_and_score_completions``, after the rewards: it has the log-probs.
+        """
         stage = self._settings.stage_at(self.state.global_step, self.state.max_steps)
-        return Rollout.from_scores(columns).give_credit(credit_rule(self._settings.method, stage), self._group_size())
+        rule = credit_rule(self._settings.method, stage)
+        sampled = self._log_probs(local.lengths, output) if rule.entropy_bonus else None
+        scores, log_probs = local.scores(), confidence_log_probs(rule, sampled, local.segment_ends)
+        parts = gather_object([scores if log_probs is None else {**scores, _LOG_PROBS: log_probs}])
+        columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        rollout = Rollout.from_scores(columns)
+        return rollout.give_credit(rule, self._group_size(), log_probs=columns.get(_LOG_PROBS))
+
+    def _log_probs(self, lengths: torch.Tensor, output: Mapping[str, Any]) -> torch.Tensor:
+        """Log-probs of the sampled tokens, float ``[B, T]`` on the CPU, under the weights that sampled them.
+
+        They are TRL's old log-probs.  Where these are absent, because one step samples and updates, or of masked
+        prompts, because TRL masks truncated responses, its own function computes them in one pass without gradient.
+        """
+        if "old_per_token_logps" in output and not self.mask_truncated_completions:
+            log_probs: torch.Tensor = output["old_per_token_logps"]
+            return log_probs.cpu()
+        ids = output["completion_ids"]
+        inside = (torch.arange(ids.shape[1]) < lengths[:, None]).to(output["prompt_mask"])
+        of_images = inspect.signature(self._get_per_token_logps_and_entropies).parameters.keys() & output.keys()
+        args = self.args
+        batch = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, args.gradient_checkpointing_kwargs):
+            log_probs, *_ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([output["prompt_ids"], ids], dim=1),
+                torch.cat([output["prompt_mask"], inside], dim=1),
+                ids.shape[1],
+                batch_size=batch,
+                **{name: output[name] for name in of_images},
+            )
+        return log_probs.cpu()
+
+    def _log_columns(self, rollout: Rollout) -> None:
+        """Add our columns to TRL's table of completions; TRL has added those of the rewards."""
+        advantages = rollout.credit.values_by_segment()
+        columns = {"confidence": rollout.stated, **{f"{name}_advantage": each for name, each in advantages.items()}}
+        for name, column in columns.items():
+            self._logs["extra"][name].extend(column.flatten().tolist())
 
     def _group_size(self) -> int:
         return int(self.num_generations if self.model.training else self.num_generations_eval)
@@ -249,8 +283,10 @@ class CocaTrainer(GRPOTrainer):
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if "tool_mask" in output:
             raise ConfigError("rollout_func: env_mask is not supported; return the model's own tokens alone")
-        rollout, ids = self._rollout, output["completion_ids"]
-        assert rollout is not None
+        local, ids = self._scored, output["completion_ids"]
+        assert local is not None
+        rollout = self._give_credit(local, output)
+        self._log_columns(rollout)
         advantages = rollout.token_advantages[self._own_rows(len(ids))].to(ids.device)
         output["advantages"] = pad(advantages, (0, ids.shape[1] - advantages.shape[1]))
         found = values(rollout_metrics(rollout))

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from coca_mindspeed.config.checks import CHECKS, same_data
 from coca_mindspeed.config.schema import RunConfig, Section
-from coca_mindspeed.config.values import facts_of
+from coca_mindspeed.config.values import unread_keys
 from coca_mindspeed.errors import (
     Check,
     Condition,
@@ -149,12 +149,12 @@ def _run_conditions(run: RunConfig, iterations: int | None) -> Iterator[Conditio
     yield "checkpoint-interval", "checkpoint.interval", saves, "must be at least 1: MindSpeed-RL divides by it"
     fix = "on the CPU shim, set mindspeed_rl.coca.host.dtype instead"
     yield "compute-dtype", "model.compute_dtype", model.compute_dtype == "bfloat16", "must be bfloat16", fix
-    for key, facts in facts_of(RunConfig).items():
+    for key, instead in unread_keys(RunConfig, "mindspeed_rl").items():
         section, _, name = key.partition(".")
-        if facts.cluster and name and not isinstance(found := attrgetter(key)(run), Section):
+        if name and not isinstance(found := attrgetter(key)(run), Section):
             default = attrgetter(name)(RunConfig.model_fields[section].default)
             reason = f"must be {show_value(default)} on a cluster"
-            yield "local-only", key, found == default, reason, facts.cluster
+            yield "local-only", key, found == default, reason, instead
 
 
 def run_problems(

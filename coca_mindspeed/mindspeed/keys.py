@@ -11,8 +11,9 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.config.values import fact_of, facts_of
+from coca_mindspeed.config.values import fact_of, facts_of, keys_of_identity
 from coca_mindspeed.errors import Problem, raise_problems, show_value
+from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.utils.text_formats import value_of
 
 #: Key of MindSpeed-RL -> key of ours with the same value.  ``model.actor`` stands for the shapes that the actor names.
@@ -110,12 +111,12 @@ WRITTEN: dict[str, tuple[str, Callable[[RunConfig, int, Any], Any]]] = {
     "coca.output_dir": ("--output", lambda run, _, files: str(files.results.absolute())),
     "coca.data_sha256": ("the content of the record files", lambda *_: None),  # of the files that are here
 }
-# Free keys, or whole sections, that must not change on a resume; layout, memory, logging and retention may.
+# MindSpeed-RL's free keys, or whole sections, that must not change on a resume; layout, memory and logging may.
 _FREE_IDENTITY = {
     "model",
     *("megatron_training.split", "megatron_training.no_shuffle", "actor_config.min_lr", "rl_config.init_kl_coef"),
     *("rl_config.shuffle_mini_batch", "rl_config.verifier_function", "rl_config.verifier_weight"),
-    *("generate_config.sampling_config", "coca.rollout_is_threshold"),
+    "generate_config.sampling_config",
 }
 _ACTOR = ("megatron_training", "actor_config")
 _ABSENT = object()
@@ -176,7 +177,7 @@ def identity_keys() -> set[str]:
     """Keys and sections of MindSpeed-RL that a resumed run must not change: by the facts at the keys of ours."""
     known = facts_of(RunConfig)
     same = {key for key, entry in TABLE.items() if all(fact_of(known, name).resume == "same" for name in entry.ours)}
-    return same | _FREE_IDENTITY
+    return same | {f"coca.{key}" for key in keys_of_identity(CocaSettings)} | _FREE_IDENTITY
 
 
 def places(key: str, values: Mapping[str, Any]) -> list[str]:

@@ -1,11 +1,12 @@
 """Keys of the section ``coca`` that the engines on MindSpeed-RL's and verl's configurations share."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.config.values import KeyFacts
 from coca_mindspeed.errors import ConfigError, GradingError, validation_problems
 from coca_mindspeed.grading.registry import known_grader
 
@@ -23,7 +24,9 @@ class ScoringSettings(EngineSection):
     method: MethodConfig = Field(MethodConfig(), description="the training method")
     grader: str = Field("auto", description="grader; auto: by record; docs/grading.md")
     grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; docs/grading.md")
-    allow_open_thinking: bool = Field(False, description="see model.allow_open_thinking")
+    allow_open_thinking: Annotated[bool, KeyFacts("cluster")] = Field(
+        False, description="see model.allow_open_thinking"
+    )
     require_evaluated: bool = Field(True, description="see data.require_evaluated")
 
     @field_validator("grader")

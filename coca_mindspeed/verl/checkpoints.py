@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from coca_mindspeed.config import checks
+from coca_mindspeed.config.values import keys_of_identity
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.scoring.metrics import BestValue
 from coca_mindspeed.utils.files import write_atomically
@@ -48,8 +49,8 @@ def check_resume(directory: Path, settings: VerlSettings, total_steps: int, resu
     ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
     is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.
     """
-    grading = settings.model_dump(mode="json", include={"grader", "grading", "require_evaluated"})
-    ours: dict[str, Any] = {**settings.method.model_dump(mode="json"), **grading}
+    identity = settings.model_dump(mode="json", include=keys_of_identity(VerlSettings))
+    ours: dict[str, Any] = {**identity.pop("method"), **identity}
     if len(settings.method.training_method.stages) > 1:
         ours["total_training_steps"] = total_steps
     path = directory / FILE

@@ -1,10 +1,11 @@
 """The section ``coca`` of a verl configuration."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from coca_mindspeed.config.values import KeyFacts
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section
 
@@ -12,17 +13,18 @@ from coca_mindspeed.scoring.settings import ScoringSettings, checked_section
 NAME = "coca"
 #: Our names of ``trainer.v1.trainer_mode``, and verl's of the same trainer.
 TRAINERS = {NAME: "sync", f"{NAME}_colocate_async": "colocate_async", f"{NAME}_separate_async": "separate_async"}
+_FREE = KeyFacts("free")
 
 
 class VerlSettings(ScoringSettings):
     """The section ``coca``."""
 
-    broken_groups: int = Field(
+    broken_groups: Annotated[int, _FREE] = Field(
         0, ge=0, description="allowed incomplete groups per step (and questions per validation); more end the run"
     )
-    samples_interval: int = Field(10, ge=0, description="steps between sample dumps; 0: none")
-    samples_prompts: int = Field(4, ge=1, description="questions per dump, with all responses")
-    best_metric: Literal["eval/accuracy", "eval/auroc", "eval/ece", "eval/brier"] = Field(
+    samples_interval: Annotated[int, _FREE] = Field(10, ge=0, description="steps between sample dumps; 0: none")
+    samples_prompts: Annotated[int, _FREE] = Field(4, ge=1, description="questions per dump, with all responses")
+    best_metric: Annotated[Literal["eval/accuracy", "eval/auroc", "eval/ece", "eval/brier"], _FREE] = Field(
         "eval/brier", description="held-out metric by which BestCheckpoint chooses; docs/verl.md"
     )
 

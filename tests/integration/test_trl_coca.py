@@ -1,6 +1,7 @@
 """``CocaTrainer`` and its example in TRL's own environment (``make test-trl``)."""
 
 import contextlib
+import functools
 import importlib.util
 import math
 import os
@@ -67,6 +68,51 @@ def questions(trainer, prompts, group=8):
 
 def gold(row):
     return record_of(row, "row").answer
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({"steps_per_generation": 1}, 1),  # TRL's default: one step samples and updates, without old log-probs
+        ({"steps_per_generation": 2}, 1),  # TRL's own pass, for old ones
+        ({"steps_per_generation": 1, "mask_truncated_completions": True}, 1),
+        ({"steps_per_generation": 2, "mask_truncated_completions": True}, 2),  # its old ones are of masked prompts
+    ],
+)
+def test_the_entropy_bonus_is_of_the_weights_that_sampled(model, tmp_path, options, passes):
+    options = options | {"max_completion_length": 8}  # some responses are cut off
+    trainer = trainer_of(model, tmp_path, {"entropy_bonus": 0.1}, options=options)
+    made, lengths = [], []
+    compute, reward = trainer._get_per_token_logps_and_entropies, trainer._calculate_rewards
+
+    @functools.wraps(compute)
+    def computed(*given, **named):
+        made.append(compute(*given, **named))
+        return made[-1]
+
+    def rewarded(inputs, prompts, completions, sampled):
+        lengths.extend(map(len, sampled))
+        return reward(inputs, prompts, completions, sampled)
+
+    trainer._get_per_token_logps_and_entropies, trainer._calculate_rewards = computed, rewarded
+    output = trainer._generate_and_score_completions(questions(trainer, 8))
+    assert len(made) == passes
+    ids, lengths = output["completion_ids"], torch.tensor(lengths)
+    inside = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+    assert (inside.sum() > output["completion_mask"].sum()) == ("mask_truncated_completions" in options)
+    log_probs = trainer._get_per_token_logps_and_entropies(
+        trainer.model,
+        torch.cat([output["prompt_ids"], ids], dim=1),
+        torch.cat([output["prompt_mask"], inside], dim=1),
+        ids.shape[1],
+    )[0]
+    correct = torch.tensor(list(trainer._logs["rewards"]["correct"]))
+    given = ids, lengths, correct, trainer.processing_class, 8
+    bonus = coca_advantages(*given, **ARGUMENTS, entropy_bonus=0.1, log_probs=log_probs).advantages
+    torch.testing.assert_close(output["advantages"], bonus, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(bonus, coca_advantages(*given, **ARGUMENTS).advantages)
+    first = trainer._logs["extra"]["confidence_advantage"][0]
+    assert first == pytest.approx(float(bonus[0, 0]), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["joint", "coca"])

@@ -14,7 +14,6 @@ from coca_mindspeed.integrations import ms_swift, settings
 from coca_mindspeed.integrations.settings import RowGrader, check_version, integration_settings
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = {"clip": "--epsilon", "aggregation": "--loss_type", "follows_steps": True}
 STAGED = [name for name, method in METHODS.items() if len(method.stages) > 1]
 
 
@@ -30,26 +29,40 @@ STAGED = [name for name, method in METHODS.items() if len(method.stages) > 1]
         ({"method": {"name": "caliber"}, "stage_shares": [0, 1]}, ["coca.stage_shares.0"]),
         ({"method": {"clip": 0.2, "loss_aggregation": "sum"}}, ["coca.method.clip", "coca.method.loss_aggregation"]),
         ({"method": {"name": "coco"}}, ["coca.method.name"]),
+        ({"method": {"entropy_bonus": 0.02}}, []),
         ({"bad": 1}, ["coca.bad"]),
     ],
 )
 def test_keys_that_cannot_have_an_effect_are_refused(section, keys):
     if not keys:
-        integration_settings(section, **OPTIONS)
+        integration_settings(section, "trl")
         return
     with pytest.raises(ConfigError) as refusal:
-        integration_settings(section, **OPTIONS)
+        integration_settings(section, "trl")
     assert [problem.key for problem in refusal.value.problems] == keys
+
+
+def test_ms_swift_passes_no_log_probs_to_the_functions_that_the_plugin_replaces():
+    with pytest.raises(ConfigError) as refusal:
+        integration_settings({"method": {"entropy_bonus": 0.02, "clip": 0.2}}, "ms_swift")
+    assert {(each.code, each.key) for each in refusal.value.problems} == {
+        ("elsewhere", "coca.method.entropy_bonus"),
+        ("elsewhere", "coca.method.clip"),
+    }
 
 
 @pytest.mark.parametrize("name", STAGED)
 @pytest.mark.parametrize(
     ("more", "keys"),
-    [({}, {"coca.stage"}), ({"stage": 1}, set()), ({"stage_shares": [1, 1]}, {"coca.stage", "coca.stage_shares"})],
+    [
+        ({}, {"coca.stage"}),
+        ({"stage": 1}, set()),
+        ({"stage_shares": [1, 1]}, {"coca.stage", "coca.stage_shares"}),
+    ],
 )
 def test_a_framework_without_steps_needs_a_stage(name, more, keys):
     with pytest.raises(ConfigError) if keys else contextlib.nullcontext() as refusal:
-        integration_settings({"method": {"name": name}, **more}, **{**OPTIONS, "follows_steps": False})
+        integration_settings({"method": {"name": name}, **more}, "ms_swift")
     assert not keys or {problem.key for problem in refusal.value.problems} == keys
 
 
@@ -67,7 +80,7 @@ def test_a_framework_without_steps_needs_a_stage(name, more, keys):
 )
 def test_stages_share_the_steps(section, total, stages):
     more = {key: section[key] for key in section.keys() - {"name"}}
-    settings = integration_settings({"method": {"name": section["name"]}, **more}, **OPTIONS)
+    settings = integration_settings({"method": {"name": section["name"]}, **more}, "trl")
     assert [settings.stage_at(step, total) for step in range(max(total, 1))] == stages
     assert settings.stage_at(total + 1, total) == stages[-1]
 
@@ -92,7 +105,7 @@ def test_the_extras_admit_what_was_tested(extra, file):
 def test_rows_are_checked_and_graded():
     records = [Record(str(n), "sums", "arithmetic", f"{n}+1", str(n + 1)) for n in range(3)]
     texts = [trl_row(each, None, 0)["record"] for each in records]
-    grader = RowGrader(integration_settings({"grader": "exact"}, **OPTIONS))
+    grader = RowGrader(integration_settings({"grader": "exact"}, "trl"))
     grader.check("train", texts)
     assert grader.grade(texts, ["1", "3", " 3"]) == [True, False, True]
     with pytest.raises(DataError, match="train: row 2"):

@@ -47,7 +47,7 @@ try:
 except (ValueError, AttributeError, KeyError) as error:
     raise ConfigError('set the environment variable COCA=\'{"tokenizer": "DIR"}\' to the model\'s directory') from error
 # ms-swift 4.6.0 tells reward functions the step in its HF and Megatron trainers, but not in its Ray trainer.
-SETTINGS = integration_settings(SECTION, clip="--epsilon", aggregation="--loss_type", follows_steps=False)
+SETTINGS = integration_settings(SECTION, "ms_swift")
 RULE = credit_rule(SETTINGS.method, SETTINGS.stage or 0)
 if len(RULE.segments) != 2:
     raise ConfigError(f"coca.method.name={SETTINGS.method.name}: ms-swift trains methods of two segments")

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from coca_mindspeed.config.values import Day, TemplateVariables
+from coca_mindspeed.config.values import Day, KeyFacts, TemplateVariables
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
 from coca_mindspeed.mindspeed.hooks import apply
 from coca_mindspeed.scoring.settings import EngineSection, ScoringSettings
@@ -26,6 +26,7 @@ VARIABLE = "COCA_MINDSPEED_PROCESS"
 CPU_SHIM = "COCA_MINDSPEED_CPU_SHIM"
 #: Logs in ``output_dir``, one row per iteration.
 METRICS, VALIDATION = "metrics.jsonl", "validation.jsonl"
+_FREE = KeyFacts("free")
 
 
 class HostSettings(EngineSection):
@@ -42,28 +43,36 @@ class CocaSettings(ScoringSettings):
 
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict, description="see model.chat_template_kwargs")
     prompt_date: Day = Field(None, description="see model.prompt_date")
-    stage: int = Field(0, ge=0, description="index of the method's stage; required if it has several")
+    stage: Annotated[int, _FREE] = Field(0, ge=0, description="index of the method's stage; required if it has several")
 
-    eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation; null: none")
-    eval_interval: int = Field(0, ge=0, description="iterations between validations; 0: none")
-    samples_interval: int = Field(0, ge=0, description="iterations between sample dumps; 0: none")
-    samples_prompts: int = Field(2, ge=1, description="prompts per dump, with all responses")
-    output_dir: Path | None = Field(None, description="directory of samples and validation results")
-    data_sha256: dict[str, str] = Field({}, description="SHA-256 of record files by path; compared on every node")
-    keep_checkpoints: int | None = Field(None, ge=1, description="newest checkpoints kept; null: all")
-    metrics_file: bool = Field(True, description="write output_dir/metrics.jsonl")
+    eval_data: Annotated[Path | None, _FREE] = Field(
+        None, description="held-out records (JSON Lines) for validation; null: none"
+    )
+    eval_interval: Annotated[int, _FREE] = Field(0, ge=0, description="iterations between validations; 0: none")
+    samples_interval: Annotated[int, _FREE] = Field(0, ge=0, description="iterations between sample dumps; 0: none")
+    samples_prompts: Annotated[int, _FREE] = Field(2, ge=1, description="prompts per dump, with all responses")
+    output_dir: Annotated[Path | None, _FREE] = Field(None, description="directory of samples and validation results")
+    data_sha256: Annotated[dict[str, str], _FREE] = Field(
+        {}, description="SHA-256 of record files by path; compared on every node"
+    )
+    keep_checkpoints: Annotated[int | None, _FREE] = Field(None, ge=1, description="newest checkpoints kept; null: all")
+    metrics_file: Annotated[bool, _FREE] = Field(True, description="write output_dir/metrics.jsonl")
 
-    rollout_log_probs: bool = Field(True, description="measure the gap of log-probs between rollout and training")
+    rollout_log_probs: Annotated[bool, _FREE] = Field(
+        True, description="measure the gap of log-probs between rollout and training"
+    )
     rollout_is_threshold: float | None = Field(
         None, gt=0, description="truncated importance weights against the rollout's log-probs; null: none"
     )
-    stall_timeout: float = Field(3600.0, gt=0, description="seconds without progress until a stage fails")
+    stall_timeout: Annotated[float, _FREE] = Field(
+        3600.0, gt=0, description="seconds without progress until a stage fails"
+    )
 
     platform: Literal["npu", "host"] = Field("npu", description="npu, or host (CPU)")
-    rollout: Literal["auto", "vllm", "transformers"] = Field(
+    rollout: Annotated[Literal["auto", "vllm", "transformers"], _FREE] = Field(
         "auto", description="rollout engine; auto: vllm on npu, transformers on host (vllm there: its CPU build)"
     )
-    host: HostSettings = HostSettings()
+    host: Annotated[HostSettings, _FREE] = HostSettings()
 
     @property
     def validation_interval(self) -> int:
