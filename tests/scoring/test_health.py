@@ -1,6 +1,9 @@
 """Health warnings: which metrics are a problem, and when a warning is repeated."""
 
+import json
 import math
+import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +15,10 @@ NAMES = {
     "answer": "group/no_answer_variance_share",
     "ungradable": "grading/ungradable_share",
     "cut_off": "response/cut_off_share",
+    "entropy": "confidence/entropy",
 }
-HEALTHY = dict.fromkeys(NAMES.values(), 0.0)
+HEALTHY = dict.fromkeys(NAMES.values(), 0.0) | {"confidence/entropy": 0.3}
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
 
 def row(**shares):
@@ -33,6 +38,10 @@ def row(**shares):
         ({"answer": 1.0, "ungradable": 1.0}, ["no_answer_signal", "ungradable"]),
         ({"ungradable": 0.06}, ["ungradable"]),
         ({"cut_off": 0.51}, ["cut_off"]),
+        ({"entropy": 0.1}, []),
+        ({"entropy": 0.099, "answer": 0.95}, ["low_entropy", "no_answer_signal"]),
+        ({"entropy": 0.001, "confidence": 0.95}, ["no_confidence_signal"]),
+        ({"entropy": 0.0, "confidence": 1.0, "answer": 1.0}, ["no_signal"]),
     ],
 )
 def test_each_segment_and_the_grading_are_looked_at_separately(shares, codes):
@@ -55,6 +64,37 @@ def test_ungradable_golds_are_seen_while_the_confidence_still_learns():
     """All golds unreadable: accuracy 0 and equal answer rewards, but confidences that differ."""
     rows = [row(confidence=0.1, answer=1.0, ungradable=1.0) | {"rollout/accuracy": 0.0}] * NO_SIGNAL_STEPS
     assert set(health_problems(rows)) == {"no_answer_signal", "ungradable"}
+
+
+def metrics_of_runs(archive):
+    """Run -> its rows, from a published archive."""
+    with tarfile.open(RESULTS / archive) as files:
+        for member in files:
+            if member.name.endswith("metrics.jsonl"):
+                content = files.extractfile(member)
+                rows = [json.loads(line) for line in content.read().splitlines()]
+                yield member.name, [row for row in rows if row["step"] > 0]
+
+
+@pytest.mark.parametrize(
+    ("archive", "healthy", "ended"), [("long/answers.tar.xz", 5, 3), ("smollm2/jobs.tar.xz", 4, 2)]
+)
+def test_a_confidence_that_becomes_one_number_is_seen_before_its_rewards_are_equal(archive, healthy, ended):
+    """In every archived run: none with the bonus is warned of, and the others before they learn nothing more."""
+    found = {}
+    for run, rows in metrics_of_runs(archive):
+        windows = [rows[end - NO_SIGNAL_STEPS : end] for end in range(NO_SIGNAL_STEPS, len(rows) + 1)]
+        codes = [health_problems(window).keys() for window in windows]
+        found[run] = [
+            next((end for end, each in enumerate(codes) if code in each), None)
+            for code in ("low_entropy", "no_confidence_signal")
+        ]
+    with_bonus = [run for run in found if "entropy" in run or "/coca/" in run or "/coca_group/" in run]
+    assert len(with_bonus) == healthy
+    assert all(found[run] == [None, None] for run in with_bonus)
+    equal = [steps for steps in found.values() if steps[1] is not None]
+    assert len(equal) == ended
+    assert all(steps[0] + 4 <= steps[1] for steps in equal)
 
 
 def warned(course, problem="ungradable"):
