@@ -41,8 +41,8 @@ $explained\
                 batches, and a checkpoint; no validation
   --resume      go on from the newest checkpoint in DIR
   --output DIR  where the run goes (default: runs/$run; --smoke, --trial: runs/smoke/$run-TIME, runs/trial/$run-TIME)
-  KEY=VALUE     change the configuration, e.g. method=joint data.epochs=0.5 rollout.prompts=64; of a smoke run
-                everything but its model and its data
+  KEY=VALUE     change the configuration, e.g. method=coca_stable (what the study of forms supports) or method=joint
+                data.epochs=0.5 rollout.prompts=64; of a smoke run everything but its model and its data
 
 exit codes: that of the training; 2 what was typed wrong, 1 what cannot run, 130 and 143 a signal
 

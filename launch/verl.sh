@@ -14,7 +14,8 @@ usage: bash ${0} RUN [--dry-run] [--smoke | --trial | --resume] [--output DIR] [
                 validation
   --resume      go on from the newest checkpoint in DIR
   --output DIR  where the run goes (default: runs/RUN; --smoke, --trial: runs/smoke/RUN-TIME, runs/trial/RUN-TIME)
-  KEY=VALUE     change the configuration as verl takes it, e.g. coca.method.name=joint trainer.n_gpus_per_node=16
+  KEY=VALUE     change the configuration as verl takes it, e.g. coca.method=coca_stable (what the study of forms
+                supports) or coca.method.name=joint trainer.n_gpus_per_node=16
 
 Several nodes: the same command on each, with NNODES, NODE_RANK (0 is the head) and MASTER_ADDR set.
 

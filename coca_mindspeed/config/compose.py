@@ -126,6 +126,14 @@ def config_directory() -> Path:
     raise ConfigError(f"the configs/ folder was found neither in {package.parent} nor in {package}; reinstall")
 
 
+def method_form(name: str) -> dict[str, Any]:
+    """The section ``method`` of ``configs/method/NAME.yaml``; raises ValueError if there is no such file."""
+    files = {path.stem: path for path in (config_directory() / "method").glob("*.yaml")}
+    if name not in files:
+        raise ValueError(f"no such form of a method{did_you_mean(name, files)}; known: {', '.join(sorted(files))}")
+    return dict(read_yaml(files[name]))
+
+
 def ready_made_runs() -> list[str]:
     """Names that :func:`compose_run` accepts besides paths."""
     return sorted(path.stem for path in config_directory().glob("*.yaml") if path.stem != "base")

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.schema import MethodConfig, RunConfig
 from coca_mindspeed.errors import Problem
 from coca_mindspeed.utils.process import GIB
 
 Row = tuple[str, str]
+_STABLE_EPS = 0.05  # the smallest that was seen to keep the confidence learning without a bonus
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,16 @@ def file_rows(files: Mapping[str, str | None]) -> Iterator[Row]:
     for key, path in files.items():
         if path:
             yield key, path if Path(path).exists() else f"{path} (MISSING)"
+
+
+def form_notes(method: MethodConfig, word: str) -> Iterator[str]:
+    """What the study of forms found of the paper's form, and the ``word`` of the engine that changes it."""
+    if method.name == "coca" and not method.entropy_bonus and method.advantage_eps < _STABLE_EPS:
+        eps = f"{method.advantage_eps:g}"
+        yield (
+            f"with advantage_eps={eps} and no entropy bonus, the confidence of small models ended as one number for "
+            f"almost all questions; {word} keeps it learning (docs/method.md, named forms)"
+        )
 
 
 def evaluations(config: RunConfig, unit: str) -> str:

@@ -20,6 +20,7 @@ from coca_mindspeed.config.plan import (
     batch_rows,
     evaluations,
     file_rows,
+    form_notes,
     question_rows,
 )
 from coca_mindspeed.config.schema import RunConfig
@@ -97,7 +98,8 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
     rows = (*_rows(run, resolved, iterations, length, rates), *question_rows(counts))
     files = "data.train", run.data.train, "data.evaluate", run.data.evaluate
     warnings = () if counts is None else counts.warnings(*files)
-    notes = (*_notes(resolved, memory), *compare_model(run.model.path, translate(run)).notes)
+    compared = compare_model(run.model.path, translate(run)).notes
+    notes = (*form_notes(run.method, "method=coca_stable"), *_notes(resolved, memory), *compared)
     return ClusterPlan(name, rows, memory, notes, tuple(problems), warnings, resolved=resolved, iterations=iterations)
 
 

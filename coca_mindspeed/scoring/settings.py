@@ -5,6 +5,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from coca_mindspeed.config.compose import method_form
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.config.values import KeyFacts
 from coca_mindspeed.errors import ConfigError, GradingError, validation_problems
@@ -21,13 +22,20 @@ class EngineSection(BaseModel):
 class ScoringSettings(EngineSection):
     """Method and grading."""
 
-    method: MethodConfig = Field(MethodConfig(), description="the training method")
+    method: MethodConfig = Field(
+        MethodConfig(), description="the training method, or the name of a form in configs/method"
+    )
     grader: str = Field("auto", description="grader; auto: by record; docs/grading.md")
     grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; docs/grading.md")
     allow_open_thinking: Annotated[bool, KeyFacts("cluster")] = Field(
         False, description="see model.allow_open_thinking"
     )
     require_evaluated: bool = Field(True, description="see data.require_evaluated")
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _named_form(cls, value: object) -> object:
+        return method_form(value) if isinstance(value, str) else value
 
     @field_validator("grader")
     @classmethod

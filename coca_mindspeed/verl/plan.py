@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import config_directory, named_defaults
-from coca_mindspeed.config.plan import Plan, QuestionCounts, Row, file_rows, question_rows
+from coca_mindspeed.config.plan import Plan, QuestionCounts, Row, file_rows, form_notes, question_rows
 from coca_mindspeed.data.export import record_of
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, did_you_mean
 from coca_mindspeed.utils.json_files import read_json_lines
@@ -127,7 +127,9 @@ def make_plan(file: Path, overrides: Sequence[str]) -> Plan:
         return Plan(title, (), problems=problems)
     counts = _question_counts(run)
     files = TRAIN_FILES, run.value(TRAIN_FILES), VAL_FILES, run.value(VAL_FILES)
-    return Plan(title, (*_rows(run), *question_rows(counts)), warnings=counts.warnings(*files) if counts else ())
+    notes = tuple(form_notes(run.settings.method, "coca.method=coca_stable"))
+    warnings = counts.warnings(*files) if counts else ()
+    return Plan(title, (*_rows(run), *question_rows(counts)), notes=notes, warnings=warnings)
 
 
 def _question_counts(run: VerlRun) -> QuestionCounts | None:

@@ -90,7 +90,7 @@ class SegmentTrainer(PPOTrainer):
         with open_dict(config):
             config.trainer.v1.trainer_mode = TRAINERS[config.trainer.v1.trainer_mode]  # verl compares with its words
             # With the paths of the user's own code: workers may have another working directory.
-            OmegaConf.update(config, f"{NAME}.method.name", self._settings.method.name)
+            OmegaConf.update(config, f"{NAME}.method", self._settings.method.model_dump(mode="json"), merge=False)
             OmegaConf.update(config, f"{NAME}.grader", self._settings.grader)
         super().__init__(config)
         self._scored: list[ScoredStep] = []  # the mini-batches of this step
