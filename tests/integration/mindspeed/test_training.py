@@ -11,7 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SCORES
+from coca_mindspeed.mindspeed.start.process import CPU_SHIM
+from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
 from tests.integration import custom_code
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed
@@ -92,6 +101,44 @@ def test_a_method_with_a_confidence_after_the_answer(method, stage, tmp_path, ra
         assert row[f"response/{after}_length"] > 1
         assert row["rollout/invalid_share"] < 0.5
         assert row[f"{after}/entropy"] > 0
+
+
+@pytest.mark.parametrize("layout", ["TP1", "DP2"])
+def test_the_entropy_bonus_is_that_of_the_local_credit(layout, warm, tmp_path, ray_directory):
+    """The advantages in the dock, from the sampled tokens and the rollout's log-probs, read and credited anew."""
+    method = {**LAYOUTS[layout].get("coca", {}).get("method", tiny.METHOD), "entropy_bonus": 0.05}
+    changes = {**LAYOUTS[layout], "coca": {**LAYOUTS[layout].get("coca", {}), "method": method}}
+    shim = {CPU_SHIM: "tests.integration.mindspeed.keeping", "COCA_TEST_ADVANTAGES": str(tmp_path / "kept")}
+    rows = run_and_check(warm, tmp_path / "run", ray_directory, changes, **shim)
+    policy = load_policy(warm / "model", compose_run("demo").run.model, torch.device("cpu"))
+    settings = MethodConfig(**method)
+    kept = {"read": [], "written": []}
+    for file in sorted((tmp_path / "kept").iterdir(), key=lambda file: file.stat().st_mtime_ns):
+        kept[file.stem.split("_")[2]].append(torch.load(file, weights_only=False))
+    for row in rows:
+        iteration = {name: {} for name in ("responses", "advantages", ROLLOUT_LOG_PROBS, SCORES["correct"])}
+        for part in ("read", "written"):
+            while len(iteration["advantages" if part == "written" else "responses"]) < 16 * 8:
+                portion = kept[part].pop(0)
+                for name in iteration.keys() & portion.keys():
+                    iteration[name].update(zip(portion["indexes"], portion[name], strict=True))
+        columns = {name: [values[index] for index in range(16 * 8)] for name, values in iteration.items()}
+        lengths = torch.tensor(list(map(len, columns["advantages"])))
+        ids = pad_sequence(columns["responses"], batch_first=True).long()
+        rollout = Rollout(lengths=lengths, width=ids.shape[1], token_ids=ids)
+        rollout.read(policy.text, settings.parser(), settings.max_confidence_tokens)
+        rollout.set_correct(torch.stack(columns[SCORES["correct"]])[:, 0])
+        rule, sampled = credit_rule(settings, 0), pad_sequence(columns[ROLLOUT_LOG_PROBS], batch_first=True)
+        log_probs = confidence_log_probs(rule, sampled, rollout.segment_ends)
+        expected = rollout.give_credit(rule, 8, log_probs=log_probs).token_advantages
+        found = pad_sequence(columns["advantages"], batch_first=True)
+        torch.testing.assert_close(found, expected[:, : found.shape[1]], rtol=0, atol=1e-5)
+        entropy = -float(log_probs.sum() / rollout.segment_ends[:, 0].sum())
+        assert row["confidence/entropy"] == pytest.approx(entropy, abs=1e-3)  # of the training engine's log-probs
+        plain = credit_rule(settings.model_copy(update={"entropy_bonus": 0.0}), 0)
+        assert not torch.allclose(expected, rollout.give_credit(plain, 8).token_advantages)
+    assert not kept["read"]
+    assert not kept["written"]
 
 
 def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm, tmp_path, ray_directory):

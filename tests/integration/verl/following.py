@@ -16,7 +16,7 @@ from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.algorithm.parsing import SEGMENTS
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout, confidences
+from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs, confidences
 from tests.integration.verl import tiny
 from tests.local.models_for_tests import response_log_probs
 
@@ -42,7 +42,7 @@ def gradient_norms(
     token_ids = pad_sequence([row["responses"] for row in rows], batch_first=True, padding_value=policy.pad_id)
     old = pad_sequence([row["old_log_probs"] for row in rows], batch_first=True)
     width = token_ids.shape[1]
-    advantages, ends = _credit(rows, method, lengths, width, group)
+    advantages, ends = credit(rows, method, group)
     weighted = advantages
     if "rollout_is_weights" in rows[0]:
         weighted = advantages * pad_sequence([row["rollout_is_weights"] for row in rows], batch_first=True)
@@ -75,10 +75,12 @@ def gradient_norms(
     return norms, float((advantages - theirs).abs().max())
 
 
-def _credit(
-    rows: Sequence[Mapping[str, Any]], method: MethodConfig, lengths: torch.Tensor, width: int, group: int
+def credit(
+    rows: Sequence[Mapping[str, Any]], method: MethodConfig, group: int, *, sampled: str = "old_log_probs"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages ``[rows, width]`` and ends of the segments ``[rows, S]``."""
+    """Advantages ``[rows, T]`` and ends of the segments ``[rows, S]``; ``sampled`` names the bonus's log-probs."""
+    lengths = torch.tensor([len(row["responses"]) for row in rows])
+    width = int(lengths.max())
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         if not row["key"].startswith("pad"):
@@ -95,7 +97,9 @@ def _credit(
         "confidence_length": torch.tensor([row["confidence_length"] for row in chosen]),
         "segment_ends": torch.tensor([row["segment_ends"] for row in chosen]),
     }
-    rollout = Rollout.from_scores(columns, width=width).give_credit(credit_rule(method, 0), group)
+    rollout, rule = Rollout.from_scores(columns, width=width), credit_rule(method, 0)
+    log_probs = pad_sequence([row[sampled] for row in chosen], batch_first=True)
+    rollout.give_credit(rule, group, log_probs=confidence_log_probs(rule, log_probs, rollout.segment_ends))
     assert torch.equal(rollout.lengths, lengths[order])
     ends = torch.zeros(len(rows), rollout.segment_ends.shape[1], dtype=torch.int64)
     advantages = torch.zeros(len(rows), width)

@@ -21,7 +21,9 @@ def _keep_batches(module):
         import transfer_queue
 
         fields = ["prompts", "responses", "old_log_probs", "advantages", "extra_fields"]
-        fields += ["rollout_is_weights"] if self.config.algorithm.rollout_correction.rollout_is else []
+        fields += (
+            ["rollout_is_weights", "rollout_log_probs"] if self.config.algorithm.rollout_correction.rollout_is else []
+        )
         columns = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         extra = [getattr(value, "data", value) for value in columns.pop("extra_fields")]
         rows = [

@@ -10,13 +10,14 @@ import time
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed import cli
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.schema import MethodConfig
 from tests.integration import custom_code
 from tests.integration.verl import loop, tiny
-from tests.integration.verl.following import gradient_norms
+from tests.integration.verl.following import credit, gradient_norms
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 MEDDLING = "tests.integration.verl.meddling"
@@ -101,12 +102,15 @@ def test_the_dump_says_what_each_response_stated_earned_and_learned(resumed):
         assert group[0]["gesr"] == pytest.approx(sum(row["verdict"] == "right" for row in group) / 8)
 
 
-def test_two_ranks_with_segment_means_and_the_scale_of_the_batch(warm, tmp_path):
-    keys = {"loss_aggregation": "segment_mean", "advantage_scale": "batch"}
+def test_two_ranks_with_segment_means_the_scale_of_the_batch_and_an_entropy_bonus(warm, tmp_path):
+    keys = {"loss_aggregation": "segment_mean", "advantage_scale": "batch", "entropy_bonus": 0.05}
     method = MethodConfig(**keys)
     changes = {MINIBATCH: 8, STEPS: 1, "coca__method": keys}
     finished(tiny.configuration(warm, tmp_path / "run", gpus=2, **changes), **keeping(tmp_path / "run"))
     assert_same_gradient(warm, tmp_path / "run", method, ranks=2, minibatches=2)
+    first, rows = loop.metrics(tmp_path / "run")[1], kept(tmp_path / "run")
+    sampled = [row["old_log_probs"][: row["segment_ends"][0]] for row in rows]
+    assert first["confidence/entropy"] == pytest.approx(-float(torch.cat(sampled).mean()), rel=1e-4)
 
 
 def test_a_failing_grader_and_a_failing_session_with_token_means(warm, tmp_path):
@@ -136,6 +140,7 @@ def test_an_asynchronous_loop_counts_discarded_groups(warm, tmp_path):
         STEPS: 3,
         MINIBATCH: 8,
         "coca__broken_groups": 1,
+        "coca__method": {"entropy_bonus": 0.05},
         "trainer__v1": {
             "trainer_mode": "coca_colocate_async",
             "colocate_async": {"num_warmup_batches": 2},
@@ -147,7 +152,12 @@ def test_an_asynchronous_loop_counts_discarded_groups(warm, tmp_path):
         "trainer__checkpoint_callback_class": "coca_mindspeed.verl.checkpoints.BestCheckpoint",
     }
     finished(tiny.configuration(warm, run, **changes), **keeping(run), COCA_TEST_SESSION_FAILS="37")
-    assert_same_gradient(warm, run, MethodConfig(), ranks=1, minibatches=2)
+    method = MethodConfig(entropy_bonus=0.05)
+    assert_same_gradient(warm, run, method, ranks=1, minibatches=2)
+    rows = kept(run, 3)  # old log-probs are of the trained weights, those of the rollout of earlier ones
+    written = pad_sequence([row["advantages"] for row in rows], batch_first=True)
+    torch.testing.assert_close(credit(rows, method, 8)[0], written, rtol=0, atol=1e-5)
+    assert not torch.allclose(credit(rows, method, 8, sampled="rollout_log_probs")[0], written, atol=1e-3)
     metrics = loop.metrics(run)
     assert [metrics[step]["group/discarded"] for step in (1, 2)] == [0, 0]
     assert 1 <= metrics[3]["group/discarded"] <= 16
