@@ -150,7 +150,7 @@ $(VERL_VENV)/.installed: requirements/verl.txt setup.py
 test-verl: $(VERL_VENV)/.installed  ## the engine on the real verl, whole loops without an accelerator (docs/verl.md)
 	$(VERL_VENV)/bin/python -m pytest tests/integration/verl
 
-test-verl-learning: $(VERL_VENV)/.installed runs/demo/model/config.json  ## three trainings on verl (half an hour)
+test-verl-learning: $(VERL_VENV)/.installed runs/demo/model/config.json  ## five trainings on verl (three quarters of an hour)
 	VERL_LEARNING_MODEL=runs/demo/warm_start $(VERL_VENV)/bin/python -m pytest -s tests/integration/verl/test_learning.py
 
 bench: $(STAMP)  ## benchmarks: a table, and JSON in runs/bench

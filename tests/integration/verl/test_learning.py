@@ -15,7 +15,7 @@ from tests.integration.verl import loop, tiny
 MODEL = os.environ.get("VERL_LEARNING_MODEL", "")
 STEPS, PROMPTS = 100, 8
 pytestmark = [
-    pytest.mark.skipif(not MODEL, reason="three trainings of 100 steps; they run by `make test-verl-learning`"),
+    pytest.mark.skipif(not MODEL, reason="trainings of 60 and 100 steps; they run by `make test-verl-learning`"),
     pytest.mark.timeout(7200),
 ]
 
@@ -33,15 +33,20 @@ SETTINGS = {
 }
 
 
+def trained(directory, seed, **changes):
+    """Metrics by step of a training in a directory."""
+    tiny.widen_model(Path(MODEL).absolute(), directory / "model")
+    tiny.write_questions(directory, "coca", train=PROMPTS * STEPS, evaluate=128, seed=seed)
+    run = directory / "run"
+    seeds = {"data__seed": seed, "actor_rollout_ref__rollout__seed": seed}
+    config = tiny.configuration(directory, run, **{**SETTINGS, **seeds, **changes})
+    assert loop.start(config).wait(7000) == 0, loop.log_of(run)[-6000:]
+    return loop.metrics(run)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_confidence_reward_rises_and_the_calibration_error_halves(seed, tmp_path):
-    tiny.widen_model(Path(MODEL).absolute(), tmp_path / "model")
-    tiny.write_questions(tmp_path, "coca", train=PROMPTS * STEPS, evaluate=128, seed=seed)
-    run = tmp_path / "run"
-    seeds = {"data__seed": seed, "actor_rollout_ref__rollout__seed": seed}
-    config = tiny.configuration(tmp_path, run, **SETTINGS, **seeds)
-    assert loop.start(config).wait(7000) == 0, loop.log_of(run)[-6000:]
-    metrics = loop.metrics(run)
+    metrics = trained(tmp_path, seed)
     before, after = ([metrics[step] for step in steps] for steps in (range(1, 6), range(STEPS - 4, STEPS + 1)))
     reward = [mean(step["reward/confidence"] for step in steps) for steps in (before, after)]
     error = [mean(step["rollout/ece"] for step in steps) for steps in (before, after)]
@@ -52,3 +57,21 @@ def test_the_confidence_reward_rises_and_the_calibration_error_halves(seed, tmp_
     print(f"\n| {seed} | {' | '.join(cells)} |")
     assert reward[1] > reward[0]
     assert error[1] <= error[0] / 2
+
+
+def test_the_entropy_bonus_keeps_the_confidence_from_becoming_one_number(tmp_path):
+    """With the paper's eps and without a bonus it narrows within 60 steps of twice the learning rate."""
+    changes = {"trainer__total_training_steps": 60, "trainer__test_freq": 60}
+    changes |= {"actor_rollout_ref__actor__optim__lr": 6e-4}
+    curves = {}
+    for bonus in (0.0, 0.02):
+        method = {**SETTINGS["coca__method"], "advantage_eps": 1e-6, "entropy_bonus": bonus}
+        metrics = trained(tmp_path / str(bonus), 1, coca__method=method, **changes)
+        names = ("confidence/entropy", "group/no_confidence_variance_share", "rollout/ece", "rollout/accuracy")
+        tens = [range(first, first + 10) for first in range(1, 61, 10)]
+        curves[bonus] = {name: [mean(metrics[step][name] for step in steps) for steps in tens] for name in names}
+        for name, values in curves[bonus].items():
+            print(f"\n| {bonus} | {name} | {' | '.join(f'{value:.3f}' for value in values)} |")
+    last = {bonus: curve["confidence/entropy"][-1] for bonus, curve in curves.items()}
+    assert last[0.0] < last[0.02] / 2
+    assert curves[0.02]["group/no_confidence_variance_share"][-1] < 0.1
