@@ -170,9 +170,9 @@ lock: $(STAMP)  ## resolve requirements/cpu.in anew for every supported Python
 	  requirements/cpu.in -o requirements/cpu.txt
 
 # uv would rather take a newer torch than an older release of a package that torch asks for.
-lock-oldest: $(STAMP)  ## the lowest releases that setup.py admits
+lock-oldest: $(STAMP)  ## the lowest releases that setup.py admits (of transformers: without the plain path)
 	$(BIN)/python -m pip install --quiet uv
-	echo 'torch==2.5.1' | $(LOCKED) --resolution lowest-direct --constraint - -o requirements/oldest.txt
+	printf 'torch==2.5.1\ntransformers>=4.57.1\n' | $(LOCKED) --resolution lowest-direct --constraint - -o requirements/oldest.txt
 	sed -i '/^nvidia-/d; /^triton/d' requirements/oldest.txt  # torch asks for them where it needs them
 
 lock-opencompass: $(STAMP)  ## resolve requirements/opencompass.in anew

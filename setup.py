@@ -40,8 +40,9 @@ setup(
     # `make test-oldest` and `make test-newest` test both ends; docs/installation.md says which tests were run there.
     install_requires=[
         "torch>=2.5.1,<2.16",
-        "transformers>=4.57.1,<5.25",
-        "tokenizers>=0.22",
+        # 4.52.1: what MindSpeed-RL 2.3.0 pins; the local engine takes its plain path (local/plain.py).
+        "transformers>=4.52.1,!=4.53.*,!=4.54.*,!=4.55.*,!=4.56.*,!=4.57.0,<5.25",
+        "tokenizers>=0.21.4",
         "safetensors>=0.4.3,<1",
         "numpy>=1.26.4,<3",
         "scipy>=1.11.4,<2",

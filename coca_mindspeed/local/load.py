@@ -18,9 +18,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.attention import use_fast_attention
 from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
 from coca_mindspeed.local.model_files import load_model_tokenizer, read_model_config
+from coca_mindspeed.local.plain import DTYPE, PLAIN, RELEASE
 from coca_mindspeed.local.policy import Policy, Sharing, resolve_dtype
 from coca_mindspeed.local.sampler import Decoder
 from coca_mindspeed.utils.console import print_text
@@ -53,27 +53,32 @@ def load_policy(
     sharing, attention = sharing_of(architecture, config), config.attention
     if sharing == "none":
         attention = "eager" if attention == "sdpa" else attention
+        reason = f"{architecture.model_type} is not a tested architecture"
+        if PLAIN:
+            reason = f"transformers {RELEASE} is older than 4.57"
         print_text(
-            f"note: {where}={path}: {architecture.model_type} is not a tested architecture (docs/training.md): "
-            f"{attention} attention, no prefix sharing",
+            f"note: {where}={path}: {reason} (docs/training.md): {attention} attention, no prefix sharing",
             sys.stderr,
         )
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             path,
-            dtype=dtype,
             attn_implementation=attention,
             trust_remote_code=config.trust_remote_code,
             local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below by their keys
+            **{DTYPE: dtype},
         )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
     _check_all_weights_loaded(model, loading, f"{where}={path}")
     _check_tied_weights(model, path, f"{where}={path}")
     model = model.to(device)
-    use_fast_attention(model, device)
+    if not PLAIN:
+        from coca_mindspeed.local.attention import use_fast_attention  # it imports modules that older releases lack
+
+        use_fast_attention(model, device)
     add_embedding_gradients(model, device)
     model.eval()  # dropout would make sampling and training differ
     configured = model.generation_config.eos_token_id
@@ -100,9 +105,12 @@ def load_policy(
 
 
 def sharing_of(architecture: Any, config: ModelConfig) -> Sharing:
-    """Sharing of prompts: none in an untested architecture, no prefix with windows, which count padding behind it."""
+    """Sharing of prompts: none in an untested architecture or on the plain path, no prefix with windows.
+
+    A window would count padding behind a prefix.
+    """
     remote = config.trust_remote_code and hasattr(architecture, "auto_map")
-    if architecture.model_type not in TESTED or remote:
+    if PLAIN or architecture.model_type not in TESTED or remote:
         return "none"
     return "prompts" if any(getattr(architecture, name, None) for name in _WINDOWS) else "prefix"
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
+from coca_mindspeed.local.plain import PLAIN, DynamicLayer, PlainCache
 from coca_mindspeed.local.policy import Policy, Sharing
 
 _GROWTH = 1.5  # capacity factor; room for the longest response from the start would be unused by most rows
@@ -125,7 +125,8 @@ def prefilled(
 ) -> tuple[PreallocatedCache, Prefill]:
     """Prefill a new cache with prompts, one row each; it has room for ``max_new_tokens`` more (None: unknown)."""
     most = None if max_new_tokens is None else max(map(len, prompts)) + max_new_tokens
-    cache, forward = PreallocatedCache(policy.model.config, most), policy.lm_head.hidden_states
+    cache = PlainCache() if PLAIN else PreallocatedCache(policy.model.config, most)
+    forward = policy.lm_head.hidden_states
     return cache, prefill_prompts(forward, prompts, cache, policy.pad_id, policy.device, policy.sharing)
 
 

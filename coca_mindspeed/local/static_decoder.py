@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
 
+from coca_mindspeed.local.plain import DynamicLayer
 from coca_mindspeed.local.policy import Policy, Sharing
 from coca_mindspeed.local.prefill import PreallocatedCache, Prefill
 
