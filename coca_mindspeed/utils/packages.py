@@ -5,7 +5,10 @@ This module needs only the standard library.
 
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import importlib.util
+import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
@@ -74,10 +77,23 @@ def _not_installed(packages: Sequence[str]) -> str:
     if packages[0] in REQUIRED:
         what = ". (docs/installation.md; on Ascend, where this would replace torch: docs/ascend.md)"
     elif packages[0] in _EXTRAS:
-        what = f"'.[{_EXTRAS[packages[0]]}]'"
+        extra = _EXTRAS[packages[0]]
+        what = f"'.[{extra}]'"
+        if extra != "verl" and (declared := _declared(names)):  # a part of verl's would not do
+            what = f"{' '.join(map(shlex.quote, declared))} (extra {extra})"
     else:
         what = " ".join(names)
     return f"not installed for {sys.executable}: {', '.join(names)}; pip install {what}"
+
+
+def _declared(names: Sequence[str]) -> list[str]:
+    """The ranges of these distributions in this package's metadata: pip then changes no other package without need."""
+    try:
+        lines = importlib.metadata.requires("coca-mindspeed") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    ranges = {re.split(r"[^\w.-]", line)[0]: line.partition(";")[0].strip() for line in lines if "[" not in line}
+    return [ranges[name] for name in names if name in ranges]
 
 
 def name_missing_packages(program: str = "coca-mindspeed") -> None:

@@ -93,7 +93,7 @@ def raising(error):
         (KeyboardInterrupt(), 130, "interrupted"),
         (FileExistsError(17, "File exists", "/data/out"), 1, "/data/out: File exists"),
         (OSError(28, "No space left on device"), 1, "No space left on device"),
-        (ModuleNotFoundError("No module named 'wandb'", name="wandb"), 1, "pip install '.[wandb]'"),
+        (ModuleNotFoundError("No module named 'wandb'", name="wandb"), 1, "wandb"),
         (ModuleNotFoundError("No module named 'scipy.stats'", name="scipy.stats"), 1, "scipy"),
     ],
 )
