@@ -35,6 +35,7 @@ from coca_mindspeed.evaluation.metrics import (
     suggested_threshold,
 )
 from coca_mindspeed.evaluation.predictions import (
+    VALIDATIONS,
     Prediction,
     answers_first,
     confidence_mass,
@@ -157,8 +158,8 @@ def _predictions(path: Path, columns: Mapping[str, str] | None = None, *, number
     files = prediction_files(path)
     if not files:
         raise DataError(
-            f"{path}: expected a run directory with predictions*.jsonl, or an OpenCompass run's time-stamped folder "
-            "with results/; found neither"
+            f"{path}: no predictions*.jsonl in itself or in {VALIDATIONS} and stage*/{VALIDATIONS} (of a run on a "
+            "cluster, with data.evaluate), and no results/; expected a run directory, or an OpenCompass run's folder"
         )
     return [
         p if p.model is not None else replace(p, model=file_label(file, path))

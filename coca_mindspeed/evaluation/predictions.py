@@ -259,6 +259,21 @@ def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
     write_json_lines(path, (prediction_to_json(prediction) for prediction in predictions))
 
 
+#: The folder of a run on a cluster, or of its stage, with the predictions of each validation.
+VALIDATIONS = "validation"
+
+
+def validation_file(folder: Path, step: int) -> Path:
+    """Return the file of the predictions of a validation after ``step`` steps."""
+    return folder / f"predictions_step_{step:06d}.jsonl"
+
+
+def validation_files(folder: Path) -> dict[int, Path]:
+    """Return the files that :func:`validation_file` names by step, in the order of the steps."""
+    found = {int(path.stem.rpartition("_")[2]): path for path in folder.glob("predictions_step_*.jsonl")}
+    return dict(sorted(found.items()))
+
+
 @dataclass(frozen=True, slots=True)
 class GradedPredictions:
     """Arrays ``[n]`` of n predictions for the metrics."""

@@ -4,6 +4,7 @@ Category averages follow the paper's rule.
 """
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,16 @@ from coca_mindspeed.evaluation.metrics import (
     MetricOptions,
     round_half_up,
 )
-from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, gradable, outcomes, read_predictions
+from coca_mindspeed.evaluation.predictions import (
+    CATEGORIES,
+    VALIDATIONS,
+    Prediction,
+    gradable,
+    outcomes,
+    read_predictions,
+    validation_files,
+)
+from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import read_steps
 
 #: The paper's data sets by category, in its order.
@@ -254,8 +264,18 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def prediction_files(directory: Path) -> list[Path]:
-    """Return the prediction files of a run directory, those from before training first."""
-    return sorted(directory.glob("predictions*.jsonl"), key=lambda file: (not file.stem.endswith("before"), file.name))
+    """Return the prediction files of a run directory, those from before training first.
+
+    Of a run on a cluster these are the first and the newest validation of each stage; a note names the others' folder.
+    """
+    files = sorted(directory.glob("predictions*.jsonl"), key=lambda file: (not file.stem.endswith("before"), file.name))
+    for folder in sorted([directory / VALIDATIONS, *directory.glob(f"stage[0-9]*/{VALIDATIONS}")]):
+        validations = [*validation_files(folder).values()]
+        files += validations[:1] + validations[1:][-1:]
+        if len(validations) > 2:
+            read = f"only the first and the newest of {len(validations)} validations are read; name it to read all"
+            print_text(f"note: {folder}: {read}", sys.stderr)
+    return files
 
 
 def unique_labels(runs: Sequence[Run]) -> list[Run]:
@@ -271,5 +291,5 @@ def file_label(file: Path, path: Path) -> str:
     """Return the label of a prediction file; ``path`` is the file, or the run directory that holds it."""
     if not path.is_dir():
         return file.stem if file.stem != "predictions" else file.resolve().parent.name
-    suffix = file.stem.removeprefix("predictions").strip("_-. ")
-    return f"{path.resolve().name} {suffix}".strip()
+    stage = [part for part in file.relative_to(path).parent.parts if part != VALIDATIONS]
+    return " ".join(filter(None, [path.resolve().name, *stage, file.stem.removeprefix("predictions").strip("_-. ")]))

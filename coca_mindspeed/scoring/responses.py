@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.algorithm.boundary import TokenText
@@ -14,7 +13,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.evaluation.metrics import calibration_metrics
-from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction
+from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction, outcomes
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.scoring.metrics import HELD_OUT, WeightedMean, gap_metrics
 from coca_mindspeed.scoring.rollout import Rollout, confidences
@@ -61,19 +60,12 @@ def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
     )
 
 
-def held_out_metrics(correct: Tensor, stated: Tensor, confidence_lengths: Tensor) -> dict[str, float]:
-    """The paper's six metrics of the gradable answers, if defined, and ``ungradable_share``.
-
-    Args:
-        correct: float ``[n]``, 1 or 0; NaN: ungradable.
-        stated: float ``[n]``, NaN where invalid.
-        confidence_lengths: int ``[n]``, tokens until the confidence is known.
-    """
-    graded = ~correct.isnan()
-    tokens = torch.where(stated.isnan(), torch.nan, confidence_lengths.double())
-    metrics = calibration_metrics(stated[graded].numpy(), correct[graded].bool().numpy(), tokens[graded].numpy())
+def held_out_metrics(answers: Sequence[Prediction]) -> dict[str, float]:
+    """The paper's six metrics of the gradable answers, if defined, and ``ungradable_share``."""
+    graded = outcomes(answers)
+    metrics = calibration_metrics(graded.confidence, graded.correct, graded.tokens_to_confidence)
     defined = {name: float(value) for name, value in metrics.headline().items() if value is not None}
-    return {**defined, UNGRADABLE_SHARE: float((~graded).double().mean())}
+    return {**defined, UNGRADABLE_SHARE: (len(answers) - len(graded)) / len(answers)}
 
 
 def held_out_gap(answers: Sequence[Prediction]) -> dict[str, WeightedMean]:
@@ -125,4 +117,13 @@ def predictions(rollout: Rollout) -> list[Prediction]:
         for record, text, confidence, second, verdict, tokens in zip(
             rollout.records, rollout.texts, *columns, rollout.verdicts, rollout.confidence_lengths.tolist(), strict=True
         )
+    ]
+
+
+def held_out_predictions(rollout: Rollout, method: str) -> list[Prediction]:
+    """:func:`predictions` with what a file of a validation holds besides; ``method`` is the training method's name."""
+    lengths = rollout.lengths.tolist()
+    return [
+        replace(prediction, method=method, category=record.category, gold=record.answer, tokens=tokens)
+        for prediction, record, tokens in zip(predictions(rollout), rollout.records, lengths, strict=True)
     ]

@@ -18,7 +18,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.scoring.metrics import rollout_metrics, sight_metrics, values
 from coca_mindspeed.scoring.responses import credit_rule, held_out_gap, held_out_metrics
-from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout, confidence_log_probs, confidences
+from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout, confidence_log_probs
 from coca_mindspeed.verl.settings import VerlSettings
 
 
@@ -211,11 +211,6 @@ def validation_metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
         named |= {f"eval/{name}": [row for row in predictions if row.dataset == name] for name in datasets}
     found: dict[str, float] = {}
     for prefix, rows in named.items():
-        metrics = held_out_metrics(
-            confidences(row.correct for row in rows),
-            confidences(row.confidence for row in rows),
-            torch.tensor([row.tokens_to_confidence or 0 for row in rows]),
-        )
-        found |= {f"{prefix}/{name}": value for name, value in metrics.items()}
+        found |= {f"{prefix}/{name}": value for name, value in held_out_metrics(rows).items()}
     gap = values(held_out_gap(predictions)) if predictions else {}
     return found | {name: value for name, value in gap.items() if math.isfinite(value)}

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.scoring.responses import ResponseScorer, predictions
+from coca_mindspeed.scoring.responses import ResponseScorer, held_out_predictions
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.verl.batch import score_rows
 
@@ -85,16 +85,10 @@ class ScoringQueue:
         records = [each.record for each in batch]
         token_ids = pad_sequence([each.token_ids for each in batch], batch_first=True)
         rollout = Rollout(lengths=lengths, width=token_ids.shape[1], records=records, token_ids=token_ids)
-        graded = predictions(self._scorer(rollout))
+        graded = held_out_predictions(self._scorer(rollout), self._method)
         verdicts = self._scorer.for_training(rollout).verdicts
         reports = []
-        for each, prediction, verdict, scores in zip(batch, graded, verdicts, score_rows(rollout), strict=True):
-            given: dict[str, Any] = {
-                "category": each.record.category,
-                "gold": each.record.answer,
-                "tokens": len(each.token_ids),
-            }
-            prediction = replace(prediction, method=self._method, **given)
+        for prediction, verdict, scores in zip(graded, verdicts, score_rows(rollout), strict=True):
             report = {
                 "acc": float(bool(prediction.correct)),
                 "prediction": asdict(prediction),

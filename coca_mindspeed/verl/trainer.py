@@ -39,7 +39,7 @@ from coca_mindspeed.config.plan import QuestionCounts
 from coca_mindspeed.data.prompts import write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
-from coca_mindspeed.evaluation.predictions import write_predictions
+from coca_mindspeed.evaluation.predictions import validation_file, write_predictions
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings
 from coca_mindspeed.scoring.responses import check_custom_method
@@ -250,9 +250,7 @@ class SegmentTrainer(PPOTrainer):
         check_broken(missing, self._settings.broken_groups, asked, "held-out questions")
         folder = self.config.trainer.get("validation_data_dir", None)
         if folder:
-            path = Path(folder) / f"predictions_step_{self.global_steps:06d}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_predictions(path, predictions)
+            write_predictions(validation_file(Path(folder), self.global_steps), predictions)
         own = {name: reward_extra_infos_dict[name] for name in ("reward", "acc")}
         metrics = super()._val_metrics_update(data_sources, sample_uids, own, sample_turns, **others)
         held_out = validation_metrics(predictions)

@@ -9,7 +9,8 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, write_records
-from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, validation_file, write_predictions
+from coca_mindspeed.evaluation.scoreboard import read_runs
 from tests.tables import read_table
 
 
@@ -278,3 +279,31 @@ def test_columns_of_responses_may_have_other_names(tmp_path):
     assert evaluate(tmp_path / "mine.jsonl", "--columns", columns, "--output", tmp_path / "out") == 0
     [found] = read_predictions(tmp_path / "out" / "predictions.jsonl")
     assert (found.confidence, found.correct) == (0.7, True)
+
+
+@pytest.mark.parametrize(
+    ("written", "steps", "labels", "notes"),
+    [
+        # verl's layout, MindSpeed-RL's, two stages
+        ("validation", (0, 50, 100), ["step_000000", "step_000100"], 1),
+        ("stage0/validation", (0, 50), ["stage0 step_000000", "stage0 step_000050"], 0),
+        ("stage0/validation stage1/validation", (50,), ["stage0 step_000050", "stage1 step_000050"], 0),
+        ("validation", (999_999, 1_000_000), ["step_999999", "step_1000000"], 0),
+    ],
+)
+def test_the_first_and_the_newest_validation_of_a_cluster_run_are_evaluated(
+    written, steps, labels, notes, files, capsys
+):
+    run, rows = files / "mine", [replace(p, method="coca") for p in read_predictions(files / "one.jsonl")]
+    for folder in written.split():
+        for step in steps:
+            write_predictions(validation_file(run / folder, step), rows)
+    assert evaluate(run, "--output", files / "out") == 0
+    found = read_predictions(files / "out" / "predictions.jsonl")
+    assert list(dict.fromkeys(p.model for p in found)) == [f"mine {label}" for label in labels]
+    assert capsys.readouterr().err.count("note: ") == notes
+    assert [each.label for each in read_runs([run])] == [f"mine {label}" for label in labels]
+    folder = run / written.split()[0]
+    assert evaluate(folder, "--output", files / "all") == 0
+    models = {p.model for p in read_predictions(files / "all" / "predictions.jsonl")}
+    assert models == {f"validation step_{step:06d}" for step in steps}

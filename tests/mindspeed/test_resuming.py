@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from coca_mindspeed.evaluation.predictions import VALIDATIONS, validation_file, validation_files, write_predictions
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
 from coca_mindspeed.mindspeed.stages.metrics import ITERATION, append_line
 from coca_mindspeed.mindspeed.stages.trainer import Validation
@@ -120,6 +121,8 @@ def test_every_iteration_and_every_validation_is_logged_once(start, tmp_path, di
     for path in samples.values():
         path.parent.mkdir(exist_ok=True)
         path.touch()
+    for step in (0, 3, 6):
+        write_predictions(validation_file(tmp_path / VALIDATIONS, step), [])
     continued = UpstreamTrainer.saved
     if torn:
         for name in ("metrics.jsonl", "validation.jsonl"):
@@ -130,6 +133,8 @@ def test_every_iteration_and_every_validation_is_logged_once(start, tmp_path, di
     assert steps(tmp_path / "validation.jsonl") == [0, 3, 6]
     # Samples of iterations that come again are removed.
     assert [n for n, path in samples.items() if path.exists()] == list(range(1, continued + 1))
+    kept = [step for step in (0, 3, 6) if continued and step <= continued]
+    assert [*validation_files(tmp_path / VALIDATIONS)] == kept
 
 
 def test_a_run_that_ends_in_its_last_validation_has_it_done_at_the_next_start(start, tmp_path):

@@ -3,8 +3,10 @@
 import itertools
 import json
 import math
+import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,15 +14,17 @@ from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
+from coca_mindspeed.evaluation.predictions import VALIDATIONS, Prediction, read_predictions, validation_files
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.mindspeed.stages import dataset, dock, reward_worker
+from coca_mindspeed.mindspeed.stages import dataset, dock, reward_worker, trainer
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SCORES
 from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, divide_ratios, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
-from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
+from coca_mindspeed.mindspeed.stages.trainer import Validation, compute_advantages
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.scoring.metrics import WeightedMean
+from coca_mindspeed.utils.json_files import read_json_lines
 from tests.mindspeed.builders import FakeDock, without_ray
 
 NAN = math.nan
@@ -235,5 +239,73 @@ def test_the_reward_stage(monkeypatch, required):
     assert written(SCORES["confidence_length"]) == [27, 27, 0]
     assert written(SCORES["stated_confidence"])[:2] == [0.5, 0.5]
     assert math.isnan(written(SCORES["stated_confidence"])[2])
-    validated = worker.score_rows(given, [0, 1, 2], "eval.jsonl")
-    assert str(validated["correct"].tolist()) == "[1.0, 1.0, nan]"
+    answers = worker.score_rows(given, [0, 1, 2], "eval.jsonl")
+    assert [(a.id, a.sample, a.confidence, a.correct) for a in answers] == [
+        ("0", 0, 0.5, True),
+        ("0", 1, 0.5, True),
+        ("0", 2, None, None),
+    ]
+    assert [(a.response, a.tokens) for a in answers] == [(text, len(text)) for text in texts]
+    assert {(a.dataset, a.category, a.gold, a.method) for a in answers} == {("d", "math", "2", "coca")}
+
+
+def test_a_validation_writes_its_predictions_and_metrics(monkeypatch, tmp_path):
+    """Three questions in iterations of two, with two answers each."""
+    right, stated = [True, False, True, True, None, False], [0.9, 0.1, None, 0.8, 0.5, 0.3]
+
+    def score_rows(columns, rows, file):
+        questions = [int(record) for record in columns[RECORD]]
+        assert (file, rows) == (str(tmp_path / "e.jsonl"), list(range(len(questions))))
+        return [
+            Prediction(str(q), "d", "q", "r", stated[2 * q + i % 2], right[2 * q + i % 2], 3, sample=i % 2)
+            for i, q in enumerate(questions)
+        ]
+
+    def put_prompts_experience(batch, samples, _columns):
+        rows = [(prompt, record) for prompt, record in zip(*batch.values(), strict=True) for _ in range(samples)]
+        names = ("prompts", RECORD)
+        return {name: [row[at] for row in rows] for at, name in enumerate(names)}, list(range(len(rows)))
+
+    class Dock(FakeDock):
+        def _put_experience(self, data_dict, indexes, is_prompt):
+            assert is_prompt
+            columns = ("responses", "response_length", "input_ids", ROLLOUT_LOG_PROBS)
+            answered = dict.fromkeys(columns, data_dict["prompts"])
+            super()._put_experience({**data_dict, **answered}, indexes)
+
+        def _clear(self):
+            self.data.clear()
+
+    upstream = SimpleNamespace(put_prompts_experience=put_prompts_experience)
+    monkeypatch.setitem(sys.modules, "mindspeed_rl.trainer.utils.transfer_dock", upstream)
+    monkeypatch.setattr(trainer, "load_prompts", lambda *_: (None, [np.array([1, 2])] * 3))
+    for module in (trainer, dock):
+        monkeypatch.setattr(module, "fetch", lambda value, timeout=None: value)
+    settings = CocaSettings.model_validate(
+        {"eval_interval": 1, "eval_data": str(tmp_path / "e.jsonl"), "output_dir": str(tmp_path)}
+    )
+    worker = SimpleNamespace(
+        rl_config=SimpleNamespace(max_prompt_length=9),
+        generate_sequences=lambda blocking: None,
+        wait_all_ref_objs_run_over=lambda: None,
+    )
+    run_by = SimpleNamespace(
+        actor_worker=worker,
+        tokenizer=SimpleNamespace(tokenizer=None),
+        reward_list=[SimpleNamespace(score_rows=SimpleNamespace(remote=score_rows))],
+        global_batch_size=2,
+        n_samples_per_prompt=2,
+        transfer_dock=Dock(rows=4, group=2),
+        tensorboard=None,
+        wandb=None,
+    )
+    named = Validation(settings, run_by).run(50)
+    [(step, file)] = validation_files(tmp_path / VALIDATIONS).items()
+    assert step == 50
+    written = read_predictions(file)
+    assert [(p.id, p.sample) for p in written] == [(q, sample) for q in "012" for sample in (0, 1)]
+    assert ([p.correct for p in written], [p.confidence for p in written]) == (right, stated)
+    assert (named["eval/accuracy"], named["eval/ungradable_share"]) == (0.6, pytest.approx(1 / 6))
+    [(_, logged)] = read_json_lines(tmp_path / "validation.jsonl")
+    assert logged == {"step": 50, **named}
+    assert list(run_by.transfer_dock.metrics["held_out/accuracy"]) == [named["held_out/accuracy"]]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.evaluation.predictions import VALIDATIONS, validation_files
 from coca_mindspeed.mindspeed.stages.dock import read_rows
 from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings
 from coca_mindspeed.scoring.metrics import WeightedMean
@@ -73,10 +74,13 @@ class SampleWriter:
 
 def cut_logs(output: Path, iteration: int) -> None:
     """Remove logged iterations after ``iteration``, from which the run continues; 0 starts anew."""
+    last = iteration or -1  # each start validates the initial weights again
     for name in (METRICS, VALIDATION):
-        cut_back(output / name, iteration or -1)  # each start validates the initial weights again
-    for path in (output / _SAMPLES).glob(f"{_OF_ITERATION}*.jsonl"):
-        if int(path.stem.removeprefix(_OF_ITERATION)) > iteration:
+        cut_back(output / name, last)
+    samples = (output / _SAMPLES).glob(f"{_OF_ITERATION}*.jsonl")
+    written = [(int(path.stem.removeprefix(_OF_ITERATION)), path) for path in samples]
+    for step, path in [*written, *validation_files(output / VALIDATIONS).items()]:
+        if step > last:
             path.unlink()
 
 

@@ -5,6 +5,7 @@ It replaces MindSpeed-RL's ``RuleReward``: one actor per node, with the same met
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
+from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
@@ -20,7 +22,7 @@ from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, pu
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.records import read_run_records
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
-from coca_mindspeed.scoring.responses import response_scorer
+from coca_mindspeed.scoring.responses import held_out_predictions, response_scorer
 from coca_mindspeed.scoring.rollout import Rollout
 from coca_mindspeed.utils.tokenization import token_text
 
@@ -85,16 +87,17 @@ class RewardWorker:
                 },
             )
 
-    def score_rows(self, dock_columns: dict[str, list[Tensor]], indexes: list[int], eval_data: str) -> dict[str, Any]:
-        """Score the rows of a validation on the held-out records in ``eval_data``.
+    def score_rows(self, dock_columns: dict[str, list[Tensor]], indexes: list[int], eval_data: str) -> list[Prediction]:
+        """Score the rows of a validation, group by group, on the held-out records in ``eval_data``.
 
-        ``dock_columns`` are ``responses``, ``response_length`` and the data set's columns.  Returns ``correct``,
-        ``stated`` and ``confidence_lengths`` of :class:`Rollout`, ``[rows]`` each.
+        ``dock_columns`` are ``responses``, ``response_length`` and the data set's columns.
         """
         self._check_initialised()
         records = read_run_records(Path(eval_data), self._settings.data_sha256)
         scored = self._score(Rows(dock_columns, indexes), records)
-        return {name: getattr(scored, name) for name in ("correct", "stated", "confidence_lengths")}
+        samples = self._rl_config.n_samples_per_prompt
+        answers = held_out_predictions(scored, self._settings.method.label)
+        return [replace(answer, sample=row % samples) for row, answer in enumerate(answers)]
 
     def _check_initialised(self) -> None:
         if self._failure is not None:

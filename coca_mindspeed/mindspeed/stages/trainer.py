@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.evaluation.predictions import VALIDATIONS, Prediction, validation_file, write_predictions
 from coca_mindspeed.mindspeed.stages import dataset, metrics
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.dock import (
@@ -44,12 +45,11 @@ from coca_mindspeed.scoring.metrics import (
     TIMES_ASKED,
     HealthWarnings,
     WeightedMean,
-    gap_metrics,
     rollout_metrics,
     sight_metrics,
     values,
 )
-from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
+from coca_mindspeed.scoring.responses import credit_rule, held_out_gap, held_out_metrics
 from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import read_steps
@@ -201,15 +201,15 @@ class Validation:
         return self._log.exists() and any(row["step"] == iteration for row in read_steps(self._log))
 
     def run(self, iteration: int) -> dict[str, float]:
-        """Evaluate the current weights; log Acc, AUROC, ECE, Brier, SR and TTC under ``eval/``."""
+        """Evaluate the current weights; write predictions, log Acc, AUROC, ECE, Brier, SR and TTC under ``eval/``."""
         trainer, start = self._trainer, time.perf_counter()
         questions, size = list(range(len(self._prompts))), trainer.global_batch_size
-        scored = [self._roll_out(questions[first : first + size]) for first in range(0, len(questions), size)]
-        names = ("correct", "stated", "confidence_lengths")
-        correct, stated, lengths = (torch.cat([chunk[name] for chunk in scored]) for name in names)
-        groups = (each.double().view(len(questions), -1) for each in (correct, stated))
-        gap = values(gap_metrics(HELD_OUT, *groups))
-        named = {f"eval/{name}": value for name, value in held_out_metrics(correct, stated, lengths).items()} | gap
+        chunks = (questions[first : first + size] for first in range(0, len(questions), size))
+        answers = [answer for chunk in chunks for answer in self._roll_out(chunk)]
+        gap = values(held_out_gap(answers))
+        named = {f"eval/{name}": value for name, value in held_out_metrics(answers).items()} | gap
+        # Before the log, by which a validation is done.
+        write_predictions(validation_file(self._log.parent / VALIDATIONS, iteration), answers)
         append_line(self._log, {"step": iteration, **named})
         if trainer.tensorboard is not None:
             for name, value in named.items():
@@ -225,7 +225,7 @@ class Validation:
         print(f"validation at iteration {iteration}: {named}", flush=True)
         return named
 
-    def _roll_out(self, questions: list[int]) -> dict[str, Any]:
+    def _roll_out(self, questions: list[int]) -> list[Prediction]:
         from mindspeed_rl.trainer.utils.transfer_dock import put_prompts_experience
 
         trainer = self._trainer
@@ -248,7 +248,7 @@ class Validation:
         )
         wanted = list(range(len(questions) * samples))
         responses = {name: everything[name][: len(wanted)] for name in scored_by}
-        scored: dict[str, Any] = fetch(self._graders[0].score_rows.remote(responses, wanted, str(self._file)))
+        scored: list[Prediction] = fetch(self._graders[0].score_rows.remote(responses, wanted, str(self._file)))
         fetch(dock.clear.remote())
         return scored
 
