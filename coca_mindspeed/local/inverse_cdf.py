@@ -34,8 +34,9 @@ def tokens_at(probabilities: Tensor, uniform: Tensor, row_of: Tensor | None = No
     behind = token >= vocabulary
     token = token.masked_fill(behind, 0)
     of_row = probabilities.gather(1, token) if row_of is None else probabilities[row_of[:, None], token]
-    place, also_valid = _inverse_cdf(_running_sums(of_row.masked_fill(behind, 0.0)), uniform[:, 1:])
-    return token.gather(1, place), valid & also_valid
+    # A sum over all blocks that is valid has no block whose own is not, and the block drawn is not 0.
+    place, _ = _inverse_cdf(_running_sums(of_row.masked_fill(behind, 0.0)), uniform[:, 1:])
+    return token.gather(1, place), valid
 
 
 def check_drawn(valid: Tensor) -> None:

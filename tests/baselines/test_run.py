@@ -21,8 +21,8 @@ QUICK = FitConfig(epochs=1, batch=16)
 OPTIONS = BaselineOptions(batch=8, samples=3, probe=ProbeConfig(fit=QUICK), assessor=QUICK, show_progress=False)
 
 
-def run(name, tmp_path, output, **more):
-    target = target_of(tiny_policy(tmp_path / "tiny"))
+def run(name, tmp_path, output, *, seed=0, **more):
+    target = target_of(tiny_policy(tmp_path / "tiny"), seed)
 
     def open_assessor(path):
         return tiny_policy(tmp_path / "assessor_start", seed=1) if path is None else tiny_policy(tmp_path / "other", 2)
@@ -67,6 +67,21 @@ def test_every_baseline_writes_predictions_and_goes_on_after_a_stop(tmp_path, na
 
     monkeypatch.setattr(directories, "write_json_lines", again)
     assert run(name, tmp_path, "stopped") == whole
+
+
+@pytest.mark.parametrize(("name", "trainer"), [("probe", "train_probe"), ("assessor", "train_assessor")])
+def test_the_seed_of_a_predictor_is_that_of_the_baseline(tmp_path, monkeypatch, name, trainer):
+    def stop(*arguments):
+        seeds.append(arguments[-2])
+        raise KeyboardInterrupt
+
+    seeds = []
+    monkeypatch.setattr(f"coca_mindspeed.baselines.run.{trainer}", stop)
+    for seed in (0, 1, 1):
+        with pytest.raises(KeyboardInterrupt):
+            run(name, tmp_path, f"seed_{len(seeds)}", seed=seed)
+    first, *others = seeds
+    assert others[0] == others[1] != first
 
 
 def test_answers_that_exist_are_not_sampled_again(tmp_path):

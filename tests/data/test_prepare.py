@@ -252,6 +252,21 @@ def contaminated(question, evaluation, n):
     return False
 
 
+def _longest(question, other, n):
+    """Words of the passage of one evaluation question that the question contains; 0: none."""
+    length = min(n, len(other.split()))
+    return length if length >= SHORTEST_PASSAGE and contaminated(question, [other], n) else 0
+
+
+@pytest.mark.parametrize(("share", "validated"), [(0.5, 2), (0.1, 0), (0.2, 1)])
+def test_the_validation_split_is_the_nearest_number_of_records(tmp_path, share, validated):
+    rows = [big_math_row(LONG.format(price)) for price in (30, 31, 32)]
+    path = write_jsonl(tmp_path / "big.jsonl", rows)
+    report = prepare(preparation_of("big_math", [path], gold="off", validation=share), tmp_path / "out")
+    assert report["outputs"]["validation.jsonl"]["rows"] == validated
+    assert report["outputs"]["train.jsonl"]["rows"] == 3 - validated
+
+
 SENTENCES = st.lists(st.sampled_from(["a", "b"]), max_size=14).map(" ".join)
 
 
@@ -263,6 +278,8 @@ def test_passages_equal_brute_force(evaluation, question, n):
     if overlap is not None:
         assert overlap.passage in question
         assert overlap.passage in evaluation[int(overlap.record.removeprefix("eval-"))]
+        whole = len(question.split()) if question in evaluation else 0
+        assert len(overlap.passage.split()) == max(whole, *(_longest(question, other, n) for other in evaluation))
 
 
 def test_symbols_case_and_white_space_do_not_hide_a_passage():

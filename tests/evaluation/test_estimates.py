@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import beta, binomtest, norm
 from scipy.stats import t as student_t
 from sklearn.metrics import roc_auc_score
 
@@ -12,6 +12,7 @@ from coca_mindspeed.evaluation.intervals import (
     MEANS,
     Bins,
     Estimates,
+    Mean,
     average_interval,
     ece_bounds,
     independent_units,
@@ -37,6 +38,33 @@ def test_accuracy_is_scipys_exact_binomial_interval(right):
     found = Estimates(data(np.full(30, 0.5), np.arange(30) < right)).interval("accuracy")
     expected = binomtest(right, 30).proportion_ci(0.95, "exact")
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_the_interval_of_a_mean_by_hand():
+    """Thirty answers of a mean of .9 that do not vary: two values are added at either end before the variance."""
+    smooth = (30 * 0.9 + 2) / 34
+    of_one = (0.9 - smooth) ** 2 + (2 * smooth**2 + 2 * (1 - smooth) ** 2) / 30
+    size = 30 * smooth * (1 - smooth) / of_one * (norm.ppf(0.975) / student_t.ppf(0.975, 29)) ** 2
+    assert size > 60  # more than the thirty answers, fewer than without any variance
+    low = beta.ppf(0.025, size * 0.9, size * 0.1 + 1)
+    high = beta.ppf(0.975, size * 0.9 + 1, size * 0.1)
+    found = Mean(0.9, np.zeros(30), units=30.0).interval(0.0)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-9)
+
+
+def test_an_average_is_as_sure_as_its_smallest_data_set():
+    """All right in sets of 10 and 1,000: the exact bound of 2 x 10 right answers."""
+    parts = [Estimates(data(np.full(n, 0.5), np.ones(n))) for n in (10, 1000)]
+    assert average_interval(parts, "accuracy").low == pytest.approx(0.025 ** (1 / 20), abs=1e-9)
+    assert average_interval(parts[::-1], "accuracy") == average_interval(parts, "accuracy")
+
+
+def test_an_average_of_ece_is_bounded_by_all_its_bounds_at_once():
+    parts = [Estimates(drawn(80, seed)) for seed in range(3)]
+    found = average_interval(parts, "ece", 0.94)
+    bounds = [part.interval("ece", 0.98) for part in parts]  # an error of .06 among three
+    assert found.low == pytest.approx(np.mean([each.low for each in bounds]))
+    assert found.high == pytest.approx(np.mean([each.high for each in bounds]))
 
 
 def brute_bounds(bins, level):

@@ -245,6 +245,16 @@ def test_what_is_no_distribution_is_refused(value, vocabulary):
         sample_tokens(probabilities)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 300, 4095, 4999])
+def test_one_number_that_is_not_finite_is_refused_wherever_the_draw_falls(value, place):
+    probabilities = torch.full((1, 5000), 1e-9)
+    probabilities[0, 300] = 1.0
+    probabilities[0, place] = value
+    with pytest.raises(NoDistributionError):
+        sample_tokens(probabilities)
+
+
 def test_the_seed_decides_and_the_global_state_is_left_alone():
     probabilities = torch.rand(8, 5000, generator=seeded())
     before = torch.random.get_rng_state()

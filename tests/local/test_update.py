@@ -98,6 +98,28 @@ def test_groups_that_do_not_fit_the_prompts_and_rows_are_refused(session, group_
         batch.scores()
 
 
+@pytest.mark.parametrize("sharing", ["prefix", "none"])
+def test_no_pass_has_more_tokens_than_a_microbatch(session, mixed, monkeypatch, sharing):
+    """Without sharing, a prompt is run once for each of its responses, which a microbatch counts."""
+    policy, sizes, most = session.trainer.policy, [], 60
+    monkeypatch.setattr(policy, "sharing", sharing)
+
+    def count(module, arguments, keywords):
+        sizes[-1] += keywords["input_ids"].numel()
+
+    class Counted(ResponseBatch):
+        def backward(self, *arguments):
+            sizes.append(0)
+            return super().backward(*arguments)
+
+    monkeypatch.setattr("coca_mindspeed.local.update.ResponseBatch", Counted)
+    hook = policy.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    updated(session, mixed, microbatch_tokens=most, microbatch_prompts=None)
+    hook.remove()
+    assert len(sizes) > 2
+    assert max(sizes) <= most
+
+
 def test_microbatches_of_whole_prompts():
     config = TrainerConfig(microbatch_prompts=2)
     assert microbatches([0, 2, 3], 2, [1] * 8, [1] * 4, config) == [[0, 1, 4, 5], [6, 7]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, HealthWarnings, gap_problem, health_problems
+from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, BestValue, HealthWarnings, gap_problem, health_problems
 
 NAMES = {
     "invalid": "rollout/invalid_share",
@@ -58,6 +58,28 @@ def test_a_step_without_a_value_silences_no_warning(code, unknown):
 @pytest.mark.parametrize("rows", [[], [{}], [{}, {"rollout/invalid_share": None}]])
 def test_metrics_that_are_not_there_are_no_problem(rows):
     assert health_problems(rows) == {}
+
+
+@pytest.mark.parametrize(
+    ("known", "metric", "value", "better"),
+    [
+        (None, "eval/brier", 0.9, True),
+        (("eval/brier", 0.2), "eval/brier", 0.1, True),
+        (("eval/brier", 0.2), "eval/brier", 0.3, False),
+        (("eval/auroc", 0.6), "eval/auroc", 0.7, True),
+        (("eval/auroc", 0.6), "eval/auroc", math.nan, False),
+        # A resumed run may choose another metric; the value of the earlier one says nothing about it.
+        (("eval/brier", 0.1), "eval/ece", 0.3, True),
+        (("eval/auroc", 0.9), "eval/accuracy", 0.2, True),
+        (("eval/auroc", 0.9), "eval/brier", 0.95, True),
+    ],
+)
+def test_a_value_is_compared_with_the_best_of_its_own_metric(tmp_path, known, metric, value, better):
+    if known is not None:
+        earlier = BestValue(tmp_path / "best", known[0])
+        with earlier.replace(1, dict([known])):
+            pass
+    assert BestValue(tmp_path / "best", metric).improves({metric: value}) == better
 
 
 def test_ungradable_golds_are_seen_while_the_confidence_still_learns():
