@@ -75,7 +75,7 @@ def wait_passively() -> None:
     """Let the threads of OpenMP sleep while they wait for each other, unless OMP_WAIT_POLICY is set.
 
     By default they spin.  On a machine that does anything else, they then take the core that the thread they wait for
-    needs (docs/training.md, time).  It must be called before torch is loaded; processes that are started inherit it.
+    needs (docs/training.md, CPU threads).  To be called before torch is loaded; processes that are started inherit it.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
