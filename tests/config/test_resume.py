@@ -4,9 +4,12 @@ import pytest
 
 from coca_mindspeed.config.checks import check_resumed_settings
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.config.values import fact_of, facts_of
+from coca_mindspeed.config.values import fact_of, facts_of, keys_of_identity, unread_keys
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.integrations.settings import IntegrationSettings
 from coca_mindspeed.mindspeed.keys import identity_keys
+from coca_mindspeed.mindspeed.start.process import CocaSettings
+from coca_mindspeed.verl.settings import VerlSettings
 
 FACTS = facts_of(RunConfig)
 SECTIONS = {name for name in FACTS if any(key.startswith(f"{name}.") for key in FACTS)} - {"model.architecture"}
@@ -40,6 +43,28 @@ def test_what_a_resumed_run_must_not_change_on_mindspeed_rl():
         *("model", "generate_config.sampling_config"),
         *(f"{section}.{name}" for section, names in expected.items() for name in names.split()),
     }
+
+
+@pytest.mark.parametrize(
+    ("schema", "engine", "expected"),
+    [
+        (VerlSettings, "verl", set()),
+        (CocaSettings, "mindspeed_rl", set()),
+        (IntegrationSettings, "trl", {"method.clip", "method.loss_aggregation"}),
+        (
+            IntegrationSettings,
+            "ms_swift",
+            {"method.clip", "method.loss_aggregation", "method.entropy_bonus", "stage_shares"},
+        ),
+    ],
+)
+def test_keys_that_an_engine_has_but_does_not_read(schema, engine, expected):
+    assert unread_keys(schema, engine).keys() == expected
+    assert not unread_keys(RunConfig, "local")
+
+
+def test_what_a_resumed_run_must_not_change_on_verl():
+    assert keys_of_identity(VerlSettings) == {"method", "grader", "grading", "require_evaluated"}
 
 
 def test_a_key_below_a_free_form_section_has_the_facts_of_the_section():
