@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,29 +33,42 @@ class FaultTolerantGrader:
 
     def __init__(self, grader: Grader) -> None:
         self._grader = grader
-        self._seen: set[tuple[str, str]] = set()  # failures that the log has with their traceback
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """Find a failing answer by bisection: at most twice as many calls as answers."""
+        """Find failing answers by bisection: at most twice as many calls as answers. Log their number in one line."""
+        failures: list[str] = []
+        verdicts = self._bisect(records, answers, failures)
+        if failures:
+            logger.warning(
+                "the grader failed on %d of %d answers; the first: %s", len(failures), len(records), failures[0]
+            )
+        return verdicts
+
+    def _bisect(self, records: Sequence[Record], answers: Sequence[str], failures: list[str]) -> list[Verdict]:
         if not records:
             return []
         try:
             return self._grader.grade(records, answers)
         except BrokenGraderError:
             raise
-        except Exception as failure:
-            if (half := len(records) // 2) > 0:
-                first = self.grade(records[:half], answers[:half])
-                return first + self.grade(records[half:], answers[half:])
-            kind, record = (type(failure).__name__, str(failure)), records[0]
-            trace = failure if kind not in self._seen else None  # one trace of each failure
-            self._seen.add(kind)
-            logger.warning(
-                "record %r of %r: the grader failed: %s: %s", record.id, record.dataset, *kind, exc_info=trace
-            )
-            answers_fault = not isinstance(failure, _NOT_THE_ANSWERS_FAULT) and self._grades(records[0])
-            outcome = Outcome.WRONG if answers_fault else Outcome.UNGRADABLE
-            return [Verdict(outcome, f"the grader failed: {type(failure).__name__}: {failure}")]
+        except Exception as failure:  # noqa: BLE001  # it becomes a verdict
+            if len(records) == 1:
+                return [self._failed(records[0], failure, failures)]
+        # Not in the handler: the exceptions of the halves would be chained to this one.
+        half = len(records) // 2
+        first = self._bisect(records[:half], answers[:half], failures)
+        return first + self._bisect(records[half:], answers[half:], failures)
+
+    def _failed(self, record: Record, failure: Exception, failures: list[str]) -> Verdict:
+        problem = f"{type(failure).__name__}: {failure}"
+        place = traceback.extract_tb(failure.__traceback__)[-1]
+        one_line = " ".join(problem.split())
+        failures.append(
+            f"record {record.id!r} of {record.dataset!r}: {one_line:.200} ({place.filename}:{place.lineno})"
+        )
+        logger.debug("%s", failures[-1], exc_info=failure)
+        answers_fault = not isinstance(failure, _NOT_THE_ANSWERS_FAULT) and self._grades(record)
+        return Verdict(Outcome.WRONG if answers_fault else Outcome.UNGRADABLE, f"the grader failed: {problem}")
 
     def _grades(self, record: Record) -> bool:
         try:
