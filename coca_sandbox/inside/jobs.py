@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 codec = importlib.import_module("program")
@@ -182,9 +183,10 @@ def run_script(script: str, data: bytes, most: int, seconds: float, within: Any 
         within: deadline of all runs together, if there are several.
     """
     deadline = within.sooner(seconds) if within else processes.program_clock().deadline(seconds)
-    command = [sys.executable, "-I", "-B", "-X", "utf8", script]
-    process = processes.start(command, stderr=subprocess.PIPE, cwd=script.rpartition("/")[0])
-    pipes = processes.Pipes(process, data, close_input=True)
+    command, directory = [sys.executable, "-I", "-B", "-X", "utf8", script], script.rpartition("/")[0]
+    with _standard_input(directory, data) as stdin:
+        process = processes.start(command, stdin=stdin, stderr=subprocess.PIPE, cwd=directory)
+    pipes = processes.Pipes(process, data if stdin == subprocess.PIPE else b"", close_input=True)
     too_slow = JobError(WRONG, f"took longer than {seconds:g} s", timed_out=True)
     late_since: float | None = None
     try:
@@ -206,6 +208,28 @@ def run_script(script: str, data: bytes, most: int, seconds: float, within: Any 
     finally:
         pipes.close()
     return ScriptRun(bytes(pipes.output), code, pipes.errors.decode("utf-8", "replace").strip().rpartition("\n")[2])
+
+
+@contextmanager
+def _standard_input(directory: str, data: bytes) -> Iterator[int]:
+    """A descriptor of a file with ``data``, which a program may map or read by its size; a pipe if it does not fit.
+
+    The file is open for reading and has no name. A program that opens it again for writing, by ``/proc/self/fd``,
+    changes nothing but its own input, within its limits on files.
+    """
+    path, descriptor = f"{directory}/.input-{os.urandom(8).hex()}", subprocess.PIPE
+    with suppress(OSError), open(path, "xb", buffering=0) as file:  # noqa: PTH123  # as above
+        descriptor = os.open(path, os.O_RDONLY)
+        os.unlink(path)  # noqa: PTH108
+        unwritten = memoryview(data)
+        while unwritten:
+            unwritten = unwritten[file.write(unwritten) :]
+    try:
+        whole = descriptor != subprocess.PIPE and os.fstat(descriptor).st_size == len(data)
+        yield descriptor if whole else subprocess.PIPE
+    finally:
+        if descriptor != subprocess.PIPE:
+            os.close(descriptor)
 
 
 def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:

@@ -151,9 +151,9 @@ def until_ready(reading: list[int], writing: list[int], deadline: "Deadline") ->
 
 
 def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start the program with pipes; ``JobError`` if there is no process for it."""
+    """Start the program with pipes, unless ``options`` name others; ``JobError`` if there is no process for it."""
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+        return subprocess.Popen(command, **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **options})
     except OSError as error:
         outcome = UNAVAILABLE if error.errno in (errno.EAGAIN, errno.ENOMEM) else UNGRADABLE
         raise JobError(outcome, f"the program's process does not start: {error}") from None
@@ -167,21 +167,22 @@ class Pipes:
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]", unsent: bytes = b"", close_input: bool = False) -> None:
-        assert process.stdin is not None
         assert process.stdout is not None
+        assert process.stdin is not None or not unsent
         self._process, self._stdin, self._close_input = process, process.stdin, close_input
         self.unsent, self.refused = memoryview(unsent), False
         self.output, self.errors = bytearray(), bytearray()
         self.open = {process.stdout.fileno(): self.output}
         if process.stderr is not None:
             self.open[process.stderr.fileno()] = self.errors
-        os.set_blocking(process.stdin.fileno(), False)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
 
     def move(self, wait: Callable[[list[int], list[int]], tuple[list[int], list[int]]]) -> tuple[list[int], list[int]]:
         """Read and write once what ``wait`` returns as ready of the descriptors, and return that."""
-        if self._close_input and not self.unsent and not self._stdin.closed:
+        if self._stdin is not None and self._close_input and not self.unsent:
             self._stdin.close()
-        ready = wait(list(self.open), [self._stdin.fileno()] if self.unsent else [])
+        ready = wait(list(self.open), [self._stdin.fileno()] if self._stdin is not None and self.unsent else [])
         for descriptor in ready[0]:
             chunk = os.read(descriptor, 1 << 16)
             self.open[descriptor] += chunk

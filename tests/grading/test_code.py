@@ -73,6 +73,7 @@ ADDS = "def add(a, b):\n    return a + b"
 FORMS = {
     "find_zero": asserts(CHECK, "find_zero", prompt=PROMPT),
     "sums": record({"kind": "stdio", "cases": SUMS}),
+    "lines": record({"kind": "stdio", "cases": [{"input": "1\n2\n", "output": "3"}]}),
     "pairs": record({"kind": "call", "entry_point": "pair", "cases": PAIRS}),
     "add": record(ADD),
     "echo": record({"kind": "stdio", "cases": [{"input": "1", "output": "1"}] * 2}),
@@ -101,7 +102,9 @@ def test_stdio_takes_large_input_and_output(grader):
     text = "\n".join(str(n) for n in range(300_000))
     copied, ignored = (record({"kind": "stdio", "cases": [{"input": text, "output": end}]}) for end in (text, "ok"))
     copy = "import sys\nsys.stdout.write(sys.stdin.read())"
-    check_programs(grader, [(copied, copy, "right"), (ignored, "print('ok')", "right")])  # need not read its input
+    mapped = "import mmap, sys\nsys.stdout.buffer.write(mmap.mmap(0, 0, access=mmap.ACCESS_READ))"
+    programs = (copied, copy), (copied, mapped), (ignored, "print('ok')")  # which need not read its input
+    check_programs(grader, [(record, program, "right") for record, program in programs])
 
 
 OUTPUTS = {

@@ -15,7 +15,7 @@ import pytest
 
 from coca_sandbox import sandbox as sandbox_module
 from coca_sandbox.inside.seccomp import filter_program
-from coca_sandbox.sandbox import Sandbox, SandboxError, locked_user_id
+from coca_sandbox.sandbox import Limits, Sandbox, SandboxError, locked_user_id
 from tests.grading import sandbox_attacks
 from tests.grading.dying_trainer import descendants, end_survivors
 from tests.grading.sandbox_package import REPOSITORY, needs_sandbox, script_of
@@ -211,6 +211,70 @@ for _ in range(24):
 """
     cases = [{"input": str(number), "output": str(number)} for number in range(4)]
     report = Sandbox().run({"kind": "stdio", "source": source, "cases": cases, "seconds": 5.0}, 20.0)
+    assert (report.outcome, report.reason) == ("right", "")
+
+
+STANDARD_INPUT = """
+import errno, mmap, os, resource
+def attempt(what, *arguments):
+    try:
+        what(*arguments)
+    except (OSError, ValueError) as error:
+        return error
+    return what
+won = [attempt(os.write, 0, b"x"), attempt(os.ftruncate, 0, 0), attempt(mmap.mmap, 0, 0)]  # the last one to write to
+size = os.fstat(0).st_size
+os.fchmod(0, 0o600)
+again = os.open("/proc/self/fd/0", os.O_RDWR)
+most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+won += [attempt(os.ftruncate, again, most + 1), attempt(os.posix_fallocate, again, most, 1)]
+names = os.listdir(".")
+print(won if any(map(callable, won)) or names != ["program.py"] else size)
+"""
+
+
+@pytest.mark.parametrize("sandboxed", [pytest.param(True, marks=needs_sandbox), False])
+def test_standard_input_is_a_file_without_a_name_for_reading_within_the_limits(sandboxed, monkeypatch):
+    if not sandboxed:
+        monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None)
+    sandbox = Sandbox(Limits(file_bytes=1 << 20), allow_unsandboxed=not sandboxed)
+    assert sandbox.sandboxed is sandboxed
+    fits, too_large = "x" * (1 << 19), "x" * (3 << 20)
+    programs = {
+        STANDARD_INPUT: [(fits, len(fits)), ("", 0), ("123", 3)],
+        # A larger one is a pipe.
+        "import sys\nprint(len(sys.stdin.read()), sys.stdin.seekable())": [
+            (too_large, "3145728 False"),
+            ("1", "1 True"),
+        ],
+    }
+    for source, cases in programs.items():
+        job = {"kind": "stdio", "source": source, "seconds": 10.0}
+        job["cases"] = [{"input": text, "output": str(output)} for text, output in cases]
+        report = sandbox.run(job, 30.0)
+        assert (report.outcome, report.reason) == ("right", "")
+
+
+LIMITS = """
+import resource
+for name in input().split():
+    print(*resource.getrlimit(getattr(resource, name)))
+"""
+
+
+@pytest.mark.parametrize("sandboxed", [pytest.param(True, marks=needs_sandbox), False])
+def test_a_program_has_limits_of_its_own(sandboxed, monkeypatch):
+    """Of message queues too, which only the sandbox's system call filter denies."""
+    if not sandboxed:
+        monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None)
+    limits = Limits(memory_bytes=512 << 20, file_bytes=1 << 20, open_files=99)
+    wanted = {
+        "RLIMIT_AS": limits.memory_bytes, "RLIMIT_FSIZE": limits.file_bytes, "RLIMIT_NOFILE": limits.open_files,
+        "RLIMIT_SIGPENDING": 128, "RLIMIT_MSGQUEUE": 0, "RLIMIT_CORE": 0,
+    }  # fmt: skip
+    cases = [{"input": " ".join(wanted), "output": "\n".join(f"{value} {value}" for value in wanted.values())}]
+    job = {"kind": "stdio", "source": LIMITS, "cases": cases, "seconds": 10.0}
+    report = Sandbox(limits, allow_unsandboxed=not sandboxed).run(job, 30.0)
     assert (report.outcome, report.reason) == ("right", "")
 
 
