@@ -96,3 +96,7 @@ def one_processor(competitors):
             other.kill()
             other.wait()
         os.sched_setaffinity(0, mine)
+
+
+def search_path(_):
+    return list(sys.path)

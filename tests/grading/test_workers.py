@@ -31,6 +31,7 @@ from tests.grading.processes import (
     one_processor,
     process_id,
     processor_time_left,
+    search_path,
 )
 from tests.grading.sandbox_package import REPOSITORY, needs_sandbox
 
@@ -48,6 +49,15 @@ def test_results_come_in_order(workers):
     naps = [0.2, 0.0, 0.1, 0.0]
     assert [r.value for r in workers.map(nap, naps)] == naps
     assert [r.value for r in workers.map(double, range(1000))] == [2 * n for n in range(1000)]
+
+
+def test_workers_start_with_a_search_path_that_holds_more_than_text(monkeypatch):
+    """Python itself ignores other entries; of text every character counts."""
+    monkeypatch.setattr(sys, "path", [Path("/nowhere"), None, "/n\u00f6where's", *sys.path])
+    with closing(Workers(count=1, seconds=5.0)) as workers:
+        [path] = [result.value for result in workers.map(search_path, [None])]
+    assert path[0] == "/n\u00f6where's"
+    assert path == [entry for entry in sys.path if isinstance(entry, str)]
 
 
 def test_a_hang_is_killed_and_delays_only_itself(workers):
