@@ -46,7 +46,7 @@ _ARITHMETIC = re.compile(
 _FRACTION = re.compile(r"/|\\[dtc]?frac")
 _ONLY_DIGITS = re.compile(r"[\d\s.()+-]+")
 _ELEMENTS = re.compile(r",|;|&|\\\\|\\cup(?![a-z])|(?<![a-z])(?:or|and)(?![a-z])|\\(?:begin|end)\{\w+\}")
-_EQUALS = re.compile(r"(?<![<>!\\])=")
+_EQUALS = re.compile(r"(?<![<>!\\])=(?![^{}]*(?<!\\)\})")  # not the one of \sum_{k=1}
 
 
 def why_unevaluated(question: str, gold: str, response: str) -> str:
