@@ -4,6 +4,7 @@ Docstrings and comments name the upstream function.  Other conditions are left t
 which refuses a run when the driver starts.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -283,10 +284,13 @@ def _unsupported_values(c: HookConfig) -> Iterator[Condition]:
         yield "hook-algorithm", f"rl_config.{name}", accepted, reason
     saves = "must name a directory: MindSpeed-RL always saves after the last iteration"
     yield "hook-save", "actor_config.save", c.get("actor_config.save"), saves
-    key = c.actor_key("lr_warmup_fraction")
-    part = c.get(key) or 0
-    ends = isinstance(part, int | float) and 0 <= part < 1  # OptimizerParamScheduler's assertion has no message
+    # OptimizerParamScheduler asserts these two in the workers, without a message.
+    key, part = c.actor_key("lr_warmup_fraction"), c.get(c.actor_key("lr_warmup_fraction")) or 0
+    ends = isinstance(part, int | float) and 0 <= part < 1
     yield "hook-warmup", key, ends, "must be a number from 0 and below 1: the warm-up must end before the run does"
+    key, least, lr = c.actor_key("min_lr"), c.get(c.actor_key("min_lr")) or 0, c.get(c.actor_key("lr"))
+    below = isinstance(least, int | float) and 0 <= least <= (lr if isinstance(lr, int | float) else math.inf)
+    yield "hook-min-lr", key, below, f"must be a number from 0 to the learning rate {lr}"
     key = "rl_config.partial_rollout_max_split"
     yield "whole-groups", key, c.get(key) <= 1, "must be 1: whole groups"
     # The first rollout would end with "vllm dp groups is None".

@@ -138,7 +138,7 @@ def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Pro
         for each in REQUIREMENTS
         if not each.accepts(value := run.value(each.key)) and (value is not None or each.key not in MAY_BE_ABSENT)
     ]
-    conditions = [as_check(each, VerlRun.value) for each in (_method, _batches, _best)]
+    conditions = [as_check(each, VerlRun.value) for each in (_method, _batches, _megatrons_warm_up, _best)]
     return [*found, *find_problems(run, (_counts,), (*conditions, _stages, _same_files))]
 
 
@@ -280,6 +280,19 @@ def _method(run: VerlRun) -> Iterator[Condition]:
     # Without them verl leaves the weights out and says nothing.
     key = f"{ROLLOUT}.calculate_log_probs"
     yield "objective", key, weights is None or run.value(key), f"must be true for {CORRECTION}.rollout_is={weights}"
+
+
+def _megatrons_warm_up(run: VerlRun) -> Iterator[Condition]:
+    """Megatron's ``OptimizerParamScheduler`` asserts, in the workers and without a message, that a warm-up ends."""
+    optim = f"{ACTOR}.optim"
+    length, ratio = f"{optim}.lr_warmup_steps", f"{optim}.lr_warmup_steps_ratio"
+    warm_up, share = run.value(length), run.value(ratio)
+    steps = run.value(f"{optim}.lr_decay_steps") or run.value(_STEPS)
+    if run.megatron and _is_number(warm_up) and warm_up > 0:
+        reason = f"must be below the {steps} steps of the schedule; 0 for a --trial"
+        yield "warm-up", length, steps is None or warm_up < steps, reason
+    elif run.megatron and _is_number(share):
+        yield "warm-up", ratio, share < 1, "must be below 1: the warm-up must end before the run does"
 
 
 def _best(run: VerlRun) -> Iterator[Condition]:

@@ -161,3 +161,23 @@ def test_megatron_divides_the_devices_by_tensor_and_pipeline_parallelism(tensor,
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro,
     }
     assert problems(changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("optim", "steps", "wrong"),
+    [
+        ({"lr_warmup_steps": 10}, 10, "lr_warmup_steps"),
+        ({"lr_warmup_steps": 9, "lr_warmup_steps_ratio": 1.0}, 10, None),
+        ({"lr_warmup_steps": 9, "lr_decay_steps": 5}, 10, "lr_warmup_steps"),
+        ({"lr_warmup_steps": 10}, None, None),  # the number of rows is not known here
+        ({"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 1.0}, None, "lr_warmup_steps_ratio"),
+        ({"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.5}, 10, None),
+    ],
+)
+def test_megatrons_warm_up_ends_before_the_run(optim, steps, wrong):
+    changes = {f"{ACTOR}.optim.{name}": value for name, value in optim.items()} | {STEPS: steps}
+    assert problems(changes) == []  # FSDP only never reaches the peak
+    key = f"{ACTOR}.optim.{wrong}"
+    megatron = {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 1}
+    found = problems({**changes, **megatron, f"{ACTOR}.megatron.pipeline_model_parallel_size": 1})
+    assert found == ([("warm-up", key, optim[wrong])] if wrong else [])
