@@ -43,8 +43,8 @@ def _warm_qwen2(directory):
     tiny.write_model(directory / "model", warm_up_steps=150)
 
 
-def _untrained_llama(directory):
-    tiny.write_model(directory / "model", config=tiny.llama_config())
+def _untrained_llama31(directory):
+    tiny.write_model(directory / "model", config=tiny.llama31_config())
 
 
 def _untrained_qwen3(directory):
@@ -98,7 +98,7 @@ class Case:
 
 CASES = {
     "qwen2": Case("qwen25_1p5b_910b", _warm_qwen2, tensor=2),
-    "llama3": Case("llama3_8b_910b", _untrained_llama, pipeline=2, learns=False),
+    "llama31": Case("llama3_8b_910b", _untrained_llama31, pipeline=2, learns=False),
     "qwen3": Case("qwen3_8b_910b", _untrained_qwen3, tensor=2, learns=False),
     "tied llama, 9 heads, 3 groups": Case("llama3_8b_910b", _warm_llama_of_smollm2s_heads, pipeline=2),
     "smollm2": Case(

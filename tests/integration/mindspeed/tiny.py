@@ -93,6 +93,13 @@ def llama_config(symbols=_EVEN, **changes):
     return LlamaConfig(vocab_size=len(tokenizer), **special, **{**sizes, **changes})
 
 
+def llama31_config():
+    """A tiny Llama 3.1, whose rotary frequencies are scaled as for 16 tokens of pre-training."""
+    lengths = {"factor": 8.0, "original_max_position_embeddings": 16}
+    scaling = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **lengths}
+    return llama_config(rope_theta=10_000.0, rope_scaling=scaling)
+
+
 def write_questions(directory, *, seed=0, train=4000, evaluate=120):
     """Write ``train.jsonl`` and ``eval.jsonl``."""
     write_records(directory / "train.jsonl", arithmetic_records(train, "train", seed))
@@ -121,6 +128,9 @@ def configuration(directory, **changes):
         "qk_layernorm": hf["model_type"] == "qwen3",
         "norm_epsilon": hf["rms_norm_eps"],
     }
+    if scaling := hf.get("rope_scaling"):
+        names = {"rope_type": "rope_scaling_type", "factor": "rope_scaling_factor"}
+        config["model"]["tiny"] |= {names.get(key, key): value for key, value in scaling.items()}
     config["actor_config"]["save"] = str(directory / "checkpoints")
     config["generate_config"]["sampling_config"] = SAMPLING
     host = {"initial_weights": str(directory / "model")}
@@ -155,6 +165,7 @@ def run_overrides(directory):
         "hardware=host",
         f"model.path={directory / 'model'}",
         *(f"model.architecture.{name}={value}" for name, value in architecture.items()),
+        *(f"+model.architecture.rope_scaling.{name}={value}" for name, value in (hf.get("rope_scaling") or {}).items()),
         f"data.train={directory / 'train.jsonl'}",
         f"data.evaluate={directory / 'eval.jsonl'}",
         *("data.grader=exact", "data.grader_options={}", "data.epochs=null"),
