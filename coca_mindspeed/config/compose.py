@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -18,6 +17,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ValidationError
 from yaml import YAMLError
 
+from coca_mindspeed.algorithm.methods import OTHER_NAMES
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, Problem, UsageError, did_you_mean, validation_problems
@@ -31,13 +31,18 @@ PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate",
 OWN_KEYS = ("method.name", "data.grader")
 #: Keys that hold a mapping with any names; an override sets the whole mapping.
 MAPPING_KEYS = ("model.chat_template_kwargs", "data.columns", "data.evaluate_columns", "data.grader_options")
-#: MindSpeed-RL's keys of the parallel layout by the names that people type.
-_LAYOUT_KEYS = {
-    "tp": "mindspeed_rl.actor_config.tensor_model_parallel_size",
-    "pp": "mindspeed_rl.actor_config.pipeline_model_parallel_size",
-    "cp": "mindspeed_rl.actor_config.context_parallel_size",
-    "rollout_tp": "mindspeed_rl.generate_config.infer_tensor_parallel_size",
+_BY_VLLM = "was removed: to sample by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
+_WITHOUT_A_START = "was removed: method.advantage_scale=batch teaches the confidence without it (docs/method.md)"
+#: Keys and sections of released versions -> what became of them.
+_FORMER_KEYS = {
+    "trainer.epochs": "was renamed: write trainer.ppo_epochs",
+    "confidence_start": _WITHOUT_A_START,
+    "rollout.engine": _BY_VLLM,
+    "rollout.importance_cap": _BY_VLLM,
+    "rollout.vllm": _BY_VLLM,
 }
+#: How a run writes a key of an upstream, of which ``mindspeed_rl`` is the run's section: see :func:`compose_run`.
+UpstreamNames = Callable[[str, object, Mapping[str, Any]], Sequence[str]]
 _SHOWN = 200  # characters of an override in a message
 
 
@@ -55,7 +60,7 @@ def hydra_override(override: str, roots: Sequence[Path]) -> str:
     if typed in GROUPS:
         known = sorted({path.stem for root in roots for path in (root / key).glob("*.yaml")})
         if value not in known and value != "null" and "/" not in value:
-            near = did_you_mean(value, known)
+            near = did_you_mean(OTHER_NAMES.get(value.lower(), value) if key == "method" else value, known)
             raise UsageError(f"override {override!r}: no such {key}{near}; known: {', '.join(known)}")
         return override
     try:
@@ -71,19 +76,39 @@ def hydra_override(override: str, roots: Sequence[Path]) -> str:
 _HOW_TO_QUOTE = """quote a text with other characters than letters, digits and /-.:+@%: 'KEY="VALUE"'"""
 
 
-def unknown_key(section: str, name: str) -> str:
-    """Why a key of a section (``""``: the top level) is refused, with the nearest known key."""
-    layout = (key for short, key in _LAYOUT_KEYS.items() if name.lower() in (short, key.rpartition(".")[2]))
-    if not section and (key := next(layout, None)) is not None:
-        return f"unknown key, did you mean {key!r}?"
-    return f"unknown key{near_key(section, name)}; known: {', '.join(known_keys(section))}"
+def unknown_key(section: str, name: str, upstream: Sequence[str] = ()) -> str:
+    """Why a key of a section (``""``: the top level) is refused, with the nearest known key.
+
+    ``upstream`` are keys that an upstream's key of this name is written as.
+    """
+    if (became := _FORMER_KEYS.get(f"{section}.{name}".lstrip("."))) is not None:
+        return f"unknown key, {became}"
+    return f"unknown key{near_key(section, name, upstream)}; known: {', '.join(known_keys(section))}"
 
 
-def near_key(section: str, name: str) -> str:
-    """``, did you mean 'x'?`` for the nearest key of a section, or of another one, of our sections; may be empty."""
+def near_key(section: str, name: str, upstream: Sequence[str] = ()) -> str:
+    """``, did you mean 'x'?`` for the nearest key of ours; may be empty.
+
+    Near names in the key's own section come before the same name in another one or of an upstream.
+    """
     own, every = known_keys(section), [*facts_of(RunConfig)]
-    pools = ((own, 1.0), (every, 1.0), (own, 0.6), (every, 0.8))
-    return next(filter(None, (did_you_mean(name, known, similarity) for known, similarity in pools)), "")
+    return next(
+        filter(
+            None,
+            (
+                did_you_mean(name, own, 0.7 if section else 1.0),
+                _one_of([*upstream, *(key for key in every if key.rpartition(".")[2] == name)]),
+                did_you_mean(name, every, 1.0),
+                did_you_mean(name, own),
+                did_you_mean(name, every, 0.8),
+            ),
+        ),
+        "",
+    )
+
+
+def _one_of(keys: Sequence[str]) -> str:
+    return f", did you mean {' or '.join(map(repr, dict.fromkeys(keys)))}?" if keys else ""
 
 
 def known_keys(section: str) -> list[str]:
@@ -95,6 +120,7 @@ def known_keys(section: str) -> list[str]:
 OmegaConf.register_new_resolver("sum", lambda *terms: sum(terms), replace=True)
 OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
 OmegaConf.register_new_resolver("quotient", lambda a, b: a // b, replace=True)
+OmegaConf.register_new_resolver("largest", lambda *values: max(values), replace=True)
 OmegaConf.register_new_resolver("if_equal", lambda a, b, value: value if a == b else None, replace=True)
 
 
@@ -144,13 +170,13 @@ def compose_run(
     overrides: Sequence[str] = (),
     *,
     allow_missing: bool = False,
-    renames: Mapping[str, str] = MappingProxyType({}),
+    upstream: UpstreamNames = lambda key, value, sections: (),
 ) -> ComposedConfig:
     """Compose and validate a run: a ready-made one (``demo``), or the path of a YAML file that may name our groups.
 
     ``overrides`` are Hydra's: ``method=joint`` chooses from a group, ``rollout.prompts=64`` sets a key.
-    ``allow_missing`` keeps ``???`` as the value of a key that still needs one.  ``renames`` are an engine's keys and
-    ours that errors name instead.
+    ``allow_missing`` keeps ``???`` as the value of a key that still needs one.  ``upstream(key, value, mindspeed_rl)``
+    returns the keys that an upstream's key or section is written as, of which errors tell; empty for any other key.
 
     Raises ConfigError if the name is unknown, the YAML cannot be composed, or a value is not valid or has no effect.
     """
@@ -197,7 +223,7 @@ def compose_run(
         raise ConfigError(f"{file}: cannot be composed: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected a mapping of keys, found {type(values).__name__}")
-    run = validate_config({str(k): v for k, v in values.items()}, file, overrides, renames)
+    run = validate_config({str(k): v for k, v in values.items()}, file, overrides, upstream)
     if run.data.epochs is not None:
         _refuse_unused_steps(run, file, overrides)
     return ComposedConfig(run, name)
@@ -270,9 +296,9 @@ def validate_config(
     values: dict[str, Any],
     file: Path,
     overrides: Sequence[str] = (),
-    renames: Mapping[str, str] = MappingProxyType({}),
+    upstream: UpstreamNames = lambda key, value, sections: (),
 ) -> RunConfig:
-    """Check a mapping that was composed of a run's ``file`` against the schema; ``renames`` as of :func:`compose_run`.
+    """Check a mapping that was composed of a run's ``file`` against the schema; ``upstream`` as of :func:`compose_run`.
 
     Raises ConfigError with every problem, a line each, with the file (or override), key, value and nearest valid name.
     """
@@ -280,25 +306,26 @@ def validate_config(
         return RunConfig.model_validate(values)
     except ValidationError as error:
         sections = values.get("mindspeed_rl")
-        problems = [_explained(problem, sections, renames) for problem in validation_problems(error)]
+        sections = sections if isinstance(sections, Mapping) else {}
+        problems = [
+            _explained(problem, upstream(problem.key, problem.value, sections))
+            for problem in validation_problems(error)
+        ]
         origins = [_origin(problem.key, file, overrides) for problem in problems]
         kind = UsageError if all(origin.startswith("override ") for origin in origins) else ConfigError
         lines = [f"{origin}: {problem}" for origin, problem in zip(origins, problems, strict=True)]
         raise kind("\n".join(lines), problems) from error
 
 
-def _explained(problem: Problem, mindspeed_rl: object, renames: Mapping[str, str]) -> Problem:
-    """A problem of the schema, with how the key is written."""
+def _explained(problem: Problem, upstream: Sequence[str]) -> Problem:
+    """A problem of the schema, with how the key is written; ``upstream`` as of :func:`unknown_key`."""
     if problem.key in GROUPS and isinstance(problem.value, str):
         return problem._replace(expected=f"a group: write `- override {problem.key}: {problem.value}` under defaults")
-    if problem.code == UNKNOWN_KEY and isinstance(mindspeed_rl, Mapping) and problem.key in mindspeed_rl:
-        names = problem.value if isinstance(problem.value, Mapping) else ()
-        ours = [renames.get(f"{problem.key}.{name}") for name in names]
-        written = " and ".join(filter(None, ours)) if ours and all(ours) else f"mindspeed_rl.{problem.key}"
-        return problem._replace(expected=f"a section of MindSpeed-RL: write {written}")
-    if problem.code == UNKNOWN_KEY:
-        return problem._replace(expected=unknown_key(*problem.key.rpartition(".")[::2]))
-    return problem
+    if problem.code != UNKNOWN_KEY:
+        return problem
+    if upstream and isinstance(problem.value, Mapping):
+        return problem._replace(expected=f"a section of MindSpeed-RL: write {' and '.join(upstream)}")
+    return problem._replace(expected=unknown_key(*problem.key.rpartition(".")[::2], upstream))
 
 
 def _add_defaults(composed: DictConfig) -> None:

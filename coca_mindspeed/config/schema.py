@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from coca_mindspeed.algorithm import LossAggregation
-from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod, training_method
+from coca_mindspeed.algorithm.methods import METHODS, OTHER_NAMES, TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.values import (
     ColumnNames,
@@ -191,7 +191,7 @@ class MethodConfig(Section):
         if is_custom(name):
             return pinned(name)
         if name not in METHODS:
-            near = did_you_mean(name, METHODS)
+            near = did_you_mean(OTHER_NAMES.get(name.lower(), name), METHODS)
             raise ValueError(f"unknown training method {name!r}{near}; known methods: {', '.join(METHODS)}")
         return name
 

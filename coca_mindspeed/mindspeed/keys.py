@@ -14,6 +14,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import fact_of, facts_of, keys_of_identity
 from coca_mindspeed.errors import Problem, raise_problems, show_value
 from coca_mindspeed.mindspeed.start.process import CocaSettings
+from coca_mindspeed.mindspeed.upstream_keys import CLASSES, shipped_keys
 from coca_mindspeed.utils.text_formats import value_of
 
 #: Key of MindSpeed-RL -> key of ours with the same value.  ``model.actor`` stands for the shapes that the actor names.
@@ -120,6 +121,15 @@ _FREE_IDENTITY = {
 }
 _ACTOR = ("megatron_training", "actor_config")
 _ABSENT = object()
+#: Sections of a YAML file in MindSpeed-RL's layout besides ``model``.
+UPSTREAM_SECTIONS = ("coca", *dict.fromkeys(section.partition(".")[0] for section in CLASSES))
+# Keys of the parallel layout by the names that people type.
+_LAYOUT = {
+    "tp": "mindspeed_rl.actor_config.tensor_model_parallel_size",
+    "pp": "mindspeed_rl.actor_config.pipeline_model_parallel_size",
+    "cp": "mindspeed_rl.actor_config.context_parallel_size",
+    "rollout_tp": "mindspeed_rl.generate_config.infer_tensor_parallel_size",
+}
 
 
 def table_of(platform: str, epochs: float | None = None) -> dict[str, Entry]:
@@ -217,6 +227,43 @@ def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def written_as(key: str, value: object, sections: Mapping[str, Any]) -> list[str]:
+    """Keys of a run that set a key or a section of MindSpeed-RL, which is named with or without its section.
+
+    ``sections`` is the run's ``mindspeed_rl``.  A section with several keys is written as ours if they set all of it,
+    otherwise below ``mindspeed_rl``.  Empty for any other name.
+    """
+    name = key.replace("-", "_")
+    if name in UPSTREAM_SECTIONS:
+        inside = [name for name, _ in leaves(underscored(value), f"{key}.")] if isinstance(value, Mapping) else []
+        ours = [ours for each in inside for ours in _set_by(each)]
+        if inside and all(map(_set_by, inside)):
+            return [*dict.fromkeys(ours)]
+        return [f"mindspeed_rl.{inside[0] if len(inside) == 1 else key}"]
+    name = name.rpartition(".")[2]
+    if layout := [full for short, full in _LAYOUT.items() if name.lower() in (short, _last(full))]:
+        return layout
+    if ours := [*dict.fromkeys(ours for each in (*TABLE, *WRITTEN) if _last(each) == name for ours in _set_by(each))]:
+        return ours
+    known = shipped_keys().sections
+    places = [f"{section}.{name}" for section in known if sections and name in known[section]]
+    # The later of the actor's sections wins: a key that the run sets is changed where it is.
+    set_there = [place for place in places if value_of(sections, place) is not None]
+    return [f"mindspeed_rl.{place}" for place in (set_there[-1:] or places[:1])]
+
+
+def _set_by(key: str) -> tuple[str, ...]:
+    """Keys of ours, or options, that set a key of MindSpeed-RL's; those that it is computed from by others are not."""
+    same = places(key, {})
+    if (entry := next((TABLE[place] for place in same if place in TABLE), None)) is not None:
+        return entry.ours if entry.inverse is None else entry.ours[-1:]
+    return next(((WRITTEN[place][0],) for place in same if place in WRITTEN), ())
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def underscored(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,18 +15,33 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.compose import ComposedConfig, compose_run, config_directory, hydra_override
+from coca_mindspeed.config.compose import (
+    ComposedConfig,
+    compose_run,
+    config_directory,
+    hydra_override,
+    named_defaults,
+    ready_made_runs,
+)
 from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.errors import ConfigError, UsageError, show_value
 from coca_mindspeed.mindspeed.checks import needs_reference, other_npus
-from coca_mindspeed.mindspeed.keys import RENAMES, TABLE, WRITTEN, places, put, table_of, underscored
+from coca_mindspeed.mindspeed.keys import (
+    TABLE,
+    UPSTREAM_SECTIONS,
+    WRITTEN,
+    places,
+    put,
+    table_of,
+    underscored,
+    written_as,
+)
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.driver import compose_config
-from coca_mindspeed.mindspeed.upstream_keys import CLASSES, GRPO_VALUES, ignored_keys
+from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES, ignored_keys
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 _MARKS = ("megatron_training", "actor_config", "rl_config", "generate_config")
-_SECTIONS = ("coca", *(section.partition(".")[0] for section in CLASSES))
 _SHAPE = {  # Megatron's defaults
     **dict.fromkeys(("untied_embeddings", "qkv_bias", "qk_layernorm"), False),
     "rope_theta": 10_000,
@@ -45,7 +60,7 @@ def compose_any_layout(name: str, overrides: Sequence[str] = (), *, allow_missin
     """
     file = Path(name).expanduser()
     if not _is_upstream_layout(file):
-        return compose_run(name, overrides, allow_missing=allow_missing, renames=RENAMES)
+        return compose_run(name, overrides, allow_missing=allow_missing, upstream=written_as)
     theirs, ours, machine = list[str](), list[str](), None
     for override in overrides:
         key = override.lstrip("+~").removeprefix("mindspeed_rl.")
@@ -53,7 +68,7 @@ def compose_any_layout(name: str, overrides: Sequence[str] = (), *, allow_missin
         if key.startswith("hardware="):
             machine = key.partition("=")[2]
         else:
-            (theirs if key.split(".")[0] in _SECTIONS else ours).append(prefix + key)
+            (theirs if key.split(".")[0] in UPSTREAM_SECTIONS else ours).append(prefix + key)
     if machine not in (*_MACHINES, None):
         raise UsageError(
             f"override 'hardware={machine}': expected {' or '.join(_MACHINES)}; it chooses the machine alone, because "
@@ -79,7 +94,10 @@ def _is_upstream_layout(file: Path) -> bool:
         content = read_yaml(file)
     except (OSError, YamlError):
         return False  # compose_run reports it
-    return isinstance(content, Mapping) and any(section in content for section in _MARKS)
+    if not isinstance(content, Mapping) or not any(section in content for section in _MARKS):
+        return False
+    # A file that stands on one of ours holds them in the wrong place.
+    return not {"base", *ready_made_runs()}.intersection(named_defaults(file.stem, [file.parent]))
 
 
 def _compose(file: Path, overrides: Sequence[str]) -> dict[str, Any]:

@@ -78,6 +78,11 @@ def test_the_override_is_blamed_and_not_the_file(override, problem):
     assert suggested in message
 
 
+def test_a_method_is_found_by_another_name():
+    with pytest.raises(UsageError, match="'rlvr'"):
+        compose_run("demo", ["method=grpo"])
+
+
 @pytest.mark.parametrize("defaults", ["[nothing, _self_]", "base", "[base, 7]", "[base, {model: [1]}]"])
 def test_a_file_is_blamed_for_its_own_mistakes_whatever_is_typed(tmp_path, defaults):
     mine = tmp_path / "mine.yaml"

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,16 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.keys import TABLE, WRITTEN, own_values, places, put, set_twice, translate
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.values import facts_of
+from coca_mindspeed.errors import ConfigError, raise_problems
+from coca_mindspeed.mindspeed.keys import TABLE, WRITTEN, own_values, places, put, set_twice, translate, written_as
+from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, shipped_keys
+from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from tests.mindspeed.test_patch_export import CHECKOUTS
 from tests.support.mindspeed_keys import shipped_text
-from tests.tables import read_table
+from tests.tables import check_rows, read_table
 from tests.upstream_settings import NOT_SET, ours, rows
 
 
@@ -97,6 +102,35 @@ def test_a_section_that_is_no_mapping_is_named(section):
     assert [(problem.code, problem.key) for problem in caught.value.problems] == [
         ("wrong-type", f"mindspeed_rl.{section}")
     ]
+
+
+def keys_named(text):
+    """Dotted keys and options in a message, without the list of known keys."""
+    return re.findall(r"(?<![\w.])(?:--)?[a-z_]+(?:\.[a-z_]+)+|--[a-z]+", text.partition("; known:")[0])
+
+
+def test_a_key_of_mindspeed_rl_is_answered_by_how_a_run_writes_it():
+    """With and without its section, and in one of ours."""
+
+    def check(override, keys):
+        with pytest.raises(ConfigError) as caught:
+            raise_problems(make_plan(compose_any_layout("qwen25_7b_910b", [override]).run).problems)
+        [problem] = caught.value.problems
+        assert keys_named(problem.fix or problem.expected) == keys.split()
+
+    check_rows(check, read_table(__file__, "written_keys.tsv"))
+
+
+def test_every_key_that_ours_set_is_answered_by_ours():
+    schema = facts_of(RunConfig)
+    for key, entry in TABLE.items():
+        section, _, name = key.rpartition(".")
+        if section.startswith("model."):  # our section ``model`` has keys of its own
+            continue
+        value = {"sampling_config": {name: 1}} if section.endswith(".sampling_config") else {name: 1}
+        assert written_as(section.partition(".")[0], value, RUN.mindspeed_rl)[-1] == entry.ours[-1]
+        if not any(known.rpartition(".")[2] == name for known in schema):
+            assert written_as(name, 1, {})[-1] == entry.ours[-1]
 
 
 def test_check_refuses_and_writes_nothing(tmp_path):

@@ -138,6 +138,30 @@ def test_a_file_that_asks_for_something_else_is_refused(file, old, new, code):
     assert code in [problem.code for problem in make_plan(compose_any_layout(str(file)).run).problems]
 
 
+GROUPS = "[base, {override /model: qwen25_7b}, {override /hardware: ascend_910b}, {override /data: big_math}, _self_]"
+
+
+@pytest.mark.parametrize("defaults", ["[qwen25_7b_910b, _self_]", "[mine, _self_]", GROUPS])
+def test_pasted_sections_are_named_with_their_place(tmp_path, monkeypatch, defaults):
+    """In a file that stands on a run of ours, itself or by another file."""
+    monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
+    write(tmp_path / "mine.yaml", "defaults: [qwen25_7b_910b, _self_]\n")
+    actor, rl = "{lr: 1e-6, micro_batch_size: 2}", "{n_samples_per_prompt: 8, mini_batch_size: 64}"
+    file = write(tmp_path / "pasted.yaml", f"defaults: {defaults}\nactor_config: {actor}\nrl_config: {rl}\n")
+    with pytest.raises(ConfigError) as caught:
+        compose_any_layout(str(file))
+    found = {problem.key: problem.expected for problem in caught.value.problems}
+    assert "mindspeed_rl.actor_config" in found["actor_config"]
+    assert "rollout.group_size and trainer.minibatches" in found["rl_config"]
+
+
+def test_files_that_name_each_other_are_no_files_of_ours(tmp_path):
+    for name, other in (("one", "two"), ("two", "one")):
+        write(tmp_path / f"{name}.yaml", f"defaults: [{other}, _self_]\nactor_config: {{lr: 1e-6}}\n")
+    with pytest.raises(ConfigError, match=r"one\.yaml"):
+        compose_any_layout(str(tmp_path / "one.yaml"))
+
+
 def test_errors_name_the_file(file, tmp_path):
     for old, new, ours in (("lr: 2e-6", "lr: fast", "optimizer.lr"), ("_iters: 500", "_iters: many", "trainer.steps")):
         file.write_text(FILE.replace(old, new))

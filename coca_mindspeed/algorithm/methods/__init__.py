@@ -10,7 +10,7 @@ from coca_mindspeed.algorithm.methods.dcpo import Dcpo
 from coca_mindspeed.algorithm.methods.log_score import LogScore
 from coca_mindspeed.algorithm.methods.one_reward import Joint, Rlcr, Rlvr, Sequential
 
-__all__ = ["METHODS", "TrainingMethod", "training_method"]
+__all__ = ["METHODS", "OTHER_NAMES", "TrainingMethod", "training_method"]
 
 _METHODS: tuple[TrainingMethod, ...] = (
     Coca(),
@@ -24,6 +24,8 @@ _METHODS: tuple[TrainingMethod, ...] = (
     Caliber(),
 )
 METHODS: dict[str, TrainingMethod] = {method.name: method for method in _METHODS}
+#: Names of methods elsewhere, for messages: GRPO with the reward of a right answer alone, the logarithmic score.
+OTHER_NAMES = {"grpo": "rlvr", "rewarding_doubt": "log_score"}
 
 
 def training_method(name: str) -> TrainingMethod:

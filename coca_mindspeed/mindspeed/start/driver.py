@@ -116,6 +116,8 @@ def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path
             return compose(path.stem, overrides=[*search, *overrides])
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, YamlError) as error:
         raise ConfigError(f"{path}: cannot be composed: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: cannot be composed: its defaults name files that name each other") from error
 
 
 def process_settings_of(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
