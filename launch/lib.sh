@@ -422,9 +422,9 @@ launch() {
   if "$SMOKE"; then
     smoke "$RUN"
   elif "$TRIAL"; then
-    # Typed overrides win, but for a warm-up, which would not end in two iterations.
-    OVERRIDES=(data.epochs=null trainer.steps=2 evaluation.interval=0 checkpoint.interval=2 logging.samples_interval=1
-      "${OVERRIDES[@]}" optimizer.warmup_steps=0)
+    # Typed overrides win, but for the length in epochs, and for a warm-up, which would not end in two iterations.
+    OVERRIDES=(trainer.steps=2 evaluation.interval=0 checkpoint.interval=2 logging.samples_interval=1
+      "${OVERRIDES[@]}" data.epochs=null optimizer.warmup_steps=0)
     OUTPUT=${OUTPUT:-$(trial_output)}
     train_on_ascend "$RUN" "$OUTPUT"
     "$DRY_RUN" || ((NODE_RANK)) || echo "trial passed; the time of a run at the speed that was measured:

@@ -26,7 +26,7 @@ from coca_mindspeed.errors import (
     raise_problems,
     show_value,
 )
-from coca_mindspeed.mindspeed.keys import RENAMES, set_twice, translate
+from coca_mindspeed.mindspeed.keys import RENAMES, leaves, set_twice, translate, written_as
 from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
@@ -114,7 +114,8 @@ def _lengths(r: ResolvedConfig) -> Iterator[Condition]:
     context = f"with a prompt of {r.max_prompt} must fit the model's context of {r.context}"
     yield "context", "max_new", r.longest <= r.context, context
     enough = r.max_batched_tokens >= r.max_model_len or not r.ascend_scheduler  # vLLM's own splits prompts
-    yield "batched-tokens", "max_batched_tokens", enough, f"must be at least max_model_len {r.max_model_len}"
+    reason = f"must be at least max_model_len {r.max_model_len}"
+    yield "batched-tokens", "max_batched_tokens", enough, reason, f"set it to {r.max_model_len}"
     if r.dynamic_batch:
         yield "padding-dynamic", "remove_padding", r.remove_padding, "must be true: use_dynamic_bsz packs responses"
         for name in ("update_tokens", "logprob_tokens"):
@@ -222,7 +223,9 @@ def _upstream_keys(run: RunConfig) -> Iterator[Problem]:
     values = run.mindspeed_rl
     ignored = ignored_keys(values, reference=needs_reference(values))
     for problem in (*shipped_keys().problems(values), *ignored):
-        yield problem._replace(key=f"mindspeed_rl.{problem.key}")
+        found = problem._replace(key=f"mindspeed_rl.{problem.key}")
+        elsewhere = written_as(problem.key, problem.value, values) if problem.code == "unknown-key" else []
+        yield found._replace(fix=f"write {' and '.join(elsewhere)}") if elsewhere else found
 
 
 _DEFAULTS = {  # MindSpeed-RL's
@@ -278,6 +281,10 @@ def _unsupported_values(c: HookConfig) -> Iterator[Condition]:
         ("entropy_coeff", "must be 0: the objective has no entropy term"),
     ):
         yield f"hook-{name.replace('_', '-')}", f"rl_config.{name}", not rl.get(name), reason
+    for key, value in leaves(c.config):
+        if key.rpartition(".")[2].replace("-", "_").startswith("lora_"):
+            reason, fix = "must be absent: LoRA of MindSpeed-RL is neither hooked nor planned", "train all weights"
+            yield "lora", key, value is None, reason, f"{fix}, or use the local engine (model.lora.rank)"
     for name, values in GRPO_VALUES.items():
         accepted, shown = rl.get(name) in (None, *values), " or ".join(map(show_value, values))
         reason = f"must be absent or {shown}: another value asks for another algorithm"

@@ -185,6 +185,7 @@ def test_refused_layouts():
     "overrides",
     [
         "optimizer.schedule=cosine",
+        "rollout.max_new_tokens=8192",  # max_num_batched_tokens follows
         "A.tensor_model_parallel_size=2 A.context_parallel_size=2 T.attention_mask_type=general",
         "A.tensor_model_parallel_size=2 A.context_parallel_size=2 A.context_parallel_algo=megatron_cp_algo",
     ],
