@@ -49,6 +49,20 @@ class ScoringSettings(EngineSection):
 Settings = TypeVar("Settings", bound=ScoringSettings)
 
 
+def stored_section(kind: type[Settings], section: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """A section ``coca`` that an earlier release may have stored: checked, with the defaults of keys that it lacks.
+
+    Keys that ``kind`` no longer has stay as they are.  Raises ConfigError, naming ``where``, for invalid values.
+    """
+    try:
+        known = checked_section(kind, {key: value for key, value in section.items() if key in kind.model_fields})
+    except ConfigError as error:
+        raise ConfigError(
+            f"{where}: the run to resume has settings that cannot be used:\n{error}", error.problems
+        ) from error
+    return {**section, **known.model_dump(mode="json")}
+
+
 def checked_section(kind: type[Settings], section: Mapping[str, Any]) -> Settings:
     """Validate a section ``coca``; raises ``ConfigError`` with all problems."""
     try:

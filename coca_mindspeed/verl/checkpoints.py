@@ -19,14 +19,18 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from coca_mindspeed.config import checks
+from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.config.values import keys_of_identity
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.scoring.metrics import BestValue
+from coca_mindspeed.scoring.settings import stored_section
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import cut_back, read_steps, write_json
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 
 FILE = "coca.json"
+# Keys of the section ``coca`` that a resumed run must not change.
+_COMPARED = keys_of_identity(VerlSettings)
 BEST = "best"
 #: verl's own file, which names the newest of a directory's checkpoints.
 VERLS_NEWEST = "latest_checkpointed_iteration.txt"
@@ -49,17 +53,30 @@ def check_resume(directory: Path, settings: VerlSettings, total_steps: int, resu
     ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
     is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.
     """
-    identity = settings.model_dump(mode="json", include=keys_of_identity(VerlSettings))
-    ours: dict[str, Any] = {**identity.pop("method"), **identity}
+    ours = _flat(settings.model_dump(mode="json", include=_COMPARED))
     if len(settings.method.training_method.stages) > 1:
         ours["total_training_steps"] = total_steps
     path = directory / FILE
     if path.is_file() and (resumed_step or (directory / VERLS_NEWEST).is_file()):
-        theirs = json.loads(path.read_text(encoding="utf-8"))
+        theirs = _stored(path)
         fix = "change trainer.default_local_dir, or remove the directory"
         checks.check_resumed_settings(theirs, ours, where=path, fix=fix)
     directory.mkdir(parents=True, exist_ok=True)
     write_json(path, ours)
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """The settings beside checkpoints, with the defaults of keys that an earlier release did not have."""
+    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    section = {"method": {key: stored.pop(key) for key in MethodConfig.model_fields if key in stored}}
+    section |= {key: stored.pop(key) for key in _COMPARED if key in stored}
+    section = stored_section(VerlSettings, section, path)
+    return {**stored, **_flat({key: section[key] for key in _COMPARED})}
+
+
+def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The compared settings in one mapping, as the file holds them."""
+    return {**section["method"], **{key: value for key, value in section.items() if key != "method"}}
 
 
 def file_of_verls_log(project: str, experiment: str, environment: Mapping[str, str] | None = None) -> Path:

@@ -78,6 +78,30 @@ def test_settings_of_another_run_are_refused(tmp_path, override, key):
     values_of(tmp_path, "checkpoint.interval=10", "evaluation.interval=25", f"{GPU}=0.6", resume=True)
 
 
+@pytest.mark.parametrize(
+    ("stored", "problems"),
+    [
+        ({"advantage_ddof": None, "separate_format": None}, []),
+        ({"advantage_ddof": 0}, ["coca.method.advantage_ddof"]),
+        ({"a_key_of_then": 1}, ["coca.method.a_key_of_then"]),
+    ],
+)
+def test_keys_that_a_later_release_adds_have_their_defaults_in_an_earlier_run(tmp_path, stored, problems):
+    """``stored`` are keys of the method in the run to resume, None for one that it does not have."""
+    values = values_of(tmp_path)
+    coca = {**values["coca"], "method": {**values["coca"]["method"], **stored}}
+    coca["method"] = {key: value for key, value in coca["method"].items() if value is not None}
+    del coca["require_evaluated"]
+    write_run_file(write(StageFiles(tmp_path).results / RUN_FILE), {**values, "coca": coca}, RUN)
+    checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
+    if not problems:
+        assert values_of(tmp_path, resume=True)["actor_config"]["finetune"] is False
+        return
+    with pytest.raises(ConfigError, match=RUN_FILE) as caught:
+        values_of(tmp_path, resume=True)
+    assert [problem.key for problem in caught.value.problems] == problems
+
+
 def test_a_second_stage_begins_with_its_own_first_stages_weights(tmp_path, capsys):
     """It has no checkpoint yet, and what was trained before it may have been anything."""
     file = StageFiles(tmp_path).results / RUN_FILE

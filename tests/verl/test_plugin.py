@@ -53,6 +53,21 @@ def test_the_shipped_manifest_is_whole():
             assert source_of(ROOT, hook.replacement)
 
 
+@pytest.mark.parametrize(("stored", "problems"), [({}, []), ({"advantage_ddof": 0}, ["advantage_ddof"])])
+def test_keys_that_a_later_release_adds_have_their_defaults_in_an_earlier_run(tmp_path, stored, problems):
+    check_resume(tmp_path, VerlSettings(), 10, 0)
+    before = json.loads((tmp_path / "coca.json").read_text())
+    for key in ("advantage_ddof", "separate_format", "require_evaluated"):
+        del before[key]
+    (tmp_path / "coca.json").write_text(json.dumps({**before, **stored}))
+    if not problems:
+        check_resume(tmp_path, VerlSettings(), 10, 5)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_resume(tmp_path, VerlSettings(), 10, 5)
+    assert [problem.key for problem in caught.value.problems] == problems
+
+
 def test_a_resumed_run_is_the_same_run(tmp_path):
     check_resume(tmp_path, VerlSettings(), 10, 0)
     check_resume(tmp_path, VerlSettings(), 20, 5)  # longer is the same run, but for a method with stages

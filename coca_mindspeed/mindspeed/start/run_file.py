@@ -15,8 +15,9 @@ from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_proble
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
 from coca_mindspeed.mindspeed.checks import needs_reference
 from coca_mindspeed.mindspeed.keys import WRITTEN, identity_keys, put, translate
-from coca_mindspeed.mindspeed.start.process import VALIDATION
+from coca_mindspeed.mindspeed.start.process import VALIDATION, CocaSettings
 from coca_mindspeed.mindspeed.start.records import digests, record_files
+from coca_mindspeed.scoring.settings import stored_section
 from coca_mindspeed.utils.directories import nearby_runs
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import read_steps
@@ -125,6 +126,8 @@ def _check_resume(written: Path, values: dict[str, Any]) -> None:
         raise ConfigError(f"{written}: the run to resume cannot be read: {error}") from error
     if not isinstance(before, dict):
         raise ConfigError(f"{written}: the run to resume should be a mapping, found {type(before).__name__}")
+    before = {**before, "coca": stored_section(CocaSettings, before.get("coca") or {}, written)}
+    values = {**values, "coca": stored_section(CocaSettings, values["coca"], "this run")}
     fix = "resume it with the same settings, or choose another --output"
     same = identity_keys()
 
