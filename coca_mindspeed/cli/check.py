@@ -17,6 +17,7 @@ from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.plan import Plan, question_rows
 from coca_mindspeed.errors import CocaError, UsageError, raise_problems
 from coca_mindspeed.mindspeed.plan import make_plan, script_facts
+from coca_mindspeed.mindspeed.start.records import check_gold_answers
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
@@ -104,6 +105,7 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
     plan = make_plan(run, composed.name, arguments.metrics)
     layout = [f"keys of MindSpeed-RL's own layout (docs/port.md), {note}" for note in composed.notes]
     _show(replace(plan, notes=(*plan.notes, *layout)), arguments.quiet)
+    check_gold_answers(run)
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
         write_atomically(arguments.for_script, "\n".join([*script_facts(run, plan, output, resume=resume), ""]))

@@ -13,11 +13,14 @@ from typing import Any
 from coca_mindspeed.data.facts import normalise_fact
 from coca_mindspeed.data.prompts import SHORT_ANSWER
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.utils.text_formats import JsonError, JsonLimitError, parse_json
+from coca_mindspeed.utils.text_formats import JsonError, JsonLimitError, parse_json, value_of
 
 
 class RowError(ValueError):
     """The row is not in the source's form."""
+
+
+_ABSENT = object()
 
 
 class MissingColumnError(RowError):
@@ -29,10 +32,15 @@ class Ungradable(ValueError):  # noqa: N818 - a fact about a well-formed row, no
 
 
 def _column(row: Mapping[str, Any], *names: str) -> Any:
-    """Return the value of the first of ``names`` that the row has; raises MissingColumnError if it has none."""
+    """Return the value of the first of ``names`` that the row has; raises MissingColumnError if it has none.
+
+    ``outer.inner`` is a key of a mapping in a column.
+    """
     for name in names:
         if name in row:
             return row[name]
+        if (value := value_of(row, name, _ABSENT)) is not _ABSENT:
+            return value
     raise MissingColumnError(f"column {' or '.join(map(repr, names))} is missing")
 
 

@@ -47,6 +47,17 @@ class RecordError(DataError):
         return RecordError, (self.record, self._problem)
 
 
+class LayoutError(DataError):
+    """A row has other keys than a record; ``reason`` is the message without the remedy by ``data.columns``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {NAMED_COLUMNS}"
+
+
 _WORD = re.compile(r"[^\W\d_]+")
 _NO_WORDS = re.compile(r"[^\w\s.,;:!?'’\"()&–-]|[\d_]")  # digits and the signs of mathematics
 _MATHEMATICAL = re.compile(
@@ -81,15 +92,16 @@ def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: i
     ``where`` (``file:line``) is for messages, ``number`` for the default id.
 
     Raises:
-        DataError: a field is missing, unknown or has the wrong type.
+        LayoutError: a field is missing or unknown.
+        DataError: a field has the wrong type.
     """
     unknown = sorted(set(row) - set(_FIELDS))
     if missing := [name for name in _REQUIRED if name not in row]:
         found = ", ".join(map(repr, row)) or "none"
-        raise DataError(f"{where}: field {missing[0]!r} is missing; the row has {found}; {NAMED_COLUMNS}")
+        raise LayoutError(f"{where}: field {missing[0]!r} is missing; the row has {found}")
     if unknown:
-        known = f"a record has {', '.join(_FIELDS)}; put other values into 'metadata'; {NAMED_COLUMNS}"
-        raise DataError(f"{where}: unknown field {unknown[0]!r}{did_you_mean(unknown[0], _FIELDS)}; {known}")
+        known = f"a record has {', '.join(_FIELDS)}; put other values into 'metadata'"
+        raise LayoutError(f"{where}: unknown field {unknown[0]!r}{did_you_mean(unknown[0], _FIELDS)}; {known}")
     category = default_category(row["answer"]) if isinstance(row["answer"], str) else "math"
     values = {"id": f"{dataset}-{number}", "dataset": dataset, "category": category, **row}
     for name, value in values.items():

@@ -1,5 +1,7 @@
 """Registry of the data sets of ``coca-mindspeed data prepare``, and the records of their published files."""
 
+import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +14,7 @@ from coca_mindspeed.data.published import MissingColumnError, RowError
 from coca_mindspeed.data.records import NAMED_COLUMNS, Record, read_records, record_from_json
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import is_hub_id
+from coca_mindspeed.utils.text_formats import value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def _own_record(columns: Mapping[str, str], dataset: str, row: Mapping[str, Any]
 
 def rows_by_column(columns: Mapping[str, str], dataset: str = "records") -> DataSource:
     """The source ``records``, with the columns of a record's fields; without any, the rows are records."""
-    read = frozenset(columns.values()) or None
+    read = frozenset(name for column in columns.values() for name in (column, column.partition(".")[0])) or None
     return DataSource("records", "training", partial(_own_record, columns, dataset), columns=read)
 
 
@@ -112,6 +115,51 @@ def read_own(place: str, columns: Mapping[str, str]) -> list[Record]:
         found[record.id] = row.where
         records.append(record)
     return records
+
+
+# Usual names of the columns, the first one that a row has counts.
+_QUESTIONS = ("question", "problem", "prompt", "query", "instruction", "input")
+_ANSWERS = (
+    *("answer", "ground_truth", "reward_model.ground_truth", "final_answer", "expected_answer", "gold_answer", "gold"),
+    *("labels", "label", "target", "solution", "output", "response"),
+)
+
+
+def guess_columns(row: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of a user's row by the fields of a record, by their usual names; without those that are not found."""
+    chat = next((name for name, value in row.items() if _is_chat(value)), None)
+    question = next((name for name in _QUESTIONS if isinstance(row.get(name), str) and row[name].strip()), None)
+    answer = next((name for name in _ANSWERS if _is_scalar(value_of(row, name))), None)
+    if chat is not None:
+        question = None
+        answer = None if row[chat][-1].get("role") == "assistant" else answer
+    found = {"messages": chat, "question": question, "answer": answer}
+    return {field: column for field, column in found.items() if column is not None}
+
+
+def _is_chat(value: Any) -> bool:
+    turns = value if isinstance(value, list) else []
+    return bool(turns) and all(isinstance(turn, Mapping) and "role" in turn for turn in turns)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def conversion_command(path: Path) -> str:
+    """The command that converts a user's file into records, with the columns that its first row suggests."""
+    try:
+        row = next((dict(row.values) for row in read_rows(path)), {})
+    except DataError:
+        row = {}
+    columns = {"question": "COLUMN", "answer": "COLUMN"} | guess_columns(row)
+    if "messages" in columns:
+        columns = {field: column for field, column in columns.items() if column != "COLUMN"}
+    output = path.with_name(f"{path.name.partition('.')[0]}_records")
+    command = ["coca-mindspeed", "data", "prepare", "records", "--columns", json.dumps(columns, ensure_ascii=False)]
+    unread = [name for name in row if name not in {column.partition(".")[0] for column in columns.values()}]
+    note = f"    # not read: {', '.join(unread)}" if unread else ""
+    return shlex.join([*command, "--input", str(path), "--output", str(output)]) + note
 
 
 def hub_dataset(named: str, split: str = "train") -> HubDataset:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from coca_mindspeed.config.checks import CHECKS, same_data
 from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.config.values import unread_keys
+from coca_mindspeed.data.registry import conversion_command
 from coca_mindspeed.errors import (
     Check,
     Condition,
@@ -324,6 +326,8 @@ def _unsupported_values(c: HookConfig) -> Iterator[Condition]:
     path, key = c.actor_key("data_path"), c.actor_key("dataset_additional_keys")
     if c.get(path) is not None:
         fix = "data.train=FILE; coca-mindspeed data prepare writes records (packed data sets are not read)"
+        if (file := Path(str(c.get(path)))).is_file():
+            fix = f"convert it: {conversion_command(file)}"
         yield "record-file", path, str(c.get(path)).endswith(".jsonl"), "must be a file of records (.jsonl)", fix
         yield "data-columns", key, RECORD in list(c.get(key) or []), f"must be [{RECORD}]"
     # MindSpeed-RL's ``rule_verifier`` scores 0 for a name that it does not know.

@@ -24,12 +24,12 @@ from coca_mindspeed.config.plan import (
     question_rows,
 )
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
 from coca_mindspeed.mindspeed.keys import translate
 from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
+from coca_mindspeed.mindspeed.start.records import read_record_file
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do
 from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.utils.process import GIB
@@ -109,7 +109,7 @@ def _question_counts(run: RunConfig, iterations: int) -> QuestionCounts | None:
     Raises DataError for a file that cannot be read.
     """
     train, evaluate = (
-        [record.question for record in read_records(Path(path))] if path and Path(path).is_file() else []
+        [record.question for record in read_record_file(Path(path))] if path and Path(path).is_file() else []
         for path in (run.data.train, run.data.evaluate)
     )
     asked = iterations * len(run.method.training_method.stages) * run.rollout.prompts

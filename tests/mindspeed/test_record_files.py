@@ -1,13 +1,28 @@
 """Rows carry the index of their record, so every process that looks one up has to read the file that was meant."""
 
+import json
+import shlex
+import socket
+import sys
+from types import SimpleNamespace
+
 import pytest
 
+from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.data.registry import conversion_command
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start.process import CocaSettings
-from coca_mindspeed.mindspeed.start.records import load_prompts, read_run_records, record_files, with_digests
+from coca_mindspeed.mindspeed.start.records import (
+    check_files_on_nodes,
+    differing_files,
+    load_prompts,
+    read_run_records,
+    record_files,
+    with_digests,
+)
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.utils.files import file_sha256
 from tests.mindspeed.builders import checkpoint
@@ -27,6 +42,71 @@ def test_a_node_with_another_file_is_refused_before_it_judges_by_its_answers(tmp
         load_prompts(path, None, CocaSettings(data_sha256=planned), 100)
     # A file that was not planned by its content is taken as it is.
     assert [found.answer for found in read_run_records(path, {})] == ["2", "1"]
+
+
+CHAT = [{"role": "user", "content": "What is 1+1?"}]
+LAYOUTS = {
+    "problem": {"problem": "What is 1+1?", "answer": "2", "solution": "It is 2."},
+    "alpaca": {"instruction": "What is 1+1?", "input": "", "output": "2"},
+    "verl": {"prompt": CHAT, "ability": "math", "reward_model": {"style": "rule", "ground_truth": "2"}},
+    "chat": {"messages": [*CHAT, {"role": "assistant", "content": "2"}]},
+    "number": {"query": "What is 1+1?", "label": 2},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_check_refuses_another_layout_and_prints_the_command_that_converts_it(tmp_path, capsys, layout):
+    file = tmp_path / "my data.jsonl"
+    file.write_text(json.dumps(LAYOUTS[layout]) + "\n")
+    check = ["check", "qwen25_7b_910b", "data.evaluate=null", "data.epochs=null", "trainer.steps=2", "--quiet"]
+    assert main([*check, f"data.train='{file}'"]) == 1
+    message = capsys.readouterr().err
+    assert "data.columns" not in message  # a cluster refuses it
+    command = shlex.split(message[message.index("coca-mindspeed data") :].partition("\n")[0], comments=True)
+    assert main(command[1:]) == 0
+    converted = tmp_path / "my data_records/train.jsonl"
+    assert [(found.question, found.answer) for found in read_records(converted)] == [("What is 1+1?", "2")]
+    assert main([*check, f"data.train='{converted}'"]) == 0
+
+
+def test_columns_that_are_not_found_are_left_open(tmp_path):
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"a": 1}\n')
+    columns = json.loads(shlex.split(conversion_command(file), comments=True)[5])
+    assert columns == {"question": "COLUMN", "answer": "COLUMN"}
+    assert "--columns" in conversion_command(tmp_path / "absent.jsonl")
+
+
+def test_check_grades_the_gold_answers_against_themselves(tmp_path, capsys):
+    train = write_sums(tmp_path / "train.jsonl", "1", "{2")
+    check = ["check", "qwen25_7b_910b", f"data.train={train}", "data.evaluate=null"]
+    assert main([*check, "data.epochs=null", "trainer.steps=2", "--quiet"]) == 1
+    assert f"{train}:2: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("elsewhere", "named"), [("2", "SHA-256"), (None, "not there"), ("1", None)])
+def test_the_files_of_all_nodes_are_compared_before_a_model_is_built(tmp_path, monkeypatch, elsewhere, named):
+    """Ray is stood in for: its second node has another file."""
+    path = write_sums(tmp_path / "train.jsonl", "1")
+    planned = {str(path): file_sha256(path)}
+
+    def options(*, num_cpus, scheduling_strategy):
+        assert num_cpus == 0  # also where every CPU is reserved
+        if scheduling_strategy == "second":
+            path.unlink() if elsewhere is None else write_sums(path, elsewhere)
+        return SimpleNamespace(remote=differing_files)
+
+    nodes = [{"NodeID": name, "Alive": name != "dead"} for name in ("first", "dead", "second")]
+    ray = SimpleNamespace(nodes=lambda: nodes, remote=lambda _: SimpleNamespace(options=options), get=list)
+    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
+    for name, module in (("ray", ray), ("ray.util.scheduling_strategies", strategies)):
+        monkeypatch.setitem(sys.modules, name, module)
+    if named is None:
+        check_files_on_nodes(planned)
+        return
+    with pytest.raises(DataError, match=named) as caught:
+        check_files_on_nodes(planned)
+    assert f"{path}: on {socket.gethostname()}" in str(caught.value)
 
 
 def test_the_settings_carry_the_digests_of_the_files(tmp_path):

@@ -49,7 +49,13 @@ from coca_mindspeed.mindspeed.start.process import (
     check_cpu_shim,
     setup_driver,
 )
-from coca_mindspeed.mindspeed.start.records import check_prompts_of_files, check_verifier, record_files, with_digests
+from coca_mindspeed.mindspeed.start.records import (
+    check_files_on_nodes,
+    check_prompts_of_files,
+    check_verifier,
+    record_files,
+    with_digests,
+)
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
 from coca_mindspeed.upstream.ray_cluster import wait_for_slow_nodes
@@ -246,7 +252,10 @@ def check_weights(config: DictConfig, *, reference: bool) -> None:
 
 
 def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping[str, Any]) -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine, whatever else runs there."""
+    """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine, whatever else runs there.
+
+    Raises DataError if a node has other record files.
+    """
     import ray
 
     arguments: dict[str, Any] = {"runtime_env": dict(environment), "log_to_driver": True}
@@ -258,6 +267,11 @@ def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping
             npus = sum(int(role.get("num_npus") or 0) for role in roles)
             arguments |= {"num_cpus": _HOST_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
     ray.init(**arguments)
+    try:
+        check_files_on_nodes(process.coca.data_sha256)
+    except BaseException:
+        ray.shutdown()
+        raise
 
 
 def run_mindspeed_rl(config: DictConfig, setup: Callable[[], object] = setup_driver) -> None:

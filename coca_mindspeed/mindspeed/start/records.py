@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prompts import (
     TEMPLATE_KEYS,
     bounded_prompt_tokens,
@@ -21,7 +22,8 @@ from coca_mindspeed.data.prompts import (
     no_chat_template,
     write_into_template,
 )
-from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.data.records import LayoutError, Record, read_records
+from coca_mindspeed.data.registry import conversion_command
 from coca_mindspeed.errors import ConfigError, DataError, raise_problems
 from coca_mindspeed.grading.registry import build_grader, check_records
 from coca_mindspeed.mindspeed.start.process import CocaSettings
@@ -65,7 +67,49 @@ def read_run_records(path: Path, planned: Mapping[str, str]) -> list[Record]:
             f"{path}: on {socket.gethostname()} the file has SHA-256 {found[:12]}…, expected {wanted[:12]}… as where "
             "the run was started; copy it to every node, or use a shared file system"
         )
-    return list(read_records(path))
+    return read_record_file(path)
+
+
+def differing_files(planned: Mapping[str, str]) -> list[str]:
+    """Lines for the files of ``planned`` (SHA-256 by path) that this machine lacks or has with another content."""
+    host = socket.gethostname()
+    found = {path: file_sha256(Path(path)) if Path(path).is_file() else None for path in planned}
+    return [
+        f"{path}: on {host} " + (f"SHA-256 {digest[:12]}…, expected {planned[path][:12]}…" if digest else "not there")
+        for path, digest in found.items()
+        if digest != planned[path]
+    ]
+
+
+def check_files_on_nodes(planned: Mapping[str, str]) -> None:
+    """Compare the record files on every node of the Ray cluster with ``coca.data_sha256``, before a model is built.
+
+    Raises DataError with a line for each file and node that differs.
+    """
+    if not planned:
+        return
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(differing_files)
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    found = ray.get([task.options(num_cpus=0, scheduling_strategy=place).remote(planned) for place in places])
+    if lines := [*dict.fromkeys(line for lines in found for line in lines)]:
+        fix = "copy the files to every node, or use a shared file system"
+        raise DataError("\n".join(["the nodes have different record files:", *lines, fix]))
+
+
+def read_record_file(path: Path) -> list[Record]:
+    """The records of a file.
+
+    Raises DataError for another layout, with the command that converts the file, or for a record that cannot be used.
+    """
+    try:
+        return list(read_records(path))
+    except LayoutError as error:
+        fix = f"convert it, and name its train.jsonl: {conversion_command(path)}"
+        raise DataError(f"{error.reason}\n    {fix}") from error
 
 
 def load_prompts(
@@ -136,6 +180,15 @@ def check_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any]
     """
     if OWN_VERIFIER not in names:
         return
-    records: dict[Path | str, list[Record]] = {file: list(read_records(file)) for file in files if file.is_file()}
+    records: dict[Path | str, list[Record]] = {file: read_record_file(file) for file in files if file.is_file()}
     with closing(build_grader(grader, options)) as built:
         check_records(built, records)
+
+
+def check_gold_answers(run: RunConfig) -> None:
+    """Check the records of a run's files and their gold answers as the driver does.
+
+    Raises as :func:`check_verifier`.
+    """
+    names = (run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or ()
+    check_verifier(names, run.data.grader, run.data.grader_options, record_files(run.data.train, run.data.evaluate))
