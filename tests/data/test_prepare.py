@@ -252,12 +252,6 @@ def contaminated(question, evaluation, n):
     return False
 
 
-def _longest(question, other, n):
-    """Words of the passage of one evaluation question that the question contains; 0: none."""
-    length = min(n, len(other.split()))
-    return length if length >= SHORTEST_PASSAGE and contaminated(question, [other], n) else 0
-
-
 @pytest.mark.parametrize(("share", "validated"), [(0.5, 2), (0.1, 0), (0.2, 1)])
 def test_the_validation_split_is_the_nearest_number_of_records(tmp_path, share, validated):
     rows = [big_math_row(LONG.format(price)) for price in (30, 31, 32)]
@@ -278,8 +272,13 @@ def test_passages_equal_brute_force(evaluation, question, n):
     if overlap is not None:
         assert overlap.passage in question
         assert overlap.passage in evaluation[int(overlap.record.removeprefix("eval-"))]
-        whole = len(question.split()) if question in evaluation else 0
-        assert len(overlap.passage.split()) == max(whole, *(_longest(question, other, n) for other in evaluation))
+
+
+def test_the_longest_passage_is_the_one_that_is_named():
+    words = [f"w{i}" for i in range(3 * SHORTEST_PASSAGE)]
+    short, long = " ".join(words[:SHORTEST_PASSAGE]), " ".join(words[SHORTEST_PASSAGE + 1 : -1])
+    index = EvaluationIndex(evaluation_records([short, long]))
+    assert index.overlap(record(" ".join(words))) == Overlap("eval", "eval-1", long)
 
 
 def test_symbols_case_and_white_space_do_not_hide_a_passage():
