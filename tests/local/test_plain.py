@@ -50,6 +50,10 @@ def test_the_plain_path_samples_and_trains_alike(architecture, plainly, monkeypa
         options = {"group_size": 4, "max_new_tokens": 12, "temperature": 1.0, "generator": generator}
         return sample_responses(policy, PROMPTS, **options)
 
+    def cache_of(policy):
+        with torch.inference_mode():
+            return Decoder(policy, PROMPTS).cache
+
     def gradient(policy, rollout):
         scores = ResponseBatch(policy, PROMPTS, rollout.token_ids, 1.0).backward(lambda log_probs: log_probs.sum())
         return scores.log_probs, {name: each.grad for name, each in policy.model.named_parameters()}
@@ -57,7 +61,7 @@ def test_the_plain_path_samples_and_trains_alike(architecture, plainly, monkeypa
     plain_policy = policy()
     assert (plain_policy.sharing, plain_policy.model.config._attn_implementation) == ("none", "eager")
     assert plain_policy.model.dtype == torch.float32
-    assert not isinstance(Decoder(plain_policy, PROMPTS).cache, PreallocatedCache)
+    assert type(cache_of(plain_policy)) is plain.PlainCache
     assert plain.RELEASE in capsys.readouterr().err
     found = sampled(plain_policy)
     log_probs, gradients = gradient(plain_policy, found)
@@ -66,7 +70,7 @@ def test_the_plain_path_samples_and_trains_alike(architecture, plainly, monkeypa
     if plain.PLAIN:  # nothing to compare with
         return
     assert full.sharing == "prefix"
-    assert isinstance(Decoder(full, PROMPTS).cache, PreallocatedCache)
+    assert type(cache_of(full)) is PreallocatedCache
     expected = sampled(full)
     assert torch.equal(found.token_ids, expected.token_ids)
     assert len(set(found.lengths.tolist())) > 1
