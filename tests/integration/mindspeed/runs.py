@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from coca_mindspeed.evaluation.predictions import VALIDATIONS, read_predictions, validation_files
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment
 
@@ -90,6 +91,12 @@ def run_and_check(warm, directory, ray_directory, changes, **start):
     validations = metrics_of(directory, "validation.jsonl")
     assert [row["step"] for row in validations] == [0, 2, 3]
     assert all(0 <= row["held_out/accuracy"] <= 1 for row in validations)
+    written = validation_files(directory / "output" / VALIDATIONS)
+    assert [*written] == [0, 2, 3]
+    for row, file in zip(validations, written.values(), strict=True):
+        correct = [prediction.correct for prediction in read_predictions(file)]
+        assert len(correct) == len(json_lines(directory / "eval.jsonl")) * config["rl_config"]["n_samples_per_prompt"]
+        assert sum(correct) / len(correct) == pytest.approx(row["eval/accuracy"])
     first, samples = (json_lines(directory / "output" / "samples" / f"iteration_{step:06d}.jsonl") for step in (1, 2))
     assert len(samples) == 16 * 8
     assert {"prompt", "response", "confidence", "gesr", "answer_advantage"} <= set(samples[0])
