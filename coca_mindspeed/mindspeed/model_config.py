@@ -207,7 +207,7 @@ def _rope(found: Mapping[str, Any], config: Mapping[str, Any], actor: Mapping[st
         yield _problem("rope_scaling", config["rope_scaling"], reason)
     elif scaling != built:
         fix = f"set {ours} to the model's; model=llama31_8b has that of Llama 3.1"
-        yield _problem("rope_scaling", config["rope_scaling"], f"must be {built or 'null'}: {ours}", fix)
+        yield _problem("rope_scaling", config["rope_scaling"], f"must be {built or 'null'}, as {ours}", fix)
     if isinstance(rope := found.get("rope_parameters"), dict):
         inner = {key: value for key, value in rope.items() if key != "rope_theta"}
         if rope.get("rope_theta", config["rope_theta"]) != config["rope_theta"] or _scaling(inner) != scaling:

@@ -227,6 +227,13 @@ def test_prompts_that_cannot_be_trained_on_stop_the_run_early(driven, tmp_path, 
     assert key is None or key in message
 
 
+def test_another_model_in_config_json_stops_the_run_early(driven, tmp_path):
+    write(tmp_path / "model/config.json", json.dumps({"model_type": "mistral"}))
+    message, started = driven(_MATHS, "exact", tmp_path / "model")
+    assert not started
+    assert message.startswith("coca-mindspeed: config.json: model_type=")
+
+
 def test_prompts_have_the_runs_variables_and_date(tmp_path):
     """In the training's data set and in the validation's, whatever day it is."""
     (tmp_path / "records.jsonl").write_text(json.dumps({"id": "0", "question": "q", "answer": "1"}) + "\n")
