@@ -108,7 +108,7 @@ def compare_model(directory: str | None, values: Mapping[str, Any]) -> Compariso
 def _compare(found: dict[str, Any], values: Mapping[str, Any]) -> Comparison:
     actor = {key: value for key, value in actor_values(values).items() if value is not None}
     kind = found.get("model_type")
-    if kind not in DEFAULTS:
+    if not isinstance(kind, str) or kind not in DEFAULTS:
         expected = f"must be {', '.join(DEFAULTS)}, which MindSpeed-RL loads into vLLM"
         return Comparison([_problem("model_type", kind, expected)], [])
     config = {**DEFAULTS[kind], **found}
