@@ -67,9 +67,11 @@ class Certificate(Section):
     confidence: float = Field(gt=0, lt=1, description="of the guarantee, over draws of the labels")
     threshold: float | None = Field(description="lowest accepted confidence; null: nothing is certified")
     labels: int = Field(ge=0, description="labelled answers, invalid confidences included")
-    accepted: int = Field(ge=0, description="of them at or above the threshold")
+    accepted: int = Field(ge=0, description="of them at or above the threshold, or the one of the lowest bound")
     wrong: int = Field(ge=0, description="of the accepted")
-    bound: float | None = Field(description="exact upper bound of the accepted answers' error")
+    bound: float | None = Field(
+        description="exact upper bound of the accepted answers' error, for this threshold alone"
+    )
 
     def sentence(self) -> str:
         if self.threshold is not None:
@@ -79,9 +81,12 @@ class Certificate(Section):
                 f"accepted labels wrong; {self.accepted / self.labels:.1%} of all are accepted)"
             )
         least = least_labels(self.risk, self.confidence)
+        nothing = f"nothing is certified at risk {self.risk:g} from {self.labels} labels; "
+        if self.bound is None or self.accepted < least:
+            return f"{nothing}even without a wrong one at least {least} accepted labels are needed"
         return (
-            f"nothing is certified at risk {self.risk:g} from {self.labels} labels; even without a wrong one at least "
-            f"{least} accepted labels are needed"
+            f"{nothing}the lowest upper bound of a threshold's error is {self.bound:.3g} ({self.wrong} of "
+            f"{self.accepted} accepted labels wrong): allow a higher risk, or label more answers"
         )
 
 
@@ -123,11 +128,11 @@ def certify(stated: Floats, correct: npt.NDArray[np.bool_], *, risk: float, conf
         else:
             level = 0.0
     common: dict[str, Any] = {"risk": risk, "confidence": confidence, "labels": len(correct)}
-    if last is None:
-        return Certificate(**common, threshold=None, accepted=0, wrong=0, bound=None)
-    m, k = int(accepted[last]), int(wrong[last])
-    bound, threshold = upper_bound(k, m, confidence), float(thresholds[last])
-    return Certificate(**common, threshold=threshold, accepted=m, wrong=k, bound=bound)
+    bounds = [upper_bound(int(k), int(m), confidence) for k, m in zip(wrong, accepted, strict=True)]
+    at = int(np.argmin(bounds)) if last is None else last
+    threshold = None if last is None else float(thresholds[at])
+    counts = {"accepted": int(accepted[at]), "wrong": int(wrong[at])}
+    return Certificate(**common, threshold=threshold, **counts, bound=bounds[at])
 
 
 def _levels(accepted: npt.NDArray[np.intp], risk: float, confidence: float) -> Floats:

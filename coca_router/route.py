@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     prices = _prices(arguments.prices, len(files))
     counter = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     count = None if counter is None else lambda text: counter.before(text, len(text))
-    needs = ("dataset",) if counter is None else ("dataset", "response")
+    needs = () if counter is None else ("response",)
     read = {name: read_predictions(path, needs) for name, path in zip(names, files, strict=True)}
     deciding = [p for name in names[:-1] for p in read[name]]
     sources = {"stated": read}

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_models(plan)
     jobs = jobs_of(plan, seeds)
     # torch is imported after the checks above.
-    from coca_mindspeed.utils.process import InterruptedRunError
+    from coca_mindspeed.utils.process import InterruptedRunError, interruptible
     from experiments.gpu.profile import write_profile
     from experiments.reproduce.__main__ import claim_and_run
     from experiments.reproduce.report import write_report
@@ -42,9 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with _slice(arguments.minutes) as ended:
         try:
-            claim_and_run(plan, jobs, output, 1, console)
-            profiled = next(job for job in jobs if job.kind == "trained")
-            write_profile(profiled.directory(output) / "run", output / "profile.json")
+            with interruptible("stopped between two jobs"):
+                claim_and_run(plan, jobs, output, 1, console)
+                profiled = next(job for job in jobs if job.kind == "trained")
+                write_profile(profiled.directory(output) / "run", output / "profile.json")
         except InterruptedRunError as error:
             if not ended:
                 raise

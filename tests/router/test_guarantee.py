@@ -103,3 +103,12 @@ def test_the_least_number_of_labels():
     assert (enough.threshold, enough.wrong, enough.accepted) == (0.0, 0, 59)
     nothing = certify(np.array([math.nan] * 5), np.ones(5, bool), risk=0.05, confidence=0.95)
     assert nothing.threshold is None
+
+
+def test_a_refusal_with_enough_labels_names_the_error_that_was_reached():
+    """200 answers at one confidence, 100 of them wrong: the bound of their error, and no word of more labels alone."""
+    found = certify(np.full(200, 0.9), np.arange(200) % 2 == 0, risk=0.25, confidence=0.95)
+    assert found.threshold is None
+    assert (found.accepted, found.wrong) == (200, 100)
+    assert 0.5 < found.bound < 0.57
+    assert all(figure in found.sentence() for figure in (f"{found.bound:.3g}", "100 of 200"))
