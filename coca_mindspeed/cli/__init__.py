@@ -19,7 +19,7 @@ from coca_mindspeed.utils.packages import missing_package
 from coca_mindspeed.utils.process import wait_passively
 
 COMMANDS: dict[str, str] = {
-    "demo": "train the tiny model by CoCA in a few minutes and compare it before and after",
+    "demo": "train the tiny model by CoCA in about three minutes and compare it before and after",
     "train": "train a causal language model on this machine's CPU or GPU",
     "check": "print the plan of a run and the memory it needs, or why it cannot run; needs no accelerator",
     "doctor": "check an Ascend machine: what is found, what is expected, how to fix it",
@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "baseline": "confidence by question probability, probe, assessor, votes or the prompt alone",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
     "collect": "ask a model behind an OpenAI-compatible API for responses, which evaluate grades",
+    "ask": "print a model's confidence and answer for questions",
     "evaluate": "compute metrics with intervals of predictions, or of responses that it grades",
     "report": "compare runs on one HTML page",
     "watch": "follow a running training in the terminal",

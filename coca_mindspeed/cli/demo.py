@@ -4,14 +4,17 @@ import argparse
 import re
 from pathlib import Path
 
+from coca_mindspeed.cli.ask import ask
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.local.validation import open_run
+from coca_mindspeed.utils.console import print_text
 
 _INTRODUCTION = """\
 A tiny model was warmed up to answer arithmetic with a confidence that means nothing, then trained. Each held-out
 question is answered once at temperature 1, before and after."""
+_SHOWN_KINDS = ("1+2", "2+2", "3+3", "2*1", "2*2")
 _NOTES = "Numbers are written units first: 12 + 34 = 46 is `2100+4300` and `64`.\n"
 
 
@@ -42,4 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
         local.train(policy)
         after = local.evaluate_after(policy)
     write_run_report(local, before, after, _INTRODUCTION, _NOTES)
+    shown = [next((r for r in inputs.evaluate if r.metadata.get("kind") == kind), None) for kind in _SHOWN_KINDS]
+    asked = [record for record in shown if record is not None]
+    print_text("\nFive held-out questions, from easy to hard (confidence, question, answer):")
+    for record, reply in zip(asked, ask(policy, local.config, asked, 1), strict=True):
+        print_text(f"  {reply.line}  [{'right' if reply.answer == record.answer else f'{record.answer} is right'}]")
+    print_text(f"Ask it more: coca-mindspeed ask {arguments.output} '{asked[0].question}'")
     return 0

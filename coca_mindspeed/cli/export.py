@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.cli.ask import PROMPT_FILE, prompt_of
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import EvaluationConfig, RunConfig
@@ -18,7 +19,7 @@ from coca_mindspeed.utils.console import markdown_table, one_line
 from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import MARKER, check_output_path, output_directory, read_marker
 from coca_mindspeed.utils.files import is_hub_id, write_atomically
-from coca_mindspeed.utils.json_files import read_json_lines, read_object
+from coca_mindspeed.utils.json_files import read_json_lines, read_object, write_json
 
 _EXAMPLES = {
     "first": ("<confidence> 0.83 </confidence> The answer is 42.", "before"),
@@ -48,8 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     check_output_path(output, arguments.overwrite)
     with output_directory(output, arguments.overwrite, "model") as directory:
         shutil.copytree(model, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("best.json"))
+        config = compose_run(str(source / "config.yaml")).run
+        write_json(directory / PROMPT_FILE, prompt_of(config))
         if arguments.card:
-            config = compose_run(str(source / "config.yaml")).run
             summary = json.loads((source / "summary.json").read_text(encoding="utf-8"))
             if arguments.best:
                 summary = {**summary, "after": _scores_of_best(source, config.evaluation, summary["after"]["n"])}

@@ -55,6 +55,7 @@ def test_the_best_model_and_its_figures(finished, tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "README.md",
         "coca-mindspeed.json",
+        "coca_prompt.json",
         "config.json",
     ]
     assert (tmp_path / "out" / "config.json").read_text() == "best"

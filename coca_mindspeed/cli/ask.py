@@ -1,0 +1,222 @@
+"""``coca-mindspeed ask``: a model's confidence and answer for each question, from a directory, the hub or a server."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from coca_mindspeed.algorithm.methods import METHODS
+from coca_mindspeed.cli.options import above, at_least, device_name, template_variables
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RunConfig
+from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError, DataError, UsageError
+from coca_mindspeed.local.run_directory import BEST_MODEL
+from coca_mindspeed.utils.console import one_line, print_text
+from coca_mindspeed.utils.directories import is_ours
+from coca_mindspeed.utils.files import is_hub_id
+from coca_mindspeed.utils.json_files import read_object, to_json_line
+from coca_mindspeed.utils.packages import require
+
+if TYPE_CHECKING:
+    from coca_mindspeed.local.policy import Policy
+
+#: File of an exported model with the method and the instruction that it was trained with.
+PROMPT_FILE = "coca_prompt.json"
+
+
+class Reply(NamedTuple):
+    """A response to one question; ``confidence`` is None if the response states no valid one."""
+
+    question: str
+    confidence: float | None
+    answer: str
+    response: str
+
+    @property
+    def line(self) -> str:
+        stated = " --  " if self.confidence is None else f"{self.confidence:.3f}"
+        return f"{stated}  {one_line(self.question)}  {one_line(self.answer)}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    where = "run directory, Hugging Face directory, id of the hub, or URL of an OpenAI-compatible server"
+    option("model", metavar="MODEL", help=where)
+    option("questions", nargs="+", metavar="QUESTION", help="-: lines of standard input")
+    option("--samples", type=at_least(1), default=1, metavar="N", help="responses to each question (default: 1)")
+    option("--json", action="store_true", help="print JSON Lines")
+    option("--method", choices=tuple(METHODS), help="whose prompt is sent (default: that of the run, or coca)")
+    category = "its instruction follows the question (default: that of the run's questions, or factual)"
+    option("--category", choices=("math", "code", "factual"), help=category)
+    option("--instruction", metavar="TEXT", help="follows each question instead; '' for none")
+    option("--max-tokens", type=at_least(1), metavar="N", help="longest response (default: the run's, or 512)")
+    option("--temperature", type=above(0), default=1.0, metavar="T", help="of sampling (default: 1.0)")
+    option("--seed", type=at_least(0), default=0, metavar="N", help="of sampling (default: 0)")
+    option("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
+    option("--name", metavar="NAME", help="of the model at URL (default: the first that the server lists)")
+    variables = 'variables of the chat template, {"enable_thinking": false} for example'
+    option("--chat-template-kwargs", type=template_variables, metavar="JSON", help=variables)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    questions = list(_questions(arguments.questions))
+    if arguments.model.startswith(("http://", "https://")):
+        replies = _ask_server(arguments, questions)
+        missing = "serve a model that was trained to state its confidence, or read the field `coca` of a coca-router"
+    else:
+        path, config, instruction = _model(arguments)
+        from coca_mindspeed.local.load import load_policy  # torch takes seconds to import
+        from coca_mindspeed.local.policy import choose_device
+
+        print_text(f"loading {path}", sys.stderr)
+        policy = load_policy(path, config.model, choose_device(arguments.device, where="--device"), where="MODEL")
+        replies = ask(policy, config, [_record(each, instruction) for each in questions], arguments.samples)
+        missing = (
+            "train it first, with a format warm-up: coca-mindspeed train laptop model.path=DIR ... (docs/quickstart.md)"
+        )
+    valid = sum(reply.confidence is not None for reply in replies)
+    for reply in replies:
+        print_text(to_json_line(reply._asdict()).rstrip("\n") if arguments.json else reply.line)
+    if 2 * valid < len(replies):
+        print_text(
+            f"[no-format] {valid} of {len(replies)} sampled responses state a valid confidence, expected at least "
+            f"half; {missing}",
+            sys.stderr,
+        )
+    return 0 if valid else 1
+
+
+def _questions(given: Sequence[str]) -> Iterator[str]:
+    for text in given:
+        lines = (line.rstrip("\n") for line in sys.stdin) if text == "-" else [text]
+        for line in lines:
+            if line.strip():
+                yield line
+            elif text != "-":
+                raise UsageError("QUESTION: expected text, found an empty one")
+
+
+def ask(policy: "Policy", config: RunConfig, records: Sequence[Record], samples: int) -> list[Reply]:
+    """Sample ``samples`` responses to each record and read their confidences."""
+    from coca_mindspeed.local.respond import respond
+    from coca_mindspeed.local.schedule import generator
+
+    draw = generator(policy.device, config.seed, "ask")
+    rollout = respond(policy, records, config.method, config.rollout, draw, samples)
+    rollout = rollout.read(policy.text, config.method.parser(), config.method.max_confidence_tokens)
+    stated = [None if value != value else value for value in rollout.stated.tolist()]  # NaN: not valid
+    asked = [record.question for record in records for _ in range(samples)]
+    rows = zip(asked, stated, rollout.answers, rollout.texts, strict=True)
+    return [Reply(question, confidence, answer.strip(), text) for question, confidence, answer, text in rows]
+
+
+def _record(question: str, instruction: Mapping[str, Any]) -> Record:
+    category, metadata = instruction.get("category", "factual"), {}
+    if instruction.get("instruction") is not None:
+        metadata["instruction"] = instruction["instruction"]
+    return Record("asked", "asked", category, question, "", metadata=metadata)
+
+
+def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str, Any]]:
+    """Directory, configuration and instruction of a model, by the run or the export that it belongs to, if any."""
+    path = Path(arguments.model)
+    if is_hub_id(arguments.model) and not path.exists():
+        from coca_mindspeed.local.model_files import download_model
+
+        path = download_model(arguments.model, custom_code=False, show_progress=True)
+    if is_ours(path, "run") and (path / "model").is_dir():
+        path = path / "model"
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            f"{arguments.model}: expected a run directory, a Hugging Face directory or ORG/NAME of the hub"
+        )
+    known: Mapping[str, Any] = {}
+    config = compose_run("local", [f"model.path={path}", "data.train=none", "rollout.max_new_tokens=512"]).run
+    if path.name in ("model", BEST_MODEL) and is_ours(path.parent, "run"):
+        config = compose_run(str(path.parent / "config.yaml")).run
+        known = prompt_of(config)
+    elif (path / PROMPT_FILE).is_file():
+        known = read_object(path / PROMPT_FILE)
+    config = _with_method(config, {**config.method.model_dump(), **known.get("method", {})})
+    rollout: dict[str, Any] = {"temperature": arguments.temperature}
+    if (limit := arguments.max_tokens or known.get("max_new_tokens")) is not None:
+        rollout["max_new_tokens"] = limit
+    changes = {name: value for name in ("category", "instruction") if (value := getattr(arguments, name)) is not None}
+    if "category" in changes:
+        known = {}
+    if arguments.method is not None:
+        config = _with_method(config, {**config.method.model_dump(), "name": arguments.method})
+    model = ModelConfig(
+        path=str(path),
+        compute_dtype=config.model.compute_dtype,
+        chat_template_kwargs=arguments.chat_template_kwargs or config.model.chat_template_kwargs,
+        prompt_date=config.model.prompt_date,
+    )
+    updated = {
+        "model": model,
+        "rollout": config.rollout.model_copy(update=rollout),
+        "seed": arguments.seed,
+    }
+    return path, config.model_copy(update=updated), {**known, **changes}
+
+
+def _with_method(config: RunConfig, method: Mapping[str, Any]) -> RunConfig:
+    return config.model_copy(update={"method": MethodConfig.model_validate({**method, "entropy_bonus": 0.0})})
+
+
+def prompt_of(config: RunConfig) -> dict[str, Any]:
+    """What a run's model expects of a prompt, and how its responses are read: the content of :data:`PROMPT_FILE`.
+
+    Category and instruction are those of the first training question; without its file they are left out.
+    """
+    from coca_mindspeed.local.validation import load_data
+
+    method = {name: getattr(config.method, name) for name in ("name", "confidence_decimals", "max_confidence_tokens")}
+    known = {"method": method, "max_new_tokens": config.rollout.max_new_tokens}
+    small = config.data.model_copy(update={"train_size": 1, "evaluate": None, "evaluate_size": 1})
+    try:
+        first = load_data(small)[0][0]
+    except DataError:
+        return known
+    return {**known, "category": first.category, "instruction": first.metadata.get("instruction")}
+
+
+def _ask_server(arguments: argparse.Namespace, questions: Sequence[str]) -> list[Reply]:
+    require("openai", "tenacity", purpose="ask URL")
+    from coca_mindspeed.algorithm.parsing import ResponseParser
+    from coca_mindspeed.utils.chat_client import ChatClient, ChatError
+
+    method = METHODS[arguments.method or "coca"]
+    instruction = {
+        name: getattr(arguments, name) for name in ("category", "instruction") if getattr(arguments, name) is not None
+    }
+    options: dict[str, Any] = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens or 512}
+    if arguments.chat_template_kwargs:
+        options["extra_body"] = {"chat_template_kwargs": arguments.chat_template_kwargs}
+
+    async def ask_all() -> list[tuple[str, str]]:
+        client = ChatClient(arguments.model, os.environ.get("OPENAI_API_KEY"), retries=1)
+        try:
+            name = arguments.name or next(iter(await client.models() or ()), None)
+            if name is None:
+                raise UsageError(f"{arguments.model}: lists no models; name one by --name")
+
+            async def one(question: str, sample: int) -> tuple[str, str]:
+                messages = prompt_messages(_record(question, instruction), method.system_prompt)
+                request = {"model": name, "messages": messages, "seed": arguments.seed + sample, **options}
+                return question, (await client.complete(request)).text
+
+            return await asyncio.gather(*(one(q, s) for q in questions for s in range(arguments.samples)))
+        except ChatError as error:
+            raise ConfigError(f"{arguments.model}: {error}") from error
+        finally:
+            await client.close()
+
+    parse = ResponseParser(method.confidence_position)
+    found = [(question, text, parse(text)) for question, text in asyncio.run(ask_all())]
+    return [Reply(question, parsed.confidence, parsed.answer.strip(), text) for question, text, parsed in found]

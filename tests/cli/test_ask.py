@@ -1,0 +1,83 @@
+"""`coca-mindspeed ask`: confidence and answer of a run's model, an exported one and a served one."""
+
+import io
+import json
+import shutil
+
+import pytest
+
+from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.cli import main
+from coca_mindspeed.data.prompts import SHORT_ANSWER
+from tests.chat_server import chat_server
+
+QUESTIONS = ("2100+4300", "1100+2200")
+
+
+def replies(capsys):
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.fixture
+def exported(finished_demo, tmp_path):
+    assert main(["export", str(finished_demo), "--output", str(tmp_path / "exported")]) == 0
+    return tmp_path / "exported"
+
+
+def test_a_run_its_model_and_an_export_give_the_same_replies(finished_demo, exported, tmp_path, capsys):
+    capsys.readouterr()
+    found = []
+    for model in (finished_demo, finished_demo / "model", exported):
+        assert main(["ask", str(model), *QUESTIONS, "--samples", "3", "--json"]) == 0
+        found.append(replies(capsys))
+    assert found[0] == found[1] == found[2]
+    assert [reply["question"] for reply in found[0]] == [each for each in QUESTIONS for _ in range(3)]
+    stated = [reply for reply in found[0] if reply["confidence"] is not None]
+    assert all(
+        reply["response"] == f"<confidence>{reply['confidence']:.2f}</confidence>{reply['answer']}" for reply in stated
+    )
+    assert main(["ask", str(exported), *QUESTIONS, "--samples", "3", "--json", "--seed", "1"]) == 0
+    assert replies(capsys) != found[0]
+
+
+def test_lines_of_standard_input(finished_demo, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("2100+4300\n\n1100+2200\n"))
+    assert main(["ask", str(finished_demo), "-"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == [*QUESTIONS]
+
+
+def test_a_model_without_the_format_is_told_so(finished_demo, tmp_path, capsys):
+    shutil.copytree(finished_demo / "untrained", tmp_path / "plain")
+    assert main(["ask", str(tmp_path / "plain"), "2100+4300", "--instruction", "", "--max-tokens", "8"]) == 1
+    printed = capsys.readouterr()
+    assert "[no-format] 0 of 1" in printed.err
+    assert printed.out.split()[0] == "--"
+
+
+def test_a_served_model(capsys, monkeypatch):
+    pytest.importorskip("openai")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with chat_server() as server:
+        server.reply = lambda request: (200, "<confidence> 0.8 </confidence> Vienna.")
+        assert main(["ask", server.url, "Capital of Austria?", "--json", "--samples", "2"]) == 0
+        request = server.requests[0]
+    assert request["messages"] == [
+        {"role": "system", "content": training_method("coca").system_prompt},
+        {"role": "user", "content": f"Capital of Austria? {SHORT_ANSWER}"},
+    ]
+    assert [(reply["confidence"], reply["answer"]) for reply in replies(capsys)] == [(0.8, "Vienna.")] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (["./none", "q"], 1, "none"),
+        (["model", ""], 2, "QUESTION"),
+        (["http://127.0.0.1:9/v1", "q"], 1, "127.0.0.1:9"),
+    ],
+)
+def test_refusals(arguments, code, named, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["ask", *arguments]) == code
+    assert named in capsys.readouterr().err
