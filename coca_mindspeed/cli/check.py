@@ -4,6 +4,7 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 """
 
 import argparse
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -45,31 +46,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        _check(arguments)
+        start = _check(arguments)
     except CocaError as error:
         code = print_failure(error, error.exit_code)
         count = len(getattr(error, "problems", ())) or 1
         print_text(f"{count} problem{'s' * (count > 1)}", sys.stderr)
         return code
     if not arguments.quiet:
-        print_text("OK")
+        print_text(f"start it by: {shlex.join(start)}\nOK")
     return 0
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check(arguments: argparse.Namespace) -> list[str]:
+    """Check and print the plan; return the command that starts the run."""
     name, quiet = arguments.run_name, arguments.quiet
     file = find_verl_run(name)
     composed = None if file else compose_any_layout(name, arguments.overrides)
     if composed is not None and composed.run.hardware.platform != "local":
         _check_cluster(composed, arguments)
-        return
+        own = Path("launch", f"{name}.sh")
+        return ["bash", *([str(own)] if own.is_file() else ["launch/run.sh", name]), *arguments.overrides]
     for option in _CLUSTER_OPTIONS:
         if getattr(arguments, option):
             raise UsageError(f"--{option.replace('_', '-')}: is for runs on MindSpeed-RL, unlike {name}")
-    if composed is not None:
-        _check_local(composed, quiet)
-    elif file is not None:
+    if composed is None:
+        assert file is not None
         _show(plan_on_verl(file, arguments.overrides), quiet)
+        return ["bash", "launch/verl.sh", name, *arguments.overrides]
+    _check_local(composed, quiet)
+    return ["coca-mindspeed", "train", name, *arguments.overrides, "--output", f"runs/{Path(name).stem}"]
 
 
 def _check_local(composed: ComposedConfig, quiet: bool) -> None:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from coca_mindspeed.cli.options import subcommand
-from coca_mindspeed.config.compose import near_key, ready_made_runs
+from coca_mindspeed.config.compose import describe_run, near_key, ready_made_runs
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     get.add_argument("run_name", metavar="RUN", help="as in show")
     get.add_argument("key", metavar="KEY", help="key of a value or a section: rollout.prompts, rollout")
     get.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in show")
-    subcommand(actions, "list", "list the ready-made runs")
+    subcommand(actions, "list", "list the ready-made runs, with model, data and hardware of each")
     keys = subcommand(actions, "keys", "list every key with its type, range, default and meaning")
     keys.add_argument(
         "of",
@@ -55,7 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         composed = compose_any_layout(arguments.run_name, arguments.overrides)
         print(_value(composed.run.model_dump(mode="json"), arguments.key))
     elif arguments.action == "list":
-        print_text("\n".join(ready_made_runs()))
+        names = ready_made_runs()
+        width = max(map(len, names))
+        print_text("\n".join(f"{name:{width}}  {describe_run(name)}" for name in names))
     elif arguments.of == "run":
         print_markdown(reference_markdown())
     elif arguments.of == "verl":

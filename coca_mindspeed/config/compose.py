@@ -165,6 +165,16 @@ def ready_made_runs() -> list[str]:
     return sorted(path.stem for path in config_directory().glob("*.yaml") if path.stem != "base")
 
 
+def describe_run(name: str) -> str:
+    """The first sentence of the comment at the head of a ready-made run's file: model, data and hardware."""
+    text = ""
+    for line in (config_directory() / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("# "):
+            break
+        text += line[1:]
+    return text.strip().partition(". ")[0].rstrip(".:")
+
+
 def compose_run(
     name: str,
     overrides: Sequence[str] = (),

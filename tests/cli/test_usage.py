@@ -31,7 +31,9 @@ def test_config_show_prints_yaml_that_composes(tmp_path, capsys):
     assert main(["config", "show", str(tmp_path / "shown.yaml"), "seed=4"]) == 0
     assert "name: joint" in capsys.readouterr().out
     assert main(["config", "list"]) == 0
-    assert "demo" in capsys.readouterr().out.split()
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert "laptop" in lines["demo"]
+    assert "Ascend 910B" in lines["qwen25_7b_910b"]
     assert main(["config", "keys"]) == 0
     assert "`rollout.group_size`" in capsys.readouterr().out
 
