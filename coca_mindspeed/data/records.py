@@ -60,14 +60,31 @@ class LayoutError(DataError):
 
 _WORD = re.compile(r"[^\W\d_]+")
 _NO_WORDS = re.compile(r"[^\w\s.,;:!?'’\"()&–-]|[\d_]")  # digits and the signs of mathematics
-_MATHEMATICAL = re.compile(
-    r"\b(?:sin|cos|tan|cot|sec|csc|arc\w+|log|exp|sqrt|inf|infinity|undefined|gcd|lcm|max|min|mod)\b", re.IGNORECASE
+_CONSTANT = re.compile(r"(?:[-–]|(?:positive|negative|plus|minus) )?(?:inf|infinity|undefined)\.?", re.IGNORECASE)
+_FUNCTION = r"\b(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|sqrt|gcd|lcm|max|min|mod)(?:\s+|\s*\(\s*)[-–]?"
+_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|psi|omega|pi"
+_ARGUMENT = rf"(?:(?:of|base)\s+)?(?:\.?\d|[a-z](?![^\W_]|\. ?\w)|(?:{_GREEK})\b)"  # not the initial of a name
+_APPLIED = re.compile(rf"(?:{_FUNCTION})+{_ARGUMENT}", re.IGNORECASE)
+_MONTH_NAMES = "January February March April May June July August September October November December Sept"
+_MONTH = "(?:" + "|".join(rf"{name}|{name[:3]}\.?" for name in _MONTH_NAMES.split()) + ")"
+_DAY, _YEAR = r"\d{1,2}(?:st|nd|rd|th)?", r"(?:\d{3,4}|\d{1,4} ?(?:AD|BCE?|CE))"
+_DATE = re.compile(
+    rf"(?:\w+day,? )?(?:the )?(?:(?:{_DAY} (?:of )?)?{_MONTH}|{_MONTH} (?:the )?{_DAY})(?:(?:,| of)? {_YEAR})?\.?",
+    re.IGNORECASE,
 )
 
 
+def applies_function(text: str) -> bool:
+    """Whether a text in words has a function with an argument: ``log x``, ``max(a, b)``, but not ``Max Planck``."""
+    return _APPLIED.search(text) is not None
+
+
 def default_category(answer: str) -> str:
-    """The category of a user's record that names none: ``factual`` if its answer is in words, otherwise ``math``."""
-    if _NO_WORDS.search(answer) or _MATHEMATICAL.search(answer):
+    """The category of a user's record that names none: ``factual`` for words and dates, otherwise ``math``."""
+    answer = answer.strip()
+    if _DATE.fullmatch(answer):
+        return "factual"
+    if _NO_WORDS.search(answer) or _CONSTANT.fullmatch(answer) or applies_function(answer):
         return "math"
     # xy is a product, but two letters of a script without case, such as Chinese, are a word.
     words = (len(word) > 2 or (len(word) == 2 and word.lower() == word.upper()) for word in _WORD.findall(answer))

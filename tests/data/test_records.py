@@ -128,7 +128,45 @@ def test_users_file_needs_only_question_and_answer(tmp_path):
             for words in ("Athens", "New Delhi", "N'Djamena", "Port-au-Prince", "U.S. Congress", "北京")
         ),
         *((value, "math") for value in ("42", "x", "xy", "(A)", "a, b", r"\frac{1}{2}", "\\alpha", "αβ", "sin x")),
-        *((number, "math") for number in ("5 apples", "July 4", "50%", "$5$", "infinity", "log x", "")),
+        *((number, "math") for number in ("5 apples", "18 dollars", "10 and 12", "3 hours", "50%", "$5$", "1990", "")),
+        *((constant, "math") for constant in ("infinity", "-infinity", "Negative infinity.", "undefined")),
+        *(
+            (applied, "math")
+            for applied in ("log x", "sin(x)", "Sin theta", "max(a, b)", "n log n", "log log n", "cos -x", "a mod n")
+        ),
+        *(
+            (name, "factual")  # a function's name without an argument
+            for name in (
+                "Max Planck",
+                "Max M. Warburg",
+                "Sin City",
+                "log cabin",
+                "Tan France",
+                "Min Yoon-gi",
+                "Kim Min-a",
+                "Mad Max",
+                "Archimedes",
+                "Infinity War",
+                "Max (comics)",
+                "Mod Squad",
+                "the Log",
+            )
+        ),
+        *(
+            (date, "factual")
+            for date in (
+                "12 March 1990",
+                "March 12, 1990",
+                "July 4",
+                "the 4th of July",
+                "July 4th, 1776",
+                "March 1990",
+                "Monday, 12 Mar. 1990",
+                "15 March 44 BC",
+                "May of 1968",
+            )
+        ),
+        *((no_date, "math") for no_date in ("March 12 + 1", "12 marches", "4 July sales", "12 March 1990 km")),
     ],
 )
 def test_the_category_of_a_record_that_names_none(answer, category):

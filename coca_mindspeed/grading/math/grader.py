@@ -72,8 +72,14 @@ class MathGrader(TalliedGrader):
         """Grade responses, or bare final answers; ``DataError`` for an empty, too long or too deep gold answer."""
         golds = {record.answer for record in records}
         _refuse(records, {gold: _unreadable(gold) or ("" if gold.strip() else "it is empty") for gold in golds})
-        finals = self.final_answers(answers)
-        return self._verdicts([(record.answer, final) for record, final in zip(records, finals, strict=True)])
+        pairs = zip(records, answers, strict=True)
+        return self._verdicts([(record.answer, self._final(record.answer, answer)) for record, answer in pairs])
+
+    def _final(self, gold: str, answer: str) -> str | None:
+        """The final answer; a response that is the gold answer as it is written needs no reading: ``12 March 1990``."""
+        if not self._boxed_only and answer.strip() == gold.strip():
+            return gold
+        return final_answer(answer, self._boxed_only)
 
     def final_answers(self, answers: Sequence[str]) -> list[str | None]:
         return [final_answer(answer, self._boxed_only) for answer in answers]

@@ -7,7 +7,8 @@ import re
 import string
 from fractions import Fraction
 
-from coca_mindspeed.grading.math.normalise import FUNCTION_NAMES, Answer
+from coca_mindspeed.data.records import applies_function
+from coca_mindspeed.grading.math.normalise import Answer
 from coca_mindspeed.grading.math.units import UNNAMED
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 
@@ -18,7 +19,7 @@ _LETTER = r"[^\W\d_]"
 _WORD = rf"(?:{_LETTER}+|\d+(?:st|nd|rd|th)?)"
 _WORDS = re.compile(rf"{_LETTER}{{2,}}\.?|{_WORD}(?:[ ,.'’-]+{_WORD})+\.?")
 _LONG_WORD = re.compile(rf"(?<!{_LETTER}){_LETTER}{{3,}}|^{_LETTER}{{2}}\.?$")
-_MATH_WORDS = re.compile(rf"\b(?:{FUNCTION_NAMES}|sqrt|pi|infinity|gcd|lcm|max|min|mod|and|or)\b", re.IGNORECASE)
+_MATH_WORDS = re.compile(r"\b(?:pi|infinity|and|or)\b", re.IGNORECASE)
 # Other letters in a row may name points, genes or factors, where the case counts.
 _SHORT = "no yes on odd red day not one two six ten all any top low am pm mon tue wed thu fri sat sun"
 _SHORT_WORDS = frozenset(_SHORT.split())
@@ -83,7 +84,8 @@ def plain_text(body: str) -> str:
 
 def is_words(text: str) -> bool:
     """Whether an answer consists of words and whole numbers, such as ``Athens`` or ``May 12``."""
-    return bool(_WORDS.fullmatch(text) and _LONG_WORD.search(text) and not _MATH_WORDS.search(text))
+    mathematical = _MATH_WORDS.search(text) or applies_function(text)
+    return bool(_WORDS.fullmatch(text) and _LONG_WORD.search(text) and not mathematical)
 
 
 def _same_spelling(gold: Answer, answer: Answer) -> bool:
