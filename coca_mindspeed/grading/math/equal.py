@@ -5,7 +5,10 @@ domain of either; the pair determines the points. Runs in worker processes only:
 """
 
 import hashlib
+import itertools
 import random
+import re
+import string
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
@@ -15,13 +18,27 @@ import sympy
 from mpmath.libmp import NoConvergence
 from sympy.core.function import AppliedUndef
 
-from coca_mindspeed.grading.math.parse import SET_OPERATIONS, Decimal, Group, NotMathematicsError, Relation, parse
+from coca_mindspeed.grading.math.parse import (
+    GREEK,
+    REALS,
+    SET_OPERATIONS,
+    Decimal,
+    Group,
+    NotMathematicsError,
+    Relation,
+    parse,
+)
 from coca_mindspeed.grading.math.plain import DOUBLE_DIGITS, ROUNDED, terminates
 from coca_mindspeed.grading.verdict import Outcome
 
 _DIGITS, _DIGITS_AT_POINTS, _SPARE_DIGITS = 1_100, 300, 20  # computed: of constants, at each point; not compared
 _POINTS, _MAX_EXPANDED = 12, 20  # random points; largest power of a polynomial that is multiplied out
 _GRAIN = (1 << 61) - 1  # denominator of random values
+# Places of letters in their alphabets, without w, which may stand before or behind x, y and z.
+_PLACES = {letter: ord(letter) for letter in string.ascii_letters if letter != "w"}
+_PLACES |= {letter: 1_000 + place for place, letter in enumerate(GREEK)}
+_LETTER = re.compile(r"(\\?[a-zA-Z]+)(?:_\{?(\d+)\}?)?")
+_NEIGHBOURS = 2  # places between letters that are named in the alphabet's order
 _TURNED = {">": "<", r"\ge": r"\le"}
 
 
@@ -60,17 +77,36 @@ def _same_groups(gold: Group, answer: Group) -> bool:
     wanted, given = gold.opened + gold.closed, answer.opened + answer.closed
     if wanted in SET_OPERATIONS or given in SET_OPERATIONS:
         return _same_sets(gold, answer)
-    names, others = ({item.name for item in side.items if isinstance(item, Relation)} for side in (gold, answer))
-    unordered = wanted in ("", r"\{\}") and given in ("", r"\{\}") and (len(names) < 2 or others)
-    if unordered or min(len(names), len(others)) > 1:
+    names, others = ([item.name for item in side.items if isinstance(item, Relation)] for side in (gold, answer))
+    unordered = wanted in ("", r"\{\}") and given in ("", r"\{\}") and (len({*names}) < 2 or others)
+    if unordered or min(len({*names}), len({*others})) > 1:
         left = list(answer.items)
         for item in gold.items:
             if (place := next((n for n, other in enumerate(left) if same(item, other)), None)) is None:
                 return False
             del left[place]
         return not left
-    in_order = len(gold.items) == len(answer.items) and all(map(same, gold.items, answer.items))
-    return in_order and (wanted == given or {wanted, given} == {"", "()"})
+    if _are_turned(names) or _are_turned(others) or len(gold.items) != len(answer.items):
+        return False
+    brackets_left_out = {wanted, given} == {"", "()"} and not any(map(_is_interval, (gold, answer)))
+    return (wanted == given or brackets_left_out) and all(map(same, gold.items, answer.items))
+
+
+def _is_interval(group: Group) -> bool:
+    return group.is_interval or any(item in (sympy.oo, -sympy.oo) for item in group.items)
+
+
+def _are_turned(names: Sequence[str]) -> bool:
+    """Whether neighbours in the alphabet, or indices, are not in order: the point (1,2) is not (b,a)=(1,2).
+
+    Others have no order of their own: (m,b) is a slope and an intercept.
+    """
+    letters = [match for name in names if (match := _LETTER.fullmatch(name)) and match[1] in _PLACES]
+    places = [(_PLACES[match[1]], int(match[2] or 0)) for match in letters]
+    return any(
+        (place == other and index > later) or (index == later and 0 < place - other <= _NEIGHBOURS)
+        for (place, index), (other, later) in itertools.combinations(places, 2)
+    )
 
 
 def _same_sets(gold: Any, answer: Any) -> bool:
@@ -144,15 +180,19 @@ def _turned(relation: Relation) -> tuple[list[str], list[Any]]:
 
 
 def _interval(relation: Relation) -> Group | None:
-    r"""``(2, 5]`` of ``2 < x \le 5``; the ends may be any expressions."""
+    r"""``(2, 5]`` of ``2 < x \le 5``, all numbers but 2 of ``x \ne 2``; the ends may be any expressions."""
     (signs, sides), unknown = _turned(relation), _unknown(relation)
     ends = [end for end in sides if end is not unknown]
-    fits = set(signs) <= {"<", r"\le"} and unknown.is_Symbol and 0 < len(ends) == len(signs) < 3
+    fits = unknown.is_Symbol and 0 < len(ends) == len(signs) < 3
     if not fits or any(unknown in end.free_symbols for end in ends):
+        return None
+    if signs == [r"\ne"]:
+        return Group(r"\setminus", (REALS, Group(r"\{", tuple(ends), r"\}")))
+    if not set(signs) <= {"<", r"\le"}:
         return None
     low, high = ([-sympy.oo, *ends] if sides[0] is unknown else [*ends, sympy.oo])[:2]
     closed = signs[-1] == r"\le" and high != sympy.oo
-    return Group("[" if signs[0] == r"\le" and low != -sympy.oo else "(", (low, high), "]" if closed else ")")
+    return Group("[" if signs[0] == r"\le" and low != -sympy.oo else "(", (low, high), "]" if closed else ")", True)
 
 
 def _unknown(relation: Relation) -> Any:

@@ -11,7 +11,7 @@ from coca_mindspeed.utils.characters import compatible_character, without_invisi
 
 _COMMANDS = """× times; · cdot; ⋅ cdot; ÷ div; π pi; ∞ infty; ≤ le; ≥ ge; ≈ approx; ≠ ne; ¬ neg; ∪ cup; ∩ cap; ± pm
 ∅ emptyset; ∈ in; ℝ R; √ sqrt; α alpha; β beta; γ gamma; θ theta; λ lambda; μ mu; σ sigma; φ phi; ω omega; Ω Omega
-Δ Delta; ℓ ell; ℏ hbar; ϖ varpi; ϑ vartheta; ϱ varrho"""
+Δ Delta; ℓ ell; ℏ hbar; ϖ varpi; ϑ vartheta; ϱ varrho; ∨ lor; ∧ land"""
 _SIGNS = {sign: rf"\{name} " for sign, name in (entry.split() for entry in _COMMANDS.replace("\n", ";").split(";"))}
 _SIGNS |= {"−": "-", "–": "-", "—": "-", "。": ".", "′": "'", "″": "''", "‴": "'''"}
 _SIGNS |= {"°": r"^\circ ", "℃": r"^\circ C", "℉": r"^\circ F"}
@@ -68,7 +68,12 @@ _LOOKS = _rules(
     (r"\\(?:leq|leqslant|leqq)(?![a-zA-Z])|<=", r"\\le "),
     (r"\\(?:geq|geqslant|geqq)(?![a-zA-Z])|>=", r"\\ge "),
     (r"\\neq(?![a-zA-Z])|!=", r"\\ne "),
+    (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+    (r"\\vee(?![a-zA-Z])", r"\\lor "),
+    (r"\\wedge(?![a-zA-Z])", r"\\land "),
+    (r"\{\s*:\s*\}|\\colon(?![a-zA-Z])", ":"),
     (r"\\R(?![a-zA-Z])|\\mathbb\s*\{?\s*R\s*\}?", r"\\Reals "),
+    (r"\\(?:backslash|smallsetminus)(?![a-zA-Z])|(?<=\\Reals )\s*-(?=\s*\\\{)", r"\\setminus "),
     (r"\^\s*\{?\s*\\prime(?![a-zA-Z])\s*\}?", "'"),
     (r"\{?(\^)?\s*\{?\s*\\(?:circ|degree)(?![a-zA-Z])\s*([CF])?\s*\}?\}?", r"^\\circ \2"),
 )

@@ -19,11 +19,12 @@ class NotMathematicsError(ValueError):
 
 
 class Group(NamedTuple):
-    """A collection between brackets, a list, or, by ``opened``, a ratio, ``matrix``, ``row`` or set operation."""
+    """A collection between brackets, a list, or, by ``opened``, a ratio, a kind of matrix, ``row`` or set operation."""
 
     opened: str
     items: tuple[Any, ...]
     closed: str = ""
+    is_interval: bool = False  # (2, 3) of 2 < x < 3 or x \in (2, 3): neither a point nor a list in brackets
 
 
 class Relation(NamedTuple):
@@ -86,18 +87,23 @@ def _split(tokens: Sequence[str], signs: Sequence[str]) -> tuple[list[list[str]]
 def _structure(tokens: list[str]) -> Any:
     if not tokens:
         raise NotMathematicsError("an element is missing")
-    for word, operation in ((r"\text{or}", r"\cup"), (r"\text{and}", r"\cap")):
-        parts, found = _split(tokens, (word,))
+    for word, sign, operation in ((r"\text{or}", r"\lor", r"\cup"), (r"\text{and}", r"\land", r"\cap")):
+        parts, found = _split(tokens, (word, sign))
         if found:
             items = tuple(_structure(part[:-1] if part[-1:] == [","] else part) for part in parts)
-            conditions = all(isinstance(item, Relation) and "=" not in item.signs for item in items)
-            return Group(operation, items) if conditions else _list(items)
+            if all(isinstance(item, Relation) and "=" not in item.signs for item in items):
+                return Group(operation, items)
+            if sign in found:
+                _check_equations(items, sign)
+            return _excluding(items) or _list(items)
     parts, found = _split(tokens, (",", ";"))
     if found:
-        return _list(map(_structure, parts))
+        items = tuple(map(_structure, parts))
+        return _excluding(items) or _list(items)
     parts, found = _split(tokens, _RELATIONS)
     if found == [r"\in"]:
-        return _structure(parts[1])
+        inside = _structure(parts[1])
+        return inside._replace(is_interval=True) if isinstance(inside, Group) else inside
     if found:
         name = "".join(parts[0])
         name = name if _NAME.fullmatch(name) else ""
@@ -106,7 +112,9 @@ def _structure(tokens: list[str]) -> Any:
         if found == ["="] and (point := _named_point(*parts)):
             return point
         sides = sympy.S.Zero if name else _structure(parts[0]), *map(_structure, parts[1:])
-        return Relation(tuple({r"\approx": "=", r"\equiv": "="}.get(sign, sign) for sign in found), sides, name)
+        signs = tuple({r"\approx": "=", r"\equiv": "="}.get(sign, sign) for sign in found)
+        relation = Relation(signs, sides, name)
+        return (_excluding([relation]) if isinstance(sides[-1], Group) else None) or relation
     for signs in ((":",), (r"\mod",), SET_OPERATIONS):
         parts, found = _split(tokens, signs)
         if len(set(found)) > 1:
@@ -114,6 +122,28 @@ def _structure(tokens: list[str]) -> Any:
         if found:
             return Group(found[0], tuple(map(_structure, parts)))
     return _element(tokens)
+
+
+def _check_equations(items: Iterable[Any], sign: str) -> None:
+    r"""``\lor`` takes equations for one unknown, ``\land`` for different ones: x is not 2 and 3 at once."""
+    names = [item.name for item in items if isinstance(item, Relation) and "=" in item.signs]
+    several = len(set(names)) == len(names) if sign == r"\land" else len(set(names)) < 2
+    if not several or not all(isinstance(item, Relation) for item in items):
+        raise NotMathematicsError(f"{sign} between other things than conditions")
+
+
+def _excluding(items: Sequence[Any]) -> Group | None:
+    r"""The conditions ``x \ne 1`` and ``x \ne 2`` of ``x \ne 1, 2``, ``x \ne 1, x \ne 2`` or ``x \ne \pm 1``."""
+    first, values = items[0], list[Any]()
+    if not isinstance(first, Relation) or first.signs != (r"\ne",) or not first.has_one_name:
+        return None
+    for item in items:
+        alike = isinstance(item, Relation) and (item.signs, item.name) == (first.signs, first.name)
+        value = item.sides[1] if alike else item
+        values += value.items if isinstance(value, Group) and not value.opened else (value,)
+    if not all(isinstance(value, (sympy.Expr, Decimal)) for value in values):
+        return None
+    return Group(r"\cap", tuple(first._replace(sides=(first.sides[0], value)) for value in values))
 
 
 def _exact(node: Any) -> Any:
@@ -134,8 +164,6 @@ def _named_point(left: list[str], right: list[str]) -> Group | None:
     names = ["".join(part) for part in _split(left[1:-1], (",",))[0]] if left[:1] == ["("] else []
     if len(names) < 2 or not all(map(_NAME.fullmatch, names)) or len(set(names)) < len(names):
         return None
-    if set(names) <= {*"xyz"} and names != sorted(names):  # (y,x)=(1,2) is not the point (1,2)
-        return None
     point = _structure(right)
     if not isinstance(point, Group) or (point.opened, len(point.items)) != ("(", len(names)):
         return None
@@ -153,7 +181,8 @@ def _element(tokens: list[str]) -> Any:
     first, last, inner = tokens[0], tokens[-1], tokens[1:-1]
     if first.startswith(r"\begin") and last == r"\end" + first[6:].partition("}")[0] + "}":
         lines = (line for line in _split(inner, (r"\\",))[0] if line and line != [r"\hline"])
-        return Group("matrix", tuple(Group("row", tuple(map(_structure, _split(line, ("&",))[0]))) for line in lines))
+        kind = first[7:-1] if "vmatrix" in first.lower() else "matrix"  # a determinant or a norm is a number
+        return Group(kind, tuple(Group("row", tuple(map(_structure, _split(line, ("&",))[0]))) for line in lines))
     depths = [*itertools.accumulate((token in _OPENING) - (token in _CLOSING) for token in tokens)]
     if first in ("(", "[", r"\{") and last in (")", "]", r"\}") and all(depths[:-1]):  # the first closes at the last
         if inner and inner[0].startswith(r"\begin") and inner[-1].startswith(r"\end"):
@@ -197,12 +226,13 @@ def _scalar(tokens: list[str]) -> Any:
     return value
 
 
-_SETS = {r"\emptyset": Group(r"\{", (), r"\}"), r"\Reals": Group("(", (-sympy.oo, sympy.oo), ")")}
+REALS = Group("(", (-sympy.oo, sympy.oo), ")")
+_SETS = {r"\emptyset": Group(r"\{", (), r"\}"), r"\Reals": REALS}
 _LETTERS = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi varpi rho varrho "
     "sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar"
 )
-_GREEK = frozenset(rf"\{name}" for name in _LETTERS.split())
+GREEK = tuple(rf"\{name}" for name in _LETTERS.split())
 _ACCENT_NAMES = "bar vec hat tilde dot ddot mathcal mathfrak triangle angle overline"
 _ACCENTS = frozenset(rf"\{name}" for name in _ACCENT_NAMES.split())
 _SAME_NAMES = ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp")
@@ -291,7 +321,7 @@ class _Parser:
         r"""A group in braces or one token with its own arguments, as in TeX; ``digits``: of ``\frac12`` one digit."""
         token = self._next()
         if digits and token.isdecimal() and len(token) > 1:
-            self._tokens = [*self._tokens[: self.place], *token, *self._tokens[self.place + 1 :]]
+            self._tokens = [*self._tokens[: self.place], token[0], token[1:], *self._tokens[self.place + 1 :]]
         if token[:1].isdecimal():
             self.place += 1
             return sympy.Rational(self._next(-1))
@@ -332,21 +362,41 @@ class _Parser:
             return self._symbol(f"{token}({self._raw()})")
         if token.startswith(r"\text{"):
             return self._symbol(token[6:-1].strip())
-        if token not in _GREEK and (len(token) != 1 or not token.isalpha()):
+        if token not in GREEK and (len(token) != 1 or not token.isalpha()):
             raise NotMathematicsError(f"unexpected {token or 'end'}")
         return self._symbol(token)
 
     def _function(self, name: str) -> Any:
         function, power = _UNARY[name], None
+        self._put_index_first()
         if name == r"\log" and self._take("_"):
-            base = self._argument()
+            base = self._script()
             function = lambda x: sympy.log(x, base)  # noqa: E731
         if self._take("^"):
-            power = self._argument()
+            power = self._script()
             if power == -1 and (inverse := _UNARY.get(rf"\arc{name[1:]}")):
                 function, power = inverse, None
         argument = self._group("(") if self._next() == "(" else self._juxtaposed(in_function=True)
         return function(argument) if power is None else sympy.Pow(function(argument), power)
+
+    def _script(self) -> Any:
+        r"""The base or power of a function: all digits of ``\log_10 2``, but the first of ``\log_23``, as in TeX."""
+        following = self._next(1)
+        nothing = not following or following in _ENDS - {"^"} or (following == "|" and self._bars > 0)
+        return self._argument(digits=nothing)
+
+    def _put_index_first(self) -> None:
+        """Turn ``x^2_1`` into ``x_1^2``, if a power is next."""
+        start = self.place
+        if not self._take("^"):
+            return
+        self._raw()
+        end = self.place
+        if self._take("_"):
+            self._raw()
+            parts = slice(start), slice(end, self.place), slice(start, end), slice(self.place, None)
+            self._tokens = [token for part in parts for token in self._tokens[part]]
+        self.place = start
 
     def _raw(self) -> str:
         """The text of an argument, without blanks and braces."""
@@ -362,6 +412,7 @@ class _Parser:
     def _symbol(self, name: str) -> Any:
         """A letter with its index and primes: e, i, a symbol, or the value of an unknown function."""
         index, primes = "", ""
+        self._put_index_first()
         while self._next() in ("_", "'"):
             if self._take("_"):
                 index += self._raw()

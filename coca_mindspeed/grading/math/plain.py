@@ -38,8 +38,9 @@ def verdict_without_algebra(gold: Answer, answer: Answer) -> Verdict | None:
     """The verdict on two answers without algebra, or None if it takes some."""
     if not gold.body:
         return Verdict(Outcome.UNGRADABLE, "the gold answer is empty")
-    if not {gold.unit, answer.unit} & {None, UNNAMED} and gold.unit != answer.unit:
-        return Verdict(Outcome.WRONG, f"the unit is {answer.unit}, not {gold.unit}")
+    wanted_unit, given_unit = ("%" if side.percent else side.unit for side in (gold, answer))
+    if not {wanted_unit, given_unit} & {None, UNNAMED} and wanted_unit != given_unit:
+        return Verdict(Outcome.WRONG, f"the unit is {given_unit}, not {wanted_unit}")
     if gold.value is not None and answer.value is not None and "+" not in gold.name:  # x+y=5 is an equation
         found: bool | None = same_number(gold, answer) and (gold.name == answer.name or "" in (gold.name, answer.name))
     elif _same_spelling(gold, answer):
