@@ -34,7 +34,8 @@ find_verls_python() {
 require_verl() {
   "$DRY_RUN" || "$PYTHON" -c 'import importlib.util; raise SystemExit(importlib.util.find_spec("verl") is None)' ||
     fail "verl is not installed for $PYTHON.
-    $PYTHON -m pip install '.[verl]'     # besides torch, vLLM and the rest of verl's own guide: docs/verl.md"
+    PYTHON=...                           # verl's own environment, with this package in it: docs/verl.md
+    make .venv-verl/.installed           # on this machine's CPU: --smoke, --dry-run"
 }
 
 # Hydra's own quotes, so that a path may hold anything but these.

