@@ -3,8 +3,7 @@
 verl must be installed for it; nothing of it is imported.
 """
 
-import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from coca_mindspeed.config.compose import config_directory, named_defaults
 from coca_mindspeed.config.plan import Plan, QuestionCounts, Row, file_rows, form_notes, question_rows
 from coca_mindspeed.data.export import record_of
-from coca_mindspeed.errors import ConfigError, Problem, UsageError, did_you_mean
+from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.utils.json_files import read_json_lines
-from coca_mindspeed.utils.packages import require
 from coca_mindspeed.verl.checks import (
     ACTOR,
     MEGATRON,
@@ -31,12 +29,10 @@ from coca_mindspeed.verl.checks import (
     VerlRun,
     verl_problems,
 )
-from coca_mindspeed.verl.settings import NAME, verl_settings
+from coca_mindspeed.verl.settings import verl_settings
+from coca_mindspeed.verl.upstream_keys import VERLS_OWN, directory_of_verl, unknown_keys
 
-#: The file that verl's own configuration starts from, by its name in ``defaults``.
-VERLS_OWN = "ppo_trainer"
 _BASE = "coca_base"
-_ENGINES = ("dp", "megatron")
 _FILES = (TRAIN_FILES, VAL_FILES, "actor_rollout_ref.model.path")
 
 
@@ -65,7 +61,7 @@ def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
     Raises MissingDependencyError without verl; ConfigError if it cannot be composed, UsageError if there are overrides.
     """
-    search = ",".join(f"'file://{directory}'" for directory in (_directory_of_verl(), *_directories()))
+    search = ",".join(f"'file://{directory}'" for directory in (directory_of_verl(), *_directories()))
     try:
         with initialize_config_dir(str(file.resolve().parent), version_base=None):
             composed = compose(file.stem, overrides=[f"hydra.searchpath=[{search}]", *overrides])
@@ -76,42 +72,6 @@ def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"{file}: cannot be composed: {error}") from error
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
-
-
-def _directory_of_verl() -> Path:
-    """``trainer/config`` of the installed verl, which is not imported."""
-    require("verl", purpose="a run on verl is checked by verl's own configuration (docs/verl.md)")
-    spec = importlib.util.find_spec("verl")
-    folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    return Path(folders[0]) / "trainer" / "config"
-
-
-def unknown_keys(values: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[Problem]:
-    """A problem for each key that verl's configuration lacks, unless an override adds it with a plus.
-
-    Hydra itself refuses such a key in an override, but not in a file.
-    """
-    with initialize_config_dir(str(_directory_of_verl().resolve()), version_base=None):
-        engines = [compose(VERLS_OWN, overrides=[f"model_engine={engine}"]) for engine in _ENGINES]
-    for config in engines:
-        OmegaConf.set_struct(config, False)
-    known: Any = OmegaConf.to_container(OmegaConf.merge(*engines))
-    added = [override.lstrip("+").partition("=")[0] for override in overrides if override.startswith("+")]
-    yield from _unknown({key: value for key, value in values.items() if key != NAME}, known, "", added)
-
-
-def _unknown(values: Mapping[str, Any], known: Mapping[str, Any], under: str, added: list[str]) -> Iterator[Problem]:
-    for name, value in values.items():
-        key = f"{under}{name}"
-        if any(f"{key}.".startswith(f"{each}.") for each in added):
-            continue
-        if name in known:
-            # An empty section and the overrides of another configuration take any key.
-            if isinstance(value, Mapping) and isinstance(known[name], Mapping) and "override_" not in name:
-                yield from _unknown(value, known[name], f"{key}.", added) if known[name] else ()
-        elif not any(each.startswith(f"{key}.") for each in added):
-            expected = f"must be a key of verl's configuration{did_you_mean(str(name), known)}"
-            yield Problem("unknown-key", key, value, expected, f"to add a key that verl reads: +{key}=...")
 
 
 def make_plan(file: Path, overrides: Sequence[str]) -> Plan:

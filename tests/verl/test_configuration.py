@@ -9,8 +9,9 @@ from coca_mindspeed import cli
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.errors import ConfigError, MissingDependencyError, UsageError
 from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.plan import find_verl_run, ready_made_verl_runs, unknown_keys, verl_configuration
+from coca_mindspeed.verl.plan import find_verl_run, ready_made_verl_runs, verl_configuration
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
+from coca_mindspeed.verl.upstream_keys import unknown_keys
 
 pytestmark = pytest.mark.usefixtures("verls_keys")
 
