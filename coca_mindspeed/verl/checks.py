@@ -46,6 +46,10 @@ class Requirement(NamedTuple):
         return any(_same(found, each) for each in self._values) if self.holds is None else self.holds(found)
 
     @property
+    def may_be_absent(self) -> bool:
+        return self.key in MAY_BE_ABSENT or self.code == "no-effect"
+
+    @property
     def expected(self) -> str:
         return f"must be {' or '.join(map(show_value, self._values))}: {self.because}"
 
@@ -68,6 +72,9 @@ _NO_KL = "the objective has no KL term and so no reference model"
 _TRAINED = "rows are checked before training"
 _NO_CP = "the plugin is untested with context parallelism"
 _MIXES = "scales the confidence's tokens by the answer's"
+_OUR_LOSS = "it has no effect, as our loss takes the place of verl's"
+_OUR_ADVANTAGES = "it has no effect, as our advantages take the place of verl's"
+_OUR_REWARD = "it has no effect, as our reward manager does not read it"
 _REQUIRED = (
     ("plugin", "trainer.use_v1", True, "the plugin is one of verl's V1 trainer"),
     ("plugin", "trainer.v1.trainer_mode", tuple(TRAINERS), "verl's own trainers have no confidence"),
@@ -116,6 +123,36 @@ _REQUIRED = (
     ),
     ("objective", f"{CORRECTION}.rollout_rs", None, "rejection removes tokens from the objective"),
     ("objective", f"{CORRECTION}.bypass_mode", False, "old log-probs are the trainer's own"),
+    # Verl's defaults of keys without effect.
+    ("no-effect", f"{ACTOR}.clip_ratio", 0.2, f"{_OUR_LOSS}; set coca.method.clip"),
+    ("no-effect", f"{ACTOR}.clip_ratio_low", 0.2, f"{_OUR_LOSS}; set coca.method.clip"),
+    ("no-effect", f"{ACTOR}.clip_ratio_high", 0.2, f"{_OUR_LOSS}; set coca.method.clip"),
+    ("no-effect", f"{ACTOR}.clip_ratio_c", 3, f"{_OUR_LOSS}; it has no second clip"),
+    ("no-effect", f"{ACTOR}.policy_loss.loss_mode", "vanilla", f"{_OUR_LOSS}; coca.method has its settings"),
+    ("no-effect", f"{ACTOR}.loss_agg_mode", "token-mean", f"{_OUR_LOSS}; set coca.method.loss_aggregation"),
+    ("no-effect", f"{ACTOR}.loss_scale_factor", None, f"{_OUR_LOSS}; set coca.method.loss_aggregation"),
+    ("no-effect", "algorithm.gamma", 1, _OUR_ADVANTAGES),
+    ("no-effect", "algorithm.lam", 1, _OUR_ADVANTAGES),
+    (
+        *("no-effect", "algorithm.norm_adv_by_std_in_grpo", True),
+        f"{_OUR_ADVANTAGES}; set coca.method.advantage_scale",
+    ),
+    ("no-effect", "algorithm.use_pf_ppo", False, _OUR_ADVANTAGES),
+    ("no-effect", "reward.sandbox_fusion.url", None, f"{_OUR_REWARD}; the grader code has a sandbox of its own"),
+    ("no-effect", "sandbox_fusion.url", None, f"{_OUR_REWARD}; the grader code has a sandbox of its own"),
+    ("no-effect", "custom_reward_function.path", None, f"{_OUR_REWARD}; set coca.grader"),
+    (
+        "no-effect",
+        "reward_model.reward_manager",
+        None,
+        "it has no effect, as verl's trainer reads reward.reward_manager.name",
+    ),
+    (
+        "no-effect",
+        "reward_model.enable",
+        (None, False),
+        "it has no effect, as verl's trainer reads reward.reward_model",
+    ),
 )
 
 
@@ -136,10 +173,10 @@ def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Pro
     found = [
         Problem(each.code, each.key, value, each.expected)
         for each in REQUIREMENTS
-        if not each.accepts(value := run.value(each.key)) and (value is not None or each.key not in MAY_BE_ABSENT)
+        if not each.accepts(value := run.value(each.key)) and (value is not None or not each.may_be_absent)
     ]
     conditions = [as_check(each, VerlRun.value) for each in (_method, _batches, _megatrons_warm_up, _best)]
-    return [*found, *find_problems(run, (_counts,), (*conditions, _stages, _same_files))]
+    return [*found, *find_problems(run, (_engine,), (_counts,), (*conditions, _stages, _same_files))]
 
 
 class VerlRun(NamedTuple):
@@ -214,6 +251,17 @@ class VerlRun(NamedTuple):
     def longest(self) -> int:
         """Tokens of the longest sequence."""
         return int(self.value("data.max_prompt_length") + self.value("data.max_response_length"))
+
+
+def _engine(run: VerlRun) -> Iterator[Problem]:
+    """The sections of the engine must be those of the strategy: verl's ``model_engine`` chooses them."""
+    key = f"{ACTOR}.strategy"
+    if run.megatron and run.value(MEGATRON) is None:
+        fix = "take coca_qwen25_7b_megatron, or write {override /model_engine: megatron} into the defaults of your file"
+        yield Problem("engine", key, run.value(key), "must be fsdp2 or fsdp with model_engine: dp", fix)
+    if not run.megatron and run.value(f"{ACTOR}.fsdp_config") is None:
+        fix = "take a run without megatron in its name, or model_engine: dp"
+        yield Problem("engine", key, run.value(key), "must be megatron with model_engine: megatron", fix)
 
 
 _COUNTS = (

@@ -1,6 +1,6 @@
-"""The plan of a run on verl: it is composed on verl's own configuration, whose keys are the only ones allowed.
+"""The plan of a run on verl: it is composed on verl's own configuration, and checked by verl's own dataclasses.
 
-verl must be installed for it; nothing of it is imported.
+verl must be installed for it.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,13 @@ from coca_mindspeed.verl.checks import (
     verl_problems,
 )
 from coca_mindspeed.verl.settings import verl_settings
-from coca_mindspeed.verl.upstream_keys import VERLS_OWN, directory_of_verl, unknown_keys
+from coca_mindspeed.verl.upstream_keys import (
+    VERLS_OWN,
+    directory_of_verl,
+    refused_sections,
+    unknown_keys,
+    unknown_overrides,
+)
 
 _BASE = "coca_base"
 _FILES = (TRAIN_FILES, VAL_FILES, "actor_rollout_ref.model.path")
@@ -59,17 +65,29 @@ def _directories() -> tuple[Path, Path]:
 def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Compose a run with Hydra's overrides, as verl does, into plain containers, interpolations resolved.
 
-    Raises MissingDependencyError without verl; ConfigError if it cannot be composed, UsageError if there are overrides.
+    Raises MissingDependencyError without verl; ConfigError if the file cannot be composed, UsageError if only the
+    overrides are at fault.
     """
-    search = ",".join(f"'file://{directory}'" for directory in (directory_of_verl(), *_directories()))
     try:
-        with initialize_config_dir(str(file.resolve().parent), version_base=None):
-            composed = compose(file.stem, overrides=[f"hydra.searchpath=[{search}]", *overrides])
-            values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:  # ValueError: odd defaults
-        if overrides:
-            raise UsageError(f"{file} with {' '.join(overrides)}: cannot be composed: {error}") from error
-        raise ConfigError(f"{file}: cannot be composed: {error}") from error
+        return _compose(file, overrides)
+    except _ERRORS as error:
+        try:
+            alone = _compose(file, ())
+        except _ERRORS as of_file:
+            raise ConfigError(f"{file}: cannot be composed: {of_file}") from of_file
+        problems = unknown_overrides(alone, overrides)  # Hydra would tell to add them
+        reasons = "\n".join(map(str, problems)) or f"cannot be composed: {error}"
+        raise UsageError(f"{file} with {' '.join(overrides)}: {reasons}", problems) from error
+
+
+_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)  # ValueError: defaults of wrong types
+
+
+def _compose(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    search = ",".join(f"'file://{directory}'" for directory in (directory_of_verl(), *_directories()))
+    with initialize_config_dir(str(file.resolve().parent), version_base=None):
+        composed = compose(file.stem, overrides=[f"hydra.searchpath=[{search}]", *overrides])
+        values = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
@@ -83,7 +101,7 @@ def make_plan(file: Path, overrides: Sequence[str]) -> Plan:
     run = VerlRun(config, verl_settings(config))
     problems = (*unknown_keys(config, overrides), *verl_problems(config, run.settings))
     title = f"{file.stem} on verl"
-    if problems:
+    if problems := problems or tuple(refused_sections(config)):  # imports verl
         return Plan(title, (), problems=problems)
     counts = _question_counts(run)
     files = TRAIN_FILES, run.value(TRAIN_FILES), VAL_FILES, run.value(VAL_FILES)

@@ -58,6 +58,7 @@ from coca_mindspeed.verl.checkpoints import MetricsBeforeResume, check_length, c
 from coca_mindspeed.verl.checks import TRAIN_FILES, VAL_FILES, VerlRun, check_prompts, check_rows, verl_problems
 from coca_mindspeed.verl.segment_loss import ROLLOUT_WEIGHTS, SEGMENT_ENDS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, TRAINERS, verl_settings
+from coca_mindspeed.verl.upstream_keys import refused_sections
 
 # Passing a column on takes time row by row: the reports of the reward manager, and the targets of a critic.
 _UNREAD_BY_THE_ACTOR = frozenset(("extra_fields", "returns"))
@@ -83,7 +84,8 @@ class SegmentTrainer(PPOTrainer):
         """Check the configuration and verl's release before anything is loaded."""
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self._settings = verl_settings(plain)
-        raise_problems(verl_problems(plain, self._settings), "verl would not train by the method:")
+        problems = verl_problems(plain, self._settings) or list(refused_sections(plain))
+        raise_problems(problems, "verl would not train by the method:")
         check_custom_method(self._settings.method)
         engine: Any = "megatron" if plain["actor_rollout_ref"]["actor"]["strategy"] == "megatron" else "fsdp"
         matching_manifest(Path(str(verl.__file__)).parents[1], package="verl", engine=engine)

@@ -75,7 +75,9 @@ SEQUENTIAL = {"coca.method.name": "sequential"}
         ({"critic.enable": False}, []),
         ({"coca.method.clip": 0.1, "coca.method.loss_aggregation": "segment_mean"}, []),
         ({"trainer.n_gpus_per_node": 3}, [("mini-batch", f"{ACTOR}.ppo_mini_batch_size", 8)]),
-        ({f"{ACTOR}.policy_loss.loss_mode": "gspo", f"{ACTOR}.clip_ratio_c": 3.0}, []),  # ours is the loss
+        ({f"{ACTOR}.clip_ratio_low": None, f"{ACTOR}.clip_ratio_c": 3}, []),  # unset, and verl's default
+        ({f"{ACTOR}.strategy": "megatron"}, [("engine", f"{ACTOR}.strategy", "megatron")]),  # not null sizes
+        ({f"{ACTOR}.fsdp_config": None}, [("engine", f"{ACTOR}.strategy", "fsdp")]),
         (DYNAMIC_BATCHES, []),
         ({**DYNAMIC_BATCHES, TOKENS: 100}, [("packing", TOKENS, 100)]),  # less than 128
         ({**DYNAMIC_BATCHES, TOKENS: 100, f"{ACTOR}.ulysses_sequence_parallel_size": 2}, []),

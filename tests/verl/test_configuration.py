@@ -9,7 +9,7 @@ from coca_mindspeed import cli
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.errors import ConfigError, MissingDependencyError, UsageError
 from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.plan import find_verl_run, ready_made_verl_runs, verl_configuration
+from coca_mindspeed.verl.plan import find_verl_run, make_plan, ready_made_verl_runs, verl_configuration
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 from coca_mindspeed.verl.upstream_keys import unknown_keys
 
@@ -150,6 +150,68 @@ def test_keys_of_a_file_that_verl_does_not_know_are_refused(content, keys, tmp_p
     overrides = ["+bar=1", "+data.bar.x=1", "data.shuffle=false"]
     found = unknown_keys(verl_configuration(mine, overrides), overrides)
     assert sorted((problem.code, problem.key) for problem in found) == [("unknown-key", key) for key in keys]
+
+
+FSDP, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "near"),
+    [
+        (f"+{ROLLOUT}.gpu_memory_utilisation=0.5", f"{ROLLOUT}.gpu_memory_utilisation", "gpu_memory_utilization"),
+        (f"+{FSDP}.lr=1e-5", f"{FSDP}.lr", f"{FSDP}.optim.lr"),
+        (f"++{FSDP}.fsdp_config.mixed_precison=1", f"{FSDP}.fsdp_config.mixed_precison", ""),
+        (f"+{FSDP}.megatron.tensor_model_parallel_size=2", f"{FSDP}.megatron", ""),  # of the other engine
+        (f"+{FSDP}.policy_loss.loss_mod=x", f"{FSDP}.policy_loss.loss_mod", f"{FSDP}.policy_loss.loss_mode"),
+        (f"+{FSDP}.fsdp_config.mixed_precision.param_dtype=fp32", "", ""),  # a field that verl's YAML lacks
+        (f"+{ROLLOUT}.engine_kwargs.vllm.x=1", "", ""),
+        ("+data.bar=1", "", ""),  # not a dataclass
+    ],
+)
+def test_a_key_that_verls_dataclass_lacks_is_refused_although_it_was_added(override, key, near):
+    file = find_verl_run("coca_qwen25_7b")
+    assert file is not None
+    plan = make_plan(file, [override])
+    assert [(problem.code, problem.key) for problem in plan.problems] == ([("unknown-key", key)] if key else [])
+    assert all(near in problem.expected for problem in plan.problems)
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        (f"{FSDP}.lr=1e-5", f"{FSDP}.optim.lr"),
+        (f"{FSDP}.optim.lrr=1e-5", f"{FSDP}.optim.lr"),
+        ("trainer.test_frq=5", "trainer.test_freq"),
+        ("coca.method.nam=joint", "coca.method.name"),
+        ("train_batch_size=8", "data.train_batch_size"),
+    ],
+)
+def test_an_unknown_override_is_told_the_nearest_key_and_not_to_add_it(override, near):
+    file = find_verl_run("coca_qwen25_7b")
+    assert file is not None
+    with pytest.raises(UsageError) as caught:
+        verl_configuration(file, ["trainer.nnodes=2", override])
+    assert [(problem.code, problem.key) for problem in caught.value.problems] == [
+        ("unknown-key", override.split("=")[0])
+    ]
+    assert repr(near) in str(caught.value)
+    assert f"+{override}" not in str(caught.value)
+
+
+def test_a_value_that_verls_dataclass_refuses_is_a_problem_of_its_section():
+    file = find_verl_run("coca_qwen25_7b_megatron")
+    assert file is not None
+    plan = make_plan(file, [f"{ROLLOUT}.mode=sync"])
+    assert [(problem.code, problem.key) for problem in plan.problems] == [("verls-class", ROLLOUT)]
+    assert "has been removed" in plan.problems[0].expected
+
+
+def test_the_strategy_alone_does_not_choose_the_engine(capsys):
+    assert cli.main(["check", "coca_qwen25_7b", f"{FSDP}.strategy=megatron"]) == 1
+    refused = capsys.readouterr().err
+    assert "[engine]" in refused
+    assert "coca_qwen25_7b_megatron" in refused
+    assert refused.endswith("\n1 problem\n")
 
 
 def test_a_configuration_without_the_section_is_told_how_to_write_one():

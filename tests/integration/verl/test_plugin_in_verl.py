@@ -1,11 +1,13 @@
 """The plugin and the real verl in one process: registries, the reward manager, verl's defaults, edited sources."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import verl
+import verl.workers.config
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -35,7 +38,7 @@ from coca_mindspeed.verl.plan import find_verl_run, verl_configuration
 from coca_mindspeed.verl.settings import TRAINERS, VerlSettings, verl_settings
 from coca_mindspeed.verl.trainer import SegmentTrainer, SyncSegmentTrainer
 from tests.integration.verl import tiny
-from tests.verl.configurations import columns, record, verls_defaults
+from tests.verl.configurations import VERLS_DEFAULTS, columns, record, verls_defaults
 
 VERL = Path(str(verl.__file__)).parent
 
@@ -113,6 +116,28 @@ def test_the_keys_of_tests_without_verl_have_verls_own_defaults(engine: str):
         assert value_of(defaults, key, "absent") == value, key
     absent = {each.key for each in REQUIREMENTS if value_of(defaults, each.key, "absent") == "absent"}
     assert absent == {key for key in MAY_BE_ABSENT if engine == "dp" or ".megatron." not in key}
+
+
+def test_the_dataclasses_of_tests_without_verl_have_fields_of_verls_own():
+    stub = importlib.util.spec_from_file_location("stub_config", VERLS_DEFAULTS.parents[1] / "workers" / "config.py")
+    assert stub is not None
+    assert stub.loader is not None
+    module = importlib.util.module_from_spec(stub)
+    sys.modules[stub.name] = module  # dataclasses look their module up
+    stub.loader.exec_module(module)
+    classes = {name: each for name, each in vars(module).items() if is_dataclass(each) and not name.startswith("_")}
+    assert len(classes) == 6
+    for name, each in classes.items():
+        own = {field.name for field in fields(getattr(verl.workers.config, name))}
+        assert {field.name for field in fields(each)} <= own, name
+
+
+def test_the_trainer_refuses_what_verls_dataclasses_refuse(warm: Path, tmp_path: Path):
+    for added in ("+actor_rollout_ref.rollout.gpu_memory_utilisation=0.5", "actor_rollout_ref.rollout.mode=sync"):
+        tiny.configuration(warm, tmp_path)
+        with pytest.raises(ConfigError) as caught:
+            SyncSegmentTrainer(composed(tmp_path, "run", added))
+        assert [problem.key for problem in caught.value.problems] == ["actor_rollout_ref.rollout"]
 
 
 def test_the_trainer_refuses_before_anything_is_loaded(warm: Path, tmp_path: Path):
