@@ -46,7 +46,6 @@ setup(
         "safetensors>=0.4.3,<1",
         "numpy>=1.26.4,<3",
         "scipy>=1.11.4,<2",
-        "joblib>=1.3,<2",
         "hydra-core>=1.3.2,<1.4",
         "omegaconf>=2.3,<2.4",
         "antlr4-python3-runtime==4.9.3",  # the release that Hydra and OmegaConf need
@@ -55,7 +54,6 @@ setup(
         "jinja2>=3.1.4,<4",
         "rich>=13.7,<16",
         "markdown-it-py>=3,<5",  # rich requires it too
-        "regex>=2024.4.16",
         "packaging>=24.0",
         "sympy>=1.13,<1.15",
         "mpmath>=1.3,<1.4",
@@ -78,6 +76,7 @@ setup(
             "uvloop>=0.19,<1; sys_platform != 'win32'",
             "httptools>=0.6,<1",
             "aiohttp>=3.10,<4",
+            "regex>=2024.4.16",  # partial matches
             "coca-mindspeed[calibration]",
         ],
         "gguf": ["gguf>=0.17,<1"],

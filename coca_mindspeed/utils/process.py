@@ -3,6 +3,7 @@
 Ctrl-C and SIGTERM save a checkpoint between two steps of a training; elsewhere they stop, and report what is saved.
 """
 
+import math
 import os
 import signal
 import sys
@@ -49,18 +50,23 @@ def memory_left(root: Path = Path("/")) -> int | None:
 
 def _limited_groups(root: Path) -> Iterator[tuple[Path, int]]:
     """The directories of this process's control groups that limit its memory, and their limits in bytes."""
+    for group in _groups(root, "memory"):
+        limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
+        if limit.isdecimal() and int(limit) < _NO_LIMIT:
+            yield group, int(limit)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """The directories of this process's control groups with the controller, and of the groups above them."""
     for line in [*_read(root / "proc" / "self" / "cgroup").splitlines(), "0::/"]:
         hierarchy, controllers, group = line.split(":", 2)
-        mount, name = root / "sys" / "fs" / "cgroup", "memory.max"
+        mount = root / "sys" / "fs" / "cgroup"
         if hierarchy != "0":
-            if "memory" not in controllers.split(","):
+            if controller not in controllers.split(","):
                 continue
-            mount, name = mount / "memory", "memory.limit_in_bytes"
+            mount /= controller
         inside = PurePosixPath(group.lstrip("/"))
-        for folder in (inside, *inside.parents):
-            limit = _read(mount / folder / name)
-            if limit.isdecimal() and int(limit) < _NO_LIMIT:
-                yield mount / folder, int(limit)
+        yield from (mount / folder for folder in (inside, *inside.parents))
 
 
 def _read(file: Path) -> str:
@@ -80,11 +86,15 @@ def wait_passively() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-def usable_cpus() -> int:
-    """Return the number of CPUs by this process's affinity and its container's quota."""
-    from joblib import cpu_count  # a third of a second
-
-    return int(cpu_count())
+def usable_cpus(root: Path = Path("/")) -> int:
+    """Return the number of CPUs by this process's affinity and the quotas of its control groups."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for group in _groups(root, "cpu"):
+        limit = _read(group / "cpu.max").split()  # version 2: quota and period in microseconds
+        limit = limit or [_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        if len(limit) == 2 and all(text.isdecimal() for text in limit) and int(limit[1]):
+            count = min(count, math.ceil(int(limit[0]) / int(limit[1])))
+    return max(1, count)
 
 
 class InterruptedRunError(TrainingError):

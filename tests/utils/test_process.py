@@ -2,7 +2,6 @@
 
 import os
 
-import joblib
 import pytest
 
 from coca_mindspeed.cli import main
@@ -94,9 +93,30 @@ def test_a_command_lets_threads_sleep_unless_told_otherwise(monkeypatch, before,
 
 def test_graders_start_no_more_processes_than_the_quota_keeps_busy(monkeypatch):
     started = []
-    monkeypatch.setattr(joblib, "cpu_count", lambda: 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})
     monkeypatch.setattr("coca_mindspeed.grading.math.grader.Workers", lambda count, *_, **__: started.append(count))
-    assert usable_cpus() == 3
-    assert Machine().cpus == 3
+    assert usable_cpus() == 1
+    assert Machine().cpus == 1
     MathGrader()
-    assert started == [3]
+    assert started == [1]
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "cpus"),
+    [
+        ("0::/", {}, 8),
+        ("0::/", {"sys/fs/cgroup/cpu.max": "max 100000"}, 8),
+        ("0::/", {"sys/fs/cgroup/cpu.max": "150000 100000"}, 2),  # one and a half
+        ("0::/a", {"sys/fs/cgroup/cpu.max": "300000 100000", "sys/fs/cgroup/a/cpu.max": "400000 100000"}, 3),
+        ("0::/", {"sys/fs/cgroup/cpu.max": "1000 100000"}, 1),
+        ("4:cpu,cpuacct:/a", {"sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "200000",
+                              "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000"}, 2),
+        ("4:cpu:/", {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 8),
+    ],
+)  # fmt: skip
+def test_cpus_by_affinity_and_quota(tmp_path, monkeypatch, group, files, cpus):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for name, text in {**files, "proc/self/cgroup": group}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert usable_cpus(tmp_path) == cpus
