@@ -325,6 +325,22 @@ def test_any_hugging_face_directory_and_jsonl_data(tmp_path, capsys):
     assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
 
 
+def test_the_credit_is_given_the_log_probs_of_the_confidences(tmp_path, monkeypatch):
+    given, original = [], Rollout.give_credit
+
+    def give_credit(self, *arguments, log_probs=None, **options):
+        given.append((self, log_probs))
+        return original(self, *arguments, log_probs=log_probs, **options)
+
+    monkeypatch.setattr(Rollout, "give_credit", give_credit)
+    train(tmp_path / "run", "warm_up.steps=1", "trainer.steps=1", "method.entropy_bonus=0.1")
+    ((rollout, log_probs),) = given
+    ends = rollout.segment_ends[:, 0].tolist()
+    expected = [float(row[:end].double().sum()) for row, end in zip(rollout.log_probs, ends, strict=True)]
+    assert log_probs.tolist() == pytest.approx(expected)
+    assert any(end < length for end, length in zip(ends, rollout.lengths.tolist(), strict=True))
+
+
 @pytest.mark.parametrize("required", [True, False])
 def test_restated_questions_earn_nothing_in_training_and_are_graded_by_value_in_evaluations(
     tmp_path, monkeypatch, required

@@ -59,7 +59,8 @@ class CocaSettings(ScoringSettings):
     metrics_file: Annotated[bool, _FREE] = Field(True, description="write output_dir/metrics.jsonl")
 
     rollout_log_probs: Annotated[bool, _FREE] = Field(
-        True, description="measure the gap of log-probs between rollout and training"
+        True,
+        description="keep the rollout's log-probs: for their gap to training's, method.entropy_bonus and the weights",
     )
     rollout_is_threshold: float | None = Field(
         None, gt=0, description="truncated importance weights against the rollout's log-probs; null: none"
