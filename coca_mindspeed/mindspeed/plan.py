@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from coca_mindspeed.config.checks import steps_of_epochs, training_rows
 from coca_mindspeed.config.plan import (
@@ -24,15 +24,16 @@ from coca_mindspeed.config.plan import (
     question_rows,
 )
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import ConfigError, DataError, Problem
+from coca_mindspeed.errors import ConfigError, DataError, Problem, raise_problems
 from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
-from coca_mindspeed.mindspeed.keys import translate
+from coca_mindspeed.mindspeed.keys import actor_values, translate, underscored
 from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.records import read_record_file
-from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do
+from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, stages_to_do
 from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.utils.process import GIB
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 _SECONDS_PER_DAY = 86_400
 BF16, FP32 = 2, 4  # bytes of a number
@@ -54,6 +55,7 @@ class Rates(NamedTuple):
 # (docs/algorithms/grpo.md): 220 tokens/s, all stages together, for a card of an Atlas A3, which is two NPUs.  The mean
 # length is an assumption.
 _PUBLISHED = ((28, 3584, 18944), (64, 5120, 27648))
+_UNPUBLISHED = "no rate is published for this model; measure one by --trial, and plan with --metrics FILE"
 PUBLISHED_RATES = Rates(tokens_per_response=750.0, tokens_per_second=110.0)
 
 
@@ -71,8 +73,8 @@ class ClusterPlan(Plan):
 def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) -> ClusterPlan:
     """Plan a run for Ascend; ``metrics`` of an earlier run (``metrics.jsonl``) give the rates of the time estimate.
 
-    Raises ConfigError if it is for no cluster or a key has the wrong type, DataError for an unreadable training file or
-    one of metrics.
+    Raises ConfigError if it is for no cluster, a key has the wrong type or ``metrics`` are another run's; DataError for
+    an unreadable training file or one of metrics.
     """
     resolved = resolve_config(run)
     fits_layout = run.hardware.platform == "npu" and not any(layout_problems(resolved))
@@ -93,7 +95,7 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
     if iterations is not None:
         length = f"{iterations:,} a stage"
         length += f" ({questions:,} questions by {origin})" if questions else ""
-    rates = _published_rates(resolved) if metrics is None else read_rates(metrics)
+    rates = _published_rates(resolved) or _UNPUBLISHED if metrics is None else _measured_rates(run, metrics)
     counts = None if problems or iterations is None else _question_counts(run, iterations)
     rows = (*_rows(run, resolved, iterations, length, rates), *question_rows(counts))
     files = "data.train", run.data.train, "data.evaluate", run.data.evaluate
@@ -128,7 +130,7 @@ def script_facts(run: RunConfig, plan: ClusterPlan, output: Path, *, resume: boo
         yield f"stage {stage} {'resume' if has_checkpoint else 'fresh'}"
 
 
-def _rows(run: RunConfig, r: ResolvedConfig, iterations: int | None, length: str, rates: Rates | None) -> Iterator[Row]:
+def _rows(run: RunConfig, r: ResolvedConfig, iterations: int | None, length: str, rates: Rates | str) -> Iterator[Row]:
     """The values that the run file gives to MindSpeed-RL's keys, and what follows from them."""
     dp, engines, slots = (r.dp, r.rollout_dp, _slots(r)) if r.fills_npus else ("?", "?", "?")
     stages = len(run.method.training_method.stages)
@@ -188,6 +190,34 @@ def read_rates(path: Path) -> Rates:
     return Rates(prompt + response, rate)
 
 
+def _measured_rates(run: RunConfig, metrics: Path) -> Rates | str:
+    """The rates in ``metrics``, or why they cannot be used: the run file beside them does not say whose they are.
+
+    Raises ConfigError if they are of another model, of other NPUs or of the CPU shim; and as :func:`read_rates`.
+    """
+    rates, file = read_rates(metrics), metrics.with_name(RUN_FILE)
+    try:
+        measured = read_yaml(file)
+    except (OSError, YamlError):
+        measured = None
+    theirs, ours = _measured_by(measured if isinstance(measured, dict) else {}), _measured_by(translate(run))
+    if absent := [key for key in ours if theirs[key] is None and ours[key] is not None]:
+        return f"{file} does not say by which model and NPUs {metrics.name} was measured ({', '.join(absent)})"
+    different = [f"{key} {theirs[key]} (here: {ours[key]})" for key in ours if theirs[key] != ours[key]]
+    if different:
+        reason = f"must be of this run's model and NPUs, found {', '.join(different)}"
+        raise_problems([Problem("other-run", "--metrics", str(metrics), reason, "measure this run by --trial")])
+    return rates
+
+
+def _measured_by(values: dict[str, Any]) -> dict[str, Any]:
+    """Keys of MindSpeed-RL's that decide the rate of a run besides its layout: model and hardware."""
+    actor = actor_values(underscored(values))
+    sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
+    hardware = ("coca.platform", "coca.npu_memory_gib")
+    return {name: actor.get(name) for name in sizes} | {key: value_of(values, key) for key in hardware}
+
+
 def _published_rates(resolved: ResolvedConfig) -> Rates | None:
     """None for a model without published rates, because other sizes train at other rates."""
     return PUBLISHED_RATES if (resolved.layers, resolved.hidden, resolved.ffn) in _PUBLISHED else None
@@ -198,10 +228,10 @@ def iteration_seconds(resolved: ResolvedConfig, rates: Rates) -> float:
     return resolved.responses * rates.tokens_per_response / (resolved.npus * rates.tokens_per_second)
 
 
-def _time(resolved: ResolvedConfig, iterations: int | None, rates: Rates | None) -> str:
-    """The time of an iteration and of ``iterations``, those of all stages."""
-    if rates is None:
-        return "unknown: no rate is published for this model; measure one by --trial, and plan with --metrics FILE"
+def _time(resolved: ResolvedConfig, iterations: int | None, rates: Rates | str) -> str:
+    """The time of an iteration and of ``iterations``, those of all stages; ``rates`` may say why it is unknown."""
+    if isinstance(rates, str):
+        return f"unknown: {rates}"
     seconds, whole = iteration_seconds(resolved, rates), ""
     if iterations is not None:
         days = iterations * seconds / _SECONDS_PER_DAY

@@ -26,6 +26,7 @@ from coca_mindspeed.mindspeed.plan import (
 )
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start import driver
+from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys
 from coca_mindspeed.utils.process import GIB
 from coca_mindspeed.utils.text_formats import read_yaml
@@ -140,14 +141,45 @@ def test_the_rates_of_an_earlier_run(tmp_path, capsys):
     file = tmp_path / "metrics.jsonl"
     file.write_text(ITERATION.format(100, 300, 80) + ITERATION.format(100, 500, 120))
     assert read_rates(file) == Rates(500, 100)
-    assert main(["check", "qwen25_7b_910c", "--metrics", str(file)]) == 0
+    check = ["check", "qwen25_7b_910c", "data.rows=251122", "--metrics", str(file)]
+    assert main(check) == 0
+    shown = capsys.readouterr().out
+    assert "time │ unknown" in " ".join(shown.split())  # whose metrics they are is not known
+    measured = mindspeed_values(compose_run("qwen25_7b_910c", ["hardware.nodes=2"]).run, 2, StageFiles(tmp_path))
+    write_run_file(tmp_path / RUN_FILE, measured, "a trial")
+    assert main(check) == 0
     assert "640 s an iteration" in capsys.readouterr().out  # 2,048 x 500 tokens by 16 x 100 a second
+    del measured["coca"]["npu_memory_gib"]  # of a run of 0.2
+    write_run_file(tmp_path / RUN_FILE, measured, "a trial")
+    assert main(check) == 0
+    assert "coca.npu_memory_gib" in capsys.readouterr().out
     file.write_text(file.read_text() + ITERATION.format(100, 300, '"fast"'))
     with pytest.raises(DataError, match=r"metrics.jsonl:3: .*'fast'"):
         read_rates(file)
     file.write_text("")
     with pytest.raises(DataError, match="holds no iteration"):
         read_rates(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "key"),
+    [
+        ("qwen25_3b_910c", [], "hidden_size"),
+        ("qwen25_7b_910b", [], "coca.npu_memory_gib"),
+        ("qwen25_7b_910c", ["hardware.platform=host"], "coca.platform"),
+    ],
+)
+def test_metrics_of_another_model_or_other_hardware_are_refused(tmp_path, name, overrides, key):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(ITERATION.format(100, 300, 80))
+    write_run_file(
+        tmp_path / RUN_FILE, mindspeed_values(compose_run(name, overrides).run, 2, StageFiles(tmp_path)), name
+    )
+    with pytest.raises(ConfigError) as caught:
+        make_plan(compose_run("qwen25_7b_910c").run, metrics=file)
+    [problem] = caught.value.problems
+    assert (problem.code, problem.key, problem.value) == ("other-run", "--metrics", str(file))
+    assert key in problem.expected
 
 
 SHORT = {"A.": ACTOR, "G.": GENERATE, "R.": RL, "T.": "mindspeed_rl.megatron_training."}
@@ -231,7 +263,7 @@ def test_no_key_of_ours_is_ignored_in_silence():
     read = {key for entry in TABLE.values() for key in entry.ours}
     assert {key for key in keys - read if not key.startswith("method.")} == {
         *("data.epochs", "data.rows"),  # read when the run file is written
-        *("hardware.memory_gib", "hardware.reserved_gib"),  # of the plan
+        "hardware.reserved_gib",  # of the plan
         *("hardware.nodes", "hardware.npus_per_node"),  # defaults of a free key, which is compared with them
         *("data.name", "model.compute_dtype"),  # checked
         *("mindspeed_rl", "optimizer.betas"),  # by their parts

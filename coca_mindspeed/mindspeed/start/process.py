@@ -55,6 +55,9 @@ class CocaSettings(ScoringSettings):
     data_sha256: Annotated[dict[str, str], _FREE] = Field(
         {}, description="SHA-256 of record files by path; compared on every node"
     )
+    npu_memory_gib: Annotated[float | None, _FREE] = Field(
+        None, gt=0, description="see hardware.memory_gib; tells on which NPUs metrics were measured"
+    )
     keep_checkpoints: Annotated[int | None, _FREE] = Field(None, ge=1, description="newest checkpoints kept; null: all")
     metrics_file: Annotated[bool, _FREE] = Field(True, description="write output_dir/metrics.jsonl")
 
