@@ -40,6 +40,13 @@ def test_verls_configuration_is_not_refused_on_four_npus(model, tmp_path):
     assert recorded.read_text().splitlines() == ["-m", "coca_mindspeed.cli", "check", name, *overrides]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_another_model_is_refused_by_name(engine):
+    script = RECIPES / engine / "run_coca_qwen2.5_npu.sh"
+    refused = subprocess.run(["bash", str(script)], env={**os.environ, "MODEL": "qwen"}, capture_output=True, text=True)
+    assert (refused.returncode, "MODEL=qwen" in refused.stderr) == (2, True)
+
+
 def write_run(directory, engine, **changes):
     """The files of a good run of 100 steps; ``changes`` replace metrics of every step."""
     metrics = {"reward/confidence": -0.2, "reward/answer": 0.5, "rollout/ece": 0.1, "actor/pg_loss": 0.01}

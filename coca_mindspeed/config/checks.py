@@ -10,6 +10,8 @@ from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_
 from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.text_formats import differences, numbered_lines
 
+_LARGEST_LR = 0.01
+
 
 def _best_needs_evaluations(run: RunConfig) -> Iterator[Problem]:
     absent = [] if run.data.has_held_out else ["data.evaluate"]
@@ -17,6 +19,13 @@ def _best_needs_evaluations(run: RunConfig) -> Iterator[Problem]:
     if run.checkpoint.best is not None and absent:
         reason, fix = "needs evaluations while training, found none", f"set {' and '.join(absent)}"
         yield Problem("no-evaluation", "checkpoint.best", run.checkpoint.best, reason, fix)
+
+
+def _step_size(run: RunConfig) -> Iterator[Problem]:
+    if run.optimizer.lr > _LARGEST_LR:
+        reason = f"must be at most {_LARGEST_LR}: AdamW moves each weight by up to about lr a step, and weights of a "
+        reason += "trained model are about 0.02"
+        yield Problem("step-size", "optimizer.lr", run.optimizer.lr, reason, "1e-6 for full training, 1e-4 for LoRA")
 
 
 def _custom_method(run: RunConfig) -> Iterator[Problem]:
@@ -30,7 +39,7 @@ def _custom_method(run: RunConfig) -> Iterator[Problem]:
 
 
 #: Checks of every run, whatever its engine; of files, they read only a custom method.
-CHECKS: tuple[Check[RunConfig], ...] = (_best_needs_evaluations, _custom_method)
+CHECKS: tuple[Check[RunConfig], ...] = (_best_needs_evaluations, _step_size, _custom_method)
 
 
 def missing_data(run: RunConfig) -> Iterator[Problem]:

@@ -3,7 +3,11 @@
 #   MODEL=7b bash run_coca_qwen2.5_npu.sh [--dry-run | --resume] [KEY=VALUE ...]
 set -euo pipefail
 
-MODEL=${MODEL:-7b} # 1p5b or 7b
+MODEL=${MODEL:-7b}
+if [[ $MODEL != 1p5b && $MODEL != 7b ]]; then
+  echo "MODEL=$MODEL: expected 1p5b or 7b" >&2
+  exit 2
+fi
 NPUS=${NPUS:-4}
 OUTPUT=${OUTPUT:-runs/coca_qwen25_${MODEL}_mindspeed_rl}
 

@@ -3,7 +3,11 @@
 #   MODEL=7b MODEL_PATH=... TRAIN_FILE=... VAL_FILE=... bash run_coca_qwen2.5_npu.sh [--dry-run] [verl's overrides]
 set -euo pipefail
 
-MODEL=${MODEL:-7b} # 1p5b or 7b
+MODEL=${MODEL:-7b}
+if [[ $MODEL != 1p5b && $MODEL != 7b ]]; then
+  echo "MODEL=$MODEL: expected 1p5b or 7b" >&2
+  exit 2
+fi
 NPUS=${NPUS:-4}
 OUTPUT=${OUTPUT:-runs/coca_qwen25_${MODEL}_npu}
 export VLLM_ASCEND_ENABLE_NZ=0 # NZ weights are not replaced by an update
