@@ -18,6 +18,7 @@ from coca_mindspeed.local.respond import respond_and_grade
 from coca_mindspeed.local.schedule import generator, records_of_step
 from coca_mindspeed.local.update import build_optimizer, update_policy
 from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.rollout import confidence_log_probs
 from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.text_formats import read_yaml
 
@@ -38,7 +39,7 @@ def write_profile(run: Path, file: Path) -> None:
     assert config.data.train is not None
     device = choose_device(config.trainer.device)
     policy = load_policy(run / "model", config.model, device)
-    optimizer = build_optimizer(policy, config.optimizer)
+    optimizer, rule = build_optimizer(policy, config.optimizer), credit_rule(config.method, 0)
     records = list(read_records(Path(config.data.train)))
     seconds: dict[str, list[float]] = {"rollout": [], "update": []}
     peaks: dict[str, int] = {}
@@ -50,7 +51,8 @@ def write_profile(run: Path, file: Path) -> None:
             group_size = config.rollout.group_size
             started = _start(device)
             rollout = respond_and_grade(policy, asked, grader, config.method, config.rollout, draw, group_size)
-            rollout.give_credit(credit_rule(config.method, 0), group_size)
+            log_probs = confidence_log_probs(rule, rollout.log_probs, rollout.segment_ends)
+            rollout.give_credit(rule, group_size, log_probs=log_probs)
             seconds["rollout"].append(_seconds_since(started, device))
             peaks["rollout"] = max(peaks.get("rollout", 0), _peak(device))
             started = _start(device)
