@@ -1,6 +1,7 @@
 """Hydra composition, and errors that name file, key, value and the nearest valid name."""
 
 import contextlib
+import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,15 +90,16 @@ def unknown_key(section: str, name: str, upstream: Sequence[str] = ()) -> str:
 def near_key(section: str, name: str, upstream: Sequence[str] = ()) -> str:
     """``, did you mean 'x'?`` for the nearest key of ours; may be empty.
 
-    Near names in the key's own section come before the same name in another one or of an upstream.
+    A near name in the key's own section comes before the same name in another one or of an upstream.
     """
     own, every = known_keys(section), [*facts_of(RunConfig)]
+    near = difflib.get_close_matches(name, own, n=1, cutoff=0.75) if section else []
     return next(
         filter(
             None,
             (
-                did_you_mean(name, own, 0.7 if section else 1.0),
-                _one_of([*upstream, *(key for key in every if key.rpartition(".")[2] == name)]),
+                did_you_mean(name, own, 1.0),
+                _one_of([*near, *upstream, *(key for key in every if key.rpartition(".")[2] == name)]),
                 did_you_mean(name, every, 1.0),
                 did_you_mean(name, own),
                 did_you_mean(name, every, 0.8),
