@@ -116,7 +116,7 @@ def examine_machine(
 
 
 def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
-    environment, guide = machine.environment, "docs/ascend.md, 1. Software"
+    environment, guide = machine.environment, "docs/ascend.md, 2. Software"
     driver = _read(machine.root / "usr/local/Ascend/driver/version.info", r"^Version=(\S+)")
     new, fix = _reaches(driver, stack.driver), "install Ascend-hdk-*-npu-driver, then the firmware"
     yield _item("driver", "NPU driver", driver, new, f"{stack.driver} or newer", fix)

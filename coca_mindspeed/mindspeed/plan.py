@@ -40,7 +40,7 @@ BF16, FP32 = 2, 4  # bytes of a number
 _GRAPH_MODE = (
     "graph mode (enforce_eager=false), not tried on an NPU: the run sets TASK_QUEUE_ENABLE=1; every wake-up of vLLM "
     "repeats the capture, and may replay graphs with addresses of freed weights: rollout/log_prob_gap must stay as in "
-    "eager mode (docs/ascend.md, graph mode)"
+    "eager mode (docs/ascend_reference.md, graph mode)"
 )
 
 
@@ -167,7 +167,7 @@ def _slots(r: ResolvedConfig) -> str:
 def _notes(resolved: ResolvedConfig, memory: tuple[Phase, ...]) -> Iterator[str]:
     if memory:
         held = f"{longest_responses(resolved, memory):.0f} sequences of {resolved.max_model_len} tokens"
-        yield f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend.md)"
+        yield f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend_reference.md)"
     if not resolved.enforce_eager:
         yield _GRAPH_MODE
 
@@ -278,8 +278,8 @@ def kv_bytes_per_token(run: ResolvedConfig, tensor_parallel: int) -> float:
 def npu_memory(resolved: ResolvedConfig) -> tuple[Phase, Phase]:
     """The two phases of an iteration, which take turns on an NPU; the layout must have no problems.
 
-    By the formulas of docs/ascend.md.  Training is that of the pipeline stage that needs most; in the rollout, the KV
-    cache is the rest of vLLM's share.
+    By the formulas of docs/ascend_reference.md.  Training is that of the pipeline stage that needs most; in the
+    rollout, the KV cache is the rest of vLLM's share.
     """
     # (is first, is last) of the pipeline stages that can need most
     stages = ((True, True),) if resolved.pp == 1 else ((True, False), (False, True))

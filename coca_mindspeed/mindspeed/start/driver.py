@@ -103,7 +103,7 @@ def find_checkouts(environment: Mapping[str, str]) -> dict[str, Path]:
         if not path or not (Path(path) / CHECKOUTS[variable]).is_dir()
     ]
     if missing:
-        guide = "The guide is docs/ascend.md, 1. Software."
+        guide = "The guide is docs/ascend.md, 2. Software."
         raise MissingDependencyError("\n".join([*missing, guide]))
     return {variable: Path(path).resolve() for variable, path in paths.items()}
 
@@ -338,7 +338,7 @@ def check_trial(results: Path) -> None:
             raise TrainingError(
                 f"{metrics}: {_GAP}={show_value(gap)} in iteration {iteration}, expected at most "
                 f"{LARGEST_LOG_PROB_GAP}: the rollout does not sample from the model that is trained. Check that "
-                "model.megatron_path was converted from model.path, and what docs/ascend.md (4. Train) lists"
+                "model.megatron_path was converted from model.path, and what docs/ascend.md (5. Trial) lists"
             )
     largest = (
         f"{max(gaps.values()):.2g}, at most {LARGEST_LOG_PROB_GAP}" if gaps else "not measured at this temperature"
