@@ -11,9 +11,13 @@ How a run differs from the paper (arXiv 2603.05881), apart from the options of d
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
@@ -35,9 +39,9 @@ from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.schedule import first_sight, generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
-from coca_mindspeed.scoring.metrics import TIMES_ASKED, BestValue, HealthWarnings, sight_metrics, values
-from coca_mindspeed.scoring.responses import credit_rule, response_scorer
-from coca_mindspeed.scoring.rollout import confidence_log_probs
+from coca_mindspeed.scoring.metrics import TIMES_ASKED, BestValue, FirstSight, HealthWarnings, sight_metrics, values
+from coca_mindspeed.scoring.responses import ResponseScorer, credit_rule, response_scorer
+from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import TrainingProgress
 
@@ -46,6 +50,38 @@ _MEMORY_ADVICE = (
     "model.gradient_checkpointing=true lowers it, and rollout.batch_responses bounds a rollout; "
     "coca-mindspeed check says how much each needs, and --resume accepts the change"
 )
+
+
+class _Clock:
+    """Seconds of a step's parts, by the names of timing.jsonl."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str, seconds: float | None = None) -> None:
+        """The time since the last part, or ``seconds`` of it."""
+        now = time.perf_counter()
+        self.seconds[f"seconds/{name}"] = now - self._last if seconds is None else seconds
+        self._last = now
+
+
+@dataclass
+class StepResult:
+    """A finished update: its rollout with credit, and what the log gets.  ``step`` counts from 0."""
+
+    step: int
+    rollout: Rollout
+    metrics: dict[str, Any]
+    clock: _Clock
+    timing: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        return self.step + 1
+
+
+AfterStep = Callable[[StepResult], None]
 
 
 @dataclass
@@ -61,6 +97,8 @@ class Trainer:
     run_id: str
     show_progress: bool = True
 
+    unevaluated: int = field(default=0, init=False)  # right answers of this process that only restate their question
+
     def run(self, resume_from: Checkpoint | None = None, baseline: Sequence[Prediction] = ()) -> None:
         """Train to the last step, from the start or from a checkpoint whose weights :attr:`policy` holds.
 
@@ -74,15 +112,8 @@ class Trainer:
         if resume_from is not None and start % config.trainer.steps:  # in the middle of a stage
             optimizer.load_state_dict(load_optimizer_state(resume_from, policy.device))
         log = RunLog(self.output, config.logging, config.model_dump(mode="json"), self.run_id, resume_step=start)
-        interval = config.evaluation.interval if self.held_out.records else 0
-        progress = TrainingProgress(total, self.show_progress, start, interval=interval)
-        metric = config.checkpoint.best
-        best = None if metric is None else BestValue(self.output / BEST_MODEL, metric)
-        health, unevaluated = HealthWarnings(), 0
-        sights = first_sight(self.records, config.rollout.prompts, config.seed)
-        score = response_scorer(
-            config.method, policy.text, self.grader, require_evaluated=config.data.require_evaluated
-        )
+        progress = TrainingProgress(total, self.show_progress, start, interval=self._evaluation_interval)
+        after_step = self._after_step(log, progress, baseline)
         with (
             interruptible("stopped in the middle of a step", self._resume_hint),
             stop_request() as stop,
@@ -90,48 +121,13 @@ class Trainer:
             _closing(log),
         ):
             for step in range(start, total):
-                stage, stage_step = divmod(step, config.trainer.steps)
-                if stage_step == 0 and step > start:  # a new stage starts with a new optimizer
+                if step % config.trainer.steps == 0 and step > start:  # a new stage starts with a new optimizer
                     optimizer = build_optimizer(policy, config.optimizer)
                 with self._errors_of_step(step + 1):
-                    clock = _Clock()
-                    asked = records_of_step(self.records, step, config.rollout.prompts, config.seed)
-                    draw = generator(policy.device, config.seed, "rollout", step)
-                    rollout = respond(policy, asked, config.method, config.rollout, draw, config.rollout.group_size)
-                    clock.lap("rollout")
-                    rule, scored = credit_rule(config.method, stage), score.for_training(score(rollout))
-                    log_probs = confidence_log_probs(rule, scored.log_probs, scored.segment_ends)
-                    scored.give_credit(rule, config.rollout.group_size, log_probs=log_probs)
-                    unevaluated += rollout.unevaluated
-                    clock.lap("grading", rollout.grading_seconds)
-                    lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)
-                    updated = update_policy(policy, rollout, optimizer, lr, config)
-                    clock.lap("update")
-
-                    metrics = {"stage": float(stage), "lr": lr, **step_metrics(rollout), **updated}
-                    metrics |= values(sight_metrics(rollout, sights.seen((r.question for r in asked), step)))
-                    metrics[TIMES_ASKED] = sights.times_asked(step)
-                    metrics["epoch"] = (step + 1) * config.rollout.prompts / len(self.records)
-                    if (every := config.logging.samples_interval) and (step == 0 or _due(every, step)):
-                        log.write_samples(step + 1, sample_rows(rollout, config.logging.samples_prompts))
-                    if _due(interval, step):
-                        metrics |= self.held_out.while_training(step + 1, log, progress.busy)
-                        clock.lap("evaluation")
-                    timing = clock.seconds | {
-                        "tokens_per_second/rollout": float(rollout.lengths.sum()) / clock.seconds["seconds/rollout"],
-                        **{f"grading/{name}": value for name, value in self.grader.metrics().items()},
-                        "grading/unevaluated": float(unevaluated),
-                    }
-                    if step == 0 and baseline:
-                        log.write(0, self.held_out.metrics(baseline, 0, log), {})
-                    log.write(step + 1, metrics, timing)
-                progress.advance(step + 1, metrics, timing)
-                if warning := health.after_step(step + 1, metrics):
-                    progress.note(warning)
-
+                    result = self.step(step, optimizer)
+                    for follow in after_step:
+                        follow(result)
                 last, stopping = step + 1 == total, stop.is_set()  # a signal from here on stops after the next step
-                if best is not None and best.improves(metrics):
-                    export_best(best, step + 1, policy, metrics)
                 if last or stopping or _due(config.checkpoint.interval, step):
                     saved = save_checkpoint(
                         self.output / "checkpoints", step + 1, policy, optimizer, config.checkpoint.keep
@@ -140,12 +136,97 @@ class Trainer:
                     raise InterruptedRunError(
                         f"stopped after step {step + 1}; saved {saved.path}", "continue with --resume"
                     )
-        if start < total:  # results of an earlier, shorter run
-            results = [self.output / name for name in ("summary.json", "report.md", "report.html")]
-            for stale in (self.held_out.predictions_after, *results):
-                stale.unlink(missing_ok=True)
+        if start < total:
+            self._remove_earlier_results()
+        self._export()
+
+    def step(self, step: int, optimizer: torch.optim.Optimizer) -> StepResult:
+        """Sample, score, give credit and update once; ``step`` counts from 0."""
+        config, policy, clock = self.config, self.policy, _Clock()
+        stage, stage_step = divmod(step, config.trainer.steps)
+        asked = records_of_step(self.records, step, config.rollout.prompts, config.seed)
+        draw = generator(policy.device, config.seed, "rollout", step)
+        rollout = respond(policy, asked, config.method, config.rollout, draw, config.rollout.group_size)
+        clock.lap("rollout")
+        rule, scored = credit_rule(config.method, stage), self._scorer.for_training(self._scorer(rollout))
+        log_probs = confidence_log_probs(rule, scored.log_probs, scored.segment_ends)
+        scored.give_credit(rule, config.rollout.group_size, log_probs=log_probs)
+        self.unevaluated += rollout.unevaluated
+        clock.lap("grading", rollout.grading_seconds)
+        lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)
+        updated = update_policy(policy, rollout, optimizer, lr, config)
+        clock.lap("update")
+        metrics = {"stage": float(stage), "lr": lr, **step_metrics(rollout), **updated}
+        metrics |= values(sight_metrics(rollout, self._sights.seen((r.question for r in asked), step)))
+        metrics[TIMES_ASKED] = self._sights.times_asked(step)
+        metrics["epoch"] = (step + 1) * config.rollout.prompts / len(self.records)
+        return StepResult(step, rollout, metrics, clock)
+
+    def _after_step(self, log: RunLog, progress: TrainingProgress, baseline: Sequence[Prediction]) -> list[AfterStep]:
+        """What follows each step, in this order."""
+        config, health, metric = self.config, HealthWarnings(), self.config.checkpoint.best
+
+        def write_samples(done: StepResult) -> None:
+            every = config.logging.samples_interval
+            if every and (done.step == 0 or _due(every, done.step)):
+                log.write_samples(done.number, sample_rows(done.rollout, config.logging.samples_prompts))
+
+        def evaluate(done: StepResult) -> None:
+            if _due(self._evaluation_interval, done.step):
+                done.metrics |= self.held_out.while_training(done.number, log, progress.busy)
+                done.clock.lap("evaluation")
+
+        def write_metrics(done: StepResult) -> None:
+            if done.step == 0 and baseline:
+                log.write(0, self.held_out.metrics(baseline, 0, log), {})
+            done.timing = {
+                **done.clock.seconds,
+                "tokens_per_second/rollout": float(done.rollout.lengths.sum()) / done.clock.seconds["seconds/rollout"],
+                **{f"grading/{name}": value for name, value in self.grader.metrics().items()},
+                "grading/unevaluated": float(self.unevaluated),
+            }
+            log.write(done.number, done.metrics, done.timing)
+
+        def show_progress(done: StepResult) -> None:
+            progress.advance(done.number, done.metrics, done.timing)
+
+        def warn(done: StepResult) -> None:
+            if warning := health.after_step(done.number, done.metrics):
+                progress.note(warning)
+
+        followers: list[AfterStep] = [write_samples, evaluate, write_metrics, show_progress, warn]
+        if metric is not None:
+            best = BestValue(self.output / BEST_MODEL, metric)
+
+            def keep_the_best(done: StepResult) -> None:
+                if best.improves(done.metrics):
+                    export_best(best, done.number, self.policy, done.metrics)
+
+            followers.append(keep_the_best)
+        return followers
+
+    @property
+    def _evaluation_interval(self) -> int:
+        return self.config.evaluation.interval if self.held_out.records else 0
+
+    @cached_property
+    def _scorer(self) -> ResponseScorer:
+        evaluated = self.config.data.require_evaluated
+        return response_scorer(self.config.method, self.policy.text, self.grader, require_evaluated=evaluated)
+
+    @cached_property
+    def _sights(self) -> FirstSight:
+        return first_sight(self.records, self.config.rollout.prompts, self.config.seed)
+
+    def _remove_earlier_results(self) -> None:
+        """Remove the results of an earlier, shorter run."""
+        results = [self.output / name for name in ("summary.json", "report.md", "report.html")]
+        for stale in (self.held_out.predictions_after, *results):
+            stale.unlink(missing_ok=True)
+
+    def _export(self) -> None:
         try:
-            export_model(policy, self.output / "model")
+            export_model(self.policy, self.output / "model")
         # safetensors raises errors of its own, with the system's message inside.
         except Exception as error:
             raise TrainingError(
@@ -169,20 +250,6 @@ class Trainer:
 
     def _resume_hint(self) -> str:
         return resume_hint(self.output / "checkpoints")
-
-
-class _Clock:
-    """Seconds of a step's parts, by the names of timing.jsonl."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str, seconds: float | None = None) -> None:
-        """The time since the last part, or ``seconds`` of it."""
-        now = time.perf_counter()
-        self.seconds[f"seconds/{name}"] = now - self._last if seconds is None else seconds
-        self._last = now
 
 
 @contextlib.contextmanager
