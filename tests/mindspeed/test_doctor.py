@@ -23,7 +23,8 @@ from tests.tables import read_table
 
 compose = functools.cache(lambda name, *overrides: compose_run(name, overrides).run)
 PLANS: dict[int, tuple[RunConfig, ClusterPlan]] = {}  # with the run, so that no other one has its id
-OVERRIDES = ("model.path=model", "model.megatron_path=weights", "data.train=train.jsonl", "data.evaluate=train.jsonl")
+FILES = ("data.train=train.jsonl", "data.evaluate=evaluate.jsonl")
+OVERRIDES = ("model.path=model", "model.megatron_path=weights", *FILES)
 NO_VALIDATION = (*OVERRIDES[:3], "data.evaluate=null", "evaluation.interval=0")
 TODAY = stack_of("2.3.0")
 
@@ -74,6 +75,7 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Machine, RunC
     run = compose("qwen25_7b_910b", *OVERRIDES)
     write("model/config.json", model_config(run))
     write("train.jsonl", '{"question": "q", "answer": "a"}\n' * 200)
+    write("evaluate.jsonl", '{"question": "held out", "answer": "a"}\n')
     checkpoint(Path("weights"), 4)
     return fake_machine(environment, root), run
 
@@ -240,6 +242,7 @@ def test_files_of_the_run(good, monkeypatch):
     config = json.loads(Path("model/config.json").read_text())
     write("model/config.json", json.dumps({**config, "hidden_size": 5}))
     Path("train.jsonl").unlink()
+    Path("evaluate.jsonl").unlink()
     found = examine(machine, run)
     codes = {
         "weights": "weights",
