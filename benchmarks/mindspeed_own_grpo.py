@@ -6,13 +6,14 @@ MindSpeed-RL's, whatever the section ``coca`` says of them.
 """
 
 import argparse
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.errors import CocaError
-from coca_mindspeed.mindspeed.start.driver import run_mindspeed_rl, train
+from coca_mindspeed.mindspeed.start.driver import compose_config, mindspeed_rl_home, prepare, run_mindspeed_rl, train
 from coca_mindspeed.mindspeed.start.process import DRIVER_HOOKS, WORKER_HOOKS, set_up
 from coca_mindspeed.upstream.manifest import Hook, Manifest
 from coca_mindspeed.utils.console import print_failure
@@ -55,7 +56,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path, help="YAML file of the run")
     try:
-        train(parser.parse_args().config, [], run_own_grpo, "benchmarks.mindspeed_own_grpo.setup_worker")
+        training = prepare(compose_config(parser.parse_args().config, [], mindspeed_rl_home()), os.environ)
+        train(training, run_own_grpo, "benchmarks.mindspeed_own_grpo.setup_worker")
     except CocaError as error:
         return print_failure(error, error.exit_code)
     return 0

@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in about three minutes and compare it before and after",
     "train": "train a causal language model on this machine's CPU or GPU",
     "check": "print the plan of a run and the memory it needs, or why it cannot run; needs no accelerator",
+    "launch": "train on a cluster of NPUs or GPUs, on MindSpeed-RL or verl; launch/*.sh call it",
     "doctor": "check an Ascend machine: what is found, what is expected, how to fix it",
     "patches": "compare a MindSpeed-RL checkout with the releases that the hooks support",
     "baseline": "confidence by question probability, probe, assessor, votes or the prompt alone",

@@ -5,10 +5,8 @@ import json
 from pathlib import Path
 
 from coca_mindspeed.cli.options import place
-from coca_mindspeed.errors import show_value
-from coca_mindspeed.mindspeed.doctor import Machine, examine_machine, releases
+from coca_mindspeed.mindspeed.doctor import Machine, examine_machine, releases, show_findings
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
-from coca_mindspeed.utils.console import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,20 +22,13 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.run_name
     config = compose_any_layout(name, arguments.overrides).run if name else None
     output = arguments.output or Path("runs") / Path(name or "").stem
-    findings = sorted(examine_machine(Machine(), config, arguments.release, output), key=lambda finding: finding.ok)
-    wrong = sum(not finding.ok for finding in findings)
-    shown = findings[:wrong] if arguments.only_problems else findings
-    if arguments.json:
-        items = [{"ok": finding.ok, **finding.problem._asdict()} for finding in shown]
-        print(json.dumps(items, ensure_ascii=False, indent=1, default=str))
-        return int(wrong > 0)
-    for ok, problem in shown:
-        value = problem.value if isinstance(problem.value, str) else show_value(problem.value)
-        status, found = "ok" if ok else "WRONG", f"found {'none' if value == 'null' else value}, "
-        if not ok and problem.value is None:
-            status, found = "MISSING", ""
-        print_text(f"{status} {problem.key}: {found}{problem.expected}")
-        if problem.fix:
-            print_text(f"    {problem.fix}")
-    print_text(f"{len(findings) - wrong} of {len(findings)} as wanted")
-    return int(wrong > 0)
+    findings = examine_machine(Machine(), config, arguments.release, output)
+    if not arguments.json:
+        return int(not show_findings(findings, only_problems=arguments.only_problems))
+    items = [
+        {"ok": finding.ok, **finding.problem._asdict()}
+        for finding in sorted(findings, key=lambda finding: finding.ok)
+        if not (finding.ok and arguments.only_problems)
+    ]
+    print(json.dumps(items, ensure_ascii=False, indent=1, default=str))
+    return int(not all(finding.ok for finding in findings))

@@ -3,14 +3,18 @@
 The module ``plan`` of each engine makes one.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from coca_mindspeed.config.schema import MethodConfig, RunConfig
-from coca_mindspeed.errors import Problem
+from coca_mindspeed.errors import Problem, raise_problems
+from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.process import GIB
 
 Row = tuple[str, str]
@@ -148,3 +152,30 @@ def batch_rows(step: str, prompts: int, group: int, mini_batch: int, passes: int
     """Responses and updates of a step, by the engine's name of it; a minibatch has ``mini_batch`` prompts."""
     yield step, f"{prompts} prompts x {group} responses = {prompts * group}"
     yield f"updates per {step}", f"{prompts // max(1, mini_batch) * passes} of {mini_batch} prompts"
+
+
+def show_plan(plan: Plan, *, quiet: bool = False) -> None:
+    """Print a plan, and its warnings also if ``quiet``; raise its problems as a ConfigError."""
+    if plan.rows and not quiet:
+        _print(plan)
+    for warning in plan.warnings:
+        print_text(f"warning: {warning}", sys.stderr)
+    raise_problems(plan.problems, f"{plan.title} cannot run:")
+
+
+def _print(plan: Plan) -> None:
+    console = PlainConsole()
+    table = Table("", "", title=f"plan of {plan.title}", show_header=False, title_justify="left")
+    for row in plan.rows:
+        table.add_row(*row)
+    console.print_table(table)
+    if plan.memory:
+        table = Table("estimated memory of one device", "GiB", "formula", title_justify="left")
+        for phase in plan.memory:
+            for part in phase.parts:
+                table.add_row(f"{phase.name}: {part.name}", f"{part.bytes / GIB:.2f}", part.formula)
+            table.add_row(f"{phase.name}, together", f"{phase.gib:.2f}", f"of {phase.limit_gib:.2f}", style="bold")
+            table.add_section()
+        console.print_table(table)
+    for note in plan.notes:
+        print_text(note)

@@ -1,7 +1,7 @@
 """The engine for Ascend clusters, on MindSpeed-RL.  Which process runs what:
 
-- the launch script (``launch/lib.sh``) calls ``plan`` and ``doctor``, starts Ray, then the driver;
-- the driver (``start.driver``, a plain process) checks everything, connects to Ray and starts one task;
+- the launcher (``launch``, which a script of ``launch/`` starts) composes, plans, asks the doctor and starts Ray as a
+  child, then checks each stage on this machine and starts one task for it (``start.driver``);
 - that task applies the ``driver`` hooks and runs MindSpeed-RL's own ``train``, with ``stages.trainer``'s trainer;
 - every other Ray process runs ``start.process.setup_worker`` first, which applies the ``worker`` hooks; they are
 - the actors on the NPUs: Megatron and vLLM-Ascend with ``stages.actor_worker``, ``actor_loss``, ``rollout_engine``;

@@ -1,7 +1,6 @@
-"""Arguments of MindSpeed-LLM's weight converter for a run, and checks before and after it.
+"""MindSpeed-LLM's weight converter for a run: its arguments, and checks before and after it.
 
-``launch/convert_weights.sh`` calls ``prepare``, which prints the converter's arguments one per line, then the
-converter, then ``finish``, or ``restore`` if the converter failed.
+``launch/convert_weights.sh`` calls it as ``python -m coca_mindspeed.mindspeed.conversion``.
 """
 
 import argparse
@@ -12,6 +11,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from coca_mindspeed.utils.packages import name_missing_packages, require
 
@@ -27,6 +27,15 @@ from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_con
 from coca_mindspeed.mindspeed.start.driver import find_checkouts
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
+from coca_mindspeed.upstream.launch import (
+    absolute_run,
+    ending_by_signals,
+    go_to_the_source_tree,
+    python,
+    run_child,
+    script,
+    show,
+)
 from coca_mindspeed.utils.console import print_failure
 
 # MindSpeed-LLM's name for decoders with RMSNorm, rotary embeddings and a gated MLP, also in its examples for Qwen2.5.
@@ -106,7 +115,7 @@ def prepare(
         if _holds_weights(frame / NEW_WEIGHTS):
             raise ConfigError(
                 f"{frame / NEW_WEIGHTS}: holds weights of an earlier conversion; if it was complete, run "
-                f"`python -m coca_mindspeed.mindspeed.conversion finish mcore2hf RUN --output {output}"
+                f"`bash launch/convert_weights.sh mcore2hf RUN --finish --output {output}"
                 f"{f' --iteration {iteration}' * (iteration is not None)}`, "
                 f"otherwise remove {frame}"
             )
@@ -184,31 +193,70 @@ def _selection(output: Path, iteration: int | None) -> Path:
     )
 
 
+@ending_by_signals()
+def convert(
+    direction: str, run: RunConfig, output: Path, iteration: int | None = None, *, dry_run: bool, finish_only: bool
+) -> int:
+    """Convert the weights of a run, and return the converter's exit code; raises as :func:`prepare` and :func:`finish`.
+
+    The converter changes the modes of the original model's files, to which it is given links; they are restored
+    whatever ends it.
+    """
+    what = direction, run, resolve_config(run), output, iteration
+    home = os.environ.get("MINDSPEED_LLM_HOME", "$MINDSPEED_LLM_HOME")
+    if not finish_only:
+        if not dry_run:
+            prepare(*what)
+        show("cd", home)
+        try:
+            command = [python(), *converter_arguments(*what)]
+            if code := run_child(command, dry_run=dry_run, **({} if dry_run else _in_mindspeed_llm())):
+                return code
+        finally:
+            if direction == "mcore2hf":
+                restore(output, iteration)
+    target = Path(str(run.model.megatron_path)) if direction == "hf2mcore" else _target(output, iteration)
+    show("finish", str(target))
+    if not dry_run:
+        print(finish(*what))
+    return 0
+
+
+def _in_mindspeed_llm() -> dict[str, Any]:
+    """Where the converter runs, for its own configs/, and its variables; Megatron refuses TP > 1 without the last."""
+    checkouts = find_checkouts(os.environ)
+    paths = [str(checkouts[f"{name}_HOME"]) for name in ("MINDSPEED_LLM", "MINDSPEED", "MEGATRON")]
+    search = os.pathsep.join(filter(None, [*paths, os.environ.get("PYTHONPATH")]))
+    variables = {"PYTHONPATH": search, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    return {"cwd": checkouts["MINDSPEED_LLM_HOME"], "env": {**os.environ, **variables}}
+
+
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.conversion", description=__doc__)
-    parser.add_argument("phase", choices=("prepare", "finish", "restore"))
+    parser = argparse.ArgumentParser(prog=f"bash {script() or 'launch/convert_weights.sh'}", description=__doc__)
     parser.add_argument("direction", choices=("hf2mcore", "mcore2hf"))
     parser.add_argument("run_name", metavar="RUN")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--iteration", type=int, metavar="N", help="checkpoint for mcore2hf (default: the newest)")
-    parser.add_argument("--dry-run", action="store_true", help="print the arguments and check nothing")
-    parsed = parser.parse_args(arguments)
+    parser.add_argument("--output", type=Path, metavar="DIR", help="directory of the run (default: runs/RUN)")
+    newest = "of mcore2hf: the checkpoint of iteration N (default: the newest)"
+    parser.add_argument("--iteration", type=int, metavar="N", help=newest)
+    parser.add_argument("--dry-run", action="store_true", help="print the commands and check nothing")
+    parser.add_argument("--finish", action="store_true", help="only check and move what the converter left")
+    if {"-h", "--help"} & {*arguments}:  # wherever it is typed
+        parser.print_help()
+        return 0
+    parsed = parser.parse_intermixed_args(arguments)
+    if parsed.iteration is not None and (parsed.iteration < 1 or parsed.direction == "hf2mcore"):
+        parser.error("--iteration: expected the number of a checkpoint's iteration, of mcore2hf")
     try:
-        run = compose_any_layout(parsed.run_name, parsed.overrides).run
-        resolved = resolve_config(run)
-        what = parsed.direction, run, resolved, parsed.output, parsed.iteration
-        if parsed.phase == "prepare":
-            if not parsed.dry_run:
-                prepare(*what)
-            print("\n".join(converter_arguments(*what)))
-        elif parsed.phase == "restore":
-            restore(parsed.output, parsed.iteration)
-        else:
-            print(finish(*what))
+        name = absolute_run(parsed.run_name)
+        output = None if parsed.output is None else parsed.output.absolute()
+        go_to_the_source_tree()
+        run = compose_any_layout(name, parsed.overrides).run
+        output = Path("runs") / Path(name).stem if output is None else output
+        options = {"dry_run": parsed.dry_run, "finish_only": parsed.finish}
+        return convert(parsed.direction, run, output, parsed.iteration, **options)
     except CocaError as error:
         return print_failure(error, error.exit_code)
-    return 0
 
 
 if __name__ == "__main__":

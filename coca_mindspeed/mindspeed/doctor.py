@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import CocaError, Problem, problems_of
+from coca_mindspeed.errors import CocaError, Problem, problems_of, show_value
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout
 from coca_mindspeed.mindspeed.hooks import applied_patch
 from coca_mindspeed.mindspeed.plan import ClusterPlan, checkpoint_bytes, host_gib, make_plan, most_checkpoints
@@ -30,6 +30,7 @@ from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from coca_mindspeed.mindspeed.start.records import check_verifier
 from coca_mindspeed.upstream.manifest import SoftwareStack, load_manifests, matching_manifest, stack_of
 from coca_mindspeed.upstream.nodes import means_this_machine
+from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.process import GIB, memory_limit, usable_cpus
 
 _OPEN_FILES = 32768  # Ray opens a few hundred sockets per worker, and zmq one for each pair of ranks
@@ -100,9 +101,15 @@ def releases() -> list[str]:
 
 
 def examine_machine(
-    machine: Machine, run: RunConfig | None, release: str | None = None, output: Path | None = None
+    machine: Machine,
+    run: RunConfig | None,
+    release: str | None = None,
+    output: Path | None = None,
+    plan: ClusterPlan | None = None,
 ) -> list[Finding]:
     """Examine a machine for a run; without one, examine the requirements of every run.
+
+    ``plan`` is that of the run if it was made already.
 
     ``release`` None: that in ``MINDSPEED_RL_HOME``, or 2.3.0 if it is unknown; ``output`` None is below ``runs``.
     No item of an NPU is examined for the CPU shim.
@@ -112,7 +119,7 @@ def examine_machine(
     found = [checkout, *_sources(machine, stack), *_ray(machine, run)]
     if run is None or run.hardware.platform == "npu":
         found = [*_software(machine, stack), *found, *_hardware(machine, run)]
-    return found if run is None else [*found, *_run(machine, run, output or Path("runs"))]
+    return found if run is None else [*found, *_run(machine, run, output or Path("runs"), plan)]
 
 
 def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
@@ -291,11 +298,26 @@ def _npus(machine: Machine, wanted: int | None) -> Finding:
     return _item("visible-npus", "NPUs", f"{devices}, of which {variable}={chosen}", ok, expected, fix)
 
 
-def _run(machine: Machine, run: RunConfig, output: Path) -> Iterator[Finding]:
+def show_findings(findings: Sequence[Finding], *, only_problems: bool = False) -> bool:
+    """Print findings, the problems first; return whether there is none."""
+    found = sorted(findings, key=lambda finding: finding.ok)
+    wrong = sum(not finding.ok for finding in found)
+    for ok, problem in found[:wrong] if only_problems else found:
+        value = problem.value if isinstance(problem.value, str) else show_value(problem.value)
+        status, shown = "ok" if ok else "WRONG", f"found {'none' if value == 'null' else value}, "
+        if not ok and problem.value is None:
+            status, shown = "MISSING", ""
+        print_text(f"{status} {problem.key}: {shown}{problem.expected}")
+        if problem.fix:
+            print_text(f"    {problem.fix}")
+    print_text(f"{len(found) - wrong} of {len(found)} as wanted")
+    return not wrong
+
+
+def _run(machine: Machine, run: RunConfig, output: Path, plan: ClusterPlan | None) -> Iterator[Finding]:
     """The problems of ``coca-mindspeed check``, then the files of the run, disk space and host memory."""
-    plan: ClusterPlan | None = None
     try:
-        plan = make_plan(run)
+        plan = make_plan(run) if plan is None else plan
         problems = [*plan.problems]
     except CocaError as error:
         problems = problems_of(error, "plan", "configuration")

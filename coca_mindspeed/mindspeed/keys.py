@@ -109,7 +109,7 @@ WRITTEN: dict[str, tuple[str, Callable[[RunConfig, int, Any], Any]]] = {
     "rl_config.wandb_project": ("logging.wandb", lambda run, *_: run.logging.wandb),
     "rl_config.wandb_exp_name": ("--output", lambda run, _, files: run.logging.wandb and files.output.name),
     "rl_config.wandb_save_dir": ("--output", lambda run, _, files: run.logging.wandb and str(files.results.absolute())),
-    "coca.stage": ("--stage", lambda run, _, files: files.stage),
+    "coca.stage": ("method", lambda run, _, files: files.stage),
     "coca.output_dir": ("--output", lambda run, _, files: str(files.results.absolute())),
     "coca.data_sha256": ("the content of the record files", lambda *_: None),  # of the files that are here
 }

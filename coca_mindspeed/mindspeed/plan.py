@@ -4,13 +4,15 @@ Time and memory are estimates that were not measured on an NPU.
 """
 
 import math
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import steps_of_epochs, training_rows
+from coca_mindspeed.config.checks import missing_data, steps_of_epochs, training_rows
+from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.plan import (
     Part,
     Phase,
@@ -22,6 +24,7 @@ from coca_mindspeed.config.plan import (
     file_rows,
     form_notes,
     question_rows,
+    show_plan,
 )
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, DataError, Problem, raise_problems
@@ -30,7 +33,8 @@ from coca_mindspeed.mindspeed.keys import actor_values, translate, underscored
 from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.records import read_record_file
-from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, stages_to_do
+from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values
+from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.utils.process import GIB
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
@@ -118,16 +122,15 @@ def _question_counts(run: RunConfig, iterations: int) -> QuestionCounts | None:
     return QuestionCounts.of(train, evaluate, asked) if train else None
 
 
-def script_facts(run: RunConfig, plan: ClusterPlan, output: Path, *, resume: bool) -> Iterator[str]:
-    """The lines that the launch scripts read: platform, nodes, NPUs, and each unfinished stage as fresh or resume.
-
-    Raises as :func:`.stages_to_do` and :func:`.mindspeed_values` do.
-    """
-    hardware = run.hardware
-    yield from (f"platform {hardware.platform}", f"nodes {hardware.nodes}", f"npus_per_node {hardware.npus_per_node}")
-    for stage, has_checkpoint in stages_to_do(run, plan.iterations, output, resume=resume):
-        mindspeed_values(run, plan.iterations, StageFiles(output, stage), resume=has_checkpoint)
-        yield f"stage {stage} {'resume' if has_checkpoint else 'fresh'}"
+def show_plan_of(composed: ComposedConfig, metrics: Path | None = None, *, quiet: bool = False) -> ClusterPlan:
+    """Plan a composed run, print the plan, and return it if it has no problems; raises as :func:`make_plan`."""
+    for problem in missing_data(composed.run):
+        if problem.key == "data.train":
+            print_text(f"warning: {problem}", sys.stderr)
+    plan = make_plan(composed.run, composed.name, metrics)
+    layout = (f"keys of MindSpeed-RL's own layout (docs/port.md), {note}" for note in composed.notes)
+    show_plan(replace(plan, notes=(*plan.notes, *layout)), quiet=quiet)
+    return plan
 
 
 def _rows(run: RunConfig, r: ResolvedConfig, iterations: int | None, length: str, rates: Rates | str) -> Iterator[Row]:

@@ -1,12 +1,6 @@
-"""The nodes of a cluster run, as every node's environment describes them.
+"""The nodes of a cluster run, as every node's environment describes them."""
 
-``python -m coca_mindspeed.upstream.nodes`` checks the environment and prints ``NNODES NODE_RANK MASTER_ADDR RAY_PORT
-CLUSTER_TIMEOUT``.
-"""
-
-import os
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import Any, NamedTuple
@@ -24,6 +18,11 @@ class Nodes(NamedTuple):
     address: str
     port: int
     timeout: int
+
+    @property
+    def head(self) -> str:
+        """Address and port of the head."""
+        return f"{self.address}:{self.port}"
 
 
 def read_nodes(environment: Mapping[str, str]) -> Nodes:
@@ -66,11 +65,3 @@ def means_this_machine(host: str, addresses: Callable[..., Any] = socket.getaddr
     except (OSError, UnicodeError):
         return False
     return all(address.is_loopback or address.is_unspecified for address in found)
-
-
-if __name__ == "__main__":
-    try:
-        print(*read_nodes(os.environ))
-    except UsageError as error:
-        print(f"launch: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)

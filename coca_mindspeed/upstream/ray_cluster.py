@@ -2,16 +2,16 @@
 
 ``python -m coca_mindspeed.upstream.ray_cluster start SECONDS OPTION ...`` is ``ray start`` with a longer limit: Ray
 gives a node half a minute to start, and a cold file system or a busy machine needs more.
-``python -m coca_mindspeed.upstream.ray_cluster wait SECONDS NUMBER [RESOURCE]`` waits until the cluster has that many
-nodes, or as much of a resource of Ray's (``NPU``).
 """
 
+import ctypes
 import functools
 import importlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -20,19 +20,36 @@ from coca_mindspeed.utils.packages import name_missing_packages
 if __name__ == "__main__":
     name_missing_packages()
 
-from coca_mindspeed.errors import CocaError, TrainingError
-from coca_mindspeed.utils.console import print_failure
+from coca_mindspeed.errors import TrainingError
 
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _POLL = 2.0
 _REPORT = 30.0  # seconds between two lines on a wait
 
 
-def wait_for_cluster(ray: Any, wanted: int, what: str, count: Callable[[], int], timeout: float) -> None:
-    """Join the cluster of ``RAY_ADDRESS`` and return once ``count()`` reaches ``wanted`` things (``what``).
+def wait_for_cluster(wanted: int, resource: str | None, timeout: float) -> None:
+    """Return once the cluster of ``RAY_ADDRESS`` has ``wanted`` nodes, or as much of a resource of Ray's (``NPU``).
 
     Prints what it waits for, and twice a minute how much is there. Raises TrainingError for fewer than ``wanted``
     after ``timeout`` seconds.
     """
+    ray: Any = importlib.import_module("ray")
+    what = "nodes" if resource is None else f"{resource}s"
+
+    def count() -> int:
+        if resource is None:
+            return sum(bool(node["Alive"]) for node in ray.nodes())
+        return int(ray.cluster_resources().get(resource, 0))
+
+    try:
+        _wait(ray, wanted, what, count, timeout)
+    finally:
+        ray.shutdown()  # a training connects with settings of its own
+    print(f"the Ray cluster has {wanted} {what}", flush=True)
+
+
+def _wait(ray: Any, wanted: int, what: str, count: Callable[[], int], timeout: float) -> None:
     print(f"waiting for {wanted} {what} in the Ray cluster, for up to {timeout:g} seconds", flush=True)
     begin = time.monotonic()
     report = begin + _REPORT
@@ -52,7 +69,8 @@ def wait_for_cluster(ray: Any, wanted: int, what: str, count: Callable[[], int],
 def _has_joined(ray: Any) -> bool:
     if not ray.is_initialized():
         try:
-            ray.init(address="auto", log_to_driver=False)
+            with own_signal_handlers():
+                ray.init(address="auto", log_to_driver=False)
         except ConnectionError:  # not up yet
             return False
     return True
@@ -98,8 +116,7 @@ def end_at_the_first_signal() -> None:
                 signal.signal(each, signal.SIG_IGN)
             handler(number, frame)
 
-        ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        signals = [each for each in ending if signal.getsignal(each) is not signal.SIG_IGN]
+        signals = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]
         set_handler(handle)
         for each in signals:
             signal.signal(each, handle)
@@ -107,27 +124,28 @@ def end_at_the_first_signal() -> None:
     utils.set_sigterm_handler = set_once
 
 
-def main(arguments: Sequence[str]) -> int:
-    action, seconds, *others = arguments
-    if action == "start":
-        wait_for_slow_nodes(float(seconds))
-        end_at_the_first_signal()
-        importlib.import_module("ray.scripts.scripts").cli(["start", *others])
-        return 0
-    ray: Any = importlib.import_module("ray")
-    number, resource = int(others[0]), others[1] if len(others) > 1 else None
-
-    def count() -> int:
-        if resource is None:
-            return sum(bool(node["Alive"]) for node in ray.nodes())
-        return int(ray.cluster_resources().get(resource, 0))
-
-    what = "nodes" if resource is None else f"{resource}s"
+@contextmanager
+def own_signal_handlers() -> Iterator[None]:
+    """Restore this process's handlers of signals once Ray has connected: Ray's own, in C++ too, end it at once."""
+    handlers = {number: signal.getsignal(number) for number in _ENDING}
     try:
-        wait_for_cluster(ray, number, what, count, float(seconds))
-    except CocaError as error:
-        return print_failure(error, error.exit_code)
-    print(f"the Ray cluster has {number} {what}")
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def end_with_parent() -> None:
+    """Let this process get SIGTERM when its parent dies, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def main(arguments: Sequence[str]) -> int:
+    _, seconds, *options = arguments
+    end_with_parent()
+    wait_for_slow_nodes(float(seconds))
+    end_at_the_first_signal()
+    importlib.import_module("ray.scripts.scripts").cli(["start", *options])
     return 0
 
 

@@ -54,10 +54,10 @@ def find_verl_run(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.suffix != ".yaml" or not path.is_file():
         return None
-    return path if VERLS_OWN in named_defaults(path.stem, [path.parent, *_directories()]) else None
+    return path if VERLS_OWN in named_defaults(path.stem, [path.parent, *own_directories()]) else None
 
 
-def _directories() -> tuple[Path, Path]:
+def own_directories() -> tuple[Path, Path]:
     """Where a file of one's own finds ours: ``coca_qwen25_7b``, or ``verl/coca_qwen25_7b``."""
     return config_directory() / "verl", config_directory()
 
@@ -84,7 +84,7 @@ _ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)  
 
 
 def _compose(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    search = ",".join(f"'file://{directory}'" for directory in (directory_of_verl(), *_directories()))
+    search = ",".join(f"'file://{directory}'" for directory in (directory_of_verl(), *own_directories()))
     with initialize_config_dir(str(file.resolve().parent), version_base=None):
         composed = compose(file.stem, overrides=[f"hydra.searchpath=[{search}]", *overrides])
         values = OmegaConf.to_container(composed, resolve=True)

@@ -25,7 +25,7 @@ def test_it_says_what_it_wrote(tmp_path, capsys):
         (["qwen25_7b_910b", "mindspeed_rl.actor_config.tensor_model_parallel_size=16"], 1, "1 problem"),
         (["qwen25_7b_910b", "mindspeed_rl.actor_config.tensor_model_parallel_size=0"], 1, "1 problem"),
         (["demo", "rollout.prompt=1"], 2, "1 problem"),
-        (["demo", "--resume"], 2, "1 problem"),
+        (["demo", "--output", "x"], 2, "1 problem"),
         (["nowhere.yaml"], 2, "1 problem"),
     ],
 )

@@ -102,20 +102,20 @@ def test_keys_that_a_later_release_adds_have_their_defaults_in_an_earlier_run(tm
     assert [problem.key for problem in caught.value.problems] == problems
 
 
-def test_a_second_stage_begins_with_its_own_first_stages_weights(tmp_path, capsys):
+def test_a_second_stage_begins_with_its_own_first_stages_weights(tmp_path):
     """It has no checkpoint yet, and what was trained before it may have been anything."""
     file = StageFiles(tmp_path).results / RUN_FILE
-    file.parent.mkdir(parents=True)
-    common = ["check", RUN, "data.rows=90000", "evaluation.interval=0", "--output", str(tmp_path), "--quiet"]
-    assert main([*common, "--stage", "0", "--write", str(file)]) == 0
-    iterations = yaml.safe_load(file.read_text())["megatron_training"]["train_iters"]
+    run, iterations = planned("data.rows=90000", "evaluation.interval=0")
+    write_run_file(write(file), mindspeed_values(run, iterations, StageFiles(tmp_path)), RUN)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration=str(iterations))
-    script = ["--resume", "--for-script", str(tmp_path / "asked")]
-    assert main([*common, "method=sequential", *script]) == 1
-    assert "coca.method.name='coca', found 'sequential'" in capsys.readouterr().err
-    assert main([*common, "method=sequential", "--stage", "0", "--write", str(file)]) == 0
-    assert main([*common, "method=sequential", *script]) == 0
-    assert "stage 1 fresh" in (tmp_path / "asked").read_text()
+    run, iterations = planned("data.rows=90000", "evaluation.interval=0", "method=sequential")
+    assert stages_to_do(run, iterations, tmp_path, resume=True) == [(1, False)]
+    second = StageFiles(tmp_path, 1)
+    with pytest.raises(ConfigError) as caught:
+        mindspeed_values(run, iterations, second)
+    assert ("another-run", "coca.method.name") in [(problem.code, problem.key) for problem in caught.value.problems]
+    write_run_file(file, mindspeed_values(run, iterations, StageFiles(tmp_path)), RUN)
+    assert mindspeed_values(run, iterations, second)["coca"]["stage"] == 1
 
 
 def test_a_run_file_that_is_damaged_is_named(tmp_path):
@@ -131,7 +131,7 @@ def test_the_second_stage_starts_with_the_first_ones_weights(tmp_path):
     actor = values["actor_config"]
     assert (actor["load"], actor["save"]) == tuple(str(tmp_path / f"stage{i}/checkpoints") for i in (0, 1))
     assert (actor["finetune"], values["coca"]["stage"], values["coca"]["method"]["name"]) == (True, 1, "sequential")
-    with pytest.raises(ConfigError, match="--stage 1"):
+    with pytest.raises(ConfigError, match="stage 1"):
         values_of(tmp_path, stage=1)
 
 
@@ -193,10 +193,6 @@ def test_check_writes_what_the_driver_reads(tmp_path):
     assert (settings.method.name, settings.platform, settings.eval_interval) == ("joint", "npu", 50)
     assert config.actor_config.tensor_model_parallel_size == 4
     assert yaml.safe_load(file.read_text())["megatron_training"]["model"] in config.model
-    script = tmp_path / "script"
-    assert main(["check", RUN, "--output", str(tmp_path), "--quiet", "--for-script", str(script)]) == 0
-    facts = ["platform npu", "nodes 1", "npus_per_node 8", "stage 0 fresh"]
-    assert script.read_text().splitlines() == facts
 
 
 def arguments_of(direction, *overrides, output=Path("runs/x")):
@@ -302,13 +298,13 @@ def test_weights_of_another_shape_are_refused_before_the_converter_starts(tmp_pa
 def test_a_conversion_without_torch_is_refused(trained, monkeypatch, capsys):
     model, output = trained
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert main_of_conversion("prepare", output, f"model.path={model}") == 1
+    assert main_of_conversion(output, f"model.path={model}") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "torch" in line
 
 
-def main_of_conversion(phase, output, *overrides):
-    return conversion.main([phase, "mcore2hf", RUN, *overrides, "--output", str(output)])
+def main_of_conversion(output, *words):
+    return conversion.main(["mcore2hf", RUN, *words, "--output", str(output)])
 
 
 @pytest.fixture
@@ -327,30 +323,33 @@ def test_a_conversion_that_was_never_moved_is_not_deleted(trained):
     conversion.prepare("mcore2hf", run, facts, output)
     converter_runs(output)
     assert not untouched(model)  # killed before finish
-    with pytest.raises(ConfigError, match=r"/mg2hf: .* finish mcore2hf"):
+    with pytest.raises(ConfigError, match=r"/mg2hf: .* mcore2hf .*--finish"):
         conversion.prepare("mcore2hf", run, facts, output)
     assert untouched(model)
-    assert main_of_conversion("finish", output, f"model.path={model}") == 0
+    assert main_of_conversion(output, f"model.path={model}", "--finish") == 0
     assert (output / "hf" / "model.safetensors").read_text() == "new"
 
 
-def test_a_chosen_iteration_is_converted_beside_the_newest(trained, capsys):
+def test_a_chosen_iteration_is_converted_beside_the_newest(trained, monkeypatch, capsys):
     """The converter reads what latest_checkpointed_iteration.txt names; the run's own file is left alone."""
     model, output = trained
     checkpoints = checkpoint(output / "stage0/checkpoints", 4, iteration="20")
     (checkpoints / "iter_0000030").mkdir()  # of an interrupted save
     options = [f"model.path={model}", "--iteration"]
     for absent in ("15", "30"):
-        assert main_of_conversion("prepare", output, *options, absent) == 1
+        assert main_of_conversion(output, *options, absent) == 1
         assert "[10, 20]" in capsys.readouterr().err
-    assert main_of_conversion("prepare", output, *options, "10") == 0
-    arguments = capsys.readouterr().out.splitlines()
-    loaded = Path(following(arguments, "--load-dir"))
-    assert (loaded / "latest_checkpointed_iteration.txt").read_text() == "10"
-    assert [path.resolve() for path in loaded.glob("iter_*")] == [checkpoints / "iter_0000010"]
+
+    def convert(arguments, **_):
+        loaded = Path(following(arguments, "--load-dir"))
+        assert (loaded / "latest_checkpointed_iteration.txt").read_text() == "10"
+        assert [path.resolve() for path in loaded.glob("iter_*")] == [checkpoints / "iter_0000010"]
+        converter_runs(output, target="hf-10")
+        return 0
+
+    monkeypatch.setattr(conversion, "run_child", convert)
+    assert main_of_conversion(output, *options, "10") == 0
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "20"
-    converter_runs(output, target="hf-10")
-    assert main_of_conversion("finish", output, *options, "10") == 0
     assert (output / "hf-10" / "model.safetensors").read_text() == "new"
     assert {path.name for path in output.iterdir()} == {"hf-10", "stage0"}
     assert untouched(model)

@@ -1,6 +1,8 @@
 """Starting a node of a Ray cluster and waiting for the others, on a stand-in for Ray and for the clock."""
 
+import copy
 import signal
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.upstream import ray_cluster
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
+from tests.launch.scripts_for_tests import ended
 
 
 class Ray:
@@ -23,10 +26,14 @@ class Ray:
 
     def init(self, **arguments: Any) -> None:
         assert arguments["address"] == "auto", "it must never start a cluster of its own"
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self.refusals:
             self.refusals -= 1
             raise ConnectionError("Could not find any running Ray instance")
         self.joined = True
+
+    def shutdown(self) -> None:
+        self.joined = False
 
     def count(self) -> int:
         assert self.joined
@@ -48,42 +55,41 @@ def clock(monkeypatch):
     monkeypatch.setattr(ray_cluster, "time", clock)
 
 
-def wait(ray: Ray, wanted: int, timeout: float) -> float:
-    begin = ray_cluster.time.monotonic()
-    wait_for_cluster(ray, wanted, "NPUs", ray.count, timeout)
+def wait(monkeypatch, ray: Ray, wanted: int, timeout: float, resource: str | None = "NPU") -> float:
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    begin, handler = ray_cluster.time.monotonic(), signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        wait_for_cluster(wanted, resource, timeout)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN  # Ray sets its own
+    finally:
+        signal.signal(signal.SIGTERM, handler)
     return ray_cluster.time.monotonic() - begin
 
 
-def test_it_is_waited_for_until_it_is_whole():
-    assert wait(Ray(0, [16]), 16, 60) == 0
-    assert wait(Ray(0, [8, 8, 16]), 16, 60) == 4
-    assert wait(Ray(2, [8, 16]), 16, 60) == 6
+@pytest.mark.parametrize(("ray", "seconds"), [(Ray(0, [2]), 0), (Ray(0, [1, 1, 2]), 4), (Ray(2, [1, 2]), 6)])
+@pytest.mark.parametrize(("wanted", "resource", "what"), [(2, None, "nodes"), (16, "NPU", "NPUs")])
+def test_it_is_waited_for_until_it_is_whole(monkeypatch, capsys, ray, seconds, wanted, resource, what):
+    """Nodes, or a resource; a training can connect afterwards."""
+    ray = copy.deepcopy(ray)
+    assert wait(monkeypatch, ray, wanted, 60, resource) == seconds
+    assert not ray.joined
+    assert capsys.readouterr().out.splitlines()[-1] == f"the Ray cluster has {wanted} {what}"
 
 
 @pytest.mark.parametrize(("refusals", "found"), [(0, 8), (100, 0)])
-def test_the_wait_has_a_limit_and_says_how_far_it_came(refusals, found):
+def test_the_wait_has_a_limit_and_says_how_far_it_came(monkeypatch, refusals, found):
+    ray = Ray(refusals, [1])
     with pytest.raises(TrainingError, match=f"{found} of 16 NPUs .*10 seconds"):
-        wait(Ray(refusals, [8]), 16, 10)
+        wait(monkeypatch, ray, 16, 10)
+    assert not ray.joined
 
 
-def test_a_long_wait_is_reported_twice_a_minute(capsys):
-    wait(Ray(0, [8] * 50 + [16]), 16, 600)
-    first, *others = capsys.readouterr().out.splitlines()
+def test_a_long_wait_is_reported_twice_a_minute(monkeypatch, capsys):
+    wait(monkeypatch, Ray(0, [1] * 50 + [2]), 16, 600)
+    first, *others, _ = capsys.readouterr().out.splitlines()
     assert "16 NPUs" in first
     assert "600 seconds" in first
     assert others == [f"8 of 16 NPUs after {seconds} seconds" for seconds in (30, 60, 90)]
-
-
-@pytest.mark.parametrize(("number", "resource", "what"), [(2, [], "nodes"), (16, ["NPU"], "NPUs")])
-def test_nodes_and_resources_are_waited_for(number, resource, what, monkeypatch, capsys):
-    arguments = ["wait", "0", str(number), *resource]
-    monkeypatch.setitem(sys.modules, "ray", Ray(0, [2]))
-    assert ray_cluster.main(arguments) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"the Ray cluster has {number} {what}"
-    for ray in (Ray(0, [1]), Ray(1, [1])):
-        monkeypatch.setitem(sys.modules, "ray", ray)
-        assert ray_cluster.main(arguments) == TrainingError.exit_code
-        assert f"{what} after 0 seconds; look at the other nodes' output" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -102,6 +108,7 @@ def ray(monkeypatch):
 
     services.get_node = get_node
     modules["ray._private.utils"].set_sigterm_handler = None  # type: ignore[attr-defined]
+    monkeypatch.setattr(ray_cluster, "end_with_parent", lambda: None)
     services.wait_for_node = lambda _address, _socket, timeout=30: calls.append(timeout)
     modules["ray.scripts.scripts"].cli = calls.append  # type: ignore[attr-defined]
     for name, module in modules.items():
@@ -152,3 +159,15 @@ def test_a_second_signal_does_not_interrupt_the_end_of_ray(ray, monkeypatch, fir
         for number, handler in before.items():
             signal.signal(number, handler)
     assert received == [first]
+
+
+def test_a_node_ends_with_the_process_that_started_it():
+    """Also if that is killed, and cannot end it."""
+    node = "import os, time; from coca_mindspeed.upstream.ray_cluster import end_with_parent; end_with_parent()"
+    node += "; print(os.getpid(), flush=True); time.sleep(300)"
+    command = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {node!r}])"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        pid = int(launcher.stdout.readline())
+        launcher.kill()
+    assert ended(pid)

@@ -77,7 +77,7 @@ def test_without_metadata_the_extra_is_named(monkeypatch):
     assert named(str(caught.value)) == (["openai"], "pip install '.[judge]'")
 
 
-OURS = ("cli", "mindspeed.start.driver", "mindspeed.conversion", "upstream.ray_cluster")
+OURS = ("cli", "mindspeed.start.driver", "mindspeed.conversion")
 MODULES = [*(f"coca_mindspeed.{name}" for name in OURS), "coca_router", "experiments.reproduce", "benchmarks"]
 
 

@@ -1,4 +1,4 @@
-"""Check the configuration of a run, start Ray, and call MindSpeed-RL's ``train`` with the hooks applied.
+"""Check a run on this machine, connect to Ray, and call MindSpeed-RL's ``train`` with the hooks applied.
 
 ``python -m coca_mindspeed.mindspeed.start.driver CONFIG.yaml [key=value ...]``; the environment names the checkouts:
 ``MINDSPEED_RL_HOME``, ``MEGATRON_HOME``, ``MINDSPEED_HOME`` and ``MINDSPEED_LLM_HOME``.
@@ -11,10 +11,11 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.utils.packages import name_missing_packages
+from coca_mindspeed.utils.packages import name_missing_packages, require
 
 if __name__ == "__main__":
     name_missing_packages()
@@ -57,8 +58,9 @@ from coca_mindspeed.mindspeed.start.records import (
     with_digests,
 )
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
+from coca_mindspeed.upstream.launch import ending_by_signals
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
-from coca_mindspeed.upstream.ray_cluster import wait_for_slow_nodes
+from coca_mindspeed.upstream.ray_cluster import own_signal_handlers, wait_for_slow_nodes
 from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.json_files import read_steps
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
@@ -106,6 +108,11 @@ def find_checkouts(environment: Mapping[str, str]) -> dict[str, Path]:
         guide = "The guide is docs/ascend.md, 2. Software."
         raise MissingDependencyError("\n".join([*missing, guide]))
     return {variable: Path(path).resolve() for variable, path in paths.items()}
+
+
+def mindspeed_rl_home() -> Path:
+    """The checkout of MindSpeed-RL that the environment names; raises as :func:`find_checkouts`."""
+    return find_checkouts(os.environ)["MINDSPEED_RL_HOME"]
 
 
 def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path | None) -> DictConfig:
@@ -266,7 +273,8 @@ def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping
             roles = [config.rl_config.get(f"{role}_resource") or {} for role in ("actor", "reference", "reward")]
             npus = sum(int(role.get("num_npus") or 0) for role in roles)
             arguments |= {"num_cpus": _HOST_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
-    ray.init(**arguments)
+    with own_signal_handlers():
+        ray.init(**arguments)
     try:
         check_files_on_nodes(process.coca.data_sha256)
     except BaseException:
@@ -281,25 +289,21 @@ def run_mindspeed_rl(config: DictConfig, setup: Callable[[], object] = setup_dri
     train_grpo.train._function(config)
 
 
-def train(
-    path: Path,
-    overrides: Sequence[str],
-    task: Callable[[DictConfig], None] = run_mindspeed_rl,
-    worker_setup: str = _WORKER_SETUP,
-) -> None:
-    """Train as a configuration file says.
+@dataclass(frozen=True)
+class Training:
+    """A training that may start: settings of every Ray process, MindSpeed-RL's configuration, variables of workers."""
 
-    ``task`` runs MindSpeed-RL's ``train`` in a Ray process; ``worker_setup`` names the function that every other Ray
-    process calls first.  Raises CocaError if the run cannot work (before Ray starts), or a process died.
+    process: ProcessSettings
+    config: DictConfig
+    variables: dict[str, tuple[str, str]]
+
+
+def prepare(composed: DictConfig, environment: Mapping[str, str]) -> Training:
+    """Check a composed configuration on this machine, and what it names: checkouts, weights, records, prompts.
+
+    Prints keys that are ignored, and the variables of Ray's workers.  Raises CocaError if the run cannot work.
     """
-    exported = dict(os.environ)
-    # Ray reads these when it is imported; its default of half a minute is too short on a busy machine.
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    import ray
-
-    checkouts = find_checkouts(os.environ)
-    composed = compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"])
+    checkouts = find_checkouts(environment)
     raise_problems(shipped_keys().problems(composed))  # types, before values are compared
     settings, config = split_config(composed)
     process = process_settings_of(settings, config, checkouts)
@@ -310,11 +314,30 @@ def train(
     check_model(config)
     check_weights(config, reference=process.reference)
     process = process.model_copy(update={"coca": check_inputs(settings, config)})
-    variables = worker_variables(process, config, exported)
+    variables = worker_variables(process, config, environment)
     print("coca-mindspeed: environment of Ray's workers:")
     for name, (value, source) in sorted(variables.items()):
         print(f"  {name}={value}  ({source})", flush=True)
-    start_ray(process, config, runtime_environment(process, variables, worker_setup))
+    return Training(process, config, variables)
+
+
+def train(
+    training: Training,
+    task: Callable[[DictConfig], None] = run_mindspeed_rl,
+    worker_setup: str = _WORKER_SETUP,
+) -> None:
+    """Train in the cluster of ``RAY_ADDRESS``, or in one that is started here.
+
+    ``task`` runs MindSpeed-RL's ``train`` in a Ray process; ``worker_setup`` names the function that every other Ray
+    process calls first.  Raises TrainingError if a process died.
+    """
+    # Ray reads these when it is imported; its default of half a minute is too short on a busy machine.
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    import ray
+
+    process, config = training.process, training.config
+    start_ray(process, config, runtime_environment(process, training.variables, worker_setup))
     try:
         ray.get(ray.remote(task).options(num_cpus=1, max_retries=0).remote(config))
     except ray.exceptions.RayError as error:
@@ -371,19 +394,16 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(summary)}"
 
 
+@ending_by_signals()
 def main(arguments: Sequence[str]) -> int:
     """The command line; errors for the user come without a traceback."""
     parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.start.driver", description=__doc__)
     parser.add_argument("config", type=Path, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
-    parser.add_argument(
-        "--trial", action="store_true", help="fail if log-probs in metrics.jsonl beside CONFIG disagree"
-    )
     parsed = parser.parse_args(arguments)
     try:
-        train(parsed.config, parsed.overrides)
-        if parsed.trial:
-            check_trial(parsed.config.parent)
+        require("ray", purpose="MindSpeed-RL")
+        train(prepare(compose_config(parsed.config, parsed.overrides, mindspeed_rl_home()), os.environ))
     except CocaError as error:
         return print_failure(error, error.exit_code)
     return 0

@@ -11,7 +11,7 @@ import yaml
 
 from coca_mindspeed.config.checks import check_resumed_settings
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
+from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
 from coca_mindspeed.mindspeed.checks import needs_reference
 from coca_mindspeed.mindspeed.keys import WRITTEN, identity_keys, put, translate
@@ -83,12 +83,12 @@ def mindspeed_values(
     """MindSpeed-RL's sections for one stage of a run without problems.
 
     ``resume`` loads the newest checkpoint of the stage with its optimizer, instead of the initial weights.  Raises
-    UsageError for an unknown stage; ConfigError if a checkpoint to load is missing, the number of iterations is
+    ConfigError for an unknown stage, if a checkpoint to load is missing, the number of iterations is
     unknown, or the run to resume has other settings or data.
     """
     stages = run.method.training_method.stages
     if files.stage >= len(stages):
-        raise UsageError(f"--stage {files.stage}: method {run.method.name} has stages 0 to {len(stages) - 1}")
+        raise ConfigError(f"stage {files.stage}: method {run.method.name} has stages 0 to {len(stages) - 1}")
     if iterations is None:
         raise ConfigError(
             f"data.epochs={run.data.epochs}: the number of questions is not known; prepare {run.data.train}, or set "
@@ -160,11 +160,16 @@ def _fix_reference(values: dict[str, Any]) -> None:
     put(values, key, reference)
 
 
+def run_file_text(values: dict[str, Any], name: str) -> str:
+    """The YAML of :func:`mindspeed_values` for the run ``name``."""
+    heading = f"# MindSpeed-RL's configuration of the run {name}, written by coca-mindspeed.\n"
+    return heading + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110)
+
+
 def write_run_file(path: Path, values: dict[str, Any], name: str) -> None:
-    """Write ``values`` as YAML, atomically; raises ConfigError for a directory, or a file in none."""
+    """Write :func:`run_file_text`, atomically; raises ConfigError for a directory, or a file in none."""
     if not path.parent.is_dir():
         raise ConfigError(f"--write {path}: {path.parent} is not a directory; create it first")
     if path.is_dir():
         raise ConfigError(f"--write {path}: is a directory; name a file in it")
-    heading = f"# MindSpeed-RL's configuration of the run {name}, written by coca-mindspeed check.\n"
-    write_atomically(path, heading + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110))
+    write_atomically(path, run_file_text(values, name))

@@ -1,0 +1,174 @@
+"""Start a run on MindSpeed-RL: one composition, one plan, and every stage with the values that were checked.
+
+Each node runs the same command; that with ``NODE_RANK`` 0 trains, the others work for it.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.mindspeed.doctor import Machine, examine_machine, show_findings
+from coca_mindspeed.mindspeed.plan import ClusterPlan, show_plan_of
+from coca_mindspeed.mindspeed.start import driver
+from coca_mindspeed.mindspeed.start.records import check_gold_answers
+from coca_mindspeed.mindspeed.start.run_file import (
+    RUN_FILE,
+    StageFiles,
+    mindspeed_values,
+    run_file_text,
+    stages_to_do,
+    write_run_file,
+)
+from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
+from coca_mindspeed.upstream.launch import (
+    Launch,
+    ending_by_signals,
+    join_cluster,
+    open_log,
+    python,
+    ray_head,
+    require_free_port,
+    require_nodes,
+    require_plain_weight_format,
+    run_child,
+    say,
+    show,
+)
+from coca_mindspeed.upstream.nodes import Nodes, read_nodes
+from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
+from coca_mindspeed.utils.console import print_text
+
+# What makes a smoke run one; the run's own YAML is scaled down, and what is not named here is as in the run.
+_SMOKE_MODEL_AND_DATA = (
+    *("model.path=null", "model.compute_dtype=float32"),
+    *("data.name=arithmetic", "data.train=null", "data.evaluate=null", "data.grader=exact", "data.grader_options={}"),
+    "data.epochs=null",
+)
+_SMOKE_SIZES = (
+    *("warm_up.steps=20", "data.train_size=200", "data.evaluate_size=16"),
+    *("rollout.prompts=8", "rollout.group_size=4", "rollout.max_prompt_tokens=64", "rollout.max_new_tokens=24"),
+    *("trainer.steps=2", "trainer.minibatches=1", "trainer.threads=1", "evaluation.interval=0"),
+    *("checkpoint.interval=0", "logging.samples_interval=1", "logging.tensorboard=false"),
+    *("logging.wandb=null", "logging.swanlab=null"),
+)
+_TRIAL = ("trainer.steps=2", "evaluation.interval=0", "checkpoint.interval=2", "logging.samples_interval=1")
+_NOT_IN_A_TRIAL = ("data.epochs=null", "optimizer.warmup_steps=0")  # a warm-up would not end in two iterations
+_HOST_CPUS = 64  # MindSpeed-RL asks for tens of CPUs by number; without an NPU they need not exist
+
+
+@ending_by_signals()
+def launch(call: Launch) -> int:
+    """Train as ``call`` says, and return the exit code.
+
+    Raises UsageError for what was typed or exported wrong, CocaError for a run that cannot work.
+    """
+    if call.smoke:
+        return _smoke(call)
+    nodes = read_nodes(os.environ)
+    require_plain_weight_format()
+    typed = (*_TRIAL, *call.overrides, *_NOT_IN_A_TRIAL) if call.trial else call.overrides
+    overrides = call.on_nodes("hardware.nodes", nodes, typed)
+    composed = compose_any_layout(call.run, overrides)
+    call = replace(call, output=call.directory())
+    plan = show_plan_of(composed)
+    require_nodes("hardware.nodes", composed.run.hardware.nodes, nodes)
+    if call.dry_run or nodes.rank:  # the others do so before they start Ray
+        check_gold_answers(composed.run)
+    stages = [] if nodes.rank else _stages(composed.run, plan, call)
+    if nodes.rank == 0 and not stages:
+        say(f"every iteration of {call.directory()} is done")
+        return 0
+    _ask_the_doctor(composed.run, plan, call, overrides)
+    if not call.dry_run:
+        open_log(call.directory(), nodes.rank)
+    return _join_or_train(composed.run, stages, call, nodes)
+
+
+def _stages(run: RunConfig, plan: ClusterPlan, call: Launch) -> list[tuple[StageFiles, dict[str, Any]]]:
+    """Files and values of the stages that are still to do."""
+    stages = []
+    for stage, has_checkpoint in stages_to_do(run, plan.iterations, call.directory(), resume=call.resume):
+        files = StageFiles(call.directory(), stage)
+        stages.append((files, mindspeed_values(run, plan.iterations, files, resume=has_checkpoint)))
+    return stages
+
+
+def _ask_the_doctor(run: RunConfig, plan: ClusterPlan, call: Launch, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if this machine is not ready, unless ``SKIP_DOCTOR`` is set."""
+    show("coca-mindspeed", "doctor", call.run, *overrides)
+    if call.dry_run or os.environ.get("SKIP_DOCTOR"):
+        return
+    findings = examine_machine(Machine(), run, output=call.directory(), plan=plan)
+    if not show_findings(findings, only_problems=True):
+        raise ConfigError(
+            f"this machine is not ready for {call.run} (above: what is missing and how to get it).\n"
+            f"Without NPUs, try its rewards and update on the local engine, with a tiny model:  {call.command} --smoke"
+        )
+
+
+def _join_or_train(run: RunConfig, stages: list[tuple[StageFiles, dict[str, Any]]], call: Launch, nodes: Nodes) -> int:
+    npus, on_host = run.hardware.npus_per_node, run.hardware.platform == "host"
+    of_ray = [f'--resources={{"NPU": {npus}}}', *([f"--num-cpus={_HOST_CPUS}"] if on_host else [])]
+    if nodes.rank:
+        return join_cluster(nodes, of_ray, dry_run=call.dry_run)
+    first = None
+    if not call.dry_run:  # what is wrong is found before Ray starts
+        require_free_port(nodes)
+        first = _prepare(stages[0][1])
+    with ray_head(nodes, of_ray, dry_run=call.dry_run):
+        show("wait", str(nodes.timeout), str(nodes.total * npus), "NPUs")
+        if not call.dry_run:
+            wait_for_cluster(nodes.total * npus, "NPU", nodes.timeout)
+        for files, values in stages:
+            file = files.results / RUN_FILE
+            show("write", str(file))
+            if call.dry_run:
+                print_text(run_file_text(values, call.run))
+                show("train", str(file))
+                continue
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_run_file(file, values, call.run)
+            training, first = first or _prepare(values), None
+            show("train", str(file))
+            driver.train(training)
+            if call.trial:
+                driver.check_trial(files.results)
+    if not call.dry_run:
+        say(f"every iteration of {call.directory()} is done")
+        if call.trial:
+            metrics = stages[0][0].results / "metrics.jsonl"
+            print_text(
+                "trial passed; the time of a run at the speed that was measured:\n"
+                f"    coca-mindspeed check {call.run} --metrics {metrics}"
+            )
+    return 0
+
+
+def _prepare(values: Mapping[str, Any]) -> driver.Training:
+    return driver.prepare(OmegaConf.create(dict(values)), os.environ)
+
+
+def _smoke(call: Launch) -> int:
+    """Two steps of the tiny model on the local engine, in a process of their own."""
+    call.refuse_overrides(_SMOKE_MODEL_AND_DATA)
+    for override in call.overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if value == "host" and (key == "hardware" or key.endswith(".platform")):
+            raise UsageError(
+                "--smoke runs the local engine: to run MindSpeed-RL without an NPU, leave it out and set "
+                f"trainer.steps=2 with {override} (docs/port.md, Without an NPU)"
+            )
+    command = [python(), "-m", "coca_mindspeed.cli", "train", call.run, *_SMOKE_MODEL_AND_DATA, *_SMOKE_SIZES]
+    command += [*call.overrides, "--output", str(call.directory()), "--quiet"]  # what is typed wins over the sizes
+    code = run_child(command, dry_run=call.dry_run)
+    if code == 0 and not call.dry_run:
+        print_text(
+            "smoke passed on the local engine: configuration, rewards, update, export; MindSpeed-RL, the layout and "
+            "your data were not run"
+        )
+    return code

@@ -1,0 +1,150 @@
+"""Start a run on verl: ``verl.trainer.main_ppo`` as a child, in a Ray cluster of several nodes if there are some."""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from coca_mindspeed.config.plan import show_plan
+from coca_mindspeed.errors import ConfigError, Problem, UsageError
+from coca_mindspeed.upstream.launch import (
+    Launch,
+    ending_by_signals,
+    join_cluster,
+    open_log,
+    python,
+    ray_head,
+    require_free_port,
+    require_plain_weight_format,
+    run_child,
+    show,
+)
+from coca_mindspeed.upstream.nodes import read_nodes
+from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
+from coca_mindspeed.utils.directories import nearby_runs
+from coca_mindspeed.verl.checks import ACTOR, ROLLOUT
+from coca_mindspeed.verl.plan import make_plan, own_directories
+from coca_mindspeed.verl.upstream_keys import directory_of_verl
+
+_MODEL = "actor_rollout_ref.model"
+_NEWEST = Path("checkpoints") / "latest_checkpointed_iteration.txt"
+_TRIAL = (
+    *("trainer.total_training_steps=2", "trainer.val_before_train=false", "trainer.test_freq=-1"),
+    *("trainer.save_freq=2", "coca.samples_interval=1"),
+)
+_SMOKE_SETS = (f"{_MODEL}.path", f"{ROLLOUT}.name", "data.train_files", "data.val_files")
+_SMOKE_SIZES = (
+    *("coca.grader=exact", "coca.grading={}", "coca.samples_interval=1"),
+    *("trainer.device=cpu", "trainer.n_gpus_per_node=1", "trainer.nnodes=1", "trainer.total_training_steps=2"),
+    *("trainer.test_freq=2", "trainer.save_freq=2", "trainer.val_before_train=false", "trainer.total_epochs=2"),
+    *("trainer.logger=[console,file]", "data.train_batch_size=8", "data.max_prompt_length=64"),
+    *("data.max_response_length=24", "data.dataloader_num_workers=0", "reward.num_workers=1"),
+    *(f"{ROLLOUT}.name=host", f"{ROLLOUT}.n=4", f"{ROLLOUT}.agent.num_workers=1"),
+    *(f"{ACTOR}.ppo_mini_batch_size=8", f"{ACTOR}.use_torch_compile=false"),
+    *(f"{ACTOR}.fsdp_config.use_torch_compile=false", f"{ACTOR}.fsdp_config.dtype=float32"),
+    *(f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype=fp32", f"{ROLLOUT}.tensor_model_parallel_size=1"),
+    *(f"{_MODEL}.use_remove_padding=false", f"{_MODEL}.enable_gradient_checkpointing=false"),
+    f"+{_MODEL}.override_config.attn_implementation=sdpa",
+    *("transfer_queue.backend.SimpleStorage.num_data_storage_units=1", "ray_kwargs.ray_init.num_cpus=12"),
+    *("+ray_kwargs.ray_init.num_gpus=1", "+ray_kwargs.ray_init.object_store_memory=500000000"),
+    "+ray_kwargs.ray_init.include_dashboard=false",
+)
+_SMOKE_ENVIRONMENT = {
+    **{"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "tests.support.verl_host", "GLOO_SOCKET_IFNAME": "lo"},
+    **{"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+}
+
+
+@ending_by_signals()
+def launch(call: Launch, file: Path) -> int:
+    """Train the run of a YAML file as ``call`` says, and return the exit code.
+
+    Raises UsageError for what was typed or exported wrong, CocaError for a run that cannot work.
+    """
+    call = replace(call, output=call.directory().absolute())
+    output = call.directory()
+    if call.smoke:
+        return _smoke(call, file, output)
+    nodes = read_nodes(os.environ)
+    require_plain_weight_format()
+    overrides = call.on_nodes("trainer.nnodes", nodes, (*_TRIAL, *call.overrides) if call.trial else call.overrides)
+    if nodes.rank == 0:  # other nodes need not see its directory
+        _check_output(output, resume=call.resume)
+    show_plan(make_plan(file, overrides))
+    where = _places(output)
+    if not call.dry_run:
+        open_log(output, nodes.rank)
+    if nodes.rank:
+        return join_cluster(nodes, [], dry_run=call.dry_run)  # Ray finds the GPUs or NPUs by itself
+    with ExitStack() as cluster:
+        if nodes.total > 1:
+            if not call.dry_run:
+                require_free_port(nodes)
+            cluster.enter_context(ray_head(nodes, [], dry_run=call.dry_run))
+            show("wait", str(nodes.timeout), str(nodes.total), "nodes")
+            if not call.dry_run:
+                wait_for_cluster(nodes.total, None, nodes.timeout)
+        # verl's own test for NPUs. Graphs that vLLM-Ascend has captured can keep old weights: docs/verl.md, On Ascend.
+        on_npus = importlib.util.find_spec("torch_npu") is not None
+        eager = [f"{ROLLOUT}.enforce_eager=true"] if on_npus else []
+        return _main_ppo(call, file, [*where, "trainer.resume_mode=auto", *eager, *overrides])
+
+
+def _check_output(output: Path, *, resume: bool) -> None:
+    if (output / _NEWEST).is_file() and not resume:
+        problem = Problem("run-exists", "--output", output, "holds checkpoints", "add --resume, or choose another")
+    elif resume and not (output / _NEWEST).is_file():
+        nearby = nearby_runs(output, lambda other: (other / _NEWEST).is_file())
+        problem = Problem("no-run", "--output", output, "holds no checkpoint to resume from", f"correct it{nearby}")
+    else:
+        return
+    raise ConfigError(str(problem), [problem])
+
+
+def _places(output: Path) -> list[str]:
+    """Overrides for verl's own places below one directory; others are variables, which Ray's processes inherit."""
+    os.environ |= {"VERL_FILE_LOGGER_PATH": f"{output}/metrics.jsonl", "TENSORBOARD_DIR": f"{output}/tensorboard"}
+    return [
+        _quoted("trainer.default_local_dir", output / "checkpoints"),
+        _quoted("trainer.rollout_data_dir", output / "samples"),
+        _quoted("trainer.validation_data_dir", output / "validation"),
+    ]
+
+
+def _quoted(key: str, path: Path) -> str:
+    """An override with Hydra's own quotes, so that a path may hold anything but these."""
+    if {"'", "\\"} & {*str(path)}:
+        raise UsageError(f"{key}: {path} has a quote or a backslash, which Hydra's overrides cannot hold")
+    return f"{key}='{path}'"
+
+
+def _main_ppo(call: Launch, file: Path, overrides: Sequence[str]) -> int:
+    command = [python(), "-m", "verl.trainer.main_ppo", "--config-dir", str(file.absolute().parent)]
+    ours = ",".join(f"'file://{directory}'" for directory in own_directories())  # for a file elsewhere
+    command += ["--config-name", file.stem, f"hydra.searchpath=[{ours}]"]
+    return run_child([*command, *overrides], dry_run=call.dry_run)
+
+
+def _smoke(call: Launch, file: Path, output: Path) -> int:
+    """Two steps of the same method on the tiny model, through the real verl on this machine's CPU."""
+    call.refuse_overrides(_SMOKE_SETS)
+    if not call.dry_run:
+        directory_of_verl()
+    tiny = output / "tiny"
+    files = [
+        _quoted(f"{_MODEL}.path", tiny / "model"),
+        _quoted("data.train_files", tiny / "train.jsonl"),
+        _quoted("data.val_files", tiny / "val.jsonl"),
+    ]
+    where = _places(output)
+    show("mkdir", "-p", str(output))
+    if not call.dry_run:
+        output.mkdir(parents=True, exist_ok=True)
+    make = [python(), "-m", "tests.support.verl_smoke", str(tiny), str(file), *where, *call.overrides]
+    if code := run_child(make, dry_run=call.dry_run):
+        return code
+    os.environ |= _SMOKE_ENVIRONMENT
+    # The run's own file, scaled down; what is typed comes last, so that it wins.
+    return _main_ppo(call, file, [*files, *_SMOKE_SIZES, *where, *call.overrides])

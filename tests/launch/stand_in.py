@@ -1,0 +1,42 @@
+"""``coca-mindspeed`` without Ray and MindSpeed-RL: a training is a few lines, and what it did is in ``$STAND_IN``."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.mindspeed import launch
+from coca_mindspeed.mindspeed.start import driver
+from coca_mindspeed.verl import launch as launch_on_verl
+
+FOLDER = Path(os.environ["STAND_IN"])
+
+
+def wait_for_cluster(*_):
+    """``CLUSTER_SLEEPS``: the nodes never come."""
+    while not (FOLDER / "ray").exists():
+        time.sleep(0.05)
+    if os.environ.get("CLUSTER_SLEEPS"):
+        (FOLDER / "training").write_text(f"{os.getpid()}\n")
+        time.sleep(60)
+
+
+def train(config):
+    """``DRIVER_SLEEPS``: it never ends; ``DRIVER_FAILS``: a process of it dies."""
+    os.write(1, b"a line of the training\n")  # as native libraries write
+    print("a warning of the training", file=sys.stderr)
+    with (FOLDER / "driver").open("a") as file:
+        print(os.environ["RAY_ADDRESS"], f"{config.coca.output_dir}/mindspeed_rl.yaml", file=file)
+    if os.environ.get("DRIVER_SLEEPS"):
+        time.sleep(60)
+    if os.environ.get("DRIVER_FAILS"):
+        raise TrainingError("training ended: a worker died")
+
+
+if __name__ == "__main__":
+    launch.wait_for_cluster = launch_on_verl.wait_for_cluster = wait_for_cluster
+    driver.prepare = lambda config, _environment: config
+    driver.train = train
+    sys.exit(main(sys.argv[1:]))
