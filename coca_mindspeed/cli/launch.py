@@ -10,7 +10,7 @@ from coca_mindspeed.errors import UsageError
 from coca_mindspeed.upstream.launch import Launch, absolute_run, go_to_the_source_tree, script
 
 _EPILOG = """\
-KEY=VALUE, e.g. method=coca_stable (what the study of forms supports), or method=joint data.epochs=0.5
+KEY=VALUE, e.g. method=coca_stable (the form whose confidence keeps learning), or method=joint data.epochs=0.5
 rollout.prompts=64; of a smoke run everything but its model and its data. On verl, its keys: coca.method=coca_stable,
 coca.method.name=joint trainer.n_gpus_per_node=16.
 

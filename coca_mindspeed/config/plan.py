@@ -131,7 +131,7 @@ def file_rows(files: Mapping[str, str | None]) -> Iterator[Row]:
 
 
 def form_notes(method: MethodConfig, word: str) -> Iterator[str]:
-    """What the study of forms found of the paper's form, and the ``word`` of the engine that changes it."""
+    """What small models showed of the paper's form, and the ``word`` of the engine that changes it."""
     if method.name == "coca" and not method.entropy_bonus and method.advantage_eps < _STABLE_EPS:
         eps = f"{method.advantage_eps:g}"
         yield (
