@@ -137,7 +137,8 @@ def test_time_and_host_memory_by_hand():
 ITERATION = '{{"step": 1, "prompt_length/mean": {}, "response_length/mean": {}, "e2e_tps": {}}}\n'
 
 
-def test_the_rates_of_an_earlier_run(tmp_path, capsys):
+def test_the_rates_of_an_earlier_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")  # a row in one line
     file = tmp_path / "metrics.jsonl"
     file.write_text(ITERATION.format(100, 300, 80) + ITERATION.format(100, 500, 120))
     assert read_rates(file) == Rates(500, 100)
