@@ -1,4 +1,4 @@
-# make test and make demo are the two commands of the README; each works from a fresh clone.
+# make test and make demo are the commands of the README; each works from a fresh clone.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
