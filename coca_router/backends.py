@@ -283,7 +283,7 @@ class Backend:
                 async with self.session.get(self._models, headers=self._headers, allow_redirects=False):
                     return None
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            return f"{type(error).__name__} at {self.address}"
+            return type(error).__name__
 
     async def _open(self, body: bytes, scope: anyio.CancelScope) -> ChunkStream:
         """A stream whose first token has arrived. Raises BackendError."""
@@ -344,7 +344,7 @@ def _retry_after(value: str | None) -> float | None:
     except ValueError:
         try:
             date = parsedate_to_datetime(value or "")
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         seconds = (date.replace(tzinfo=date.tzinfo or timezone.utc) - datetime.now(timezone.utc)).total_seconds()
     return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None

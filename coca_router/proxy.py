@@ -111,9 +111,8 @@ class Proxy:
             if time.monotonic() - self._asked_at >= 1.0:
                 problems = await asyncio.gather(*(backend.problem() for backend in self._backends.values()))
                 self._problems, self._asked_at = dict(zip(self._backends, problems, strict=True)), time.monotonic()
-        needed = [tier.backend.name for tier in self._tiers]
-        if self.config.on_error == "fail":
-            needed = needed[:1]
+        reached = 1 if self.config.on_error == "fail" else self.config.caps.escalations + 1
+        needed = [tier.backend.name for tier in self._tiers[:reached]]
         ready = any(self._problems[name] is None for name in needed)
         body = {"status": "ready" if ready else "unready", "backends": self._problems}
         return JSONResponse(body, 200 if ready else 503)

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic import ValidationError
+
 from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.cli.options import above, at_least, device_name, template_variables
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError, UsageError
+from coca_mindspeed.errors import CocaError, ConfigError, UsageError, validation_problems
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.utils.console import one_line, print_text
 from coca_mindspeed.utils.directories import is_ours
@@ -65,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     questions = list(_questions(arguments.questions))
+    if not questions:
+        raise UsageError("QUESTION: standard input holds no question")
     if arguments.model.startswith(("http://", "https://")):
         replies = _ask_server(arguments, questions)
         missing = "serve a model that was trained to state its confidence, or read the field `coca` of a coca-router"
@@ -136,26 +140,29 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str,
             f"{arguments.model}: expected a run directory, a Hugging Face directory or ORG/NAME of the hub"
         )
     known: Mapping[str, Any] = {}
-    config = compose_run("local", [f"model.path={path}", "data.train=none", "rollout.max_new_tokens=512"]).run
+    config = compose_run("local", ["model.path=unknown", "data.train=unknown", "rollout.max_new_tokens=512"]).run
+    trusted = False
     if path.name in ("model", BEST_MODEL) and is_ours(path.parent, "run"):
         config = compose_run(str(path.parent / "config.yaml")).run
+        trusted = config.model.trust_remote_code
         known = prompt_of(config)
     elif (path / PROMPT_FILE).is_file():
-        known = read_object(path / PROMPT_FILE)
-    config = _with_method(config, {**config.method.model_dump(), **known.get("method", {})})
-    rollout: dict[str, Any] = {"temperature": arguments.temperature}
-    if (limit := arguments.max_tokens or known.get("max_new_tokens")) is not None:
-        rollout["max_new_tokens"] = limit
+        known = _read_prompt(path / PROMPT_FILE)
+        config = _with_method(config, known["method"])
+    limit = arguments.max_tokens or known.get("max_new_tokens", config.rollout.max_new_tokens)
+    rollout: dict[str, Any] = {"temperature": arguments.temperature, "max_new_tokens": limit}
     changes = {name: value for name in ("category", "instruction") if (value := getattr(arguments, name)) is not None}
     if "category" in changes:
         known = {}
     if arguments.method is not None:
-        config = _with_method(config, {**config.method.model_dump(), "name": arguments.method})
+        config = _with_method(config, {"name": arguments.method})
     model = ModelConfig(
         path=str(path),
         compute_dtype=config.model.compute_dtype,
         chat_template_kwargs=arguments.chat_template_kwargs or config.model.chat_template_kwargs,
         prompt_date=config.model.prompt_date,
+        attention=config.model.attention,
+        trust_remote_code=trusted,
     )
     updated = {
         "model": model,
@@ -165,8 +172,23 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str,
     return path, config.model_copy(update=updated), {**known, **changes}
 
 
-def _with_method(config: RunConfig, method: Mapping[str, Any]) -> RunConfig:
-    return config.model_copy(update={"method": MethodConfig.model_validate({**method, "entropy_bonus": 0.0})})
+def _with_method(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    method = {**config.method.model_dump(), **changes, "entropy_bonus": 0.0}  # a bonus is for some methods only
+    return config.model_copy(update={"method": MethodConfig.model_validate(method)})
+
+
+def _read_prompt(file: Path) -> dict[str, Any]:
+    """The content of :data:`PROMPT_FILE`; a file from elsewhere names one of our methods, and never code."""
+    known = read_object(file)
+    method, limit = known.get("method"), known.get("max_new_tokens")
+    if not isinstance(method, dict) or method.get("name") not in METHODS or type(limit) is not int or limit < 1:
+        expected = f"a method of ours ({', '.join(METHODS)}) and max_new_tokens from 1"
+        raise ConfigError(f"{file}: expected {expected}, found {known!r:.200}; remove the file, and give --method")
+    try:
+        MethodConfig.model_validate(method)
+    except ValidationError as error:
+        raise ConfigError(f"{file}: {validation_problems(error)[0]}; remove the file, and give --method") from error
+    return known
 
 
 def prompt_of(config: RunConfig) -> dict[str, Any]:
@@ -181,7 +203,7 @@ def prompt_of(config: RunConfig) -> dict[str, Any]:
     small = config.data.model_copy(update={"train_size": 1, "evaluate": None, "evaluate_size": 1})
     try:
         first = load_data(small)[0][0]
-    except DataError:
+    except CocaError:  # the file is gone, or a package that reads it is not installed
         return known
     return {**known, "category": first.category, "instruction": first.metadata.get("instruction")}
 

@@ -88,8 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     predictions = _read_all(arguments)
     _refuse_repeats(predictions, arguments.files)
-    if arguments.position is None:
-        _hint_at_position(predictions)
     runs = unique_labels(split_runs(predictions, "unnamed"))
     _warn_of_ungradable(runs)
     options = MetricOptions(bins=arguments.bins, closed=arguments.bins_closed)
@@ -215,7 +213,7 @@ def _grade(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:
-        return read_responses(
+        found = read_responses(
             path,
             arguments.gold,
             grader,
@@ -225,6 +223,9 @@ def _grade(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
             tokenizer=tokenizer,
             warn=_warn,
         )
+    if arguments.position is None:
+        _hint_at_position(found)
+    return found
 
 
 def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) -> None:

@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     with output_directory(output, arguments.overwrite, "model") as directory:
         shutil.copytree(model, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("best.json"))
         config = compose_run(str(source / "config.yaml")).run
-        write_json(directory / PROMPT_FILE, prompt_of(config))
+        if not is_custom(config.method.name):  # its code is not exported
+            write_json(directory / PROMPT_FILE, prompt_of(config))
         if arguments.card:
             summary = json.loads((source / "summary.json").read_text(encoding="utf-8"))
             if arguments.best:

@@ -120,10 +120,10 @@ def _join_or_train(run: RunConfig, stages: list[tuple[StageFiles, dict[str, Any]
     if not call.dry_run:  # what is wrong is found before Ray starts
         require_free_port(nodes)
         first = _prepare(stages[0][1])
-    with ray_head(nodes, of_ray, dry_run=call.dry_run):
+    with ray_head(nodes, of_ray, dry_run=call.dry_run) as ended:
         show("wait", str(nodes.timeout), str(nodes.total * npus), "NPUs")
         if not call.dry_run:
-            wait_for_cluster(nodes.total * npus, "NPU", nodes.timeout)
+            wait_for_cluster(nodes.total * npus, "NPU", nodes.timeout, ended)
         for files, values in stages:
             file = files.results / RUN_FILE
             show("write", str(file))

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from types import FrameType
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.errors import ConfigError, Problem, TrainingError, UsageError
 from coca_mindspeed.upstream.nodes import Nodes
+from coca_mindspeed.upstream.ray_cluster import set_ray_defaults
 from coca_mindspeed.utils.console import print_text
 
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -213,18 +214,22 @@ def require_free_port(nodes: Nodes) -> None:
 
 
 @contextmanager
-def ray_head(nodes: Nodes, options: Sequence[str], *, dry_run: bool) -> Iterator[None]:
-    """Start Ray's head on this node, and end it at the end; ``RAY_ADDRESS`` is its address."""
+def ray_head(nodes: Nodes, options: Sequence[str], *, dry_run: bool) -> Iterator[Callable[[], int | None]]:
+    """Start Ray's head on this node, and end it at the end; ``RAY_ADDRESS`` is its address.
+
+    Gives a function that returns the head's exit code, None while it runs.
+    """
+    set_ray_defaults()
     command = _ray_start(nodes, "--head", f"--port={nodes.port}", f"--node-ip-address={nodes.address}")
     command += ["--include-dashboard=false", *options]
     show(*command)
     os.environ["RAY_ADDRESS"] = nodes.head
     if dry_run:
-        yield
+        yield lambda: None
         return
     say(f"starting Ray on this node, for up to {nodes.timeout} seconds")
-    with child(command):
-        yield
+    with child(command) as head:
+        yield head.poll
 
 
 def join_cluster(nodes: Nodes, options: Sequence[str], *, dry_run: bool) -> int:

@@ -7,6 +7,7 @@ gives a node half a minute to start, and a cold file system or a busy machine ne
 import ctypes
 import functools
 import importlib
+import os
 import signal
 import sys
 import time
@@ -28,11 +29,22 @@ _POLL = 2.0
 _REPORT = 30.0  # seconds between two lines on a wait
 
 
-def wait_for_cluster(wanted: int, resource: str | None, timeout: float) -> None:
+def set_ray_defaults() -> None:
+    """Set Ray's variables that it reads when it is imported, unless they are set.
+
+    Its default of half a minute for a node is too short on a busy machine, and repeated lines of a log may matter.
+    """
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+
+
+def wait_for_cluster(
+    wanted: int, resource: str | None, timeout: float, ended: Callable[[], int | None] = lambda: None
+) -> None:
     """Return once the cluster of ``RAY_ADDRESS`` has ``wanted`` nodes, or as much of a resource of Ray's (``NPU``).
 
     Prints what it waits for, and twice a minute how much is there. Raises TrainingError for fewer than ``wanted``
-    after ``timeout`` seconds.
+    after ``timeout`` seconds, and at once if ``ended`` gives the exit code of the head.
     """
     ray: Any = importlib.import_module("ray")
     what = "nodes" if resource is None else f"{resource}s"
@@ -43,17 +55,21 @@ def wait_for_cluster(wanted: int, resource: str | None, timeout: float) -> None:
         return int(ray.cluster_resources().get(resource, 0))
 
     try:
-        _wait(ray, wanted, what, count, timeout)
+        _wait(ray, wanted, what, count, timeout, ended)
     finally:
         ray.shutdown()  # a training connects with settings of its own
     print(f"the Ray cluster has {wanted} {what}", flush=True)
 
 
-def _wait(ray: Any, wanted: int, what: str, count: Callable[[], int], timeout: float) -> None:
+def _wait(
+    ray: Any, wanted: int, what: str, count: Callable[[], int], timeout: float, ended: Callable[[], int | None]
+) -> None:
     print(f"waiting for {wanted} {what} in the Ray cluster, for up to {timeout:g} seconds", flush=True)
     begin = time.monotonic()
     report = begin + _REPORT
     while (found := count() if _has_joined(ray) else 0) < wanted:
+        if (code := ended()) is not None:
+            raise TrainingError(f"the Ray head of this node has ended with code {code}; see its output above")
         waited = time.monotonic() - begin
         if begin + waited >= report:
             print(f"{found} of {wanted} {what} after {waited:.0f} seconds", flush=True)

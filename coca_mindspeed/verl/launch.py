@@ -19,6 +19,7 @@ from coca_mindspeed.upstream.launch import (
     require_free_port,
     require_plain_weight_format,
     run_child,
+    script,
     show,
 )
 from coca_mindspeed.upstream.nodes import read_nodes
@@ -82,10 +83,10 @@ def launch(call: Launch, file: Path) -> int:
         if nodes.total > 1:
             if not call.dry_run:
                 require_free_port(nodes)
-            cluster.enter_context(ray_head(nodes, [], dry_run=call.dry_run))
+            ended = cluster.enter_context(ray_head(nodes, [], dry_run=call.dry_run))
             show("wait", str(nodes.timeout), str(nodes.total), "nodes")
             if not call.dry_run:
-                wait_for_cluster(nodes.total, None, nodes.timeout)
+                wait_for_cluster(nodes.total, None, nodes.timeout, ended)
         # verl's own test for NPUs. Graphs that vLLM-Ascend has captured can keep old weights: docs/verl.md, On Ascend.
         on_npus = importlib.util.find_spec("torch_npu") is not None
         eager = [f"{ROLLOUT}.enforce_eager=true"] if on_npus else []
@@ -130,6 +131,8 @@ def _main_ppo(call: Launch, file: Path, overrides: Sequence[str]) -> int:
 def _smoke(call: Launch, file: Path, output: Path) -> int:
     """Two steps of the same method on the tiny model, through the real verl on this machine's CPU."""
     call.refuse_overrides(_SMOKE_SETS)
+    if script() is None:
+        raise UsageError(f"--smoke needs the source tree: bash launch/verl.sh {call.run} --smoke, in a clone")
     if not call.dry_run:
         directory_of_verl()
     tiny = output / "tiny"

@@ -9,6 +9,7 @@ import pytest
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.prompts import SHORT_ANSWER
+from coca_mindspeed.errors import MissingDependencyError
 from tests.chat_server import chat_server
 
 QUESTIONS = ("2100+4300", "1100+2200")
@@ -55,6 +56,37 @@ def test_a_model_without_the_format_is_told_so(finished_demo, tmp_path, capsys):
     assert printed.out.split()[0] == "--"
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {"method": {"name": "./evil.py:Method"}, "max_new_tokens": 8},
+        {"method": {"name": "evil:Method"}, "max_new_tokens": 8},
+        {"method": {"name": "coca", "later": 1}, "max_new_tokens": 8},
+        {"method": {"name": "coca"}, "max_new_tokens": 0},
+        {"method": "coca", "max_new_tokens": 8},
+    ],
+)
+def test_a_models_file_runs_no_code_and_is_checked(exported, tmp_path, monkeypatch, capsys, prompt):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("open('ran', 'w')\nclass Method: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (exported / "coca_prompt.json").write_text(json.dumps(prompt))
+    assert main(["ask", str(exported), "2100+4300"]) == 1
+    assert "coca_prompt.json: " in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_export_without_its_questions(finished_demo, tmp_path, monkeypatch):
+    """The training data may need a package that is not here; the model is exported all the same."""
+
+    def missing(*_):
+        raise MissingDependencyError("not installed: pyarrow")
+
+    monkeypatch.setattr("coca_mindspeed.local.validation.load_data", missing)
+    assert main(["export", str(finished_demo), "--output", str(tmp_path / "out")]) == 0
+    assert "category" not in json.loads((tmp_path / "out" / "coca_prompt.json").read_text())
+
+
 def test_a_served_model(capsys, monkeypatch):
     pytest.importorskip("openai")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -74,10 +106,13 @@ def test_a_served_model(capsys, monkeypatch):
     [
         (["./none", "q"], 1, "none"),
         (["model", ""], 2, "QUESTION"),
+        (["model", "-"], 2, "QUESTION"),
+        (["./a,(b)", "q"], 1, "a,(b)"),
         (["http://127.0.0.1:9/v1", "q"], 1, "127.0.0.1:9"),
     ],
 )
 def test_refusals(arguments, code, named, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["ask", *arguments]) == code
     assert named in capsys.readouterr().err

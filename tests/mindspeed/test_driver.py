@@ -396,6 +396,22 @@ class _RayError(Exception):
         self.cause = cause
 
 
+def test_a_node_that_cannot_start_its_processes_ends_the_start_with_its_cause(monkeypatch):
+    ended = []
+    errors = SimpleNamespace(RayError=_RayError, RayTaskError=_RayError)
+    ray = SimpleNamespace(init=lambda **_: None, shutdown=lambda: ended.append(True), exceptions=errors)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+
+    def refuse(_planned: object) -> None:
+        raise _RayError("ray::setup_worker()", ValueError("another release"))
+
+    monkeypatch.setattr(driver, "check_files_on_nodes", refuse)
+    with pytest.raises(TrainingError, match="another release"):
+        driver.start_ray(_process(), _config(), {})
+    assert ended == [True]
+
+
 @pytest.mark.parametrize(
     ("raised", "source", "shown"),
     [

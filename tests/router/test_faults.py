@@ -113,6 +113,14 @@ def test_a_pause_may_be_a_date(zone):
     assert 50 < int(error.value.response.headers["retry-after"]) <= 60
 
 
+def test_a_pause_that_is_no_date_is_ignored():
+    endless = "Fri, 01 Jan 2021 00:00:00 +99999999999999"
+    small = FakeEngine(*SURE, fault="status", headers={"retry-after": endless})
+    with routed(small) as (url, _), pytest.raises(openai.RateLimitError) as error:
+        ask(url)
+    assert error.value.response.headers.get("retry-after") is None
+
+
 # Bodies of an engine's 400, and what the client is told of them.
 MESSAGES = [
     ({"error": {"message": "too long"}}, "too long"),
@@ -161,13 +169,16 @@ def test_an_answer_after_a_failure_says_so():
     assert "small failed: unreachable" in answer.coca["reason"]
 
 
-@pytest.mark.parametrize(("policy", "status"), [("escalate", 200), ("fail", 503)])
+@pytest.mark.parametrize(
+    ("policy", "status"),
+    [({}, 200), ({"on_error": "escalate"}, 200), ({"on_error": "fail"}, 503), ({"caps": {"escalations": 0}}, 503)],
+)
 def test_readiness_is_that_of_the_backends_which_can_answer(policy, status):
-    with routed(FakeEngine(*SURE), FakeEngine("LARGE"), small_backend=DOWN, on_error=policy) as (url, _):
+    with routed(FakeEngine(*SURE), FakeEngine("LARGE"), small_backend=DOWN, **policy) as (url, _):
         found = httpx.get(f"{url.removesuffix('/v1')}/ready")
     assert found.status_code == status
     assert found.json()["status"] == ("ready" if status == 200 else "unready")
-    assert "127.0.0.1:9" in found.json()["backends"]["small"]
+    assert found.json()["backends"]["small"] == "ClientConnectorError"  # and no address, which everybody would see
     assert found.json()["backends"]["large"] is None
 
 

@@ -76,6 +76,14 @@ def test_it_is_waited_for_until_it_is_whole(monkeypatch, capsys, ray, seconds, w
     assert capsys.readouterr().out.splitlines()[-1] == f"the Ray cluster has {wanted} {what}"
 
 
+def test_a_head_that_has_ended_is_not_waited_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", Ray(100, [0]))
+    codes = iter([None, None, 7])
+    with pytest.raises(TrainingError, match="code 7"):
+        wait_for_cluster(2, None, 600, lambda: next(codes))
+    assert ray_cluster.time.monotonic() < 10
+
+
 @pytest.mark.parametrize(("refusals", "found"), [(0, 8), (100, 0)])
 def test_the_wait_has_a_limit_and_says_how_far_it_came(monkeypatch, refusals, found):
     ray = Ray(refusals, [1])

@@ -60,7 +60,7 @@ from coca_mindspeed.mindspeed.start.records import (
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 from coca_mindspeed.upstream.launch import ending_by_signals
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
-from coca_mindspeed.upstream.ray_cluster import own_signal_handlers, wait_for_slow_nodes
+from coca_mindspeed.upstream.ray_cluster import own_signal_handlers, set_ray_defaults, wait_for_slow_nodes
 from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.json_files import read_steps
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
@@ -261,7 +261,7 @@ def check_weights(config: DictConfig, *, reference: bool) -> None:
 def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping[str, Any]) -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine, whatever else runs there.
 
-    Raises DataError if a node has other record files.
+    Raises DataError if a node has other record files, and TrainingError if one cannot start its processes.
     """
     import ray
 
@@ -277,6 +277,10 @@ def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping
         ray.init(**arguments)
     try:
         check_files_on_nodes(process.coca.data_sha256)
+    except ray.exceptions.RayError as error:  # of the first tasks on each node, which set its processes up
+        ray.shutdown()
+        print(error, file=sys.stderr)
+        raise TrainingError(f"a node of the Ray cluster cannot start its processes: {_cause(error)}") from error
     except BaseException:
         ray.shutdown()
         raise
@@ -331,9 +335,7 @@ def train(
     ``task`` runs MindSpeed-RL's ``train`` in a Ray process; ``worker_setup`` names the function that every other Ray
     process calls first.  Raises TrainingError if a process died.
     """
-    # Ray reads these when it is imported; its default of half a minute is too short on a busy machine.
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    set_ray_defaults()
     import ray
 
     process, config = training.process, training.config
