@@ -78,10 +78,13 @@ def no_pictures(monkeypatch):
     monkeypatch.setattr("coca_mindspeed.local.report._plots", lambda *_: ("", {}))
 
 
+_HAS_VERL = importlib.util.find_spec("verl") is not None  # before a test imports the stub
+
+
 @pytest.fixture
 def verls_keys(monkeypatch):
     """Where verl is not installed: the keys of its configuration that we read, also for processes that are started."""
-    if importlib.util.find_spec("verl") is None:
+    if not _HAS_VERL:
         stub = str(Path(__file__).parent / "support" / "verl_stub")
         monkeypatch.syspath_prepend(stub)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [stub, os.environ.get("PYTHONPATH")])))
