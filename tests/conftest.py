@@ -1,7 +1,8 @@
 """For every test: no limit in wall time on hypothesis' examples, and Ctrl-C reaches the processes that tests start.
 
 Slow tests come first, so that no process of pytest-xdist is left alone with one at the end.  Nightly and published
-tests run only where ``-m`` names one of these markers; the summary counts those left out, and each folder's seconds.
+tests run only where ``-m`` names one of these markers; the summary counts those left out, each folder's seconds, and
+the skipped tests by reason.
 """
 
 import importlib.util
@@ -67,6 +68,13 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.section("seconds of each folder, without imports")
         for folder, total in seconds.most_common():
             terminalreporter.write_line(f"{total:8.1f}  {folder}")
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple)  # (file, line, reason)
+    )
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"{number} skipped: {reason}")
     for marker, number in config.stash.get(left_out, {}).items():
         if number:
             terminalreporter.write_line(f"{number} {marker} tests left out: make test-{marker}")
