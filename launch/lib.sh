@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What has to be in the environment before Python starts; the rest is coca-mindspeed launch.
+# Set the environment that Python needs at its start; the rest is coca-mindspeed launch.
 
 REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export COCA_LAUNCH_SCRIPT=$0

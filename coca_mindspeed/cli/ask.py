@@ -192,7 +192,7 @@ def _read_prompt(file: Path) -> dict[str, Any]:
 
 
 def prompt_of(config: RunConfig) -> dict[str, Any]:
-    """What a run's model expects of a prompt, and how its responses are read: the content of :data:`PROMPT_FILE`.
+    """Return the prompt of a run's model and the format of its responses: the content of :data:`PROMPT_FILE`.
 
     Category and instruction are those of the first training question; without its file they are left out.
     """

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _command(name: str = "RUN") -> str:
-    """What is typed to launch a run; a script may name it."""
+    """Return the command that launches a run; a script may name it."""
     path = script()
     if path is None:
         return f"coca-mindspeed launch {name}"

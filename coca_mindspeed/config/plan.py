@@ -96,7 +96,7 @@ class QuestionCounts:
         return cls(len(times), times.total(), max(1.0, asked / max(1, len(times))), len(held_out), shared)
 
     def warnings(self, train_key: str, train: Any, key: str, evaluate: Any) -> tuple[Problem, ...]:
-        """What the counts threaten, as problems of the keys of both sets and their values."""
+        """Return the warnings of these counts, as problems of the keys of both sets and their values."""
         found = []
         if self.times >= _OFTEN:
             reason = f"each of its {self.train:,} different questions is asked {self.times:.0f} times on average"
@@ -131,7 +131,7 @@ def file_rows(files: Mapping[str, str | None]) -> Iterator[Row]:
 
 
 def form_notes(method: MethodConfig, word: str) -> Iterator[str]:
-    """What small models showed of the paper's form, and the ``word`` of the engine that changes it."""
+    """Yield the finding on small models about the paper's form, and the ``word`` of the engine that changes it."""
     if method.name == "coca" and not method.entropy_bonus and method.advantage_eps < _STABLE_EPS:
         eps = f"{method.advantage_eps:g}"
         yield (

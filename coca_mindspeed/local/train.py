@@ -163,7 +163,7 @@ class Trainer:
         return StepResult(step, rollout, metrics, clock)
 
     def _after_step(self, log: RunLog, progress: TrainingProgress, baseline: Sequence[Prediction]) -> list[AfterStep]:
-        """What follows each step, in this order."""
+        """Return the functions that follow each step, in this order."""
         config, health, metric = self.config, HealthWarnings(), self.config.checkpoint.best
 
         def write_samples(done: StepResult) -> None:

@@ -79,7 +79,7 @@ class RunInputs:
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """What the run's questions threaten."""
+        """Return the warnings of the run's questions."""
         data = self.config.data
         if data.name == "arithmetic":
             values = "data.train_size", data.train_size, "data.evaluate_size", data.evaluate_size

@@ -43,7 +43,7 @@ from coca_mindspeed.upstream.nodes import Nodes, read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.utils.console import print_text
 
-# What makes a smoke run one; the run's own YAML is scaled down, and what is not named here is as in the run.
+# A smoke run scales the run's own YAML down by these keys; all others are as in the run.
 _SMOKE_MODEL_AND_DATA = (
     *("model.path=null", "model.compute_dtype=float32"),
     *("data.name=arithmetic", "data.train=null", "data.evaluate=null", "data.grader=exact", "data.grader_options={}"),

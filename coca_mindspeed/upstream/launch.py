@@ -27,7 +27,7 @@ _LOG_SECONDS = 5.0  # for the log to take what is still on its way
 
 @dataclass(frozen=True)
 class Launch:
-    """What was typed: the run's name or absolute path, overrides, output directory, and how to start.
+    """The typed command: the run's name or absolute path, overrides, output directory, and how to start.
 
     Attributes:
         command: what was typed to start it, for messages.
@@ -44,7 +44,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """What the output is called."""
+        """The name of the output directory."""
         return Path(self.run).stem
 
     def directory(self) -> Path:

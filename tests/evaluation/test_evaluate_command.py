@@ -62,7 +62,7 @@ def test_confidences_behind_their_answers_are_noticed(tmp_path, capsys):
     assert "--position last" in capsys.readouterr().err
     assert evaluate(*command, "--position", "last") == 0
     assert "--position" not in capsys.readouterr().err
-    # What is graded already takes no such option, and gets no such advice.
+    # Graded rows take no such option, and get no such advice.
     row = {"id": "1", "response": "It is 42. <confidence> 0.9 </confidence>", "confidence": None, "correct": True}
     (tmp_path / "graded.jsonl").write_text(json.dumps(row))
     assert evaluate(tmp_path / "graded.jsonl") == 0

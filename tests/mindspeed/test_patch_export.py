@@ -70,7 +70,7 @@ def texts_of(root):
 
 
 def comment(root, lines):
-    """What changes no fingerprint: comments on top of every file, and an end without a newline or with more of them."""
+    """Add comments on top of every file, and change the newlines at its end: the fingerprints stay."""
     for number, name in enumerate(FILES):
         path = root / name
         path.write_text("# a line of a fork\n" * lines + path.read_text() + "\n# the end" * (number == 0))

@@ -202,7 +202,7 @@ def bonus_rule(method="coca", bonus=0.1, **choices):
 
 
 def test_log_probs_of_the_confidence_alone():
-    """Whatever stands behind a response, and wherever its confidence stands."""
+    """The sum does not depend on the text behind a response, nor on the place of its confidence."""
     log_probs = torch.tensor([[-1.0, -2.0, -4.0, N], [-8.0, N, N, N]])
     ends = torch.tensor([[2, 3], [0, 1]])
     found = confidence_log_probs(bonus_rule(), log_probs, ends)

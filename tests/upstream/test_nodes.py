@@ -1,4 +1,4 @@
-"""What the environment says of the nodes of a cluster run."""
+"""Read the nodes of a cluster run from the environment."""
 
 import socket
 
