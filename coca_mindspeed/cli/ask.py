@@ -109,14 +109,20 @@ def ask(policy: "Policy", config: RunConfig, records: Sequence[Record], samples:
     """Sample ``samples`` responses to each record and read their confidences."""
     from coca_mindspeed.local.respond import respond
     from coca_mindspeed.local.schedule import generator
+    from coca_mindspeed.scoring.rollout import number_or_none
 
     draw = generator(policy.device, config.seed, "ask")
     rollout = respond(policy, records, config.method, config.rollout, draw, samples)
     rollout = rollout.read(policy.text, config.method.parser(), config.method.max_confidence_tokens)
-    stated = [None if value != value else value for value in rollout.stated.tolist()]  # NaN: not valid
+    stated = map(number_or_none, rollout.stated)
     asked = [record.question for record in records for _ in range(samples)]
     rows = zip(asked, stated, rollout.answers, rollout.texts, strict=True)
     return [Reply(question, confidence, answer.strip(), text) for question, confidence, answer, text in rows]
+
+
+def _typed_instruction(arguments: argparse.Namespace) -> dict[str, str]:
+    given = {"category": arguments.category, "instruction": arguments.instruction}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _record(question: str, instruction: Mapping[str, Any]) -> Record:
@@ -151,7 +157,7 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str,
         config = _with_method(config, known["method"])
     limit = arguments.max_tokens or known.get("max_new_tokens", config.rollout.max_new_tokens)
     rollout: dict[str, Any] = {"temperature": arguments.temperature, "max_new_tokens": limit}
-    changes = {name: value for name in ("category", "instruction") if (value := getattr(arguments, name)) is not None}
+    changes = _typed_instruction(arguments)
     if "category" in changes:
         known = {}
     if arguments.method is not None:
@@ -214,9 +220,7 @@ def _ask_server(arguments: argparse.Namespace, questions: Sequence[str]) -> list
     from coca_mindspeed.utils.chat_client import ChatClient, ChatError
 
     method = METHODS[arguments.method or "coca"]
-    instruction = {
-        name: getattr(arguments, name) for name in ("category", "instruction") if getattr(arguments, name) is not None
-    }
+    instruction = _typed_instruction(arguments)
     options: dict[str, Any] = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens or 512}
     if arguments.chat_template_kwargs:
         options["extra_body"] = {"chat_template_kwargs": arguments.chat_template_kwargs}
