@@ -13,7 +13,7 @@ from pathlib import Path
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.hooks import export_patch
 from coca_mindspeed.mindspeed.upstream_keys import ANY, CLASSES, NESTED, SHIPPED, UpstreamKeys, list_of
-from coca_mindspeed.upstream.manifest import manifest_directory, manifest_of
+from coca_mindspeed.upstream.manifest import load_manifests, manifest_directory, manifest_of
 
 _LENIENT = ("profile_ranks", "num_cpus_for_local_task")  # "all" or a list; Ray takes a part of a CPU
 
@@ -98,6 +98,9 @@ def _literal_types(value: ast.expr | None, path: Path, name: str) -> dict[str, s
 if __name__ == "__main__":
     named = (argument.partition("=") for argument in sys.argv[1:])
     checkouts = {release: Path(root) for release, _, root in named}
+    releases = {manifest.release for manifest in load_manifests()}
+    if set(checkouts) != releases:  # the list is written anew, so a release that is left out would be lost
+        sys.exit(f"usage: {sys.argv[0]} {' '.join(f'{release}=CHECKOUT' for release in sorted(releases))}")
     SHIPPED.write_text(shipped_text(checkouts), encoding="utf-8")
     for release, root in checkouts.items():
         patch = manifest_directory() / f"mindspeed_rl_{release}.patch"
