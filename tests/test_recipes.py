@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from coca_mindspeed.config.compose import find_verl_run
 from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.plan import find_verl_run, verl_configuration
+from coca_mindspeed.verl.plan import verl_configuration
 from coca_mindspeed.verl.settings import verl_settings
 from recipes import acceptance
 

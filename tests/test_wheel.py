@@ -49,7 +49,7 @@ def installed(tmp_path_factory):
             (
                 "python",
                 "-c",
-                "from coca_mindspeed.verl import plan as c; print(c.find_verl_run('coca_qwen25_7b'))",
+                "from coca_mindspeed.config import compose as c; print(c.find_verl_run('coca_qwen25_7b'))",
             ),
             "installed",
         ),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import place
-from coca_mindspeed.config.compose import ComposedConfig
+from coca_mindspeed.config.compose import ComposedConfig, find_verl_run
 from coca_mindspeed.config.plan import question_rows, show_plan
 from coca_mindspeed.errors import CocaError, UsageError, raise_problems
 from coca_mindspeed.mindspeed.plan import show_plan_of
@@ -19,7 +19,6 @@ from coca_mindspeed.mindspeed.start.records import check_gold_answers
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import print_failure, print_text
-from coca_mindspeed.verl.plan import find_verl_run
 from coca_mindspeed.verl.plan import make_plan as plan_on_verl
 
 _CLUSTER_OPTIONS = ("write", "output", "metrics")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import place
-from coca_mindspeed.config.compose import ready_made_runs
+from coca_mindspeed.config.compose import find_verl_run, ready_made_runs
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.upstream.launch import Launch, absolute_run, go_to_the_source_tree, script
 
@@ -44,8 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from coca_mindspeed.verl.plan import find_verl_run
-
     name, output = absolute_run(arguments.run_name), arguments.output
     for override in arguments.overrides:
         if "=" not in override and not override.startswith("~"):

@@ -32,6 +32,9 @@ PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate",
 OWN_KEYS = ("method.name", "data.grader")
 #: Keys that hold a mapping with any names; an override sets the whole mapping.
 MAPPING_KEYS = ("model.chat_template_kwargs", "data.columns", "data.evaluate_columns", "data.grader_options")
+#: The file that verl's own configuration starts from, by its name in ``defaults``.
+VERLS_OWN = "ppo_trainer"
+_VERL_BASE = "coca_base"
 _BY_VLLM = "was removed: to sample by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
 _WITHOUT_A_START = "was removed: method.advantage_scale=batch teaches the confidence without it (docs/method.md)"
 #: Keys and sections of released versions -> what became of them.
@@ -165,6 +168,26 @@ def method_form(name: str) -> dict[str, Any]:
 def ready_made_runs() -> list[str]:
     """Names that :func:`compose_run` accepts besides paths."""
     return sorted(path.stem for path in config_directory().glob("*.yaml") if path.stem != "base")
+
+
+def ready_made_verl_runs() -> list[str]:
+    """Names of the configurations in ``configs/verl``."""
+    return sorted(path.stem for path in (config_directory() / "verl").glob("*.yaml") if path.stem != _VERL_BASE)
+
+
+def find_verl_run(name: str) -> Path | None:
+    """The YAML file of a run on verl, by the name of a ready-made one or by its path; None if it is no run on verl."""
+    if name in ready_made_verl_runs():
+        return config_directory() / "verl" / f"{name}.yaml"
+    path = Path(name).expanduser()
+    if path.suffix != ".yaml" or not path.is_file():
+        return None
+    return path if VERLS_OWN in named_defaults(path.stem, [path.parent, *verl_directories()]) else None
+
+
+def verl_directories() -> tuple[Path, Path]:
+    """Where a file of one's own finds ours: ``coca_qwen25_7b``, or ``verl/coca_qwen25_7b``."""
+    return config_directory() / "verl", config_directory()
 
 
 def describe_run(name: str) -> str:

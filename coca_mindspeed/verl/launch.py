@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from coca_mindspeed.config.compose import verl_directories
 from coca_mindspeed.config.plan import show_plan
 from coca_mindspeed.errors import ConfigError, Problem, UsageError
 from coca_mindspeed.upstream.launch import (
@@ -26,7 +27,7 @@ from coca_mindspeed.upstream.nodes import read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.utils.directories import nearby_runs
 from coca_mindspeed.verl.checks import ACTOR, ROLLOUT
-from coca_mindspeed.verl.plan import make_plan, own_directories
+from coca_mindspeed.verl.plan import make_plan
 from coca_mindspeed.verl.upstream_keys import directory_of_verl
 
 _MODEL = "actor_rollout_ref.model"
@@ -123,7 +124,7 @@ def _quoted(key: str, path: Path) -> str:
 
 def _main_ppo(call: Launch, file: Path, overrides: Sequence[str]) -> int:
     command = [python(), "-m", "verl.trainer.main_ppo", "--config-dir", str(file.absolute().parent)]
-    ours = ",".join(f"'file://{directory}'" for directory in own_directories())  # for a file elsewhere
+    ours = ",".join(f"'file://{directory}'" for directory in verl_directories())  # for a file elsewhere
     command += ["--config-name", file.stem, f"hydra.searchpath=[{ours}]"]
     return run_child([*command, *overrides], dry_run=call.dry_run)
 

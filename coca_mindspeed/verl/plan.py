@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from coca_mindspeed.config.compose import config_directory, named_defaults
+from coca_mindspeed.config.compose import verl_directories
 from coca_mindspeed.config.plan import Plan, QuestionCounts, Row, file_rows, form_notes, question_rows
 from coca_mindspeed.data.export import record_of
 from coca_mindspeed.errors import ConfigError, UsageError
@@ -31,35 +31,13 @@ from coca_mindspeed.verl.checks import (
 )
 from coca_mindspeed.verl.settings import verl_settings
 from coca_mindspeed.verl.upstream_keys import (
-    VERLS_OWN,
     directory_of_verl,
     refused_sections,
     unknown_keys,
     unknown_overrides,
 )
 
-_BASE = "coca_base"
 _FILES = (TRAIN_FILES, VAL_FILES, "actor_rollout_ref.model.path")
-
-
-def ready_made_verl_runs() -> list[str]:
-    """Names of the configurations in ``configs/verl``."""
-    return sorted(path.stem for path in (config_directory() / "verl").glob("*.yaml") if path.stem != _BASE)
-
-
-def find_verl_run(name: str) -> Path | None:
-    """The YAML file of a run on verl, by the name of a ready-made one or by its path; None if it is no run on verl."""
-    if name in ready_made_verl_runs():
-        return config_directory() / "verl" / f"{name}.yaml"
-    path = Path(name).expanduser()
-    if path.suffix != ".yaml" or not path.is_file():
-        return None
-    return path if VERLS_OWN in named_defaults(path.stem, [path.parent, *own_directories()]) else None
-
-
-def own_directories() -> tuple[Path, Path]:
-    """Where a file of one's own finds ours: ``coca_qwen25_7b``, or ``verl/coca_qwen25_7b``."""
-    return config_directory() / "verl", config_directory()
 
 
 def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -84,7 +62,7 @@ _ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)  
 
 
 def _compose(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    search = ",".join(f"'file://{directory}'" for directory in (directory_of_verl(), *own_directories()))
+    search = ",".join(f"'file://{directory}'" for directory in (directory_of_verl(), *verl_directories()))
     with initialize_config_dir(str(file.resolve().parent), version_base=None):
         composed = compose(file.stem, overrides=[f"hydra.searchpath=[{search}]", *overrides])
         values = OmegaConf.to_container(composed, resolve=True)

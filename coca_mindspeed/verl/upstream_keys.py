@@ -19,14 +19,13 @@ from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from coca_mindspeed.config.compose import VERLS_OWN
 from coca_mindspeed.errors import ConfigError, Problem, did_you_mean
 from coca_mindspeed.utils.packages import require
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.checks import ACTOR, ROLLOUT
 from coca_mindspeed.verl.settings import NAME
 
-#: The file that verl's own configuration starts from, by its name in ``defaults``.
-VERLS_OWN = "ppo_trainer"
 _ENGINES = ("dp", "megatron")
 _TARGET = "_target_"
 _ABSENT = object()

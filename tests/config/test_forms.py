@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from coca_mindspeed.config.compose import compose_run, config_directory
+from coca_mindspeed.config.compose import compose_run, config_directory, find_verl_run
 from coca_mindspeed.config.plan import form_notes
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.integrations.settings import integration_settings
@@ -23,7 +23,7 @@ def test_every_engine_reads_the_form_from_one_file(tmp_path):
     cluster = compose_run("qwen25_7b_910b", ["method=coca_stable", "data.epochs=null"]).run
     assert MethodConfig(**mindspeed_values(cluster, 10, StageFiles(tmp_path))["coca"]["method"]) == FORM
     assert make_plan(cluster).problems == ()
-    file = verl_plan.find_verl_run("coca_qwen25_7b")
+    file = find_verl_run("coca_qwen25_7b")
     found = verl_plan.verl_configuration(file, ["coca.method=coca_stable"])
     assert verl_settings(found).method == FORM
     assert integration_settings({"method": "coca_stable"}, "trl").method == FORM
@@ -40,7 +40,7 @@ def test_the_plan_of_a_launch_script_says_what_the_study_found(name):
 
 
 def test_the_plan_of_a_run_on_verl_says_it_too():
-    file = verl_plan.find_verl_run("coca_qwen25_7b")
+    file = find_verl_run("coca_qwen25_7b")
     assert [note for note in verl_plan.make_plan(file, []).notes if "coca.method=coca_stable" in note]
     assert not verl_plan.make_plan(file, ["coca.method=coca_stable"]).notes
 

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from coca_mindspeed import cli
-from coca_mindspeed.config.compose import config_directory
+from coca_mindspeed.config.compose import config_directory, find_verl_run, ready_made_verl_runs
 from coca_mindspeed.errors import ConfigError, MissingDependencyError, UsageError
 from coca_mindspeed.verl.checks import verl_problems
-from coca_mindspeed.verl.plan import find_verl_run, make_plan, ready_made_verl_runs, verl_configuration
+from coca_mindspeed.verl.plan import make_plan, verl_configuration
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 from coca_mindspeed.verl.upstream_keys import unknown_keys
 

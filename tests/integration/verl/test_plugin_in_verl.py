@@ -25,6 +25,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 from verl.utils.tracking import Tracking
 
+from coca_mindspeed.config.compose import find_verl_run
 from coca_mindspeed.data.export import verl_row
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome
@@ -34,7 +35,7 @@ from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.batch import score_step
 from coca_mindspeed.verl.checkpoints import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.checks import MAY_BE_ABSENT, REQUIREMENTS, verl_problems
-from coca_mindspeed.verl.plan import find_verl_run, verl_configuration
+from coca_mindspeed.verl.plan import verl_configuration
 from coca_mindspeed.verl.settings import TRAINERS, VerlSettings, verl_settings
 from coca_mindspeed.verl.trainer import SegmentTrainer, SyncSegmentTrainer
 from tests.integration.verl import tiny
