@@ -16,6 +16,7 @@ import coca_router.cli
 import coca_sandbox
 from coca_mindspeed.cli import COMMANDS
 from coca_mindspeed.upstream.manifest import load_manifests
+from tests.local.runs_for_tests import SMALL
 
 PACKAGE = Path(coca_mindspeed.__file__).parent
 ENGINES = ("local", "mindspeed", "verl")
@@ -148,7 +149,7 @@ def users_of(*packages: str) -> set[str]:
 
 
 def test_which_modules_import_the_engines():
-    callers = {"check", "doctor", "config", "launch", "patches", "train"}
+    callers = {"check", "doctor", "config", "launch", "patches"}
     assert users_of("integrations") == set()
     assert users_of("mindspeed", "verl") == {f"cli.{name}" for name in callers}
 
@@ -222,6 +223,22 @@ def test_import_and_parsing_of_the_command_lines_load_nothing_heavy():
 def test_check_of_a_cluster_run_does_not_import_torch():
     checked = [f"assert main(['check', {run!r}]) == 0" for run in ("qwen25_7b_910b", "coca_qwen25_7b")]
     assert loaded_after("; ".join(["from coca_mindspeed.cli import main", *checked])) == []
+
+
+def test_a_local_run_loads_no_module_of_another_engine(tmp_path):
+    sizes = (*SMALL, "warm_up.steps=1", "trainer.steps=1", "evaluation.final_questions=0", "evaluation.interval=0")
+    commands = [["check", "demo", *sizes], ["config", "show", "demo"]]
+    commands += [["train", "demo", "--quiet", *sizes, "--output", str(tmp_path / "run")]]
+    code = f"""
+import sys
+from coca_mindspeed.cli import main
+for command in {commands}:
+    assert main(command) == 0, command
+print("loaded:", *(name for name in sys.modules if name.startswith({ours("mindspeed", "verl")})))
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines()[-1] == "loaded:"
+    assert (tmp_path / "run" / "model").is_dir()
 
 
 def test_every_package_has_a_docstring():

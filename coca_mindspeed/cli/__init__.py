@@ -26,7 +26,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "check an Ascend machine: what is found, what is expected, how to fix it",
     "patches": "compare a MindSpeed-RL checkout with the releases that the hooks support",
     "baseline": "confidence by question probability, probe, assessor, votes or the prompt alone",
-    "config": "list the ready-made runs and keys, or print a run's resolved YAML",
+    "config": "list the ready-made runs and keys, print a run's resolved YAML, or convert MindSpeed-RL's own YAML",
     "collect": "ask a model behind an OpenAI-compatible API for responses, which evaluate grades",
     "ask": "print a model's confidence and answer for questions",
     "evaluate": "compute metrics with intervals of predictions, or of responses that it grades",

@@ -9,17 +9,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from coca_mindspeed.cli.config import add_run_arguments
+from coca_mindspeed.cli.config import add_run_arguments, compose_typed
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.compose import ComposedConfig, find_verl_run
 from coca_mindspeed.config.plan import question_rows, show_plan
 from coca_mindspeed.errors import CocaError, UsageError, raise_problems
-from coca_mindspeed.mindspeed.plan import show_plan_of
-from coca_mindspeed.mindspeed.start.records import check_gold_answers
-from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
-from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.console import print_failure, print_text
-from coca_mindspeed.verl.plan import make_plan as plan_on_verl
 
 _CLUSTER_OPTIONS = ("write", "output", "metrics")
 
@@ -50,7 +45,7 @@ def _check(arguments: argparse.Namespace) -> list[str]:
     """Check and print the plan; return the command that starts the run."""
     name, quiet = arguments.run_name, arguments.quiet
     file = find_verl_run(name)
-    composed = None if file else compose_any_layout(name, arguments.overrides)
+    composed = None if file else compose_typed(name, arguments.overrides)
     if composed is not None and composed.run.hardware.platform != "local":
         _check_cluster(composed, arguments)
         own = Path("launch", f"{name}.sh")
@@ -59,8 +54,10 @@ def _check(arguments: argparse.Namespace) -> list[str]:
         if getattr(arguments, option):
             raise UsageError(f"--{option.replace('_', '-')}: is for runs on MindSpeed-RL, unlike {name}")
     if composed is None:
+        from coca_mindspeed.verl.plan import make_plan
+
         assert file is not None
-        show_plan(plan_on_verl(file, arguments.overrides), quiet=quiet)
+        show_plan(make_plan(file, arguments.overrides), quiet=quiet)
         return ["bash", "launch/verl.sh", name, *arguments.overrides]
     _check_local(composed, quiet)
     return ["coca-mindspeed", "train", name, *arguments.overrides, "--output", f"runs/{Path(name).stem}"]
@@ -92,6 +89,10 @@ def _check_local(composed: ComposedConfig, quiet: bool) -> None:
 
 
 def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:
+    from coca_mindspeed.mindspeed.plan import show_plan_of
+    from coca_mindspeed.mindspeed.start.records import check_gold_answers
+    from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
+
     run, file = composed.run, arguments.write
     plan = show_plan_of(composed, arguments.metrics, quiet=arguments.quiet)
     check_gold_answers(run)

@@ -4,13 +4,12 @@ import argparse
 import shlex
 from pathlib import Path
 
-from coca_mindspeed.cli.config import add_run_arguments
+from coca_mindspeed.cli.config import add_run_arguments, compose_typed
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.local.validation import open_run
-from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.utils.json_files import read_json_lines, read_object
 
 
@@ -22,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    composed = compose_any_layout(arguments.run_name, arguments.overrides)
+    composed = compose_typed(arguments.run_name, arguments.overrides)
     output: Path = arguments.output
     with open_run(composed.run, output, resume=arguments.resume, show_progress=not arguments.quiet) as inputs:
         from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,15 @@ from yaml import YAMLError
 from coca_mindspeed.algorithm.methods import OTHER_NAMES
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import facts_of
-from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, Problem, UsageError, did_you_mean, validation_problems
+from coca_mindspeed.errors import (
+    UNKNOWN_KEY,
+    ConfigError,
+    Problem,
+    UsageError,
+    did_you_mean,
+    raise_problems,
+    validation_problems,
+)
 from coca_mindspeed.utils.custom_code import is_custom, pinned
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
@@ -32,6 +41,7 @@ PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate",
 OWN_KEYS = ("method.name", "data.grader")
 #: Keys that hold a mapping with any names; an override sets the whole mapping.
 MAPPING_KEYS = ("model.chat_template_kwargs", "data.columns", "data.evaluate_columns", "data.grader_options")
+_MINDSPEED_RLS = frozenset(("megatron_training", "actor_config", "rl_config", "generate_config"))  # its sections
 #: The file that verl's own configuration starts from, by its name in ``defaults``.
 VERLS_OWN = "ppo_trainer"
 _VERL_BASE = "coca_base"
@@ -131,11 +141,10 @@ OmegaConf.register_new_resolver("if_equal", lambda a, b, value: value if a == b 
 
 @dataclass(frozen=True)
 class ComposedConfig:
-    """A run's configuration, its name or path, and notes on how a file in another layout was read."""
+    """A run's configuration, and its name or path."""
 
     run: RunConfig
     name: str
-    notes: tuple[str, ...] = ()
 
     def to_yaml(self) -> str:
         """The resolved configuration, defaults included."""
@@ -229,10 +238,14 @@ def compose_run(
     directory, stem = (path.resolve().parent, path.stem) if is_path else (ours, name)
     file = directory / f"{stem}.yaml"
     try:
-        read_yaml(file)  # names file and line, which Hydra's own message hides
+        content = read_yaml(file)  # names file and line, which Hydra's own message hides
     except (OSError, YamlError) as error:
         raise ConfigError(f"{file}: is not valid YAML: {error}") from error
     set(named_defaults(stem, (directory, ours)))  # Hydra itself would follow a circle to the recursion limit
+    if is_path and is_mindspeed_rls(file):
+        command = shlex.join(["coca-mindspeed", "config", "convert", str(path), "--output", f"coca_{stem}.yaml"])
+        reason = "is in MindSpeed-RL's own layout; convert it once, and give the new file instead"
+        raise_problems([Problem("mindspeed-rl-layout", str(path), content, reason, command)])
     hydra_overrides = []
     for override in overrides:
         if (key := override.lstrip("+").partition("=")[0]) in MAPPING_KEYS:
@@ -287,6 +300,17 @@ def named_defaults(name: str, roots: Sequence[Path], above: Sequence[str] = ()) 
             below = PurePosixPath("/", name).parent / str(group).removeprefix("optional ") / choice.partition("@")[0]
             yield (below_name := str(below.relative_to("/")))
             yield from named_defaults(below_name, roots, (*above, name))
+
+
+def is_mindspeed_rls(file: Path) -> bool:
+    """Whether a YAML file is in MindSpeed-RL's own layout.
+
+    A file that stands on a run of ours is not: it holds MindSpeed-RL's sections in the wrong place.  Raises ConfigError
+    if a file of its defaults cannot be read.
+    """
+    named, content = set(named_defaults(file.stem, [file.parent])), read_yaml(file)
+    has_section = isinstance(content, dict) and not _MINDSPEED_RLS.isdisjoint(content)
+    return has_section and named.isdisjoint({"base", *ready_made_runs()})
 
 
 def _refuse_unused_steps(run: RunConfig, file: Path, overrides: Sequence[str]) -> None:

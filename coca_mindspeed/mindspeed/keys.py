@@ -1,6 +1,6 @@
 """The key table of a cluster run: which keys of ours set which keys of MindSpeed-RL.
 
-Names of both sides meet here.  The run file, the plan, "set twice", a resumed run's identity and the reading of
+Names of both sides meet here.  The run file, the plan, "set twice", a resumed run's identity and the conversion of
 MindSpeed-RL's own YAML follow from the table.  Its other keys are free: ``configs/hardware/ascend.yaml`` and a run's
 section ``mindspeed_rl`` set them.
 """

@@ -10,9 +10,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.mindspeed.doctor import Machine, examine_machine, show_findings
+from coca_mindspeed.mindspeed.keys import written_as
 from coca_mindspeed.mindspeed.plan import ClusterPlan, show_plan_of
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.records import check_gold_answers
@@ -24,7 +26,6 @@ from coca_mindspeed.mindspeed.start.run_file import (
     stages_to_do,
     write_run_file,
 )
-from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from coca_mindspeed.upstream.launch import (
     Launch,
     ending_by_signals,
@@ -73,7 +74,7 @@ def launch(call: Launch) -> int:
     require_plain_weight_format()
     typed = (*_TRIAL, *call.overrides, *_NOT_IN_A_TRIAL) if call.trial else call.overrides
     overrides = call.on_nodes("hardware.nodes", nodes, typed)
-    composed = compose_any_layout(call.run, overrides)
+    composed = compose_run(call.run, overrides, upstream=written_as)
     call = replace(call, output=call.directory())
     plan = show_plan_of(composed)
     require_nodes("hardware.nodes", composed.run.hardware.nodes, nodes)

@@ -6,7 +6,7 @@ Time and memory are estimates that were not measured on an NPU.
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,8 +128,7 @@ def show_plan_of(composed: ComposedConfig, metrics: Path | None = None, *, quiet
         if problem.key == "data.train":
             print_text(f"warning: {problem}", sys.stderr)
     plan = make_plan(composed.run, composed.name, metrics)
-    layout = (f"keys of MindSpeed-RL's own layout (docs/port.md), {note}" for note in composed.notes)
-    show_plan(replace(plan, notes=(*plan.notes, *layout)), quiet=quiet)
+    show_plan(plan, quiet=quiet)
     return plan
 
 

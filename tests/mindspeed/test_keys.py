@@ -16,7 +16,6 @@ from coca_mindspeed.errors import ConfigError, raise_problems
 from coca_mindspeed.mindspeed.keys import TABLE, WRITTEN, own_values, places, put, set_twice, translate, written_as
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, shipped_keys
-from coca_mindspeed.mindspeed.upstream_layout import compose_any_layout
 from tests.mindspeed.test_patch_export import CHECKOUTS
 from tests.support.mindspeed_keys import shipped_text
 from tests.tables import check_rows, read_table
@@ -114,7 +113,7 @@ def test_a_key_of_mindspeed_rl_is_answered_by_how_a_run_writes_it():
 
     def check(override, keys):
         with pytest.raises(ConfigError) as caught:
-            raise_problems(make_plan(compose_any_layout("qwen25_7b_910b", [override]).run).problems)
+            raise_problems(make_plan(compose_run("qwen25_7b_910b", [override], upstream=written_as).run).problems)
         [problem] = caught.value.problems
         assert keys_named(problem.fix or problem.expected) == keys.split()
 
