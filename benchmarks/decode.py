@@ -98,7 +98,7 @@ def decode(policy: Policy, decoding: str, rows: int, new: int) -> dict[str, floa
         "first_s": first,
         "seconds": seconds,
         "tokens_per_s": tokens / seconds,
-        "ms_per_token": 1000 * seconds / samples.width,
+        "ms_per_token": 1000 * seconds / samples.token_ids.shape[1],
         "log_prob_error": float(error.max()),
         "mean_log_prob_error": float(error.mean()),
     }

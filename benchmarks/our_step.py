@@ -7,10 +7,10 @@ import torch
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import ExactGrader, Grader
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.respond import respond_and_grade
+from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import generator, records_of_step
 from coca_mindspeed.local.update import update_policy
-from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 
 
 class OurStep:
@@ -27,16 +27,11 @@ class OurStep:
     def __call__(self) -> int:
         """Run it; returns the number of response tokens."""
         config = self.config
-        graded = respond_and_grade(
-            self.policy,
-            records_of_step(self.records, self.step, config.rollout.prompts, 0),
-            self.grader,
-            config.method,
-            config.rollout,
-            generator(torch.device("cpu"), 0, "rollout", self.step),
-            config.rollout.group_size,
-        )
-        graded.give_credit(credit_rule(config.method, 0), config.rollout.group_size)
-        update_policy(self.policy, graded, self.optimizer, self.lr, config)
+        asked = records_of_step(self.records, self.step, config.rollout.prompts, 0)
+        draw, group_size = generator(torch.device("cpu"), 0, "rollout", self.step), config.rollout.group_size
+        rollout = respond(self.policy, asked, config.method, config.rollout, draw, group_size)
+        graded = response_scorer(config.method, self.policy.text, self.grader)(rollout, asked)
+        credited = graded.give_credit(credit_rule(config.method, 0), group_size)
+        update_policy(self.policy, rollout, credited, self.optimizer, self.lr, config)
         self.step += 1
-        return int(graded.lengths.sum())
+        return int(rollout.lengths.sum())

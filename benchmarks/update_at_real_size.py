@@ -23,8 +23,9 @@ from coca_mindspeed.config.schema import LoraConfig
 from coca_mindspeed.local import lm_head
 from coca_mindspeed.local.load import checkpoint_activations
 from coca_mindspeed.local.policy import Policy, add_adapters
+from coca_mindspeed.local.sampler import Rollout
 from coca_mindspeed.local.update import update_policy
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Credited, Scored
 
 _GIB = 2**30
 
@@ -34,19 +35,24 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
-def random_rollout(responses: int, tokens: int, vocabulary: int) -> Rollout:
-    """A rollout of one prompt with random tokens and advantages."""
+def random_rollout(responses: int, tokens: int, vocabulary: int) -> tuple[Rollout, Credited]:
+    """Random tokens and advantages of responses to one prompt."""
     rollout = Rollout(
         lengths=torch.full((responses,), tokens),
-        width=tokens,
         prompts=[list(range(100, 164))] * responses,
         token_ids=torch.randint(2, vocabulary, (responses, tokens)),
         log_probs=torch.full((responses, tokens), -12.0),
-        segment_ends=torch.tensor([[8, tokens]]).expand(responses, 2),
-        stated=torch.rand(responses, dtype=torch.float64),
+        finished=torch.ones(responses, dtype=torch.bool),
+        entropy=torch.full((responses,), 12.0),
     )
-    rollout.set_correct(torch.randint(2, (responses,)).double())
-    return rollout.give_credit(CreditRule(training_method("coca")), responses)
+    scored = Scored(
+        stated=torch.rand(responses, dtype=torch.float64),
+        stated_after=None,
+        confidence_lengths=torch.full((responses,), 8),
+        segment_ends=torch.tensor([[8, tokens]]).expand(responses, 2),
+        correct=torch.randint(2, (responses,)).double(),
+    )
+    return rollout, scored.give_credit(CreditRule(training_method("coca")), responses)
 
 
 def measure(
@@ -70,10 +76,10 @@ def measure(
     add_adapters(policy, LoraConfig(rank=lora), 0)
     settings = [f"trainer.microbatch_tokens={microbatch_tokens}", "trainer.minibatches=1"]
     run = compose_run("demo", [*settings, f"rollout.group_size={responses}"]).run
-    rollout = random_rollout(responses, tokens, vocabulary)
+    rollout, credited = random_rollout(responses, tokens, vocabulary)
     optimizer = torch.optim.AdamW(policy.trained_parameters(), fused=True)
     before, started, before_processor = resident(), time.perf_counter(), time.process_time()
-    metrics = update_policy(policy, rollout, optimizer, 1e-6, run)
+    metrics = update_policy(policy, rollout, credited, optimizer, 1e-6, run)
     seconds, processor = time.perf_counter() - started, time.process_time() - before_processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {

@@ -20,7 +20,7 @@ def run(rounds: int) -> dict[str, float]:
     rollout = sample_responses(
         policy, prompts, group_size=8, max_new_tokens=16, temperature=1.0, generator=torch.Generator().manual_seed(0)
     )
-    inside = torch.arange(rollout.width) < rollout.lengths[:, None]
+    inside = torch.arange(rollout.token_ids.shape[1]) < rollout.lengths[:, None]
 
     def update(share_prompts: bool) -> Callable[[], None]:
         config = compose_run("demo", [f"trainer.share_prompts={share_prompts}"]).run

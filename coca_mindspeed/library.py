@@ -19,7 +19,7 @@ from coca_mindspeed.algorithm.credit import Credit, CreditRule
 from coca_mindspeed.algorithm.methods import TrainingMethod, training_method
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.scoring.metrics import rollout_metrics, values
-from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
+from coca_mindspeed.scoring.rollout import Sampled, confidence_log_probs
 from coca_mindspeed.utils.tokenization import token_text
 
 
@@ -130,19 +130,20 @@ def coca_advantages(
     if ends.shape != (batch,):
         raise ValueError(f"lengths should be int [{batch}], found shape {list(ends.shape)}")
     ids = ids.where(torch.arange(width) < ends[:, None], 0)  # padding such as -100 is no token
-    rollout = Rollout(lengths=ends, width=width, token_ids=ids)
     parser = ResponseParser(chosen.confidence_position, decimals)
-    rollout.read(_token_text(tokenizer, ids), parser, max_confidence_tokens).set_correct(_verdicts(correct, batch))
+    parsed = Sampled(token_ids=ids, lengths=ends).read(_token_text(tokenizer, ids), parser, max_confidence_tokens)
+    scored = parsed.scored(_verdicts(correct, batch))
     rule = CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format, entropy_bonus, scale)
     sampled = None if log_probs is None else log_probs.detach().cpu()
-    rollout.give_credit(rule, group_size, reduce, log_probs=confidence_log_probs(rule, sampled, rollout.segment_ends))
+    of_confidence = confidence_log_probs(rule, sampled, scored.segment_ends)
+    credited = scored.give_credit(rule, group_size, reduce, log_probs=of_confidence, width=width)
     return CocaAdvantages(
-        advantages=rollout.token_advantages.to(token_ids.device),
-        masks={name: mask.to(token_ids.device) for name, mask in rollout.masks.items()},
-        confidences=rollout.stated,
-        answers=list(rollout.answers),
-        credit=rollout.credit,
-        metrics=values(rollout_metrics(rollout)),
+        advantages=credited.token_advantages.to(token_ids.device),
+        masks={name: mask.to(token_ids.device) for name, mask in credited.masks.items()},
+        confidences=parsed.stated,
+        answers=list(parsed.answers),
+        credit=credited.credit,
+        metrics=values(rollout_metrics(credited)),
     )
 
 

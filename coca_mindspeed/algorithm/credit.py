@@ -45,9 +45,6 @@ class Credit(NamedTuple):
         return {name: nothing if own is None else own.values for name, own in self.segments.items()}
 
 
-NO_CREDIT = Credit(torch.empty(0, 1), torch.empty(0, 0), {}, 0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class CreditRule:
     """Rule that turns a method's rewards into advantages.
@@ -153,9 +150,6 @@ def _stated(name: str, stated: Tensor, members: Tensor) -> Tensor:
     check_tensor(name, stated, "float", *members.shape, device=members.device)
     if bool(((stated < 0) | (stated > 1)).any()):
         raise ValueError(f"{name} should be in [0, 1] or NaN (invalid), found {stated.min()} to {stated.max()}")
-    return stated_decimals(stated).masked_fill(members.isnan(), torch.nan)
-
-
-def stated_decimals(stated: Tensor) -> Tensor:
-    """Stated confidences as float64; a float32 is rounded to seven decimals, which restores the stated decimal."""
-    return stated if stated.dtype == torch.float64 else stated.double().round(decimals=7)
+    # Decimals through float32, as ms-swift hands them on: rewards that are equal by definition would differ by 1e-8.
+    exact = stated if stated.dtype == torch.float64 else stated.double().round(decimals=7)
+    return exact.masked_fill(members.isnan(), torch.nan)

@@ -17,7 +17,8 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.code import MAX_ANSWER_CHARACTERS, CodeGrader, build_job, extract_program, wanted_names
 from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import Equivalence, MeasuredGrader
-from coca_mindspeed.local.respond import respond_and_grade
+from coca_mindspeed.local.respond import respond
+from coca_mindspeed.scoring.responses import response_scorer
 from coca_sandbox.inside.names import undefined
 
 Pairs = Sequence[tuple[str, str]]
@@ -179,10 +180,10 @@ def majority_predictions(
     A stated confidence is removed, and is ignored unless ``weighted``, which weights each sample by it (0 if invalid).
     TTC counts the tokens of all k samples.  ``purpose`` names the random numbers.
     """
-    rollout = target.rollout.model_copy(update={"temperature": 1.0})
-    graded = respond_and_grade(
-        target.policy, records, target.grader, target.method, rollout, target.generator(*purpose), k
-    )
+    policy, method = target.policy, target.method
+    sampling = target.rollout.model_copy(update={"temperature": 1.0})
+    sampled = respond(policy, records, method, sampling, target.generator(*purpose), k)
+    graded = response_scorer(method, policy.text, target.grader)(sampled, records)
     lengths = graded.lengths.view(-1, k).sum(dim=1).tolist()
     predictions = []
     for index, record in enumerate(records):

@@ -113,10 +113,10 @@ def ask(policy: "Policy", config: RunConfig, records: Sequence[Record], samples:
 
     draw = generator(policy.device, config.seed, "ask")
     rollout = respond(policy, records, config.method, config.rollout, draw, samples)
-    rollout = rollout.read(policy.text, config.method.parser(), config.method.max_confidence_tokens)
-    stated = map(number_or_none, rollout.stated)
+    parsed = rollout.read(policy.text, config.method.parser(), config.method.max_confidence_tokens)
+    stated = map(number_or_none, parsed.stated)
     asked = [record.question for record in records for _ in range(samples)]
-    rows = zip(asked, stated, rollout.answers, rollout.texts, strict=True)
+    rows = zip(asked, stated, parsed.answers, parsed.texts, strict=True)
     return [Reply(question, confidence, answer.strip(), text) for question, confidence, answer, text in rows]
 
 

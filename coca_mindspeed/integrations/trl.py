@@ -34,14 +34,13 @@ from coca_mindspeed.scoring.metrics import (
     values,
 )
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
+from coca_mindspeed.scoring.rollout import Credited, Sampled, Scored, confidence_log_probs
 from coca_mindspeed.utils.tokenization import token_text
 
 TESTED = ">=1.16,<1.17"
 logger = logging.getLogger(__name__)
 Reward = Callable[..., Any]
 _PLAIN = "rendered"
-_LOG_PROBS = "confidence_log_probs"  # beside the columns of scores that the processes share
 _MAX_CHATS = 1000  # rendered for the checks
 _END = 40  # characters that may open a thought at the end of a rendered prompt
 
@@ -102,6 +101,7 @@ class CocaTrainer(GRPOTrainer):
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "coca"]  # noqa: RUF012  as of GRPOTrainer
+    _scored: Scored  # this process's part of the newest rollout
 
     def __init__(
         self,
@@ -149,7 +149,6 @@ class CocaTrainer(GRPOTrainer):
         self._check_template(tokenizer, chats)
         self._text = token_text(tokenizer, self.model.config.get_text_config().vocab_size)
         self._health = HealthWarnings()
-        self._scored: Rollout | None = None  # this process's part of the newest rollout
         self._evaluated: list[torch.Tensor] = []  # [2, P, G] each: correctness and confidences of this evaluation
         self._held_out: dict[str, float] = {}  # metrics of an evaluation since the last training step
 
@@ -209,9 +208,9 @@ class CocaTrainer(GRPOTrainer):
         lengths = torch.tensor([len(each) for each in ids])
         padded = pad_sequence(ids, batch_first=True)
         method = self._settings.method
-        local = Rollout(lengths=lengths, width=padded.shape[1], token_ids=padded)
-        local.read(self._text, method.parser(), method.max_confidence_tokens)
-        answers: Sequence[Any] = local.answers
+        sampled = Sampled(token_ids=padded, lengths=lengths)
+        parsed = sampled.read(self._text, method.parser(), method.max_confidence_tokens)
+        answers: Sequence[Any] = parsed.answers
         if not isinstance(completions[0], str):
             answers = [[{"role": "assistant", "content": answer}] for answer in answers]
         verdicts: torch.Tensor = super()._calculate_rewards(inputs, prompts, answers, completion_ids_list)
@@ -219,24 +218,22 @@ class CocaTrainer(GRPOTrainer):
         if not bool(((correct == 0) | (correct == 1) | correct.isnan()).all()):
             found = correct.unique().tolist()
             raise ConfigError(f"{self.reward_func_names[0]}: expected rewards of 1, 0 or None, found {found}")
-        self._scored = local.set_correct(correct[self._own_rows(len(ids))])
+        self._scored = parsed.scored(correct[self._own_rows(len(ids))])
         return verdicts
 
-    def _give_credit(self, local: Rollout, output: Mapping[str, Any]) -> Rollout:
-        """The rollout of all processes, in each of them: a group may be split over processes.
+    def _give_credit(self, output: Mapping[str, Any]) -> Credited:
+        """Give credit to the responses of all processes, in each of them: a group may be split over processes.
 
-        Args:
-            local: what this process has scored.
-            output: of TRL's ``_generate_and_score_completions``, after the rewards: it has the log-probs.
+        ``output`` is that of TRL's ``_generate_and_score_completions``, after the rewards: it has the log-probs.
         """
         stage = self._settings.stage_at(self.state.global_step, self.state.max_steps)
-        rule = credit_rule(self._settings.method, stage)
-        sampled = self._log_probs(local.lengths, output) if rule.entropy_bonus else None
-        scores, log_probs = local.scores(), confidence_log_probs(rule, sampled, local.segment_ends)
-        parts = gather_object([scores if log_probs is None else {**scores, _LOG_PROBS: log_probs}])
-        columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        rollout = Rollout.from_scores(columns)
-        return rollout.give_credit(rule, self._group_size(), log_probs=columns.get(_LOG_PROBS))
+        rule, own = credit_rule(self._settings.method, stage), self._scored
+        sampled = self._log_probs(own.lengths, output) if rule.entropy_bonus else None
+        of_own = confidence_log_probs(rule, sampled, own.segment_ends)
+        parts = gather_object([(own, of_own)])
+        log_probs = None if of_own is None else torch.cat([of_part for _, of_part in parts])
+        scored = Scored.joined([part for part, _ in parts])
+        return scored.give_credit(rule, self._group_size(), log_probs=log_probs)
 
     def _log_probs(self, lengths: torch.Tensor, output: Mapping[str, Any]) -> torch.Tensor:
         """Log-probs of the sampled tokens, float ``[B, T]`` on the CPU, under the weights that sampled them.
@@ -263,10 +260,13 @@ class CocaTrainer(GRPOTrainer):
             )
         return log_probs.cpu()
 
-    def _log_columns(self, rollout: Rollout) -> None:
+    def _log_columns(self, credited: Credited) -> None:
         """Add our columns to TRL's table of completions; TRL has added those of the rewards."""
-        advantages = rollout.credit.values_by_segment()
-        columns = {"confidence": rollout.stated, **{f"{name}_advantage": each for name, each in advantages.items()}}
+        advantages = credited.credit.values_by_segment()
+        columns = {
+            "confidence": credited.scored.stated,
+            **{f"{name}_advantage": each for name, each in advantages.items()},
+        }
         for name, column in columns.items():
             self._logs["extra"][name].extend(column.flatten().tolist())
 
@@ -283,18 +283,17 @@ class CocaTrainer(GRPOTrainer):
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if "tool_mask" in output:
             raise ConfigError("rollout_func: env_mask is not supported; return the model's own tokens alone")
-        local, ids = self._scored, output["completion_ids"]
-        assert local is not None
-        rollout = self._give_credit(local, output)
-        self._log_columns(rollout)
-        advantages = rollout.token_advantages[self._own_rows(len(ids))].to(ids.device)
+        ids, credited = output["completion_ids"], self._give_credit(output)
+        scored = credited.scored
+        self._log_columns(credited)
+        advantages = credited.token_advantages[self._own_rows(len(ids))].to(ids.device)
         output["advantages"] = pad(advantages, (0, ids.shape[1] - advantages.shape[1]))
-        found = values(rollout_metrics(rollout))
+        found = values(rollout_metrics(credited))
         if not self.model.training:
-            self._held_out = self._held_out_metrics(rollout)
+            self._held_out = self._held_out_metrics(scored)
             self._metrics["eval"] |= {name: [value] for name, value in self._held_out.items()}
         else:
-            found |= self._sight_metrics(rollout)
+            found |= self._sight_metrics(scored)
         for name, value in found.items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
         if self.model.training:
@@ -304,15 +303,15 @@ class CocaTrainer(GRPOTrainer):
                 logger.warning(warning)
         return output
 
-    def _sight_metrics(self, rollout: Rollout) -> dict[str, float]:
+    def _sight_metrics(self, scored: Scored) -> dict[str, float]:
         """TRL draws each question once in an epoch, so those behind the first epoch were asked before."""
         epoch = self.state.epoch or 0.0
-        seen = [epoch >= 1] * (len(rollout.stated) // self._group_size())
-        return values(sight_metrics(rollout, seen)) | {TIMES_ASKED: max(1.0, epoch)}
+        seen = [epoch >= 1] * (len(scored.stated) // self._group_size())
+        return values(sight_metrics(scored, seen)) | {TIMES_ASKED: max(1.0, epoch)}
 
-    def _held_out_metrics(self, rollout: Rollout) -> dict[str, float]:
+    def _held_out_metrics(self, scored: Scored) -> dict[str, float]:
         """Of all questions of this evaluation so far: the mean of its batches' errors would not be their error."""
         if f"{HELD_OUT}/accuracy" not in self._metrics["eval"]:  # TRL empties them after each evaluation
             self._evaluated = []
-        self._evaluated.append(torch.stack([rollout.correct, rollout.stated]).view(2, -1, self._group_size()))
+        self._evaluated.append(torch.stack([scored.correct, scored.stated]).view(2, -1, self._group_size()))
         return values(gap_metrics(HELD_OUT, *torch.cat(self._evaluated, dim=1)))

@@ -29,10 +29,11 @@ from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import predict, respond
+from coca_mindspeed.local.sampler import Rollout
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
 from coca_mindspeed.scoring.metrics import values
 from coca_mindspeed.scoring.responses import held_out_gap, response_scorer
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Graded
 from coca_mindspeed.utils.console import duration, one_line
 from coca_mindspeed.utils.directories import PROGRESS
 from coca_mindspeed.utils.packages import is_installed
@@ -171,11 +172,12 @@ class Preflight:
 
     config: RunConfig
     rollout: Rollout
+    graded: Graded
     seconds: float  # that sampling took
 
     @property
     def valid(self) -> int:
-        return int((~self.rollout.stated.isnan()).sum())
+        return int((~self.graded.stated.isnan()).sum())
 
     @property
     def cut_off(self) -> int:
@@ -187,7 +189,7 @@ class Preflight:
         """How long the run's rollouts take at most, by the tokens a second of these responses."""
         config, lengths = self.config, self.rollout.lengths
         responses = config.total_steps * config.rollout.prompts * config.rollout.group_size
-        ended = self.rollout.finished is None or bool(self.rollout.finished.all())
+        ended = bool(self.rollout.finished.all())
         tokens = float(lengths.double().mean()) if ended else float(config.rollout.max_new_tokens)
         rate = float(lengths.sum()) / self.seconds
         return (
@@ -198,8 +200,8 @@ class Preflight:
 
     def __str__(self) -> str:
         """The shares of valid confidences and right answers, the worst and the best response, and advice."""
-        records, rows, cut_off = self.rollout.records, self.rows(), self.cut_off
-        count, right = len(records), int(self.rollout.correct.nansum())
+        records, rows, cut_off = self.graded.records, self.rows(), self.cut_off
+        count, right = len(records), int(self.graded.correct.nansum())
         graded = f"{right} answers are right ({right / count:.0%})"
         if cut_off:
             graded = (
@@ -225,19 +227,16 @@ class Preflight:
             "factual": f"set {option}, or another metadata.instruction in the records",
             "math": 'set "category": "factual" in the records, and data.grader=auto',
         }
-        warnings = misfit_warnings(grader, records, self.rollout.answers, self.rollout.verdicts, fixes)
+        warnings = misfit_warnings(grader, records, self.graded.answers, self.graded.verdicts, fixes)
         return "\n".join([*lines, *warnings])
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of a samples dump."""
-        return [
-            {"id": record.id, "question": record.question, "gold": record.answer, **self.rollout.scored_row(row)}
-            for row, record in enumerate(self.rollout.records)
-        ]
+        return [self.graded.row(row) for row in range(len(self.graded.records))]
 
     def problems(self) -> list[Problem]:
         """A problem if fewer than half of the responses state a valid confidence."""
-        config, warm_up, count = self.config, self.config.warm_up, len(self.rollout.records)
+        config, warm_up, count = self.config, self.config.warm_up, len(self.graded.records)
         if self.valid >= _LEAST_VALID * count:
             return []
         if warm_up.records is not None or config.model.path is None:
@@ -264,7 +263,7 @@ def preflight_tokens(config: RunConfig) -> int:
 
 
 def _cut_off(rollout: Rollout, config: RunConfig) -> int:
-    if rollout.finished is None or preflight_tokens(config) == config.rollout.max_new_tokens:
+    if preflight_tokens(config) == config.rollout.max_new_tokens:
         return 0
     return int((~rollout.finished).sum())
 
@@ -298,7 +297,7 @@ def run_preflight(
     score = response_scorer(config.method, policy.text, grader, require_evaluated=config.data.require_evaluated)
     if _cut_off(rollout, config):
         score = replace(score, grader=_NotGraded(f"the preflight cuts responses off at {longest} tokens"))
-    return Preflight(config, score.for_training(score(rollout)), seconds)
+    return Preflight(config, rollout, score.for_training(score(rollout, records)), seconds)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ for each question, over all its paths together; this is about as much work as on
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampler import Decoder, sample_responses
+from coca_mindspeed.local.sampler import Decoder, Rollout, sample_responses
 from coca_mindspeed.scoring.metrics import rollout_metrics, values
 from coca_mindspeed.scoring.responses import predictions, response_scorer
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Credited
 
 
 def respond(
@@ -47,43 +47,17 @@ def respond(
         temperature=sampling.temperature,
         generator=generator,
         batch_responses=sampling.batch_responses,
-        records=records,
         progress=progress,
     )
 
 
-def respond_and_grade(
-    policy: Policy,
-    records: Sequence[Record],
-    grader: Grader,
-    method: MethodConfig,
-    sampling: RolloutConfig,
-    generator: torch.Generator,
-    group_size: int,
-) -> Rollout:
-    """Sample ``group_size`` responses to each record, parse their confidences and grade their answers."""
-    rollout = respond(policy, records, method, sampling, generator, group_size)
-    return response_scorer(method, policy.text, grader)(rollout)
-
-
-def step_metrics(rollout: Rollout) -> dict[str, float]:
+def step_metrics(rollout: Rollout, credited: Credited) -> dict[str, float]:
     """Metrics of a step's responses, by the names of metrics.jsonl; NaN where undefined."""
-    assert rollout.entropy is not None
-    assert rollout.finished is not None
     return {
-        **values(rollout_metrics(rollout)),
+        **values(rollout_metrics(credited)),
         "rollout/entropy": float(rollout.entropy.mean()),
         "response/cut_off_share": float((~rollout.finished).float().mean()),
     }
-
-
-def sample_rows(rollout: Rollout, prompts: int) -> list[Mapping[str, Any]]:
-    """JSON rows of all responses to the first ``prompts`` prompts."""
-    asked = rollout.records[: prompts * rollout.credit.group_size]
-    return [
-        {"id": record.id, "question": record.question, "gold": record.answer, **row}
-        for record, row in zip(asked, rollout.rows(range(len(asked))), strict=True)
-    ]
 
 
 def predict(
@@ -106,11 +80,12 @@ def predict(
     sampling = sampling.model_copy(update={"temperature": 1.0})
     rows = sampling.batch_responses or _DEFAULT_BATCH_RESPONSES
     at_once = max(1, rows // samples)
+    score = response_scorer(method, policy.text, grader)
     answers: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
-        rollout = respond_and_grade(policy, chunk, grader, method, sampling, generator, samples)
-        answers += [replace(p, sample=row % samples) for row, p in enumerate(predictions(rollout))]
+        graded = score(respond(policy, chunk, method, sampling, generator, samples), chunk)
+        answers += [replace(p, sample=row % samples) for row, p in enumerate(predictions(graded))]
         progress(start + len(chunk))
     if not readings or method.training_method.confidence_position == "last":
         return answers

@@ -7,24 +7,41 @@ them, so every response has a row from the start, and a decoding step is one CUD
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from coca_mindspeed.data.records import Record
 from coca_mindspeed.local.inverse_cdf import check_drawn, draw, draw_at, numbers_per_draw
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import prefilled
 from coca_mindspeed.local.static_decoder import CaptureError, StaticDecoder, decodes_statically
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Sampled
 from coca_mindspeed.utils.console import print_text
 
 _SHRINK_AT = 0.9  # share of rows in use below which the others are removed, which copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
 #: Token ids, lengths, log-probs, whether they have ended, and mean entropy of responses.
-_Sampled = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+_Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout(Sampled):
+    """Responses that a policy sampled, on the CPU, group by group; padded to the longest, of T tokens.
+
+    Attributes:
+        prompts: token ids of each response's prompt.
+        log_probs: float32 ``[B, T]`` of the sampled tokens under the policy.
+        finished: bool ``[B]``; False if the length limit cut the response off.
+        entropy: float32 ``[B]``, nats, mean over the response's tokens.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    log_probs: Tensor
+    finished: Tensor
+    entropy: Tensor
 
 
 class _Settings(NamedTuple):
@@ -82,10 +99,9 @@ def sample_responses(
     temperature: float,
     generator: torch.Generator,
     batch_responses: int | None = None,
-    records: Sequence[Record] = (),
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Rollout:
-    """Sample ``group_size`` responses to each prompt, the questions of which are in ``records``.
+    """Sample ``group_size`` responses to each prompt.
 
     Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  ``generator`` is the
     only source of randomness.  At most ``batch_responses`` responses are in memory at once, rounded down to whole
@@ -108,8 +124,6 @@ def sample_responses(
     # Inference tensors cannot enter a graph; clones can.
     return Rollout(
         lengths=lengths.clone().cpu(),
-        width=width,
-        records=[record for record in records for _ in range(group_size)],
         prompts=[prompt for prompt in prompts for _ in range(group_size)],
         token_ids=token_ids[:, :width].clone().cpu(),
         log_probs=log_probs[:, :width].clone().cpu(),
@@ -122,7 +136,7 @@ def _add(progress: Callable[[int], None], done: int, tokens: int) -> None:
     progress(done + tokens)
 
 
-def _sample_batch(policy: Policy, prompts: Sequence[Sequence[int]], settings: _Settings) -> _Sampled:
+def _sample_batch(policy: Policy, prompts: Sequence[Sequence[int]], settings: _Settings) -> _Parts:
     group_size, max_new_tokens, temperature, generator, progress = settings
     if decodes_statically(policy):
         before = generator.get_state()
@@ -229,13 +243,13 @@ class StaticSampler:
             check_drawn(~self._invalid)
         return bool(going)
 
-    def responses(self, used: int, columns: slice) -> _Sampled:
+    def responses(self, used: int, columns: slice) -> _Parts:
         lengths = self._lengths[:used].clone()
         token_ids, log_probs = self._token_ids[:used, columns].clone(), self._log_probs[:used, columns].clone()
         return token_ids, lengths, log_probs, ~self._going[:used], self._entropy[:used] / lengths
 
 
-def _sample_statically(policy: Policy, prompts: Sequence[Sequence[int]], settings: _Settings) -> _Sampled:
+def _sample_statically(policy: Policy, prompts: Sequence[Sequence[int]], settings: _Settings) -> _Parts:
     group_size, max_new_tokens, temperature, generator, progress = settings
     used = len(prompts) * group_size
     cache, started = prefilled(policy, prompts, 0)

@@ -35,13 +35,13 @@ from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.inverse_cdf import NoDistributionError
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.policy import Policy, is_out_of_memory
-from coca_mindspeed.local.respond import respond, sample_rows, step_metrics
+from coca_mindspeed.local.respond import respond, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.schedule import first_sight, generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, BestValue, FirstSight, HealthWarnings, sight_metrics, values
 from coca_mindspeed.scoring.responses import ResponseScorer, credit_rule, response_scorer
-from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
+from coca_mindspeed.scoring.rollout import Credited, confidence_log_probs
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import TrainingProgress
 
@@ -68,10 +68,10 @@ class _Clock:
 
 @dataclass
 class StepResult:
-    """A finished update: its rollout with credit, and what the log gets.  ``step`` counts from 0."""
+    """A finished update: its responses, and what the log gets.  ``step`` counts from 0."""
 
     step: int
-    rollout: Rollout
+    credited: Credited
     metrics: dict[str, Any]
     clock: _Clock
     timing: dict[str, float] = field(default_factory=dict)
@@ -148,19 +148,19 @@ class Trainer:
         draw = generator(policy.device, config.seed, "rollout", step)
         rollout = respond(policy, asked, config.method, config.rollout, draw, config.rollout.group_size)
         clock.lap("rollout")
-        rule, scored = credit_rule(config.method, stage), self._scorer.for_training(self._scorer(rollout))
-        log_probs = confidence_log_probs(rule, scored.log_probs, scored.segment_ends)
-        scored.give_credit(rule, config.rollout.group_size, log_probs=log_probs)
-        self.unevaluated += rollout.unevaluated
-        clock.lap("grading", rollout.grading_seconds)
+        rule, graded = credit_rule(config.method, stage), self._scorer.for_training(self._scorer(rollout, asked))
+        log_probs = confidence_log_probs(rule, rollout.log_probs, graded.segment_ends)
+        credited = graded.give_credit(rule, config.rollout.group_size, log_probs=log_probs)
+        self.unevaluated += graded.unevaluated
+        clock.lap("grading", graded.grading_seconds)
         lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)
-        updated = update_policy(policy, rollout, optimizer, lr, config)
+        updated = update_policy(policy, rollout, credited, optimizer, lr, config)
         clock.lap("update")
-        metrics = {"stage": float(stage), "lr": lr, **step_metrics(rollout), **updated}
-        metrics |= values(sight_metrics(rollout, self._sights.seen((r.question for r in asked), step)))
+        metrics = {"stage": float(stage), "lr": lr, **step_metrics(rollout, credited), **updated}
+        metrics |= values(sight_metrics(graded, self._sights.seen((r.question for r in asked), step)))
         metrics[TIMES_ASKED] = self._sights.times_asked(step)
         metrics["epoch"] = (step + 1) * config.rollout.prompts / len(self.records)
-        return StepResult(step, rollout, metrics, clock)
+        return StepResult(step, credited, metrics, clock)
 
     def _after_step(self, log: RunLog, progress: TrainingProgress, baseline: Sequence[Prediction]) -> list[AfterStep]:
         """Return the functions that follow each step, in this order."""
@@ -169,7 +169,8 @@ class Trainer:
         def write_samples(done: StepResult) -> None:
             every = config.logging.samples_interval
             if every and (done.step == 0 or _due(every, done.step)):
-                log.write_samples(done.number, sample_rows(done.rollout, config.logging.samples_prompts))
+                shown = min(config.logging.samples_prompts, config.rollout.prompts) * config.rollout.group_size
+                log.write_samples(done.number, done.credited.rows(range(shown)))
 
         def evaluate(done: StepResult) -> None:
             if _due(self._evaluation_interval, done.step):
@@ -179,9 +180,10 @@ class Trainer:
         def write_metrics(done: StepResult) -> None:
             if done.step == 0 and baseline:
                 log.write(0, self.held_out.metrics(baseline, 0, log), {})
+            tokens, seconds = float(done.credited.scored.lengths.sum()), done.clock.seconds
             done.timing = {
-                **done.clock.seconds,
-                "tokens_per_second/rollout": float(done.rollout.lengths.sum()) / done.clock.seconds["seconds/rollout"],
+                **seconds,
+                "tokens_per_second/rollout": tokens / seconds["seconds/rollout"],
                 **{f"grading/{name}": value for name, value in self.grader.metrics().items()},
                 "grading/unevaluated": float(self.unevaluated),
             }

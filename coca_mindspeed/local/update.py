@@ -19,7 +19,8 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.lm_head import TokenScores, scores_of_logits
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import common_prefix_length, pad_left, positions_of, prefill_prompts
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.local.sampler import Rollout
+from coca_mindspeed.scoring.rollout import Credited
 from coca_mindspeed.utils.packages import require
 
 
@@ -251,7 +252,12 @@ class NotFiniteError(ArithmeticError):
 
 
 def update_policy(
-    policy: Policy, rollout: Rollout, optimizer: torch.optim.Optimizer, lr: float, config: RunConfig
+    policy: Policy,
+    rollout: Rollout,
+    credited: Credited,
+    optimizer: torch.optim.Optimizer,
+    lr: float,
+    config: RunConfig,
 ) -> dict[str, float]:
     """Run ``trainer.ppo_epochs`` passes over the step's prompts in ``trainer.minibatches`` updates.
 
@@ -262,16 +268,16 @@ def update_policy(
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})
     for group in optimizer.param_groups:
         group["lr"] = lr
-    group_size, masks = rollout.credit.group_size, rollout.masks
+    group_size, masks = credited.credit.group_size, credited.masks
     lengths, prompt_lengths = rollout.lengths.tolist(), list(map(len, rollout.prompts[::group_size]))
     losses, norms = [], []
     every_part: list[_MicrobatchResult] = []
     for _ in range(config.trainer.ppo_epochs):
-        for minibatch in torch.arange(len(rollout.credit.gesr)).chunk(config.trainer.minibatches):
+        for minibatch in torch.arange(len(credited.credit.gesr)).chunk(config.trainer.minibatches):
             split = microbatches(minibatch.tolist(), group_size, lengths, prompt_lengths, config.trainer)
             responses = sum(map(len, split))
             tokens = sum(lengths[row] for rows in split for row in rows)
-            parts = [_backward(policy, rollout, rows, masks, config, responses, tokens) for rows in split]
+            parts = [_backward(policy, rollout, credited, rows, masks, config, responses, tokens) for rows in split]
             loss = sum(float(part.objective.loss) for part in parts)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), config.optimizer.grad_clip))
             for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
@@ -296,6 +302,7 @@ def update_policy(
 def _backward(
     policy: Policy,
     rollout: Rollout,
+    credited: Credited,
     rows: Sequence[int],
     masks: SegmentMasks,
     config: RunConfig,
@@ -306,10 +313,9 @@ def _backward(
 
     ``rows`` are those of the microbatch, ``masks`` those of the rollout.
     """
-    assert rollout.log_probs is not None
-    batch = responses_of(policy, rollout, rows, rollout.credit.group_size, config)
+    batch = responses_of(policy, rollout, rows, credited.credit.group_size, config)
     width, device = batch.token_ids.shape[1], policy.device
-    old_log_probs, advantages = rollout.log_probs[rows, :width].to(device), rollout.token_advantages[rows, :width]
+    old_log_probs, advantages = rollout.log_probs[rows, :width].to(device), credited.token_advantages[rows, :width]
     advantages, masks = advantages.to(device), {name: mask[rows, :width].to(device) for name, mask in masks.items()}
     objective = None
 
@@ -337,7 +343,6 @@ def responses_of(
     policy: Policy, rollout: Rollout, rows: Sequence[int], group_size: int, config: RunConfig
 ) -> ResponseBatch:
     """The responses in ``rows``, ascending, padded to the longest, on the policy's device."""
-    assert rollout.token_ids is not None
     groups = Counter(row // group_size for row in rows)
     token_ids = rollout.token_ids[rows, : int(rollout.lengths[rows].max())]
     return ResponseBatch(

@@ -17,7 +17,7 @@ from coca_mindspeed.utils.json_files import read_object, write_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from coca_mindspeed.scoring.rollout import Rollout
+    from coca_mindspeed.scoring.rollout import Credited, Scored
 
 
 class WeightedMean(NamedTuple):
@@ -27,17 +27,25 @@ class WeightedMean(NamedTuple):
     weight: float
 
 
-def rollout_metrics(rollout: Rollout) -> dict[str, WeightedMean]:
-    """Metrics of a rollout with credit, each with its weight; rewards and accuracy are over the gradable answers."""
-    correct, stated, credit = rollout.correct, rollout.stated, rollout.given_credit
-    graded, kept, reward = ~correct.isnan(), credit.kept, credit.confidence_reward
-    measured = calibration_metrics(stated[graded].numpy(), correct[graded].bool().numpy())
-    accuracy = measured.values["accuracy"]
-    ends = rollout.segment_ends.double()
+def weighted_means(parts: Iterable[Mapping[str, WeightedMean]]) -> dict[str, WeightedMean]:
+    """The means over all entries of several parts; a metric may be missing in some of them."""
+    sums: dict[str, tuple[float, float]] = {}
+    for name, (value, weight) in (item for part in parts for item in part.items()):
+        total, count = sums.get(name, (0.0, 0.0))
+        sums[name] = (total + value * weight if weight else total, count + weight)
+    return {name: WeightedMean(total / n if n else math.nan, n) for name, (total, n) in sums.items()}
+
+
+def rollout_metrics(credited: Credited) -> dict[str, WeightedMean]:
+    """Metrics of a rollout, each with its weight; rewards and accuracy are over the gradable answers."""
+    scored, credit = credited.scored, credited.credit
+    correct, stated, kept, reward = scored.correct, scored.stated, credit.kept, credit.confidence_reward
+    graded = ~correct.isnan()
+    ends = scored.segment_ends.double()
     lengths = dict(zip(credit.segments, ends.diff(dim=1, prepend=ends.new_zeros(len(ends), 1)).T, strict=True))
     every, n_graded, n_kept = correct.numel(), int(graded.sum()), int(kept.sum())
-    of_confidence = ("ece", "auroc", "brier")
-    means = {
+    accuracy = float(correct[graded].mean())
+    means: dict[str, tuple[float, float]] = {
         "grading/ungradable_share": (_share(~graded), every),
         "rollout/invalid_share": (_share(stated.isnan()), every),
         "response/length": (float(ends[:, -1].mean()), every),
@@ -46,7 +54,7 @@ def rollout_metrics(rollout: Rollout) -> dict[str, WeightedMean]:
         "reward/answer": (accuracy, n_graded),
         "rollout/accuracy": (accuracy, n_graded),
         "reward/confidence": (float(reward.nanmean()), int((~reward.isnan()).sum())),
-        **{f"rollout/{name}": (measured.values[name], measured.n_valid) for name in of_confidence},
+        **confidence_metrics(scored),
         "group/dropped_share": (_share(~kept), len(kept)),
         "rollout/gesr": (float(credit.gesr.nanmean()), n_kept),
         **{
@@ -55,12 +63,25 @@ def rollout_metrics(rollout: Rollout) -> dict[str, WeightedMean]:
             if advantage is not None
         },
     }
-    if rollout.stated_after is not None:
-        after = calibration_metrics(rollout.stated_after[graded].numpy(), correct[graded].bool().numpy())
-        means |= {f"rollout/{name}_after": (after.values[name], after.n_valid) for name in of_confidence}
     if credit.deviation:
         means["advantage/deviation"] = (credit.deviation, 1)
-    # Undefined, e.g. AUROC where all answers are right: no weight.
+    return _defined(means)
+
+
+def confidence_metrics(scored: Scored) -> dict[str, WeightedMean]:
+    """ECE, AUROC and Brier score of the graded responses; the first two are no means of those of a rollout's parts."""
+    graded = ~scored.correct.isnan()
+    means: dict[str, tuple[float, float]] = {}
+    for stated, suffix in ((scored.stated, ""), (scored.stated_after, "_after")):
+        if stated is not None:
+            measured = calibration_metrics(stated[graded].numpy(), scored.correct[graded].bool().numpy())
+            found = {name: measured.values[name] for name in ("ece", "auroc", "brier")}
+            means |= {f"rollout/{name}{suffix}": (value, measured.n_valid) for name, value in found.items()}
+    return _defined(means)
+
+
+def _defined(means: Mapping[str, tuple[float, float]]) -> dict[str, WeightedMean]:
+    """Means by name; an undefined one, e.g. AUROC where all answers are right, has no weight."""
     return {name: WeightedMean(value, 0 if math.isnan(value) else weight) for name, (value, weight) in means.items()}
 
 
@@ -109,12 +130,12 @@ def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, Weighte
     return {f"{name}/{key}": WeightedMean(value, 0 if math.isnan(value) else n) for key, value in found.items()}
 
 
-def sight_metrics(rollout: Rollout, seen: Sequence[bool]) -> dict[str, WeightedMean]:
+def sight_metrics(scored: Scored, seen: Sequence[bool]) -> dict[str, WeightedMean]:
     """:func:`gap_metrics` of the questions that the run asks for the first time, and of those it asked before.
 
     ``seen``, ``[P]``: whether an earlier step asked the question.
     """
-    correct, stated = (values.view(len(seen), -1) for values in (rollout.correct, rollout.stated))
+    correct, stated = (values.view(len(seen), -1) for values in (scored.correct, scored.stated))
     new = [p for p, known in enumerate(seen) if not known]
     asked = [p for p, known in enumerate(seen) if known]
     return {

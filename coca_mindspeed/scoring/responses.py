@@ -11,12 +11,13 @@ from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction, outcomes
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.scoring.metrics import HELD_OUT, WeightedMean, gap_metrics
-from coca_mindspeed.scoring.rollout import Rollout, confidences
+from coca_mindspeed.scoring.rollout import Graded, Sampled, confidences
 from coca_mindspeed.utils.custom_code import is_custom
 
 
@@ -30,13 +31,20 @@ class ResponseScorer:
     max_confidence_tokens: int  # segment length of an invalid response
     require_evaluated: bool = False  # in training, an answer that only restates its question is wrong
 
-    def __call__(self, rollout: Rollout) -> Rollout:
-        """Read and grade the responses of a rollout, which knows its token ids and records."""
-        return rollout.read(self.text, self.parser, self.max_confidence_tokens).grade(self.grader)
+    def __call__(self, sampled: Sampled, records: Sequence[Record]) -> Graded:
+        """Read and grade B responses; ``records`` are the questions of their P groups, in the same order.
 
-    def for_training(self, rollout: Rollout) -> Rollout:
-        """Make a scored rollout's verdicts those that training rewards."""
-        return rollout.reject_unevaluated() if self.require_evaluated else rollout
+        Raises ValueError if the groups are not equal in size.
+        """
+        responses = len(sampled.lengths)
+        if not records or responses % len(records):
+            raise ValueError(f"expected groups of one size, found {responses} responses to {len(records)} records")
+        of_each = [record for record in records for _ in range(responses // len(records))]
+        return sampled.read(self.text, self.parser, self.max_confidence_tokens).graded(of_each, self.grader)
+
+    def for_training(self, graded: Graded) -> Graded:
+        """The same responses with the verdicts that training rewards."""
+        return graded.reject_unevaluated() if self.require_evaluated else graded
 
 
 def response_scorer(
@@ -99,10 +107,10 @@ def check_custom_method(method: MethodConfig) -> None:
             raise_problems([Problem("own-method", "method.name", method.name, reason, "see docs/library.md")])
 
 
-def predictions(rollout: Rollout) -> list[Prediction]:
+def predictions(graded: Graded) -> list[Prediction]:
     """Make a prediction of each graded response."""
-    after = torch.full_like(rollout.stated, math.nan) if rollout.stated_after is None else rollout.stated_after
-    columns = [[None if math.isnan(s) else s for s in each.tolist()] for each in (rollout.stated, after)]
+    after = torch.full_like(graded.stated, math.nan) if graded.stated_after is None else graded.stated_after
+    columns = [[None if math.isnan(s) else s for s in each.tolist()] for each in (graded.stated, after)]
     return [
         Prediction(
             id=record.id,
@@ -115,15 +123,15 @@ def predictions(rollout: Rollout) -> list[Prediction]:
             confidence_after=second,
         )
         for record, text, confidence, second, verdict, tokens in zip(
-            rollout.records, rollout.texts, *columns, rollout.verdicts, rollout.confidence_lengths.tolist(), strict=True
+            graded.records, graded.texts, *columns, graded.verdicts, graded.confidence_lengths.tolist(), strict=True
         )
     ]
 
 
-def held_out_predictions(rollout: Rollout, method: str) -> list[Prediction]:
+def held_out_predictions(graded: Graded, method: str) -> list[Prediction]:
     """:func:`predictions` with what a file of a validation holds besides; ``method`` is the training method's name."""
-    lengths = rollout.lengths.tolist()
+    lengths = graded.lengths.tolist()
     return [
         replace(prediction, method=method, category=record.category, gold=record.answer, tokens=tokens)
-        for prediction, record, tokens in zip(predictions(rollout), rollout.records, lengths, strict=True)
+        for prediction, record, tokens in zip(predictions(graded), graded.records, lengths, strict=True)
     ]

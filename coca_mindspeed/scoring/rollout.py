@@ -1,9 +1,14 @@
-"""One rollout: P prompts with G responses each, from the sampled tokens to the advantage of each token."""
+"""The stages of a rollout of P prompts with G responses each, from the sampled tokens to the advantage of each token.
+
+:class:`Sampled` is read into :class:`Parsed`; verdicts make it :class:`Scored`, or :class:`Graded` where the texts are
+known; a :class:`CreditRule` makes that :class:`Credited`.  All tensors are on the CPU, and ``B`` responses stand group
+by group: the G responses to a prompt are neighbours.
+"""
 
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,13 +17,13 @@ from torch import Tensor
 from coca_mindspeed.algorithm import check_tensor
 from coca_mindspeed.algorithm.advantages import Reduce, SegmentMasks, segment_masks, token_advantages
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends
-from coca_mindspeed.algorithm.credit import NO_CREDIT, Credit, CreditRule, stated_decimals
+from coca_mindspeed.algorithm.credit import Credit, CreditRule
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.grading.verdict import Grader, Verdict
 
-#: Columns of scored responses, ``[B, k]`` each: a stage that scores writes them, a stage that gives credit reads them.
+#: Columns of :class:`Scored`, ``[B, k]`` each: a stage that scores writes them, a stage that gives credit reads them.
 #: NaN: the response states no valid confidence, or its answer could not be graded.
 SCORE_COLUMNS: dict[str, torch.dtype] = {
     "stated_confidence": torch.float64,  # the first and, where the method asks for it, the second confidence
@@ -28,126 +33,128 @@ SCORE_COLUMNS: dict[str, torch.dtype] = {
 }
 
 
-_EMPTY = torch.empty(0)
-
-
-@dataclass(kw_only=True)
-class Rollout:
-    """``B`` responses on the CPU, group by group: the G responses to a prompt are neighbours.
-
-    Each stage fills its fields, in this order; before it they are empty or None.
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """Sampled responses.
 
     Attributes:
-        lengths: int64 ``[B]``, tokens of each response.
-        width: tokens of the longest response, T.
-        records: the question of each response.
-        prompts: token ids of each response's prompt.
         token_ids: int64 ``[B, T]``, anything behind a response's end.
-        log_probs: float32 ``[B, T]`` of the sampled tokens under the policy that sampled them.
-        finished: bool ``[B]``; False if the length limit cut the response off.
-        entropy: float32 ``[B]``, nats, mean over the response's tokens.
-        texts: the decoded responses.
-        answers: the answer segment of each; of a response without a valid confidence, the whole text.
+        lengths: int64 ``[B]``, tokens of each response.
+    """
+
+    token_ids: Tensor
+    lengths: Tensor
+
+    def read(self, text: TokenText, parser: ResponseParser, max_confidence_tokens: int) -> "Parsed":
+        """Decode the responses, parse their confidences and find the ends of their segments."""
+        texts = text.decode(self.token_ids, self.lengths)
+        parsed = [parser(response) for response in texts]
+        stated = confidences(p.confidence for p in parsed)
+        after = confidences(p.confidence_after for p in parsed) if parser.position == "both" else None
+        valid = [~each.isnan() for each in (stated, after) if each is not None]
+        given = (self.token_ids, self.lengths, text)
+        options: Any = {"max_confidence_tokens": max_confidence_tokens, "position": parser.position}
+        return Parsed(
+            texts=texts,
+            answers=[p.answer for p in parsed],
+            stated=stated,
+            stated_after=after,
+            confidence_lengths=confidence_segment_lengths(*given, valid[0], **options),
+            segment_ends=segment_ends(*given, valid, **options),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """The confidences of responses, and where their segments end.
+
+    Attributes:
         stated: float64 ``[B]``, the stated confidences; NaN where a response states no valid one.
         stated_after: float64 ``[B]``, the second confidences of a method that asks for two; None for the others.
         confidence_lengths: int64 ``[B]``, tokens up to the end of the stated confidence.
         segment_ends: int64 ``[B, S]``, tokens up to the end of each segment; the last are the responses' lengths.
-        verdicts: on each answer.
-        correct: float64 ``[B]``, 1 or 0; NaN where the answer could not be graded.
-        grading_seconds: wall time of grading.
-        unevaluated: number of right answers that training does not reward, because they only restate the question.
-        credit: rewards and advantages of each segment, by group.
-        token_advantages: float32 ``[B, T]``, 0 behind a response's end.
     """
 
-    lengths: Tensor
-    width: int
-    records: Sequence[Record] = ()
-    prompts: Sequence[Sequence[int]] = ()
-    token_ids: Tensor | None = None
-    log_probs: Tensor | None = None
-    finished: Tensor | None = None
-    entropy: Tensor | None = None
+    stated: Tensor
+    stated_after: Tensor | None
+    confidence_lengths: Tensor
+    segment_ends: Tensor
 
-    texts: Sequence[str] = ()
-    answers: Sequence[str] = ()
-    stated: Tensor = _EMPTY
-    stated_after: Tensor | None = None
-    confidence_lengths: Tensor = _EMPTY
-    segment_ends: Tensor = _EMPTY
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each response, int64 ``[B]``."""
+        return self.segment_ends[:, -1]
 
-    verdicts: Sequence[Verdict] = ()
-    correct: Tensor = _EMPTY
-    grading_seconds: float = 0.0
-    unevaluated: int = 0
 
-    credit: Credit = NO_CREDIT
-    token_advantages: Tensor = _EMPTY
+@dataclass(frozen=True, kw_only=True)
+class Parsed(Stated):
+    """Responses that are read, and not graded.
+
+    Attributes:
+        texts: the decoded responses.
+        answers: the answer segment of each; of a response without a valid confidence, the whole text.
+    """
+
+    texts: Sequence[str]
+    answers: Sequence[str]
+
+    def scored(self, correct: Tensor) -> "Scored":
+        """Add verdicts, float64 ``[B]``: 1, 0, or NaN where ungradable; raises ValueError for another shape or kind."""
+        return Scored(
+            stated=self.stated,
+            stated_after=self.stated_after,
+            confidence_lengths=self.confidence_lengths,
+            segment_ends=self.segment_ends,
+            correct=correct,
+        )
+
+    def graded(self, records: Sequence[Record], grader: Grader) -> "Graded":
+        """Grade the answers to the questions of ``records``, one for each response."""
+        started = time.perf_counter()
+        verdicts = grader.grade(records, self.answers)
+        seconds = time.perf_counter() - started
+        known = {**vars(self), "records": records, "verdicts": verdicts, "correct": correctness(verdicts)}
+        return Graded(**known, grading_seconds=seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Stated):
+    """Responses with verdicts, without texts: what engines send from one process to another.
+
+    Attributes:
+        correct: float64 ``[B]``, 1 or 0; NaN where the answer could not be graded.
+    """
+
+    correct: Tensor
+
+    def __post_init__(self) -> None:
+        check_tensor("correct", self.correct, "float", len(self.segment_ends))
 
     @classmethod
-    def from_scores(
-        cls,
-        columns: Mapping[str, Tensor],
-        *,
-        width: int | None = None,
-        texts: Sequence[str] = (),
-        verdicts: Sequence[Verdict] = (),
-    ) -> "Rollout":
-        """Inverse of :meth:`scores`; casts the columns to :data:`SCORE_COLUMNS`.  ``width`` None: the longest response.
+    def from_columns(cls, columns: Mapping[str, Tensor]) -> "Scored":
+        """Inverse of :meth:`columns`; casts the columns to :data:`SCORE_COLUMNS`.
 
         Raises:
-            ValueError: a wrong shape or dtype.
+            ValueError: a wrong shape.
         """
-        first, *after = stated_decimals(columns["stated_confidence"]).T.contiguous()
         of_type = {name: columns[name].to(dtype) for name, dtype in SCORE_COLUMNS.items()}
-        lengths = of_type["segment_ends"][:, -1].contiguous()
-        return cls(
-            lengths=lengths,
-            width=int(lengths.max()) if width is None else width,
+        first, *after = of_type["stated_confidence"].T.contiguous()
+        return Scored(
             stated=first,
             stated_after=after[0] if after else None,
             confidence_lengths=of_type["confidence_length"].flatten(),
             segment_ends=of_type["segment_ends"],
-            texts=texts,
-        ).set_correct(of_type["correct"].flatten(), verdicts)
+            correct=of_type["correct"].flatten(),
+        )
 
-    def read(self, text: TokenText, parser: ResponseParser, max_confidence_tokens: int) -> "Rollout":
-        """Decode the responses, parse their confidences and find the ends of their segments."""
-        assert self.token_ids is not None
-        self.texts = text.decode(self.token_ids, self.lengths)
-        parsed = [parser(response) for response in self.texts]
-        self.answers = [p.answer for p in parsed]
-        self.stated = confidences(p.confidence for p in parsed)
-        if parser.position == "both":
-            self.stated_after = confidences(p.confidence_after for p in parsed)
-        valid = [~stated.isnan() for stated in (self.stated, self.stated_after) if stated is not None]
-        given = (self.token_ids, self.lengths, text)
-        options: Any = {"max_confidence_tokens": max_confidence_tokens, "position": parser.position}
-        self.segment_ends = segment_ends(*given, valid, **options)
-        self.confidence_lengths = confidence_segment_lengths(*given, valid[0], **options)
-        return self
+    @staticmethod
+    def joined(parts: Sequence["Scored"]) -> "Scored":
+        """The responses of all parts, at least one, in their order."""
+        columns = [part.columns() for part in parts]
+        return Scored.from_columns({name: torch.cat([each[name] for each in columns]) for name in SCORE_COLUMNS})
 
-    def grade(self, grader: Grader) -> "Rollout":
-        """Grade the answers."""
-        started = time.perf_counter()
-        verdicts = grader.grade(self.records, self.answers)
-        self.grading_seconds = time.perf_counter() - started
-        return self.set_correct(correctness(verdicts), verdicts)
-
-    def reject_unevaluated(self) -> "Rollout":
-        """Let no answer that only restates its question be right, as training requires it."""
-        verdicts = reject_unevaluated(self.records, self.answers, self.verdicts)
-        self.unevaluated = sum(old.correct != new.correct for old, new in zip(self.verdicts, verdicts, strict=True))
-        return self.set_correct(correctness(verdicts), verdicts)
-
-    def set_correct(self, correct: Tensor, verdicts: Sequence[Verdict] = ()) -> "Rollout":
-        """Set the verdicts on the answers; ``correct`` is float ``[B]``: 1, 0, or NaN where ungradable."""
-        check_tensor("correct", correct, "float", len(self.lengths))
-        self.correct, self.verdicts = correct.double(), verdicts
-        return self
-
-    def scores(self) -> dict[str, Tensor]:
-        """The results of scoring as the columns of :data:`SCORE_COLUMNS`."""
+    def columns(self) -> dict[str, Tensor]:
+        """The columns of :data:`SCORE_COLUMNS`."""
         stated = [self.stated] if self.stated_after is None else [self.stated, self.stated_after]
         return {
             "stated_confidence": torch.stack(stated, dim=1),
@@ -157,71 +164,115 @@ class Rollout:
         }
 
     def give_credit(
-        self, rule: CreditRule, group_size: int, reduce: Reduce | None = None, *, log_probs: Tensor | None = None
-    ) -> "Rollout":
+        self,
+        rule: CreditRule,
+        group_size: int,
+        reduce: Reduce | None = None,
+        *,
+        log_probs: Tensor | None = None,
+        width: int | None = None,
+    ) -> "Credited":
         """Compute rewards, advantages and the advantage of each token, in groups of ``group_size`` (G) responses.
 
-        See :class:`CreditRule`; ``log_probs``, float64 ``[B]``, are those of :func:`confidence_log_probs`.
+        See :class:`CreditRule`; ``log_probs``, float64 ``[B]``, are those of :func:`confidence_log_probs`.  ``width``
+        (T) is the number of columns of the token advantages; None: the tokens of the longest response.
 
         Raises:
-            ValueError: a wrong shape or dtype, or a rollout without scores or of groups that are not whole.
+            ValueError: a wrong shape or dtype, groups that are not whole, or a response longer than ``width``.
         """
-        if not len(self.stated) == len(self.correct) == len(self.lengths) or len(self.lengths) % group_size:
-            raise ValueError(
-                f"credit needs a confidence and a verdict for each response of whole groups of {group_size}; found "
-                f"{len(self.stated)} and {len(self.correct)} of {len(self.lengths)} responses"
-            )
+        if len(self.correct) % group_size:
+            raise ValueError(f"expected whole groups of {group_size} responses, found {len(self.correct)} responses")
 
         def grouped(values: Tensor) -> Tensor:
             return values.view(-1, group_size)
 
         of_confidence, after = (None if each is None else grouped(each) for each in (log_probs, self.stated_after))
-        self.credit = rule(grouped(self.correct), grouped(self.stated), of_confidence, reduce, after)
-        advantages = [values.flatten() for values in self.credit.values_by_segment().values()]
-        self.token_advantages = token_advantages(advantages, self.segment_ends, self.width)
-        return self
+        credit = rule(grouped(self.correct), grouped(self.stated), of_confidence, reduce, after)
+        advantages = [values.flatten() for values in credit.values_by_segment().values()]
+        columns = int(self.lengths.max()) if width is None else width
+        return Credited(
+            scored=self,
+            credit=credit,
+            token_advantages=token_advantages(advantages, self.segment_ends, columns),
+        )
 
-    @property
-    def given_credit(self) -> Credit:
-        """:attr:`credit`; raises ValueError before :meth:`give_credit`."""
-        if self.credit is NO_CREDIT:
-            raise ValueError(f"a rollout of {len(self.lengths)} responses has no credit yet; call give_credit first")
-        return self.credit
+    def row(self, index: int) -> dict[str, Any]:
+        """One response in a samples dump: confidence and correctness, None if it is invalid or ungradable."""
+        row = {"confidence": number_or_none(self.stated[index])}
+        if self.stated_after is not None:
+            row["confidence_after"] = number_or_none(self.stated_after[index])
+        return {**row, "correct": None if bool(self.correct[index].isnan()) else bool(self.correct[index])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graded(Scored, Parsed):
+    """Responses whose answers are graded where their texts are known.
+
+    Attributes:
+        records: the question of each response.
+        verdicts: on each answer.
+        grading_seconds: wall time of grading.
+        unevaluated: number of right answers that training does not reward, because they only restate the question.
+    """
+
+    records: Sequence[Record]
+    verdicts: Sequence[Verdict]
+    grading_seconds: float
+    unevaluated: int = 0
+
+    def reject_unevaluated(self) -> "Graded":
+        """Let no answer that only restates its question be right, as training requires it."""
+        verdicts = reject_unevaluated(self.records, self.answers, self.verdicts)
+        unevaluated = sum(old.correct != new.correct for old, new in zip(self.verdicts, verdicts, strict=True))
+        return replace(self, verdicts=verdicts, correct=correctness(verdicts), unevaluated=unevaluated)
+
+    def row(self, index: int) -> dict[str, Any]:
+        """One response in a samples dump: question, text and verdict before the numbers."""
+        record, verdict = self.records[index], self.verdicts[index]
+        return {
+            "id": record.id,
+            "question": record.question,
+            "gold": record.answer,
+            "response": self.texts[index],
+            "verdict": verdict.outcome.value,
+            "reason": verdict.reason,
+            **super().row(index),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credited:
+    """Scored responses with their advantages.
+
+    Attributes:
+        credit: rewards and advantages of each segment, by group.
+        token_advantages: float32 ``[B, T]``, 0 behind a response's end.
+    """
+
+    scored: Scored
+    credit: Credit
+    token_advantages: Tensor
 
     @property
     def masks(self) -> SegmentMasks:
-        """Tokens of each segment, bool ``[B, T]`` each; raises ValueError before :meth:`give_credit`."""
-        return segment_masks(self.segment_ends, list(self.given_credit.segments), self.width)
+        """Tokens of each segment, bool ``[B, T]`` each."""
+        return segment_masks(self.scored.segment_ends, list(self.credit.segments), self.token_advantages.shape[1])
 
     def rows(self, shown: Iterable[int]) -> list[dict[str, Any]]:
-        """Rows of a samples dump of the responses ``shown``; the reward of one that takes no part is None.
-
-        Raises ValueError before :meth:`give_credit`.
-        """
-        credit, group_size = self.given_credit, self.given_credit.group_size
+        """Rows of a samples dump of the responses ``shown``; the reward of one that takes no part is None."""
+        scored, credit = self.scored, self.credit
         advantages = {name: values.flatten() for name, values in credit.values_by_segment().items()}
         return [
             {
-                **self.scored_row(row),
-                "gesr": number_or_none(credit.gesr[row // group_size]),
+                **scored.row(row),
+                "gesr": number_or_none(credit.gesr[row // credit.group_size]),
                 "confidence_reward": number_or_none(credit.confidence_reward.flatten()[row]),
                 **{f"{name}_advantage": float(values[row]) for name, values in advantages.items()},
-                "tokens": int(self.lengths[row]),
-                "confidence_tokens": int(self.confidence_lengths[row]),
+                "tokens": int(scored.lengths[row]),
+                "confidence_tokens": int(scored.confidence_lengths[row]),
             }
             for row in shown
         ]
-
-    def scored_row(self, row: int) -> dict[str, Any]:
-        """Text and verdict where they are known, confidence and correctness; None if it is invalid or ungradable."""
-        known: dict[str, Any] = {}
-        if self.verdicts:
-            verdict = self.verdicts[row]
-            known = {"response": self.texts[row], "verdict": verdict.outcome.value, "reason": verdict.reason}
-        known["confidence"] = number_or_none(self.stated[row])
-        if self.stated_after is not None:
-            known["confidence_after"] = number_or_none(self.stated_after[row])
-        return {**known, "correct": None if bool(self.correct[row].isnan()) else bool(self.correct[row])}
 
 
 def confidence_log_probs(rule: CreditRule, log_probs: Tensor | None, ends: Tensor) -> Tensor | None:

@@ -12,13 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.scoring.metrics import rollout_metrics, sight_metrics, values
+from coca_mindspeed.scoring.metrics import (
+    confidence_metrics,
+    rollout_metrics,
+    sight_metrics,
+    values,
+    weighted_means,
+)
 from coca_mindspeed.scoring.responses import credit_rule, held_out_gap, held_out_metrics
-from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout, confidence_log_probs
+from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Credited, Scored, confidence_log_probs
 from coca_mindspeed.verl.settings import VerlSettings
 
 
@@ -71,24 +75,23 @@ class ScoredStep:
     """The ``B`` scored responses of a step's complete groups, group by group.
 
     Attributes:
-        log_probs: float64 ``[B]``, as of :func:`.confidence_log_probs`; None without an entropy bonus.
         order: int64 ``[B]``, their rows among the ``rows`` of verl's batch, which has padding and broken groups too.
         broken: groups that lack a response.
-        predictions: of each response, as the reward manager reports it.
+        reports: of each response, by the reward manager.
         stage: of the method; None if it has only one.
     """
 
-    rollout: Rollout
-    log_probs: Tensor | None
+    credited: Credited
     order: Tensor
     rows: int
     broken: int
-    predictions: Sequence[Mapping[str, Any]]
+    reports: Sequence[Mapping[str, Any]]
     stage: int | None
 
     def columns(self) -> dict[str, Tensor]:
         """``advantages`` and ``segment_ends`` of all ``rows``; 0 for padding and broken groups."""
-        columns = {"advantages": self.rollout.token_advantages, "segment_ends": self.rollout.segment_ends}
+        credited = self.credited
+        columns = {"advantages": credited.token_advantages, "segment_ends": credited.scored.segment_ends}
         return {
             name: torch.zeros(self.rows, *column.shape[1:], dtype=column.dtype).index_copy_(0, self.order, column)
             for name, column in columns.items()
@@ -96,11 +99,16 @@ class ScoredStep:
 
     def dump(self, step: int, prompts: int) -> list[dict[str, Any]]:
         """JSON rows of all responses to the first ``prompts`` prompts."""
-        shown = range(min(prompts * self.rollout.credit.group_size, len(self.order)))
-        names = ("id", "dataset", "question", "gold")
+        shown = range(min(prompts * self.credited.credit.group_size, len(self.order)))
+        names = ("id", "dataset", "question", "gold", "response")
         return [
-            {"step": step, **{name: prediction[name] for name in names}, **row}
-            for prediction, row in zip(self.predictions, self.rollout.rows(shown), strict=False)
+            {
+                "step": step,
+                **{name: report["prediction"][name] for name in names},
+                **{name: report[name] for name in ("verdict", "reason")},
+                **row,
+            }
+            for report, row in zip(self.reports, self.credited.rows(shown), strict=False)
         ]
 
 
@@ -127,52 +135,38 @@ def score_step(
     if not groups.rows:
         raise TrainingError(f"none of the {prompts} groups has all of its {group} responses")
     reports = [_checked(rows[row], f"row {keys[row]}") for row in groups.rows]
-    verdicts = [Verdict(Outcome(report["verdict"]), report["reason"]) for report in reports]
-    predictions = [report["prediction"] for report in reports]
-    texts = [prediction["response"] for prediction in predictions]
-    width = int(response_lengths.max())
-    rollout = Rollout.from_scores(_score_columns(reports), width=width, texts=texts, verdicts=verdicts)
-    if bool(rollout.correct.isnan().all()):
-        raise TrainingError(f"none of the step's {len(verdicts)} answers could be graded: {verdicts[0].reason}")
+    scored = Scored.from_columns(_score_columns(reports))
+    if bool(scored.correct.isnan().all()):
+        raise TrainingError(f"none of the step's {len(reports)} answers could be graded: {reports[0]['reason']}")
     rule, order = credit_rule(settings.method, stage), torch.tensor(groups.rows)
     of_rows = None if old_log_probs is None else old_log_probs[order]
-    log_probs = confidence_log_probs(rule, of_rows, rollout.segment_ends)
-    rollout.give_credit(rule, group, log_probs=log_probs)
+    log_probs = confidence_log_probs(rule, of_rows, scored.segment_ends)
+    credited = scored.give_credit(rule, group, log_probs=log_probs, width=int(response_lengths.max()))
     named = stage if len(settings.method.training_method.stages) > 1 else None
-    return ScoredStep(rollout, log_probs, order, len(keys), groups.broken, predictions, named)
+    return ScoredStep(credited, order, len(keys), groups.broken, reports, named)
 
 
-def step_metrics(scored: Sequence[ScoredStep], method: MethodConfig, *, repeated: bool = False) -> dict[str, float]:
+def step_metrics(parts: Sequence[ScoredStep], *, repeated: bool = False) -> dict[str, float]:
     """Defined metrics of a step, by the names that every engine uses.
 
     Args:
-        scored: its mini-batches, at least one.
-        method: of the run.
+        parts: its mini-batches, at least one.
         repeated: the step is not of the first epoch.
     """
-    rollout, stage = scored[0].rollout, scored[0].stage
-    if len(scored) > 1:
-        parts = [each.rollout for each in scored]
-        scores = [part.scores() for part in parts]
-        columns = {name: torch.cat([each[name] for each in scores]) for name in SCORE_COLUMNS}
-        group, of_parts = rollout.credit.group_size, [each.log_probs for each in scored if each.log_probs is not None]
-        log_probs = torch.cat(of_parts) if of_parts else None
-        rule = credit_rule(method, stage or 0)
-        rollout = Rollout.from_scores(columns).give_credit(rule, group, log_probs=log_probs)
-        deviation = sum(part.credit.deviation for part in parts) / len(parts)  # each mini-batch has its own
-        rollout.credit = rollout.credit._replace(deviation=deviation)
-    seen = [repeated] * len(rollout.credit.gesr)
-    found = values({**rollout_metrics(rollout), **sight_metrics(rollout, seen)})
+    whole, stage = Scored.joined([part.credited.scored for part in parts]), parts[0].stage
+    seen = [repeated] * sum(len(part.credited.credit.gesr) for part in parts)
+    means = weighted_means(rollout_metrics(part.credited) for part in parts)
+    found = values({**means, **confidence_metrics(whole), **sight_metrics(whole, seen)})
     metrics = {name: value for name, value in found.items() if math.isfinite(value)}
-    metrics["group/broken"] = float(sum(each.broken for each in scored))
+    metrics["group/broken"] = float(sum(part.broken for part in parts))
     return metrics if stage is None else {**metrics, "stage": float(stage)}
 
 
-def score_rows(rollout: Rollout) -> list[dict[str, list[float | None]]]:
-    """The columns of :meth:`Rollout.scores` as values for JSON, by response; None for NaN."""
+def score_rows(scored: Scored) -> list[dict[str, list[float | None]]]:
+    """The columns of :meth:`.Scored.columns` as values for JSON, by response; None for NaN."""
     columns = {
         name: [[None if math.isnan(value) else value for value in row] for row in column.tolist()]
-        for name, column in rollout.scores().items()
+        for name, column in scored.columns().items()
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

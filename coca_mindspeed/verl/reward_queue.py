@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.scoring.responses import ResponseScorer, held_out_predictions
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Sampled
 from coca_mindspeed.verl.batch import score_rows
 
 _BATCH = 512
@@ -84,11 +84,10 @@ class ScoringQueue:
         lengths = torch.tensor([len(each.token_ids) for each in batch])
         records = [each.record for each in batch]
         token_ids = pad_sequence([each.token_ids for each in batch], batch_first=True)
-        rollout = Rollout(lengths=lengths, width=token_ids.shape[1], records=records, token_ids=token_ids)
-        graded = held_out_predictions(self._scorer(rollout), self._method)
-        verdicts = self._scorer.for_training(rollout).verdicts
+        graded = self._scorer(Sampled(token_ids=token_ids, lengths=lengths), records)
+        predictions, rewarded = held_out_predictions(graded, self._method), self._scorer.for_training(graded)
         reports = []
-        for prediction, verdict, scores in zip(graded, verdicts, score_rows(rollout), strict=True):
+        for prediction, verdict, scores in zip(predictions, rewarded.verdicts, score_rows(rewarded), strict=True):
             report = {
                 "acc": float(bool(prediction.correct)),
                 "prediction": asdict(prediction),

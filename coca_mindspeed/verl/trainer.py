@@ -167,7 +167,7 @@ class SegmentTrainer(PPOTrainer):
         self._scored = []
         batch = super().step(metrics, timing_raw)
         repeated = self.global_steps > self.steps_per_epoch
-        metrics.update(step_metrics(self._scored, self._settings.method, repeated=repeated))
+        metrics.update(step_metrics(self._scored, repeated=repeated))
         metrics.update(divide_segment_sums(metrics))
         metrics[TIMES_ASKED] = max(1.0, self.global_steps * self.config.data.train_batch_size / self._questions)
         metrics["seconds/advantage"] = timing_raw["adv"]

@@ -14,10 +14,10 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import read_model_config, weight_shapes
 from coca_mindspeed.local.plan import estimate_memory
 from coca_mindspeed.local.policy import choose_device
-from coca_mindspeed.local.respond import respond_and_grade
+from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import generator, records_of_step
 from coca_mindspeed.local.update import build_optimizer, update_policy
-from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from coca_mindspeed.scoring.rollout import confidence_log_probs
 from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.text_formats import read_yaml
@@ -50,17 +50,18 @@ def write_profile(run: Path, file: Path) -> None:
             draw = generator(device, config.seed, "profile", step)
             group_size = config.rollout.group_size
             started = _start(device)
-            rollout = respond_and_grade(policy, asked, grader, config.method, config.rollout, draw, group_size)
-            log_probs = confidence_log_probs(rule, rollout.log_probs, rollout.segment_ends)
-            rollout.give_credit(rule, group_size, log_probs=log_probs)
+            rollout = respond(policy, asked, config.method, config.rollout, draw, group_size)
+            graded = response_scorer(config.method, policy.text, grader)(rollout, asked)
+            log_probs = confidence_log_probs(rule, rollout.log_probs, graded.segment_ends)
+            credited = graded.give_credit(rule, group_size, log_probs=log_probs)
             seconds["rollout"].append(_seconds_since(started, device))
             peaks["rollout"] = max(peaks.get("rollout", 0), _peak(device))
             started = _start(device)
             if step < _WARM_UP + _STEPS - 1:
-                update_policy(policy, rollout, optimizer, config.optimizer.lr, config)
+                update_policy(policy, rollout, credited, optimizer, config.optimizer.lr, config)
             else:
                 with torch.profiler.profile(profile_memory=False) as profiler:
-                    update_policy(policy, rollout, optimizer, config.optimizer.lr, config)
+                    update_policy(policy, rollout, credited, optimizer, config.optimizer.lr, config)
                 kernels = _costliest(profiler, device)
             seconds["update"].append(_seconds_since(started, device))
             peaks["update"] = max(peaks.get("update", 0), _peak(device))

@@ -84,7 +84,7 @@ def test_samples_log_probs_and_gradients_are_those_of_plain_eager_passes(name):
     new = 4 if name == "few positions" else 10
     samples = sample_responses(policy, prompts, group_size=2, max_new_tokens=new, temperature=1.0, generator=generator)
     found = response_log_probs(policy, prompts, samples.token_ids, temperature=1.0)
-    found[torch.arange(samples.width) < samples.lengths[:, None]].sum().backward()
+    found[torch.arange(samples.token_ids.shape[1]) < samples.lengths[:, None]].sum().backward()
     gradient = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
     plain = model_of(name, "eager")
     plain.load_state_dict(model.state_dict())

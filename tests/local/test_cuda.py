@@ -29,7 +29,7 @@ def test_sampler_and_update_on_the_device(tmp_path, architecture):
         temperature=0.9,
         generator=torch.Generator("cuda").manual_seed(0),
     )
-    inside = torch.arange(samples.width) < samples.lengths[:, None]
+    inside = torch.arange(samples.token_ids.shape[1]) < samples.lengths[:, None]
     for share in (True, False):
         expected = response_log_probs(on_cpu, prompts, samples.token_ids, temperature=0.9, share_prompts=share).detach()
         torch.testing.assert_close(samples.log_probs[inside], expected[inside], rtol=1e-3, atol=1e-3)

@@ -9,9 +9,9 @@ import torch
 
 from coca_mindspeed import token_text
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.respond import respond_and_grade
+from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.update import update_policy
-from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from tests.local.runs_for_tests import small_session
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "coca_in_one_file.py"
@@ -41,18 +41,12 @@ def test_it_takes_the_first_step_of_the_engine(example, session):
     policy, path = trainer.policy, trainer.output / "warm_start"
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     records = trainer.records[:24]
-    graded = respond_and_grade(
-        policy,
-        records,
-        trainer.grader,
-        config.method,
-        config.rollout,
-        torch.Generator().manual_seed(5),
-        config.rollout.group_size,
-    )
-    graded.give_credit(credit_rule(config.method, 0), config.rollout.group_size)
+    size, draw = config.rollout.group_size, torch.Generator().manual_seed(5)
+    rollout = respond(policy, records, config.method, config.rollout, draw, size)
+    graded = response_scorer(config.method, policy.text, trainer.grader)(rollout, records)
+    credited = graded.give_credit(credit_rule(config.method, 0), size)
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)  # the step is the gradient
-    metrics = update_policy(policy, graded, optimizer, 1.0, config)
+    metrics = update_policy(policy, rollout, credited, optimizer, 1.0, config)
     expected = change(policy.model, before)
 
     again = load_policy(path, config.model, torch.device("cpu"))
@@ -72,7 +66,7 @@ def test_it_takes_the_first_step_of_the_engine(example, session):
     assert found["loss"] == pytest.approx(metrics["objective/loss"], abs=1e-5)
     assert float(expected.norm()) > 0.1
     assert float((change(again.model, before) - expected).norm()) < 1e-4 * float(expected.norm())
-    assert bool(graded.credit.segments["confidence"].values.any()), (
+    assert bool(credited.credit.segments["confidence"].values.any()), (
         "the confidence segments should have something to learn"
     )
 

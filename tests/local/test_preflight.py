@@ -13,8 +13,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.factual import FactualGrader
 from coca_mindspeed.local import run as session_module
 from coca_mindspeed.local.evaluation import Preflight, preflight_tokens, run_preflight
-from coca_mindspeed.local.sampler import sample_responses
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.local.sampler import Rollout, sample_responses
 from coca_mindspeed.utils.console import duration
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, result, rows, small_session
@@ -71,7 +70,7 @@ def test_the_run_is_the_same_with_and_without(tmp_path, monkeypatch):
     assert train(tmp_path / "with", "evaluation.preflight=16", "trainer.steps=4") == 0
     assert train(tmp_path / "with", "evaluation.preflight=16", "--resume") == 0
     assert len(sampled) == 1  # not by the resumed run
-    assert len(sampled[0].rollout.records) == 16
+    assert len(sampled[0].graded.records) == 16
     weights, metrics, samples = result(tmp_path / "with")
     assert len(samples.pop("step_000000.jsonl").splitlines()) == 16
     assert (weights, metrics, samples) == result(tmp_path / "without")
@@ -80,10 +79,13 @@ def test_the_run_is_the_same_with_and_without(tmp_path, monkeypatch):
 def preflight(texts: list[str], records: list[Record], *overrides: str) -> Preflight:
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(list(text.encode())) for text in texts], batch_first=True)
     lengths = torch.tensor([len(text.encode()) for text in texts])
-    rollout = Rollout(lengths=lengths, width=ids.shape[1], records=records, token_ids=ids)
-    rollout.read(TokenText([bytes([byte]) for byte in range(256)]), ResponseParser(), 16)
-    rollout.grade(FactualGrader("exact"))
-    return Preflight(compose_run("demo", list(overrides)).run, rollout, seconds=1.0)
+    ended, zeros = torch.ones(len(texts), dtype=torch.bool), torch.zeros(ids.shape)
+    rollout = Rollout(
+        token_ids=ids, lengths=lengths, prompts=[[0]] * len(texts), log_probs=zeros, finished=ended, entropy=zeros[:, 0]
+    )
+    parsed = rollout.read(TokenText([bytes([byte]) for byte in range(256)]), ResponseParser(), 16)
+    graded = parsed.graded(records, FactualGrader("exact"))
+    return Preflight(compose_run("demo", list(overrides)).run, rollout, graded, seconds=1.0)
 
 
 @pytest.mark.parametrize(

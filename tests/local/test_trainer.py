@@ -28,7 +28,7 @@ from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.scoring import rollout as scoring
 from coca_mindspeed.scoring.responses import ResponseScorer
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Scored
 from coca_mindspeed.utils.directories import MARKER
 from coca_mindspeed.utils.process import InterruptedRunError
 from tests.local.models_for_tests import write_random_model
@@ -326,16 +326,22 @@ def test_any_hugging_face_directory_and_jsonl_data(tmp_path, capsys):
 
 
 def test_the_credit_is_given_the_log_probs_of_the_confidences(tmp_path, monkeypatch):
-    given, original = [], Rollout.give_credit
+    sampled, given, original = [], [], Scored.give_credit
 
     def give_credit(self, *arguments, log_probs=None, **options):
         given.append((self, log_probs))
         return original(self, *arguments, log_probs=log_probs, **options)
 
-    monkeypatch.setattr(Rollout, "give_credit", give_credit)
+    def respond(*arguments):
+        sampled.append(train_respond(*arguments))
+        return sampled[-1]
+
+    train_respond = train_module.respond
+    monkeypatch.setattr(train_module, "respond", respond)
+    monkeypatch.setattr(Scored, "give_credit", give_credit)
     train(tmp_path / "run", "warm_up.steps=1", "trainer.steps=1", "method.entropy_bonus=0.1")
-    ((rollout, log_probs),) = given
-    ends = rollout.segment_ends[:, 0].tolist()
+    ((scored, log_probs),), (rollout,) = given, sampled
+    ends = scored.segment_ends[:, 0].tolist()
     expected = [float(row[:end].double().sum()) for row, end in zip(rollout.log_probs, ends, strict=True)]
     assert log_probs.tolist() == pytest.approx(expected)
     assert any(end < length for end, length in zip(ends, rollout.lengths.tolist(), strict=True))
@@ -374,7 +380,7 @@ def test_a_rollout_crosses_the_modules_that_the_architecture_page_lists(tmp_path
 
     for name in ("records_of_step", "generator", "respond", "credit_rule", "update_policy"):
         monkeypatch.setattr(train_module, name, noted(getattr(train_module, name)))
-    for kind, name in ((ResponseScorer, "__call__"), (ResponseScorer, "for_training"), (Rollout, "give_credit")):
+    for kind, name in ((ResponseScorer, "__call__"), (ResponseScorer, "for_training"), (Scored, "give_credit")):
         monkeypatch.setattr(kind, name, noted(getattr(kind, name)))
     train(tmp_path / "run", "warm_up.steps=1", "trainer.steps=1")
 

@@ -1,6 +1,7 @@
 """The update of a policy on judged responses: what it says of them, and that its parts add up."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig, TrainerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.respond import respond_and_grade
+from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.local.update import ResponseBatch, largest_group_sizes, microbatches, update_policy
-from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from tests.local.models_for_tests import Kept, random_policy, set_chunk_of, write_random_model
 from tests.local.runs_for_tests import small_session
 
@@ -26,16 +27,11 @@ def session(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rollout(session):
     trainer, config = session.trainer, session.trainer.config
-    graded = respond_and_grade(
-        trainer.policy,
-        trainer.records[:8],
-        trainer.grader,
-        config.method,
-        config.rollout,
-        generator(trainer.policy.device, 0, "test"),
-        config.rollout.group_size,
-    )
-    return graded.give_credit(credit_rule(config.method, 0), config.rollout.group_size)
+    policy, asked, size = trainer.policy, trainer.records[:8], config.rollout.group_size
+    draw = generator(policy.device, 0, "test")
+    sampled = respond(policy, asked, config.method, config.rollout, draw, size)
+    graded = response_scorer(config.method, policy.text, trainer.grader)(sampled, asked)
+    return sampled, graded.give_credit(credit_rule(config.method, 0), size)
 
 
 def updated(session, rollout, aggregation="sum", **trainer_settings):
@@ -46,7 +42,7 @@ def updated(session, rollout, aggregation="sum", **trainer_settings):
     config = config.model_copy(update={"method": config.method.model_copy(update={"loss_aggregation": aggregation})})
     before = copy.deepcopy(trainer.policy.model.state_dict())
     optimizer = torch.optim.SGD(trainer.policy.model.parameters(), lr=1.0)
-    metrics = update_policy(trainer.policy, rollout, optimizer, 1.0, config)
+    metrics = update_policy(trainer.policy, *rollout, optimizer, 1.0, config)
     after = torch.cat([p.detach().flatten() for p in trainer.policy.model.parameters()])
     trainer.policy.model.load_state_dict(before)
     return after, metrics
@@ -55,19 +51,20 @@ def updated(session, rollout, aggregation="sum", **trainer_settings):
 def test_entropy_of_each_segment_is_that_of_the_sampler(session, rollout):
     """Before its first update the policy is the one that sampled, so both segments' sums add up to the sampler's."""
     _, metrics = updated(session, rollout)
-    masks = rollout.masks
+    sampled, credited = rollout
+    masks = credited.masks
     total = sum(metrics[f"{name}/entropy"] * float(mask.sum()) for name, mask in masks.items())
     assert metrics["confidence/entropy"] != pytest.approx(metrics["answer/entropy"], rel=1e-3)
-    assert total == pytest.approx(float((rollout.entropy * rollout.lengths).sum()), rel=1e-4)
+    assert total == pytest.approx(float((sampled.entropy * sampled.lengths).sum()), rel=1e-4)
 
 
 @pytest.fixture(scope="module")
 def mixed(session, rollout):
     """The same responses, told to prompts of several lengths."""
-    changed = copy.copy(rollout)
-    group = rollout.credit.group_size
-    changed.prompts = [prompt[: 4 + row // group % 3] for row, prompt in enumerate(rollout.prompts)]
-    return changed
+    sampled, credited = rollout
+    group = credited.credit.group_size
+    prompts = [prompt[: 4 + row // group % 3] for row, prompt in enumerate(sampled.prompts)]
+    return replace(sampled, prompts=prompts), credited
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])

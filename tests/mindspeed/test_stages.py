@@ -18,12 +18,13 @@ from coca_mindspeed.evaluation.predictions import VALIDATIONS, Prediction, read_
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.mindspeed.stages import dataset, dock, reward_worker, trainer
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
-from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SCORES
+from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SCORES, score_columns
 from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, divide_ratios, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
 from coca_mindspeed.mindspeed.stages.trainer import Validation, compute_advantages
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.scoring.metrics import WeightedMean
+from coca_mindspeed.scoring.rollout import Scored
 from coca_mindspeed.utils.json_files import read_json_lines
 from tests.mindspeed.builders import FakeDock, without_ray
 
@@ -46,7 +47,7 @@ def _scored_dock(shuffle=False, correct=(1.0, 0.0, 1.0, 1.0)):
     """Two groups of two, scored."""
     filled = FakeDock(rows=4, group=2, shuffle=shuffle)
     for name, values in {SCORES["correct"]: correct, SCORES["stated_confidence"]: [0.3, 0.0, 0.9, NAN]}.items():
-        filled._put_experience({name: [torch.tensor([v]) for v in values]}, [0, 1, 2, 3])
+        filled._put_experience({name: [torch.tensor([v], dtype=torch.float64) for v in values]}, [0, 1, 2, 3])
     lengths = [2, 3, 1, 4]
     filled._put_experience(
         {
@@ -81,6 +82,25 @@ def test_the_advantage_stage_does_not_depend_on_the_dispatch(guarantee_order, co
     means = {name: sum(values) / len(values) for name, values in filled.metrics.items()}
     # Brier against GESR .5 and 1: (.2^2, .5^2) and (.1^2, invalid)
     assert divide_ratios(means)["reward/confidence"] == pytest.approx(-(0.04 + 0.25 + 0.01 + 1) / 4)
+
+
+def test_rewards_that_are_equal_by_definition_are_equal_behind_the_dock():
+    """Confidences .1 and .9 at GESR .5: an advantage of 1e-8 / 1e-8 would train whichever float32 rounds up."""
+    scored = Scored(
+        stated=torch.tensor([0.1, 0.9, 0.9, 0.1], dtype=torch.float64),
+        stated_after=None,
+        confidence_lengths=torch.ones(4, dtype=torch.int64),
+        segment_ends=torch.tensor([[1, 2]] * 4),
+        correct=torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64),
+    )
+    filled = FakeDock(rows=4, group=4)
+    filled._put_experience({name: list(column) for name, column in score_columns(scored).items()}, [0, 1, 2, 3])
+    settings = CocaSettings(method=MethodConfig(advantage_eps=0.0))
+    options = {"count": 4, "group_size": 4, "rows": 4, "guarantee_order": True, "sample_prompts": 0}
+    compute_advantages(filled, settings, **options)
+    advantages = torch.stack([filled.data["advantages"][row] for row in range(4)])
+    assert not advantages[:, 0].any()
+    assert advantages[:, 1].all()
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

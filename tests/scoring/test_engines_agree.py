@@ -1,6 +1,7 @@
 """Every engine's way from tokens, log-probs and verdicts to token advantages, on the same responses."""
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, score_column
 from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
+from coca_mindspeed.scoring.rollout import Sampled, Scored, confidence_log_probs
 from coca_mindspeed.utils.tokenization import token_text
 from coca_mindspeed.verl.batch import score_rows, score_step
 from coca_mindspeed.verl.settings import VerlSettings
@@ -26,58 +27,65 @@ CORRECT = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, math.nan, 1.0, 1.0,
 OUTCOME = {1.0: Outcome.RIGHT, 0.0: Outcome.WRONG}
 
 
+class Responses(NamedTuple):
+    token_ids: torch.Tensor
+    log_probs: torch.Tensor
+    scored: Scored
+
+
 def scored(method):
     table = token_text(qwen_like(), len(qwen_like()))
     rows = [torch.tensor([*qwen_like()(text)["input_ids"], qwen_like().eos_token_id]) for text in TEXTS]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    rollout = Rollout(lengths=torch.tensor(list(map(len, rows))), width=ids.shape[1], token_ids=ids)
-    rollout.log_probs = -torch.rand(ids.shape, generator=torch.Generator().manual_seed(3)) * 4
-    rollout.read(table, method.parser(), method.max_confidence_tokens)
-    return rollout.set_correct(torch.tensor(CORRECT))
+    sampled = Sampled(token_ids=ids, lengths=torch.tensor(list(map(len, rows))))
+    parsed = sampled.read(table, method.parser(), method.max_confidence_tokens)
+    log_probs = -torch.rand(ids.shape, generator=torch.Generator().manual_seed(3)) * 4
+    return Responses(ids, log_probs, parsed.scored(torch.tensor(CORRECT, dtype=torch.float64)))
 
 
-def by_local_engine(rollout, method):
-    rule = credit_rule(method, 0)
-    log_probs = confidence_log_probs(rule, rollout.log_probs, rollout.segment_ends)
-    return rollout.give_credit(rule, G, log_probs=log_probs).token_advantages
+def by_local_engine(responses, method):
+    rule, scored = credit_rule(method, 0), responses.scored
+    log_probs = confidence_log_probs(rule, responses.log_probs, scored.segment_ends)
+    return scored.give_credit(rule, G, log_probs=log_probs).token_advantages
 
 
-def by_library(rollout, method):
+def by_library(responses, method):
+    scored = responses.scored
     return coca_advantages(
-        *(rollout.token_ids, rollout.lengths, rollout.correct, qwen_like(), G),
+        *(responses.token_ids, scored.lengths, scored.correct, qwen_like(), G),
         decimals=method.confidence_decimals,
         eps=method.advantage_eps,
         separate_format=method.separate_format,
         scale=method.advantage_scale,
         entropy_bonus=method.entropy_bonus,
-        log_probs=rollout.log_probs,
+        log_probs=responses.log_probs,
     ).advantages
 
 
-def by_verl(rollout, method):
+def by_verl(responses, method):
     shuffled = torch.randperm(P * G, generator=torch.Generator().manual_seed(0)).tolist()
     reports = [
         {"verdict": OUTCOME.get(correct, Outcome.UNGRADABLE).value, "reason": "", "prediction": {"response": ""}, **row}
-        for correct, row in zip(CORRECT, score_rows(rollout), strict=True)
+        for correct, row in zip(CORRECT, score_rows(responses.scored), strict=True)
     ]
     found = score_step(
         keys=[f"u{row // G}_{row % G}_0" for row in shuffled],
         tags=[{}] * (P * G),
         rows=[reports[row] for row in shuffled],
-        response_lengths=rollout.lengths[shuffled],
-        old_log_probs=rollout.log_probs[shuffled],
+        response_lengths=responses.scored.lengths[shuffled],
+        old_log_probs=responses.log_probs[shuffled],
         prompts=P,
         group=G,
         settings=VerlSettings(method=method),
         stage=0,
     )
-    return torch.empty(P * G, rollout.width).index_copy_(0, torch.tensor(shuffled), found.columns()["advantages"])
+    return torch.empty(responses.token_ids.shape).index_copy_(0, torch.tensor(shuffled), found.columns()["advantages"])
 
 
-def by_mindspeed_rl(rollout, method):
+def by_mindspeed_rl(responses, method):
     dock = FakeDock(rows=P * G, group=G, shuffle=True)
-    lengths, rows = rollout.lengths.tolist(), list(range(P * G))
-    for name, column in {**score_columns(rollout), ROLLOUT_LOG_PROBS: rollout.log_probs}.items():
+    lengths, rows = responses.scored.lengths.tolist(), list(range(P * G))
+    for name, column in {**score_columns(responses.scored), ROLLOUT_LOG_PROBS: responses.log_probs}.items():
         dock.put_experience.remote(
             {name: [row[: lengths[i]] if name == ROLLOUT_LOG_PROBS else row for i, row in enumerate(column)]}, rows
         )

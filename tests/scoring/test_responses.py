@@ -11,7 +11,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
 from coca_mindspeed.scoring.responses import ResponseScorer, predictions
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Graded, Sampled
 
 # One token of each kind: tags, digits, and a token that straddles the end of the tag.
 TOKENS = [b"", b"<confidence>", b"0.5", b"</confidence>", b"</confidence>\n4", b"4", b"7", b"1"]
@@ -26,14 +26,13 @@ class Fussy:
     def close(self) -> None: ...
 
 
-def score(rows: Sequence[Sequence[int]], answers: Sequence[str], **changed: Any) -> Rollout:
+def score(rows: Sequence[Sequence[int]], answers: Sequence[str], **changed: Any) -> Graded:
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
     records = [Record(id=str(i), dataset="d", category="math", question="q", answer=a) for i, a in enumerate(answers)]
     parts = {"text": TokenText(TOKENS), "parser": ResponseParser(), "grader": ExactGrader(), **changed}
     lengths = torch.tensor([len(row) for row in rows])
-    rollout = Rollout(lengths=lengths, width=width, records=records, token_ids=ids)
-    return ResponseScorer(**parts, max_confidence_tokens=2)(rollout)
+    return ResponseScorer(**parts, max_confidence_tokens=2)(Sampled(token_ids=ids, lengths=lengths), records)
 
 
 def test_by_hand():

@@ -1,17 +1,26 @@
 """Metrics, sample rows and columns of a rollout, by hand."""
 
 import math
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
 
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.scoring.metrics import WeightedMean, health_problems, rollout_metrics, sight_metrics, values
+from coca_mindspeed.scoring.metrics import (
+    WeightedMean,
+    health_problems,
+    rollout_metrics,
+    sight_metrics,
+    values,
+    weighted_means,
+)
 from coca_mindspeed.scoring.responses import held_out_gap
-from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout, confidence_log_probs
+from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Graded, Scored, confidence_log_probs, correctness
 
 N = math.nan
 CORRECT = [1, 0, 1, 1]
@@ -19,7 +28,7 @@ CONFIDENCE = [0.5, 0.0, 0.9, N]
 LENGTHS = [2, 3, 1, 4]
 
 
-def scored(correct=CORRECT, stated=CONFIDENCE, lengths=LENGTHS, after=None, ends=None, **known):
+def scored(correct=CORRECT, stated=CONFIDENCE, lengths=LENGTHS, after=None, ends=None):
     """One confidence token each."""
     stated = [stated] if after is None else [stated, after]
     columns = {
@@ -28,39 +37,50 @@ def scored(correct=CORRECT, stated=CONFIDENCE, lengths=LENGTHS, after=None, ends
         "confidence_length": torch.ones(len(correct), 1, dtype=torch.int64),
         "segment_ends": torch.tensor(ends or [[1, length] for length in lengths]),
     }
-    return Rollout.from_scores(columns, width=4, **known)
+    return Scored.from_columns(columns)
 
 
 def credited(*given, method="coca", stage=0, eps=1e-6, **known):
     """Groups of two."""
-    return scored(*given, **known).give_credit(CreditRule(training_method(method), stage, eps=eps), 2)
+    return scored(*given, **known).give_credit(CreditRule(training_method(method), stage, eps=eps), 2, width=4)
 
 
-@pytest.mark.parametrize("missing", ["stated", "correct", "whole groups"])
-def test_credit_needs_whole_groups_with_scores(missing):
-    rollout = Rollout(lengths=torch.tensor(LENGTHS), width=4)
-    if missing == "correct":
-        rollout.stated = torch.rand(4)
-    elif missing == "stated":
-        rollout.set_correct(torch.ones(4))
-    else:
-        rollout = scored()
+def graded(verdicts, answers=("a", "b", "c", "d")):
+    """The same responses with their texts."""
+    return Graded(
+        **{**vars(scored()), "correct": correctness(verdicts)},
+        texts=list("abcd"),
+        answers=list(answers),
+        records=[Record(name, "d", "math", "4*2=", "8") for name in "abcd"],
+        verdicts=verdicts,
+        grading_seconds=0.0,
+    )
+
+
+def test_restated_questions_are_wrong_in_a_new_object():
+    given = graded([Verdict(Outcome.RIGHT)] * 3 + [Verdict(Outcome.WRONG)], ["8", r"\boxed{4*2}", "8", "4*2"])
+    rewarded = given.reject_unevaluated()
+    assert (given.correct.tolist(), rewarded.correct.tolist()) == ([1, 1, 1, 0], [1, 0, 1, 0])
+    assert [verdict.correct for verdict in rewarded.verdicts] == [True, False, True, False]
+    assert (given.unevaluated, rewarded.unevaluated) == (0, 1)
+
+
+def test_credit_needs_whole_groups():
     with pytest.raises(ValueError, match="4 responses"):
-        rollout.give_credit(CreditRule(training_method("coca")), 3 if missing == "whole groups" else 2)
-
-
-@pytest.mark.parametrize(
-    "read", [lambda r: r.rows([0]), lambda r: r.masks, rollout_metrics], ids=["rows", "masks", "metrics"]
-)
-def test_what_needs_credit_says_so(read):
-    with pytest.raises(ValueError, match="4 responses"):
-        read(scored())
+        scored().give_credit(CreditRule(training_method("coca")), 3)
 
 
 @pytest.mark.parametrize("verdicts", [torch.ones(3), torch.ones(4, 1), torch.ones(4, dtype=torch.int64)])
-def test_a_rollout_has_one_verdict_for_each_response(verdicts):
+def test_there_is_one_verdict_for_each_response(verdicts):
     with pytest.raises(ValueError, match="correct should be float"):
-        scored().set_correct(verdicts)
+        replace(scored(), correct=verdicts)
+
+
+def test_no_stage_can_be_changed():
+    of_rollout = credited()
+    for stage, field in ((of_rollout, "credit"), (of_rollout.scored, "correct")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(stage, field, None)
 
 
 def test_metrics_by_hand():
@@ -89,15 +109,15 @@ def test_metrics_by_hand():
 def test_questions_at_first_sight_and_repeated_ones_by_hand():
     """Only valid and graded responses count; the third question has none."""
     rollout = credited([1, 0, 1, 1, N, 1], [0.5, 0.0, 0.9, N, 0.4, N], [1] * 6)
-    metrics = sight_metrics(rollout, [False, True, False])
+    metrics = sight_metrics(rollout.scored, [False, True, False])
     assert metrics["first_sight/accuracy"] == (0.5, 2)
     assert metrics["first_sight/confidence"] == (0.25, 2)
     assert metrics["repeated/accuracy"] == (1.0, 1)
     assert metrics["repeated/confidence"] == (pytest.approx(0.9), 1)
     assert metrics["repeated/gap_error"].weight == 0  # of one question
-    assert sight_metrics(rollout, [False] * 3)["repeated/accuracy"].weight == 0
+    assert sight_metrics(rollout.scored, [False] * 3)["repeated/accuracy"].weight == 0
     # Differences .5 - 1 and 0 of one question, -.1 of another; their mean is -.2.
-    both = sight_metrics(rollout, [False] * 3)
+    both = sight_metrics(rollout.scored, [False] * 3)
     assert both["first_sight/gap_error"].value == pytest.approx(math.sqrt(2 * (0.1**2 + 0.1**2)) / 3)
 
 
@@ -105,7 +125,7 @@ def test_held_out_answers_are_grouped_by_question():
     rows = [("a", True, 0.5), ("a", False, 0.0), ("b", True, 0.9), ("b", True, None), ("c", None, 0.4)]
     answers = [Prediction(id, "d", "?", "", confidence, correct, None) for id, correct, confidence in rows]
     rollout = credited([1, 0, 1, 1, N, 1], [0.5, 0.0, 0.9, N, 0.4, N], [1] * 6)
-    expected = {k.replace("first_sight", "held_out"): m for k, m in sight_metrics(rollout, [False] * 3).items()}
+    expected = {k.replace("first_sight", "held_out"): m for k, m in sight_metrics(rollout.scored, [False] * 3).items()}
     assert held_out_gap(answers) == {name: mean for name, mean in expected.items() if name.startswith("held_out")}
 
 
@@ -180,10 +200,9 @@ def test_undefined_metrics_have_no_weight():
 @pytest.mark.parametrize("name", ["reward/answer", "reward/confidence", "rollout/brier", "rollout/confidence"])
 def test_weighted_means_of_batches_are_the_mean_of_the_whole(name):
     halves = [slice(0, 2), slice(2, 4)]
-    parts = [rollout_metrics(credited(CORRECT[h], CONFIDENCE[h], LENGTHS[h]))[name] for h in halves]
+    parts = [rollout_metrics(credited(CORRECT[h], CONFIDENCE[h], LENGTHS[h])) for h in halves]
     whole = rollout_metrics(credited())[name]
-    assert sum(part.weight for part in parts) == whole.weight
-    assert sum(part.value * part.weight for part in parts) / whole.weight == pytest.approx(whole.value)
+    assert weighted_means(parts)[name] == (pytest.approx(whole.value), whole.weight)
 
 
 def test_advantages_of_the_tokens():
@@ -221,9 +240,9 @@ def test_the_bonus_is_of_valid_confidences_alone(separate):
     Second group: one valid response of two.  In the paper's form their rewards are -.01 + .2 and -1: the improbable
     invalid one earns no bonus.
     """
-    rollout, rule = scored(), bonus_rule(separate_format=separate)
+    responses, rule = scored(), bonus_rule(separate_format=separate)
     log_probs = torch.tensor([[-1.0, -90.0, N, N], [-5.0, 0.0, 0.0, N], [-2.0, N, N, N], [-99.0, 0.0, 0.0, 0.0]])
-    rollout.give_credit(rule, 2, log_probs=confidence_log_probs(rule, log_probs, rollout.segment_ends))
+    rollout = responses.give_credit(rule, 2, log_probs=confidence_log_probs(rule, log_probs, responses.segment_ends))
     up = 1 / math.sqrt(2)
     torch.testing.assert_close(rollout.token_advantages[:, 0], torch.tensor([-up, up, up, -up]))
     torch.testing.assert_close(rollout.token_advantages[:2, 1], torch.tensor([up, -up]))
@@ -232,36 +251,37 @@ def test_the_bonus_is_of_valid_confidences_alone(separate):
 
 @pytest.mark.parametrize("value", [N, -math.inf])
 def test_log_probs_that_are_not_finite_are_refused_where_they_count(value):
-    rollout, rule = scored(), bonus_rule()
+    rule = bonus_rule()
     with pytest.raises(ValueError, match="log_probs"):
         scored().give_credit(rule, 2, log_probs=torch.tensor([-1.0, value, -1.0, -1.0]))
-    rollout.give_credit(rule, 2, log_probs=torch.tensor([-1.0, -1.0, -1.0, value]))  # of an invalid response
+    scored().give_credit(rule, 2, log_probs=torch.tensor([-1.0, -1.0, -1.0, value]))  # of an invalid response
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_scores_as_columns_of_smaller_types_and_back(twice):
-    rollout = scored([1, N, 1, 0], [0.83, N, 0.1, 1.0], after=[1.0, 0.1, N, 0.83] if twice else None)
-    columns = rollout.scores()
+def test_scores_as_columns_and_back(twice):
+    given = scored([1, N, 1, 0], [0.83, N, 0.1, 1.0], after=[1.0, 0.1, N, 0.83] if twice else None)
+    columns = given.columns()
     assert {name: column.dtype for name, column in columns.items()} == SCORE_COLUMNS
     assert [column.shape[1] for column in columns.values()] == [1 + twice, 1, 1, 2]
-    sent = {name: column.float() if column.is_floating_point() else column.int() for name, column in columns.items()}
-    restored = Rollout.from_scores(sent)
-    for name in ("stated", "stated_after", "correct", "confidence_lengths", "segment_ends", "lengths"):
-        if (given := getattr(rollout, name)) is None:
-            assert getattr(restored, name) is None
-        else:
-            torch.testing.assert_close(getattr(restored, name), given, rtol=0, atol=0, equal_nan=True)
+    sent = {name: column if column.is_floating_point() else column.int() for name, column in columns.items()}
+    for restored, rows in ((Scored.from_columns(sent), slice(4)), (Scored.joined([given, given]), slice(4, 8))):
+        for name in ("stated", "stated_after", "correct", "confidence_lengths", "segment_ends", "lengths"):
+            if (expected := getattr(given, name)) is None:
+                assert getattr(restored, name) is None
+            else:
+                torch.testing.assert_close(getattr(restored, name)[rows], expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_rows():
     """Undefined values are null: of these groups the first has one gradable answer, and is dropped."""
     verdicts = [Verdict(Outcome.RIGHT), Verdict(Outcome.UNGRADABLE, "no sandbox"), *[Verdict(Outcome.RIGHT)] * 2]
-    rows = credited([1, N, 1, 1], texts=["a", "b", "c", "d"], verdicts=verdicts).rows(range(4))
+    rows = graded(verdicts).give_credit(CreditRule(training_method("coca")), 2).rows(range(4))
     assert [row["correct"] for row in rows] == [True, None, True, True]
     assert [row["gesr"] for row in rows] == [None, None, 1.0, 1.0]
     assert [row["confidence_reward"] is None for row in rows] == [True, True, False, False]
     assert [(row["confidence_advantage"], row["answer_advantage"]) for row in rows[:2]] == [(0.0, 0.0)] * 2
     assert (rows[1]["response"], rows[1]["verdict"], rows[1]["reason"]) == ("b", "ungradable", "no sandbox")
+    assert [(row["id"], row["question"], row["gold"]) for row in rows] == [(name, "4*2=", "8") for name in "abcd"]
     first, last = credited(stated=[0.3, 0.0, 0.9, N], eps=0.0).rows([0, 3])
     up = pytest.approx(1 / math.sqrt(2))
     expected = {"confidence": 0.3, "correct": True, "gesr": 0.5, "confidence_reward": pytest.approx(-0.04)}

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.methods import METHODS
-from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout, confidences
+from coca_mindspeed.scoring.rollout import Scored, confidences
 from coca_mindspeed.verl.batch import (
     find_groups,
     score_step,
@@ -99,8 +98,8 @@ def one_group(*rows, **settings):
     )
 
 
-def metrics(*scored, **method):
-    return step_metrics(scored, MethodConfig(**method))
+def metrics(*scored):
+    return step_metrics(scored)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
@@ -122,7 +121,7 @@ def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
         "confidence_length": torch.tensor([report["confidence_length"] for report in reports]),
         "segment_ends": torch.tensor([report["segment_ends"] for report in reports]),
     }
-    expected = Rollout.from_scores(score_columns).give_credit(credit_rule(settings.method, 0), G)
+    expected = Scored.from_columns(score_columns).give_credit(credit_rule(settings.method, 0), G)
     found = step(settings.model_dump(), keys=keys, rows=rows, response_lengths=lengths).columns()
     for place, key in enumerate(KEYS):
         row = keys.index(key)
@@ -174,23 +173,22 @@ def test_the_bonus_of_old_log_probs_raises_the_entropy_whatever_weights_sampled(
 
 def test_metrics_of_mini_batches_have_their_bonus():
     """Both mini-batches state one confidence everywhere, so that only the bonus differs within a group."""
-    rows, settings = [columns(0.5, RIGHT)] * G, {"method": {"entropy_bonus": 0.1}}
-    parts = [
-        step(
-            settings,
+
+    def part(bonus, scale):
+        return step(
+            {"method": {"entropy_bonus": bonus}},
             keys=KEYS[:G],
             tags=[{}] * G,
-            rows=rows,
+            rows=[columns(0.5, RIGHT)] * G,
             response_lengths=torch.tensor([5] * G),
             old_log_probs=-torch.arange(float(G))[:, None].expand(G, 5) * scale,
             prompts=1,
         )
-        for scale in (1.0, 0.0)
-    ]
-    assert metrics(*parts, entropy_bonus=0.1)["group/no_confidence_variance_share"] == 0.5
-    assert metrics(*parts)["group/no_confidence_variance_share"] == 1.0
+
+    for bonus, expected in ((0.1, 0.5), (0.0, 1.0)):
+        assert metrics(part(bonus, 1.0), part(bonus, 0.0))["group/no_confidence_variance_share"] == expected
     with pytest.raises(ValueError, match="log_probs"):
-        step(settings)
+        step({"method": {"entropy_bonus": 0.1}})
 
 
 def test_the_stage_decides_what_sequential_rewards():
@@ -201,8 +199,8 @@ def test_the_stage_decides_what_sequential_rewards():
     assert {"reward/answer", "rollout/gesr", "response/confidence_length"} <= invalid.keys()
     assert all(map(math.isfinite, invalid.values()))
     first, second = (step({"method": {"name": "sequential"}}, stage) for stage in (0, 1))
-    assert not torch.equal(first.rollout.token_advantages, second.rollout.token_advantages)
-    assert [metrics(each, name="sequential")["stage"] for each in (first, second)] == [0.0, 1.0]
+    assert not torch.equal(first.credited.token_advantages, second.credited.token_advantages)
+    assert [metrics(each)["stage"] for each in (first, second)] == [0.0, 1.0]
     assert "stage" not in metrics(step())
 
 
@@ -234,7 +232,7 @@ def test_an_ungradable_answer_is_left_out_of_its_group():
     found = one_group(
         columns(0.5, RIGHT), columns(0.5, WRONG), failed, columns(0.5, WRONG), method={"advantage_eps": 0.0}
     )
-    assert found.rollout.credit.gesr.tolist() == [[pytest.approx(1 / 3)]]
+    assert found.credited.credit.gesr.tolist() == [[pytest.approx(1 / 3)]]
     # r_a = (1, 0, 0): mean 1/3, sample deviation 1/sqrt(3)
     expected = [2 / math.sqrt(3), -1 / math.sqrt(3), 0.0, -1 / math.sqrt(3)]
     advantages = found.columns()["advantages"]
@@ -266,7 +264,7 @@ def test_the_dump():
             reports[key]["verdict"],
             reports[key]["prediction"]["confidence"],
         )
-    assert [row["gesr"] for row in dump[::G]] == pytest.approx(found.rollout.credit.gesr.flatten().tolist())
+    assert [row["gesr"] for row in dump[::G]] == pytest.approx(found.credited.credit.gesr.flatten().tolist())
 
 
 @pytest.mark.parametrize(("method", "stage"), [({}, 0), ({"advantage_scale": "batch"}, 0), ({"name": "sequential"}, 1)])
@@ -282,9 +280,9 @@ def test_the_metrics_of_mini_batches_are_those_of_one_batch(method, stage):
         return step(settings, stage, **given, response_lengths=lengths[at], prompts=prompts)
 
     whole, parts = part("012", 3), [part("0", 1), part("12", 2)]
-    expected, found = metrics(whole, **method), metrics(*parts, **method)
+    expected, found = metrics(whole), metrics(*parts)
     if "advantage_scale" in method:
-        deviations = [metrics(each, **method).pop("advantage/deviation") for each in parts]
+        deviations = [metrics(each).pop("advantage/deviation") for each in parts]
         assert found.pop("advantage/deviation") == pytest.approx(sum(deviations) / 2)
         assert expected.pop("advantage/deviation") > 0
     assert found == pytest.approx(expected)
@@ -311,7 +309,7 @@ def test_the_metrics_of_a_validation():
 
 def test_the_first_epoch_and_later_ones_are_measured_apart():
     found = step()
-    first, later = metrics(found), step_metrics([found], MethodConfig(), repeated=True)
+    first, later = metrics(found), step_metrics([found], repeated=True)
     assert first["first_sight/accuracy"] == later["repeated/accuracy"]
     assert first["first_sight/confidence"] == later["repeated/confidence"]
     assert not any(name.startswith("repeated/") for name in first)

@@ -32,7 +32,7 @@ from coca_mindspeed.data.prompts import TemplateKeys, check_no_open_thought
 from coca_mindspeed.errors import CocaError, Condition, ConfigError, as_check, find_problems, raise_problems
 from coca_mindspeed.integrations.settings import RowGrader, check_prompt, check_version, integration_settings
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout, number_or_none
+from coca_mindspeed.scoring.rollout import Parsed, Sampled, number_or_none
 from coca_mindspeed.utils.tokenization import token_text
 
 TESTED = "==4.6.0"
@@ -123,15 +123,15 @@ class Segment(ORM):
         return _read(completions, columns["response_token_ids"]).segment_ends[:, 0].float().tolist()
 
 
-def _read(completions: Sequence[str], sampled: Sequence[Sequence[int]]) -> Rollout:
+def _read(completions: Sequence[str], sampled: Sequence[Sequence[int]]) -> Parsed:
     """Read the responses from their sampled ids: ms-swift's texts begin with what its template has put before them."""
     ids = pad_sequence([torch.tensor(each, dtype=torch.int64) for each in sampled], batch_first=True)
-    rollout = Rollout(lengths=torch.tensor(list(map(len, sampled))), width=ids.shape[1], token_ids=ids)
-    rollout.read(_token_text(), SETTINGS.method.parser(), SETTINGS.method.max_confidence_tokens)
+    responses = Sampled(token_ids=ids, lengths=torch.tensor(list(map(len, sampled))))
+    parsed = responses.read(_token_text(), SETTINGS.method.parser(), SETTINGS.method.max_confidence_tokens)
     if not SETTINGS.allow_open_thinking:
-        for completion, text in zip(completions, rollout.texts, strict=True):
+        for completion, text in zip(completions, parsed.texts, strict=True):
             check_no_open_thought(completion.rstrip().removesuffix(text.strip()), "the template of ms-swift", _KEYS)
-    return rollout
+    return parsed
 
 
 @cache

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Rollout
+from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Scored
 
 # Columns that this project adds.  A row is one response, a one-dimensional tensor; the dock turns int64 into int32.
 #: Names of the columns of :data:`SCORE_COLUMNS`, which the reward stage writes beside MindSpeed-RL's ``rm_scores``.
@@ -66,10 +66,12 @@ def unpacked(batch: Any) -> Any:
     return rows
 
 
-def score_columns(rollout: Rollout) -> dict[str, Tensor]:
-    """The columns of a scored rollout, float32 and int64, that :meth:`Rows.scores` reads."""
-    columns = rollout.scores().items()
-    return {SCORES[name]: column.float() if column.is_floating_point() else column for name, column in columns}
+def score_columns(scored: Scored) -> dict[str, Tensor]:
+    """The columns of scored responses that :meth:`Rows.scores` reads.
+
+    Confidences stay float64: through float32, rewards that are equal by definition would differ.
+    """
+    return {SCORES[name]: column for name, column in scored.columns().items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Rows:
         return pad_sequence(list(self.columns[column]), batch_first=True)
 
     def scores(self) -> dict[str, Tensor]:
-        """The columns that :meth:`Rollout.from_scores` reads."""
+        """The columns that :meth:`.Scored.from_columns` reads."""
         return {name: torch.stack(list(self.columns[column])) for name, column in SCORES.items()}
 
 

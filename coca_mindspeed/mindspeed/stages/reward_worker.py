@@ -23,7 +23,7 @@ from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.records import read_run_records
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.scoring.responses import held_out_predictions, response_scorer
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.rollout import Graded, Sampled
 from coca_mindspeed.utils.tokenization import token_text
 
 
@@ -70,11 +70,11 @@ class RewardWorker:
         ):
             start = time.time()
             check_groups(rows.indexes, rl_config.n_samples_per_prompt)
-            scored = self._scorer.for_training(self._score(rows, self._records))
+            graded = self._scorer.for_training(self._score(rows, self._records))
             end = time.time()  # MindSpeed-RL's timing also ends before the scores are written
             put(
                 self._dock,
-                {"rm_scores": scored.correct[:, None].float().nan_to_num(0.0), **score_columns(scored)},
+                {"rm_scores": graded.correct[:, None].float().nan_to_num(0.0), **score_columns(graded)},
                 rows.indexes,
             )
             report(
@@ -83,7 +83,7 @@ class RewardWorker:
                     "timing/rule_reward": [round(end, 4), round(start, 4)],
                     "start_time/rule_reward": [round(start, 4)],
                     "end_time/rule_reward": [round(end, 4)],
-                    "seconds/grading": [scored.grading_seconds],
+                    "seconds/grading": [graded.grading_seconds],
                 },
             )
 
@@ -94,24 +94,19 @@ class RewardWorker:
         """
         self._check_initialised()
         records = read_run_records(Path(eval_data), self._settings.data_sha256)
-        scored = self._score(Rows(dock_columns, indexes), records)
+        graded = self._score(Rows(dock_columns, indexes), records)
         samples = self._rl_config.n_samples_per_prompt
-        answers = held_out_predictions(scored, self._settings.method.label)
+        answers = held_out_predictions(graded, self._settings.method.label)
         return [replace(answer, sample=row % samples) for row, answer in enumerate(answers)]
 
     def _check_initialised(self) -> None:
         if self._failure is not None:
             raise GradingError(f"the reward worker could not be initialised: {self._failure}") from self._failure
 
-    def _score(self, rows: Rows, records: Sequence[Record]) -> Rollout:
+    def _score(self, rows: Rows, records: Sequence[Record]) -> Graded:
         token_ids = rows.padded("responses").to(torch.int64)
-        rollout = Rollout(
-            lengths=rows.scalars("response_length").to(torch.int64),
-            width=token_ids.shape[1],
-            records=[records[index] for index in rows.scalars(RECORD).tolist()],
-            token_ids=token_ids,
-        )
-        return self._scorer(rollout)
+        sampled = Sampled(token_ids=token_ids, lengths=rows.scalars("response_length").to(torch.int64))
+        return self._scorer(sampled, [records[index] for index in rows.scalars(RECORD).tolist()])
 
     def _assigned_rows(self, count: int) -> list[list[int]]:
         from mindspeed_rl.utils.utils import get_current_dp_range_indexes, get_node_nums

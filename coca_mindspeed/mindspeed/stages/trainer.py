@@ -50,7 +50,7 @@ from coca_mindspeed.scoring.metrics import (
     values,
 )
 from coca_mindspeed.scoring.responses import credit_rule, held_out_gap, held_out_metrics
-from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
+from coca_mindspeed.scoring.rollout import Scored, confidence_log_probs
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import read_steps
 
@@ -270,7 +270,7 @@ def compute_advantages(
     ``seen`` is :func:`.dataset.seen_before` of the iteration.
 
     Returns:
-        ``index`` and :meth:`Rollout.rows` of the responses to the first ``sample_prompts`` prompts.
+        ``index`` and :meth:`.Credited.rows` of the responses to the first ``sample_prompts`` prompts.
     """
     if count % group_size:
         raise TrainingError(
@@ -286,23 +286,24 @@ def compute_advantages(
     check_groups(batch.indexes, group_size)
     if len(batch.indexes) != rows:
         raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
-    rollout, rule = Rollout.from_scores(batch.scores()), credit_rule(settings.method, settings.stage)
+    scored, rule = Scored.from_columns(batch.scores()), credit_rule(settings.method, settings.stage)
     # MindSpeed-RL's loop computes the old log-probs later; those of the rollout are of the same weights.
     sampled = batch.padded(ROLLOUT_LOG_PROBS) if ROLLOUT_LOG_PROBS in columns else None
-    rollout.give_credit(rule, group_size, log_probs=confidence_log_probs(rule, sampled, rollout.segment_ends))
-    tokens = [row[:length] for row, length in zip(rollout.token_advantages, rollout.lengths.tolist(), strict=True)]
+    log_probs = confidence_log_probs(rule, sampled, scored.segment_ends)
+    credited = scored.give_credit(rule, group_size, log_probs=log_probs)
+    tokens = [row[:length] for row, length in zip(credited.token_advantages, scored.lengths.tolist(), strict=True)]
     for first in range(0, rows, count):
         part = slice(first, first + count)
         put(dock, {"advantages": tokens[part], "returns": tokens[part]}, batch.indexes[part])
-    means = rollout_metrics(rollout)
+    means = rollout_metrics(credited)
     if seen is not None:
         before, times = seen
-        means |= sight_metrics(rollout, [before[index // group_size] for index in batch.indexes[::group_size]])
+        means |= sight_metrics(scored, [before[index // group_size] for index in batch.indexes[::group_size]])
         means[TIMES_ASKED] = WeightedMean(times, 1)
     measured = {**as_ratios(means), "seconds/advantage": time.perf_counter() - start}
     report(dock, {name: [value] for name, value in measured.items()})
     shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]
-    return [{"index": batch.indexes[i], **row} for i, row in zip(shown, rollout.rows(shown), strict=True)]
+    return [{"index": batch.indexes[i], **row} for i, row in zip(shown, credited.rows(shown), strict=True)]
 
 
 class NoReference:

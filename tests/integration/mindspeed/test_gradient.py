@@ -5,11 +5,10 @@ bites.  The reference is the local engine's own update; the engine under test is
 process or two, cut into microbatches in different ways.  It does not show anything about bfloat16 or an NPU.
 """
 
-import copy
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,14 @@ from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.respond import respond_and_grade
+from coca_mindspeed.local.respond import respond
+from coca_mindspeed.local.sampler import Rollout
 from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SEGMENT_ENDS
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.process import VARIABLE, CocaSettings
-from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout
+from coca_mindspeed.scoring.responses import credit_rule, response_scorer
+from coca_mindspeed.scoring.rollout import Credited
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed, run_ranks
 from tests.support.collectives import differences
@@ -44,7 +44,8 @@ SEGMENTS = ("both", "confidence", "answer")
 class Case:
     directory: Path
     policy: Policy
-    rollouts: dict[str, Rollout]
+    rollout: Rollout
+    credited: dict[str, Credited]
 
 
 class _EvenIsRight:
@@ -73,15 +74,13 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     run = _run_config("sum")
     generator = torch.Generator().manual_seed(0)
     records = arithmetic_records(PROMPTS, "train", 1)
-    both = respond_and_grade(policy, records, _EvenIsRight(), run.method, run.rollout, generator, group_size=GROUP)
-    assert both.log_probs is not None
-    both.log_probs = both.log_probs + 0.3 * torch.randn(both.log_probs.shape, generator=generator)
-    both.give_credit(credit_rule(run.method, 0), GROUP)
-    rollouts = {"both": both}
-    for segment, mask in both.masks.items():
-        rollouts[segment] = copy.copy(both)
-        rollouts[segment].token_advantages = torch.where(mask, both.token_advantages, 0.0)
-    return Case(directory, policy, rollouts)
+    rollout = respond(policy, records, run.method, run.rollout, generator, GROUP)
+    graded = response_scorer(run.method, policy.text, _EvenIsRight())(rollout, records)
+    noise = 0.3 * torch.randn(rollout.log_probs.shape, generator=generator)
+    both = graded.give_credit(credit_rule(run.method, 0), GROUP)
+    parts = {name: torch.where(mask, both.token_advantages, 0.0) for name, mask in both.masks.items()}
+    credited = {"both": both, **{name: replace(both, token_advantages=part) for name, part in parts.items()}}
+    return Case(directory, policy, replace(rollout, log_probs=rollout.log_probs + noise), credited)
 
 
 def _run_config(aggregation: str) -> Any:
@@ -101,16 +100,14 @@ def _run_config(aggregation: str) -> Any:
 def _reference(case: Case, segment: str, aggregation: str) -> dict[str, torch.Tensor]:
     """The local engine's gradient by Hugging Face name."""
     optimizer = _KeepGradient(case.policy.model.parameters(), lr=0.0)
-    update_policy(case.policy, case.rollouts[segment], optimizer, 0.0, _run_config(aggregation))
+    update_policy(case.policy, case.rollout, case.credited[segment], optimizer, 0.0, _run_config(aggregation))
     names = [name for name, _ in case.policy.model.named_parameters()]
     return dict(zip(names, optimizer.kept, strict=True))
 
 
 def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
     """The same rollout as MindSpeed-RL's training engine is given it."""
-    rollout = case.rollouts[segment]
-    assert rollout.token_ids is not None
-    assert rollout.log_probs is not None
+    rollout, credited = case.rollout, case.credited[segment]
     prompts = list(map(torch.tensor, rollout.prompts))
     responses = [row[:n] for row, n in zip(rollout.token_ids, rollout.lengths.tolist(), strict=True)]
     inputs = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
@@ -120,9 +117,9 @@ def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
         "responses": torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=eos),
         "prompt_length": torch.tensor([[len(p)] for p in prompts], dtype=torch.int32),
         "response_length": rollout.lengths[:, None].int(),
-        "advantages": rollout.token_advantages.contiguous(),
+        "advantages": credited.token_advantages.contiguous(),
         "old_log_prob": rollout.log_probs.contiguous(),
-        SEGMENT_ENDS: rollout.segment_ends.int(),
+        SEGMENT_ENDS: credited.scored.segment_ends.int(),
         ROLLOUT_LOG_PROBS: rollout.log_probs.clone(),
     }
 
@@ -205,7 +202,7 @@ def _engine(case: Case, name: str, ranks: int, aggregation: str, changes: dict[s
         save_file(_dock_batch(case, segment), batches[segment])
     job = directory / "job.json"
     output = directory / "found.safetensors"
-    prompts = case.rollouts["both"].prompts[::GROUP]
+    prompts = case.rollout.prompts[::GROUP]
     facts = {"config": config, "batches": batches, "prompts": prompts, "output": str(output)}
     job.write_text(json.dumps({**facts, "offload": "off-loaded" in name}))
     run_ranks(

@@ -20,7 +20,7 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SCORES
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs
+from coca_mindspeed.scoring.rollout import Sampled, confidence_log_probs
 from tests.integration import custom_code
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed
@@ -125,18 +125,18 @@ def test_the_entropy_bonus_is_that_of_the_local_credit(layout, warm, tmp_path, r
         columns = {name: [values[index] for index in range(16 * 8)] for name, values in iteration.items()}
         lengths = torch.tensor(list(map(len, columns["advantages"])))
         ids = pad_sequence(columns["responses"], batch_first=True).long()
-        rollout = Rollout(lengths=lengths, width=ids.shape[1], token_ids=ids)
-        rollout.read(policy.text, settings.parser(), settings.max_confidence_tokens)
-        rollout.set_correct(torch.stack(columns[SCORES["correct"]])[:, 0])
-        rule, sampled = credit_rule(settings, 0), pad_sequence(columns[ROLLOUT_LOG_PROBS], batch_first=True)
-        log_probs = confidence_log_probs(rule, sampled, rollout.segment_ends)
-        expected = rollout.give_credit(rule, 8, log_probs=log_probs).token_advantages
+        sampled = Sampled(token_ids=ids, lengths=lengths)
+        parsed = sampled.read(policy.text, settings.parser(), settings.max_confidence_tokens)
+        scored = parsed.scored(torch.stack(columns[SCORES["correct"]])[:, 0])
+        rule, of_tokens = credit_rule(settings, 0), pad_sequence(columns[ROLLOUT_LOG_PROBS], batch_first=True)
+        log_probs = confidence_log_probs(rule, of_tokens, scored.segment_ends)
+        expected = scored.give_credit(rule, 8, log_probs=log_probs).token_advantages
         found = pad_sequence(columns["advantages"], batch_first=True)
         torch.testing.assert_close(found, expected[:, : found.shape[1]], rtol=0, atol=1e-5)
-        entropy = -float(log_probs.sum() / rollout.segment_ends[:, 0].sum())
+        entropy = -float(log_probs.sum() / scored.segment_ends[:, 0].sum())
         assert row["confidence/entropy"] == pytest.approx(entropy, abs=1e-3)  # of the training engine's log-probs
         plain = credit_rule(settings.model_copy(update={"entropy_bonus": 0.0}), 0)
-        assert not torch.allclose(expected, rollout.give_credit(plain, 8).token_advantages)
+        assert not torch.allclose(expected, scored.give_credit(plain, 8).token_advantages)
     assert not kept["read"]
     assert not kept["written"]
 

@@ -16,7 +16,7 @@ from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.algorithm.parsing import SEGMENTS
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.scoring.rollout import Rollout, confidence_log_probs, confidences
+from coca_mindspeed.scoring.rollout import Scored, confidence_log_probs, confidences
 from tests.integration.verl import tiny
 from tests.local.models_for_tests import response_log_probs
 
@@ -97,11 +97,12 @@ def credit(
         "confidence_length": torch.tensor([row["confidence_length"] for row in chosen]),
         "segment_ends": torch.tensor([row["segment_ends"] for row in chosen]),
     }
-    rollout, rule = Rollout.from_scores(columns, width=width), credit_rule(method, 0)
+    scored, rule = Scored.from_columns(columns), credit_rule(method, 0)
     log_probs = pad_sequence([row[sampled] for row in chosen], batch_first=True)
-    rollout.give_credit(rule, group, log_probs=confidence_log_probs(rule, log_probs, rollout.segment_ends))
-    assert torch.equal(rollout.lengths, lengths[order])
-    ends = torch.zeros(len(rows), rollout.segment_ends.shape[1], dtype=torch.int64)
+    of_confidence = confidence_log_probs(rule, log_probs, scored.segment_ends)
+    credited = scored.give_credit(rule, group, log_probs=of_confidence, width=width)
+    assert torch.equal(scored.lengths, lengths[order])
+    ends = torch.zeros(len(rows), scored.segment_ends.shape[1], dtype=torch.int64)
     advantages = torch.zeros(len(rows), width)
-    advantages[order], ends[order] = rollout.token_advantages, rollout.segment_ends
+    advantages[order], ends[order] = credited.token_advantages, scored.segment_ends
     return advantages, ends
