@@ -5,6 +5,7 @@ sources that differ from a manifest in a contract; a changed text of another hoo
 """
 
 import ast
+import functools
 import hashlib
 import io
 import sys
@@ -163,11 +164,14 @@ def load_manifest(path: Path) -> Manifest:
         raise ManifestError("\n".join(f"{path}: {problem}" for problem in validation_problems(error))) from error
 
 
-def load_manifests(directory: Path | None = None, package: str = "mindspeed_rl") -> list[Manifest]:
-    """Read all manifests of one upstream in a directory (default: the packaged manifests), by name."""
-    directory = manifest_directory() if directory is None else directory
-    manifests = [load_manifest(path) for path in sorted(directory.glob("*.yaml"))]
-    return [manifest for manifest in manifests if manifest.package == package]
+@functools.cache
+def _manifests_of(directory: Path) -> tuple[Manifest, ...]:
+    return tuple(load_manifest(path) for path in sorted(directory.glob("*.yaml")))
+
+
+def load_manifests(package: str = "mindspeed_rl") -> list[Manifest]:
+    """The packaged manifests of one upstream, by name; a process reads them once."""
+    return [manifest for manifest in _manifests_of(manifest_directory()) if manifest.package == package]
 
 
 def manifest_of(release: str, package: str = "mindspeed_rl") -> Manifest:
