@@ -1,5 +1,7 @@
-"""Scripts are run as a user does, and what they started is watched."""
+"""Scripts are run as a user does, or in this process; what they started is watched."""
 
+import contextlib
+import io
 import os
 import socket
 import subprocess
@@ -8,14 +10,40 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+from unittest import mock
 
 import pytest
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.mindspeed import conversion
 
 ROOT = Path(__file__).parents[2]
 
 
 def call(script: Path, *arguments: str, cwd: Path | None = None, **environment: str) -> CompletedProcess[str]:
     return run(["bash", str(script), *arguments], cwd, environment)
+
+
+def call_here(script: Path, *arguments: str, cwd: Path | None = None, **environment: str) -> CompletedProcess[str]:
+    """What a script starts, in this process, which takes a fifth of the time: for calls that start nothing."""
+    exported = {"COCA_LAUNCH_SCRIPT": str(script), "COCA_MINDSPEED_CPU_SHIM": "tests.support.mindspeed_host"}
+    before, out, err = Path.cwd(), io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, {**exported, "PYTHON": sys.executable, **environment}),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        os.chdir(cwd or before)
+        try:
+            if script.stem == "convert_weights":
+                code = conversion.main(arguments)
+            else:
+                code = main(["launch", *([] if script.stem in ("run", "verl") else [script.stem]), *arguments])
+        except SystemExit as end:  # of argparse
+            code = int(end.code or 0)
+        finally:
+            os.chdir(before)
+    return CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def shell(steps: str, **environment: str) -> CompletedProcess[str]:
