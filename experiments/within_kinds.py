@@ -7,6 +7,7 @@ about the most that could be known.
 """
 
 import argparse
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.respond import predict
 from coca_mindspeed.utils.console import markdown_table, print_text
 from coca_mindspeed.utils.text_formats import read_yaml
+from experiments.readings import with_readings
 
 Floats = npt.NDArray[np.float64]
 HEADER = ("run", "kind", "questions", "right", "stated", "AUROC: stated", "expectation", "probe", "other answers")
@@ -32,10 +34,9 @@ _PROMPTS = 250  # at once, for their hidden states
 _PROBE_ANSWERS = 8  # to each training question
 
 
-def numbers(predictions: list[Prediction], samples: int, name: str) -> Floats:
-    """A field of the predictions, ``[questions, samples]``; NaN where it is None."""
-    values = [getattr(prediction, name) for prediction in predictions]
-    return np.array([np.nan if value is None else value for value in values], float).reshape(-1, samples)
+def numbers(values: Iterable[float | None], samples: int) -> Floats:
+    """The values of all answers as ``[questions, samples]``; NaN where it is None."""
+    return np.array(list(values), float).reshape(-1, samples)
 
 
 def auroc(confidence: Floats, correct: Floats) -> float:
@@ -55,15 +56,15 @@ def rows_of(run: Path, questions: int, probe_questions: int, samples: int) -> li
         policy = load_policy(run / "model", config.model, torch.device("cpu"))
         target = TargetModel(policy, grader, config.method, config.rollout, config.seed)
 
-        def answers(records: list[Record], each: int, purpose: str, *, readings: bool) -> list[Prediction]:
+        def answers(records: list[Record], each: int, purpose: str) -> list[Prediction]:
             settings = (grader, config.method, config.rollout, target.generator(purpose))
-            return predict(policy, records, *settings, samples=each, readings=readings)
+            return predict(policy, records, *settings, samples=each)
 
-        found = answers(held_out, samples, "within kinds", readings=True)
-        known = answers(training, _PROBE_ANSWERS, "probe", readings=False)
-    correct, stated = numbers(found, samples, "correct"), numbers(found, samples, "confidence")
-    expected = numbers(found, samples, "expected_confidence")
-    labels = torch.tensor(numbers(known, _PROBE_ANSWERS, "correct").ravel().astype(bool))
+        found = with_readings(policy, held_out, answers(held_out, samples, "within kinds"), config)
+        known = answers(training, _PROBE_ANSWERS, "probe")
+    correct, stated = numbers((p.correct for p in found), samples), numbers((p.confidence for p in found), samples)
+    expected = numbers((None if p.reading is None else p.reading.expected_confidence for p in found), samples)
+    labels = torch.tensor(numbers((p.correct for p in known), _PROBE_ANSWERS).ravel().astype(bool))
     layer = ProbeConfig().layer
     states = prompt_states(target, training, layer, _PROMPTS).repeat_interleave(_PROBE_ANSWERS, dim=0)
     probe, _ = train_probe(states, labels, ProbeConfig(), config.seed)

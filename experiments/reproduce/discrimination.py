@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.metrics import UNDEFINED, calibration_metrics
 from coca_mindspeed.evaluation.plots import line_style, new_figure, plot_text, tidy
-from coca_mindspeed.evaluation.predictions import Prediction, gradable, outcomes, read_as, read_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, gradable, outcomes
+from experiments.answers import read_answers, read_as
 from experiments.reproduce.plan import Plan
 from experiments.reproduce.results import Results
 from experiments.reproduce.tables import Table
@@ -178,7 +179,7 @@ def _evaluations(directory: Path) -> Iterator[tuple[int, Path]]:
 
 @cache
 def _statistics_of(path: Path) -> dict[str, Floats]:
-    rows = read_predictions(path)
+    rows = read_answers(path)
     return statistics(rows, _draws(rows, _REPLICATES))
 
 

@@ -1,7 +1,7 @@
 """Run one job.  It may run in its own process, so all its inputs are files or arguments."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +15,11 @@ from coca_mindspeed.config.schema import ModelConfig, RunConfig
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
-from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.grading.registry import build_grader, check_records
+from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.load import load_policy
+from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.policy import Policy, choose_device
 from coca_mindspeed.local.run import LocalRun, warm_start
 from coca_mindspeed.local.run_directory import with_model
@@ -25,10 +27,12 @@ from coca_mindspeed.local.sft import run_sft_warm_up
 from coca_mindspeed.local.validation import load_data, open_run, read_warm_up_records, record_sources
 from coca_mindspeed.utils.directories import is_ours
 from coca_mindspeed.utils.json_files import write_json
+from experiments.answers import read_answers, with_reading, write_answers
 from experiments.miniature import SYMBOLS
-from experiments.reproduce.plan import Job, Plan, run_config
+from experiments.readings import with_readings
+from experiments.reproduce.plan import READINGS, Job, Plan, run_config
 from experiments.reproduce.provenance import machine, made_from, source_commit
-from experiments.reproduce.questions import job_config, set_file
+from experiments.reproduce.questions import job_config, overrides_of, set_file
 
 _BATCH = 500  # questions of a baseline at a time
 
@@ -73,15 +77,15 @@ def run_job(place: Workplace, job: Job) -> float:
         _make_start(place, job)
     else:
         run = {"trained": _train, "family_mean": _family_mean}.get(job.kind, _run_baseline)
-        predictions = run(place, job)
-        write_predictions(directory / "predictions.jsonl", predictions)
+        predictions: Sequence[Prediction] = run(place, job)
+        write_answers(directory / "predictions.jsonl", predictions)
         summary["datasets"] = _metrics_by_dataset(predictions)
     seconds = time.perf_counter() - started
     write_json(directory / "cell.json", {**summary, "seconds": seconds, **origin})
     return seconds
 
 
-def _run_baseline(place: Workplace, job: Job) -> list[Prediction]:
+def _run_baseline(place: Workplace, job: Job) -> Sequence[Prediction]:
     plan, config = place.plan, job_config(place.plan, job, place.output)
     train, evaluate = load_data(config.data)
     training_records = train[: plan.predictor_questions]
@@ -107,7 +111,7 @@ def _run_baseline(place: Workplace, job: Job) -> list[Prediction]:
     with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
         check_records(grader, record_sources(config.data, training_records, evaluate))
         policy = load_policy(model, config.model, device)
-        return run_baseline(
+        predictions = run_baseline(
             "verbalised" if job.kind == "instruct" else job.kind,
             TargetModel(policy, grader, config.method, config.rollout, job.seed),
             evaluate,
@@ -116,36 +120,81 @@ def _run_baseline(place: Workplace, job: Job) -> list[Prediction]:
             training_records=training_records,
             open_assessor=open_assessor,
             # Rate the same answers as RLVR's own row.
-            answers=None if on_start else [p for p in job.other("rlvr").predictions(place.output) if p.sample == 0],
+            answers=None if on_start else _first_answers(place, job.other("rlvr")),
         )
+        reads = job.kind == "instruct" and _asks_readings(place, job)
+        return with_readings(policy, evaluate, predictions, config) if reads else predictions
 
 
-def _train(place: Workplace, job: Job) -> list[Prediction]:
-    config = job_config(place.plan, job, place.output)
+def _first_answers(place: Workplace, job: Job) -> list[Prediction]:
+    """The first answer to each question, without readings, which are of the job's own confidence."""
+    return [with_reading(p, None) for p in job.predictions(place.output) if p.sample == 0]
+
+
+def _asks_readings(place: Workplace, job: Job) -> bool:
+    setting = place.plan.settings[job.setting]
+    return READINGS in (*setting.overrides, *overrides_of(setting, job))
+
+
+@dataclass(frozen=True)
+class _ReadHeldOut(HeldOut):
+    """Held-out questions whose files of answers also hold readings of the confidence."""
+
+    def before(self, *, trained: bool, keep: bool) -> list[Prediction]:
+        predictions = super().before(trained=trained, keep=keep)
+        if predictions and not trained:
+            self._add_readings(self.output / "predictions_before.jsonl")
+        return predictions
+
+    def while_training(self, step: int, log: RunLog, show: Callable[[str], None]) -> dict[str, float]:
+        metrics = super().while_training(step, log, show)
+        path = self.output / "evaluations" / f"step_{step:06d}.jsonl"
+        if path.exists():  # written where a question has several answers
+            self._add_readings(path)
+        return metrics
+
+    def _add_readings(self, path: Path) -> None:
+        answers = read_answers(path)
+        records = self.records[: len(answers) // self.config.evaluation.samples]
+        write_answers(path, with_readings(self.policy, records, answers, self.config))
+
+
+class _ReadRun(LocalRun):
+    """A run whose evaluations compute readings of the confidence."""
+
+    def held_out(self, policy: Policy) -> HeldOut:
+        inputs = self.inputs
+        return _ReadHeldOut(self.config, policy, inputs.grader, inputs.evaluate, self.output, inputs.show_progress)
+
+
+def _train(place: Workplace, job: Job) -> Sequence[Prediction]:
+    config, reads = job_config(place.plan, job, place.output), _asks_readings(place, job)
     start = _start(place, job, config, config.method.training_method.confidence_position)
     config = with_model(config, path=str(start))
     directory = job.directory(place.output) / "run"
     resume = is_ours(directory, "run")
     with open_run(config, directory, resume=resume, show_progress=place.show_progress) as inputs:
-        local = LocalRun.checked(inputs)
+        local = (_ReadRun if reads else LocalRun).checked(inputs)
         policy = local.start()
         # the curve's step 0
         before = local.evaluate_before(policy) if config.evaluation.samples > 1 else ()
         local.train(policy, before)
         held_out = local.held_out(policy)
-        predictions = held_out.evaluate(held_out.records, "after")
-    return [replace(p, method=job.name) for p in predictions]
+        predictions = [replace(p, method=job.name) for p in held_out.evaluate(held_out.records, "after")]
+        return with_readings(policy, held_out.records, predictions, config) if reads else predictions
 
 
-def _family_mean(place: Workplace, job: Job) -> list[Prediction]:
+def _family_mean(place: Workplace, job: Job) -> Sequence[Prediction]:
     """CoCA's answers, with the true success rate of each data set as the confidence."""
     answers = job.other("coca").predictions(place.output)
     rates = {
         dataset: float(outcomes(p for p in answers if p.dataset == dataset).correct.mean())
         for dataset in dict.fromkeys(p.dataset for p in answers)
     }
-    constant = [replace(p, confidence=rates[p.dataset], tokens_to_confidence=0, confidence_mass=None) for p in answers]
-    return [replace(p, method=job.name, greedy_confidence=None, expected_confidence=None) for p in constant]
+    return [
+        replace(with_reading(p, None), confidence=rates[p.dataset], tokens_to_confidence=0, method=job.name)
+        for p in answers
+    ]
 
 
 def _start(place: Workplace, job: Job, config: RunConfig, position: str) -> Path:

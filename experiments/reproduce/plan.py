@@ -14,8 +14,8 @@ from coca_mindspeed.algorithm.parsing import SEGMENTS, ConfidencePosition
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.errors import ConfigError, UsageError, did_you_mean, validation_problems
-from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from experiments.answers import Answer, read_answers
 from experiments.miniature import MiniatureName
 from experiments.paper.figures import check_setting
 
@@ -35,6 +35,9 @@ _BASELINES: dict[str, tuple[Kind, tuple[str, ...]]] = {
     "rlvr+assessor": ("assessor", ("rlvr", "start-first")),
     "coca+family_mean": ("family_mean", ("coca",)),
 }
+#: An override of a plan's own: the evaluations of the job also compute readings of the confidence.
+READINGS = "evaluation.readings=true"
+_MOST_DECIMALS = 3  # of a confidence whose readings are computed
 _RESERVED_METHODS = (*get_args(Baseline), *(f"start-{position}" for position in SEGMENTS))
 _RESERVED_SETTINGS = ("report", "settings.json", ".lock")
 # Keys that built-in questions replace -> the only value that an override may give.
@@ -65,7 +68,7 @@ class SettingPlan(Section):
         miniature: built-in questions for the tiny model.
         real_world: built-in questions for a pretrained model, which has an SFT warm-up first.
         overrides: of the run, for every job.
-        trained: name of each trained method -> its overrides.
+        trained: name of each trained method -> its overrides, which may have :data:`READINGS`.
         baselines: other methods.
     """
 
@@ -239,8 +242,8 @@ class Job:
         content: dict[str, Any] = json.loads((self.directory(output) / "cell.json").read_text(encoding="utf-8"))
         return content
 
-    def predictions(self, output: Path) -> list[Prediction]:
-        return read_predictions(self.directory(output) / "predictions.jsonl")
+    def predictions(self, output: Path) -> list[Answer]:
+        return read_answers(self.directory(output) / "predictions.jsonl")
 
     def __str__(self) -> str:
         return f"{self.setting}, seed {self.seed}, {self.name}"
@@ -271,8 +274,21 @@ def _jobs(name: str, setting: SettingPlan, seed: int) -> Iterator[Job]:
 
 
 def run_config(setting: SettingPlan, overrides: Sequence[str], seed: int) -> RunConfig:
-    """A job's configuration, without built-in data and start."""
-    return _composed(setting.run, (*setting.overrides, *overrides, f"seed={seed}"))
+    """A job's configuration, without built-in data and start.
+
+    Raises ConfigError for a key, and for :data:`READINGS` of a confidence that has none.
+    """
+    listed = (*setting.overrides, *overrides)
+    run = _composed(setting.run, (*(override for override in listed if override != READINGS), f"seed={seed}"))
+    if READINGS in listed:
+        name, decimals = run.method.label, run.method.confidence_decimals or 0
+        if run.method.training_method.confidence_position == "last":
+            raise ConfigError(f"override {READINGS}: needs a method with the confidence first, found {name}")
+        if decimals > _MOST_DECIMALS:
+            raise ConfigError(
+                f"override {READINGS}: at most {_MOST_DECIMALS} decimals, found method.confidence_decimals={decimals}"
+            )
+    return run
 
 
 @functools.cache

@@ -70,7 +70,7 @@ def question_files(plan: Plan, job: Job, output: Path, data: DataConfig) -> dict
 def job_config(plan: Plan, job: Job, output: Path) -> RunConfig:
     """A job's configuration without its start; baselines on RLVR's model have RLVR's configuration."""
     setting = plan.settings[job.setting]
-    config = run_config(setting, _overrides(setting, job), job.seed)
+    config = run_config(setting, overrides_of(setting, job), job.seed)
     if not setting.built_in:
         return config
     train, evaluate = (str(set_file(output, job.setting, part)) for part in ("train", "evaluate"))
@@ -78,7 +78,8 @@ def job_config(plan: Plan, job: Job, output: Path) -> RunConfig:
     return config.model_copy(update={"data": config.data.model_copy(update=data)})
 
 
-def _overrides(setting: SettingPlan, job: Job) -> Sequence[str]:
+def overrides_of(setting: SettingPlan, job: Job) -> Sequence[str]:
+    """The overrides of a job beside those of its setting."""
     if job.kind == "start":
         return [f"method={job.start_method}"]
     return setting.trained[job.name] if job.kind == "trained" else setting.trained.get("rlvr", [])
@@ -102,7 +103,7 @@ def check_questions(plan: Plan, jobs: Sequence[Job], output: Path, missing: Mapp
     checked: list[tuple[str, DataConfig]] = []
     held_out: dict[str, tuple[object, ...]] = {}
     for job in jobs:
-        key = (job.setting, tuple(_overrides(plan.settings[job.setting], job)))
+        key = (job.setting, tuple(overrides_of(plan.settings[job.setting], job)))
         if job.kind == "start" or key in composed or job.done(output):
             continue
         composed.add(key)
