@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from coca_mindspeed.config.schema import MethodConfig, RunConfig
+from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.grading.registry import build_grader
@@ -32,7 +32,7 @@ from coca_mindspeed.local.respond import predict
 from coca_mindspeed.utils.console import markdown_table, print_text
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import read_json_lines
-from coca_mindspeed.utils.text_formats import read_yaml
+from experiments.reproduce.plan import saved_config
 from experiments.reproduce.results import mean_interval
 
 Floats = npt.NDArray[np.float64]
@@ -117,7 +117,7 @@ class FormRun:
 
 def answer(job: Path) -> str:
     """Answer the held-out questions 32 times with a job's final model; CSV of kind, confidence and correctness."""
-    config = RunConfig.model_validate(read_yaml(job / "run" / "config.yaml"))
+    config = saved_config(job / "run")
     assert config.data.evaluate is not None
     records = list(read_records(Path(config.data.evaluate)))[: config.evaluation.questions]
     policy = load_policy(job / "run" / "model", config.model, torch.device("cpu"))

@@ -17,7 +17,6 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from coca_mindspeed.baselines.predictors import ProbeConfig, TargetModel, prompt_states, train_probe
-from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction
@@ -25,8 +24,8 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.respond import predict
 from coca_mindspeed.utils.console import markdown_table, print_text
-from coca_mindspeed.utils.text_formats import read_yaml
 from experiments.readings import with_readings
+from experiments.reproduce.plan import saved_config
 
 Floats = npt.NDArray[np.float64]
 HEADER = ("run", "kind", "questions", "right", "stated", "AUROC: stated", "expectation", "probe", "other answers")
@@ -47,7 +46,7 @@ def auroc(confidence: Floats, correct: Floats) -> float:
 
 def rows_of(run: Path, questions: int, probe_questions: int, samples: int) -> list[list[str]]:
     """A table's row for each kind of question of one run."""
-    config = RunConfig.model_validate(read_yaml(run / "config.yaml"))
+    config = saved_config(run)
     assert config.data.train is not None
     assert config.data.evaluate is not None
     held_out = list(read_records(Path(config.data.evaluate)))[:questions]

@@ -46,10 +46,10 @@ class TargetModel:
         """Return a random generator for one purpose, on the policy's device."""
         return generator(self.policy.device, self.seed, "baseline", *purpose)
 
-    def answers(self, records: Sequence[Record], *purpose: object, readings: bool = False) -> list[Prediction]:
+    def answers(self, records: Sequence[Record], *purpose: object) -> list[Prediction]:
         """Sample one graded answer at temperature 1 to each record, with its stated confidence; see :func:`predict`."""
         draw = self.generator(*purpose)
-        return predict(self.policy, records, self.grader, self.method, self.rollout, draw, readings=readings)
+        return predict(self.policy, records, self.grader, self.method, self.rollout, draw)
 
 
 def check_layer(layer: int, config: Any, *, where: str) -> None:

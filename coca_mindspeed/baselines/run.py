@@ -79,7 +79,7 @@ def run_baseline(
     if name in VOTES:
         predictions = work.votes(records, weighted=name == "weighted_vote")
     elif answers is None:
-        predictions = work.answers(records, "answers", readings=name == "verbalised")
+        predictions = work.answers(records, "answers")
     else:
         predictions = answers_in_order(answers, records)
     if name not in (*VOTES, "verbalised"):
@@ -113,11 +113,8 @@ class _Work:
     output: Path
     options: BaselineOptions
 
-    def answers(self, records: Sequence[Record], purpose: str, *, readings: bool = False) -> list[Prediction]:
-        def answer(part: int, chunk: Sequence[Record]) -> list[Prediction]:
-            return self.target.answers(chunk, purpose, part, readings=readings)
-
-        return self._predictions(purpose, records, answer)
+    def answers(self, records: Sequence[Record], purpose: str) -> list[Prediction]:
+        return self._predictions(purpose, records, lambda part, chunk: self.target.answers(chunk, purpose, part))
 
     def votes(self, records: Sequence[Record], *, weighted: bool) -> list[Prediction]:
         with closing(Equivalences()) as equivalences:

@@ -27,7 +27,6 @@ from coca_mindspeed.evaluation.metrics import (
     METRIC_SPECS,
     UNDEFINED,
     MetricOptions,
-    reading_metrics,
     risk_table,
     second_metrics,
     show,
@@ -38,7 +37,6 @@ from coca_mindspeed.evaluation.predictions import (
     VALIDATIONS,
     Prediction,
     answers_first,
-    confidence_mass,
     outcomes,
     read_predictions,
     write_predictions,
@@ -98,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         differences, compared = _differences(board, _base(arguments.against), arguments.against)
         name = one_line(arguments.against.name)
         text += f"\nDifference to {name}, paired by question:\n\n{compared}"
-    text += _readings(runs) + _second(runs)
+    text += _second(runs)
     for table in risk_tables(board):
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
     text += _suggested(runs)
@@ -240,25 +238,6 @@ def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) ->
         seen.add(key)
 
 
-def _readings(runs: Sequence[Run]) -> str:
-    """The readings of each run's confidences by data set, of the runs whose predictions have them."""
-    rows = [
-        [run.label, dataset, reading, *(show(name, value) for name, value in found.items()), f"{mass:.1%}"]
-        for run in runs
-        for dataset, predictions in run.by_dataset().items()
-        if (mass := confidence_mass(predictions))
-        for reading, found in reading_metrics(predictions).items()
-    ]
-    if not rows:
-        return ""
-    labels = [METRIC_SPECS[name].heading for name in ("auroc", "ece", "brier")]
-    heading = (
-        "Readings of the confidence: one draw, greedy decoding, and the expectation over the policy's probabilities of "
-        "all numbers. The last column is the sum of these probabilities; below 95% there are no figures."
-    )
-    return f"\n{heading}\n\n{markdown_table(['run', 'data', 'reading', *labels, 'covered'], rows)}"
-
-
 def _second(runs: Sequence[Run]) -> str:
     """Metrics of the confidences after the answers, of the runs whose predictions have them."""
     found = [
@@ -323,7 +302,6 @@ def _difference(found: PairedDifference, metric: str) -> str:
 def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
     rows = [] if column.is_average else run.by_dataset().get(column.name, [])
     data, second = outcomes(rows), second_metrics(rows)
-    readings = reading_metrics(rows) if confidence_mass(rows) else None
     risk = None if column.is_average else risk_table(data.confidence, data.correct)
     metrics = next(iter(board.metrics.values())).values
     found = board.ece_under_calibration(run.label, column)
@@ -332,7 +310,6 @@ def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
         "n": board.count(run.label, column),
         "ungradable": sum(run.ungradable().get(name, 0) for name in column.datasets),
         "mean_of": list(column.datasets) if column.is_average else None,
-        "readings": readings and {name: _none_for_nan(values) for name, values in readings.items()},
         "after_answer": _none_for_nan(second) if second else None,
         "metrics": {name: board.interval(run.label, column, name).as_dict() for name in metrics},
         "ece_if_calibrated": None if found is None else found.as_dict(),

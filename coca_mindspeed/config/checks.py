@@ -30,12 +30,9 @@ def _step_size(run: RunConfig) -> Iterator[Problem]:
 
 def _custom_method(run: RunConfig) -> Iterator[Problem]:
     try:
-        position = run.method.training_method.confidence_position
+        _ = run.method.training_method  # imports it
     except ConfigError as error:
         yield Problem("own-method", "method.name", run.method.name, str(error))
-        return
-    if run.evaluation.readings and position == "last":
-        yield Problem("own-method", "evaluation.readings", True, "needs a method that states its confidence first")
 
 
 #: Checks of every run, whatever its engine; of files, they read only a custom method.

@@ -51,6 +51,7 @@ _WITHOUT_A_START = "was removed: method.advantage_scale=batch teaches the confid
 _FORMER_KEYS = {
     "trainer.epochs": "was renamed: write trainer.ppo_epochs",
     "confidence_start": _WITHOUT_A_START,
+    "evaluation.readings": "was removed: python -m experiments.expected_confidence MODEL RECORDS, in a clone",
     "rollout.engine": _BY_VLLM,
     "rollout.importance_cap": _BY_VLLM,
     "rollout.vllm": _BY_VLLM,

@@ -356,9 +356,6 @@ class EvaluationConfig(Section):
         16, ge=0, description="responses sampled first; stop if most are invalid"
     )
     samples: Annotated[int, _VALIDATION] = Field(1, ge=1, description="responses to each held-out question")
-    readings: Annotated[bool, _VALIDATION] = Field(
-        False, description="local engine: also greedy and expected confidences"
-    )
 
 
 class CheckpointConfig(Section):
@@ -422,19 +419,6 @@ class RunConfig(Section):
                 "warm_up.records: is for a model of your own (model.path); the built-in tiny model is warmed up on its "
                 "training questions"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _readings_of_a_confidence_first(self) -> "RunConfig":
-        if self.evaluation.readings:
-            name, decimals = self.method.name, self.method.confidence_decimals or 0
-            # One of the user's own is imported later, by the checks of a run.
-            if not is_custom(name) and self.method.training_method.confidence_position == "last":
-                raise ValueError(f"evaluation.readings: needs a method with the confidence first, found {name}")
-            if decimals > 3:
-                raise ValueError(
-                    f"evaluation.readings: at most 3 decimals, found method.confidence_decimals={decimals}"
-                )
         return self
 
     @model_validator(mode="after")

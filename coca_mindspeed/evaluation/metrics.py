@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv
 
-from coca_mindspeed.evaluation.predictions import READINGS, Prediction, outcomes, read_as
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 
 Floats = npt.NDArray[np.float64]
 BinsClosed = Literal["right", "left"]
@@ -409,20 +409,10 @@ def places_of(coverage: float, n: float) -> int:
     return math.ceil(round(coverage * n, 9))
 
 
-def reading_metrics(predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
-    """AUROC, ECE and Brier of each reading of the confidences; NaN where it is not known."""
-    return {reading: _some(read_as(predictions, reading), ("auroc", "ece", "brier")) for reading in READINGS}
-
-
 def second_metrics(predictions: Sequence[Prediction]) -> dict[str, float] | None:
     """AUROC, ECE, Brier and success rate of the confidences after the answers; None if no prediction states one."""
     if all(p.confidence_after is None for p in predictions):
         return None
-    after = [replace(p, confidence=p.confidence_after) for p in predictions]
-    return _some(after, ("auroc", "ece", "brier", "success_rate"))
-
-
-def _some(predictions: Sequence[Prediction], names: Sequence[str]) -> dict[str, float]:
-    data = outcomes(predictions)
+    data = outcomes(replace(p, confidence=p.confidence_after) for p in predictions)
     values = calibration_metrics(data.confidence, data.correct).values
-    return {name: values[name] for name in names}
+    return {name: values[name] for name in ("auroc", "ece", "brier", "success_rate")}

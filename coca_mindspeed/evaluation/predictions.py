@@ -11,8 +11,8 @@ columns of any names.
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,6 @@ class Prediction:
     sample: int = 0  # number among several samples of one question
     gold: str | None = None  # the gold answer, shown in reports
     seed: int | None = None  # of the sampling
-    greedy_confidence: float | None = None  # of greedy decoding; None: not computed
-    expected_confidence: float | None = None  # expectation over the policy's probabilities of all confidences
-    confidence_mass: float | None = None  # sum of these probabilities before they are normalised
     confidence_after: float | None = None  # after the answer, of a method that states two; None: none, or not valid
     answer_probability: float | None = None  # geometric mean of the probabilities of the answer's tokens
 
@@ -84,10 +81,7 @@ def is_confidence(value: Any) -> bool:
 
 
 _TEXT_FIELDS = ("id", "dataset", "question", "response")
-_FRACTIONS = (
-    *("confidence", "greedy_confidence", "expected_confidence", "confidence_mass", "confidence_after"),
-    "answer_probability",
-)
+_FRACTIONS = ("confidence", "confidence_after", "answer_probability")
 # Field -> expected value and test; a text with "null" also allows null.
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(_TEXT_FIELDS, ("text", lambda v: isinstance(v, str))),
@@ -300,29 +294,6 @@ def outcomes(predictions: Iterable[Prediction]) -> GradedPredictions:
         np.array([p.correct for p in predictions], dtype=np.bool_),
         np.array([p.tokens_to_confidence for p in predictions], dtype=np.float64),
     )
-
-
-#: Readings of a confidence -> the field that holds them.
-READINGS = {"draw": "confidence", "greedy": "greedy_confidence", "expectation": "expected_confidence"}
-_LEAST_MASS = 0.95
-
-
-def confidence_mass(predictions: Sequence[Prediction]) -> float:
-    """Mean probability of all confidences that the readings cover; 0 if there are no readings."""
-    known = [p.confidence_mass for p in predictions if p.confidence_mass is not None]
-    return sum(known) / len(known) if known else 0.0
-
-
-def read_as(predictions: Sequence[Prediction], reading: str) -> list[Prediction]:
-    """The predictions with a reading of :data:`READINGS` as their confidence.
-
-    Empty if the readings are not known, or cover less than 95% of the probability of all confidences.
-    """
-    if reading == "draw":
-        return list(predictions)
-    if confidence_mass(predictions) < _LEAST_MASS:
-        return []
-    return [replace(p, confidence=getattr(p, READINGS[reading])) for p in predictions]
 
 
 def answers_first(predictions: Iterable[Prediction]) -> bool:

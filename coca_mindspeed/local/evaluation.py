@@ -14,11 +14,10 @@ from typing import Any
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, TrainingError
-from coca_mindspeed.evaluation.metrics import calibration_metrics, reading_metrics
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import (
     UNGRADABLE_SHARE,
     Prediction,
-    confidence_mass,
     outcomes,
     read_predictions,
     write_predictions,
@@ -116,7 +115,7 @@ class HeldOut:
         answers = self._answers(
             questions, "evaluate while training", lambda done: show(f"step {step}, evaluating {done}/{len(questions)}")
         )
-        if self.config.evaluation.readings or self.config.evaluation.samples > 1:
+        if self.config.evaluation.samples > 1:
             write_predictions(self.output / "evaluations" / f"step_{step:06d}.jsonl", answers)
         return self.metrics(answers, step, log)
 
@@ -131,14 +130,6 @@ class HeldOut:
             log.tensorboard.add_image("eval/reliability", image, step, dataformats="HWC")
         calibration = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
         scores = {**calibration.headline(), UNGRADABLE_SHARE: 1 - len(data) / len(answers)}
-        if self.config.evaluation.readings:
-            scores |= {
-                f"{metric}_{reading}": value
-                for reading, metrics in reading_metrics(answers).items()
-                if reading != "draw"
-                for metric, value in metrics.items()
-            }
-            scores["confidence_mass"] = confidence_mass(answers)
         named = {f"eval/{name}": math.nan if value is None else float(value) for name, value in scores.items()}
         return {**named, **values(held_out_gap(answers))}
 
@@ -153,7 +144,6 @@ class HeldOut:
             generator(self.policy.device, config.seed, purpose),
             progress,
             samples=config.evaluation.samples,
-            readings=config.evaluation.readings,
         )
 
     def _repeated(self, records: Sequence[Record]) -> list[Record]:

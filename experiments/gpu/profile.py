@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
@@ -20,7 +19,7 @@ from coca_mindspeed.local.update import build_optimizer, update_policy
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from coca_mindspeed.scoring.rollout import confidence_log_probs
 from coca_mindspeed.utils.json_files import write_json
-from coca_mindspeed.utils.text_formats import read_yaml
+from experiments.reproduce.plan import saved_config
 
 _WARM_UP, _STEPS, _KERNELS = 2, 3, 25
 
@@ -35,7 +34,7 @@ def write_profile(run: Path, file: Path) -> None:
     """
     if file.exists():
         return
-    config = RunConfig.model_validate(read_yaml(run / "config.yaml"))
+    config = saved_config(run)
     assert config.data.train is not None
     device = choose_device(config.trainer.device)
     policy = load_policy(run / "model", config.model, device)

@@ -297,6 +297,13 @@ def _composed(run: str, overrides: tuple[str, ...]) -> RunConfig:
     return compose_run(run, overrides).run
 
 
+def saved_config(run: Path) -> RunConfig:
+    """The configuration of a run directory; earlier commits also saved ``evaluation.readings``."""
+    values = read_yaml(run / "config.yaml")
+    values["evaluation"].pop("readings", None)
+    return RunConfig.model_validate(values)
+
+
 def position_of(setting: SettingPlan, method: str, seed: int) -> ConfidencePosition:
     """Whether a trained method states its confidence first or last, which decides its start."""
     return run_config(setting, setting.trained[method], seed).method.training_method.confidence_position
