@@ -3,8 +3,6 @@
 import json
 import signal
 
-import pytest
-
 from experiments.__main__ import main
 from experiments.reproduce.plan import jobs_of, plan_path, read_plan, run_config
 from tests.experiments.reproduce.test_end_to_end import real_world_plan
@@ -27,7 +25,6 @@ def test_a_missing_model_is_named_before_torch_is_imported(tmp_path, capsys):
     assert "model.path=models/none" in capsys.readouterr().err
 
 
-@pytest.mark.nightly
 def test_slices_to_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.reproduce.report.save_figure", lambda *_: None)
     plan, output = real_world_plan(tmp_path), tmp_path / "out"

@@ -56,7 +56,6 @@ def test_progressions_step_by_step(draw, modulus, digits, operators):
     assert min(seen.values()) > 300
 
 
-@pytest.mark.nightly
 def test_a_run_of_the_long_setting_asks_no_question_twice():
     setting = read_plan(plan_path("miniature")).settings["long"]
     run = run_config(setting, [], 0)
@@ -67,7 +66,6 @@ def test_a_run_of_the_long_setting_asks_no_question_twice():
     assert max(kinds.values()) < 1.05 * min(kinds.values())
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(3600)  # 1,166 s with one thread beside other work
 def test_the_warm_start_of_the_long_setting_generalises(tmp_path):
     config = run_config(read_plan(plan_path("miniature")).settings["long"], [], 0)

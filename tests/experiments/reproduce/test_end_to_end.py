@@ -3,7 +3,6 @@
 import csv
 from pathlib import Path
 
-import pytest
 import yaml
 
 from coca_mindspeed.data.records import read_records
@@ -20,7 +19,6 @@ def finish_times(jobs, output):
     return {job: (job.directory(output) / "cell.json").stat().st_mtime_ns for job in jobs if job.done(output)}
 
 
-@pytest.mark.nightly
 def test_the_miniature(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("experiments.reproduce.report.save_figure", lambda *_: None)  # takes seconds
     output, report = tmp_path / "out", tmp_path / "report"
@@ -86,7 +84,6 @@ def real_world_plan(directory):
     return directory / "plan.yaml"
 
 
-@pytest.mark.nightly
 def test_a_pretrained_model(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("experiments.reproduce.report.save_figure", lambda *_: None)
     plan, output, report = real_world_plan(tmp_path), tmp_path / "out", tmp_path / "report"

@@ -59,7 +59,7 @@ def test_the_jobs_of_a_plan():
     assert len({job.directory(Path("x")) for job in jobs}) == len(jobs)
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_every_job_runs_once(tmp_path, processes):
     jobs, reported = jobs_of(PLAN, [0, 1]), []
     run_jobs(Workplace(PLAN, tmp_path), jobs, processes, lambda job, seconds: reported.append(job), note)
@@ -71,7 +71,7 @@ def test_every_job_runs_once(tmp_path, processes):
 
 @pytest.mark.parametrize(
     ("run", "error", "processes"),
-    [(fail_at_joint, DataError, 1), pytest.param(die_at_joint, TrainingError, 2, marks=pytest.mark.nightly)],
+    [(fail_at_joint, DataError, 1), (die_at_joint, TrainingError, 2)],
 )
 def test_only_failed_and_missing_jobs_run_again(tmp_path, run, error, processes):
     jobs, place = jobs_of(PLAN, [0]), Workplace(PLAN, tmp_path)
