@@ -28,15 +28,23 @@ def did_you_mean(name: str, known: Iterable[str], similarity: float = 0.6) -> st
     """Return ``, did you mean 'x'?`` if one of ``known`` is similar, else an empty string.
 
     Of dotted names the last part is compared, of options the name without dashes; all names that share the nearest one
-    are returned.  A name of several words is also compared by its initials: ``learning_rate`` is ``lr``.
+    are returned, and all that are as near.  A name of several words is also compared by its initials: ``learning_rate``
+    is ``lr``.
     """
     names: dict[str, list[str]] = {}
     for each in known:
         names.setdefault(str(each).rpartition(".")[2].lstrip("-"), []).append(str(each))
     name = name.lstrip("-")
     same = [last for last in names if last in (name, _initials(name)) or _initials(last) == name]
-    close = same or difflib.get_close_matches(name, names, n=1, cutoff=similarity)
-    return f", did you mean {' or '.join(map(repr, names[close[0]]))}?" if close else ""
+    close = same or difflib.get_close_matches(name, names, n=3, cutoff=similarity)
+    # All that are equally near: of two machines, a guess would name the wrong one.
+    nearest = same[:1] or [each for each in close if _similarity(each, name) == _similarity(close[0], name)]
+    found = [each for last in nearest for each in names[last]]
+    return f", did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def _similarity(known: str, name: str) -> float:
+    return difflib.SequenceMatcher(None, known, name).ratio()
 
 
 def _initials(name: str) -> str | None:

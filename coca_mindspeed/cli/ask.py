@@ -142,9 +142,9 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str,
     if is_ours(path, "run") and (path / "model").is_dir():
         path = path / "model"
     if not (path / "config.json").is_file():
-        raise ConfigError(
-            f"{arguments.model}: expected a run directory, a Hugging Face directory or ORG/NAME of the hub"
-        )
+        found = "one without config.json" if path.is_dir() else "a file" if path.exists() else "nothing there"
+        expected = "a run directory that holds model/, a Hugging Face directory or ORG/NAME of the hub"
+        raise ConfigError(f"{arguments.model}: expected {expected}, found {found}")
     known: Mapping[str, Any] = {}
     config = compose_run("local", ["model.path=unknown", "data.train=unknown", "rollout.max_new_tokens=512"]).run
     trusted = False

@@ -33,6 +33,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides",
         nargs="*",
+        default=[],  # else argparse counts it among what is required
         metavar="KEY=VALUE",
         help="override a key (rollout.prompts=64) or choose from a group (method=joint)",
     )
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     get = subcommand(actions, "get", "print one value of a run, for scripts: text as it is, the rest as JSON")
     get.add_argument("run_name", metavar="RUN", help="as in show")
     get.add_argument("key", metavar="KEY", help="key of a value or a section: rollout.prompts, rollout")
-    get.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in show")
+    get.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="as in show")
     subcommand(actions, "list", "list the ready-made runs, with model, data and hardware of each")
     convert = subcommand(actions, "convert", "print a YAML file in MindSpeed-RL's own layout as a run of ours")
     convert.add_argument("file", type=Path, metavar="THEIRS.yaml", help="its defaults may need MINDSPEED_RL_HOME")

@@ -37,6 +37,7 @@ from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 GROUPS = ("model", "hardware", "parallel", "method", "data")
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
 PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
+_PATH_OF = {"model": "model.path", "data": "data.train"}
 #: Keys that may name an object of the user's own.
 OWN_KEYS = ("method.name", "data.grader")
 #: Keys that hold a mapping with any names; an override sets the whole mapping.
@@ -74,8 +75,11 @@ def hydra_override(override: str, roots: Sequence[Path]) -> str:
         raise UsageError(f"override {override!r}: expected KEY=VALUE")
     if typed in GROUPS:
         known = sorted({path.stem for root in roots for path in (root / key).glob("*.yaml")})
-        if value not in known and value != "null" and "/" not in value:
+        files = (root / key / f"{value}.yaml" for root in roots)
+        if value not in known and value != "null" and not any(file.is_file() for file in files):
             near = did_you_mean(OTHER_NAMES.get(value.lower(), value) if key == "method" else value, known)
+            if "/" in value and key in _PATH_OF:
+                near = f"; to give a path, write {_PATH_OF[key]}={value}"
             raise UsageError(f"override {override!r}: no such {key}{near}; known: {', '.join(known)}")
         return override
     try:
@@ -128,8 +132,9 @@ def _one_of(keys: Sequence[str]) -> str:
 
 
 def known_keys(section: str) -> list[str]:
-    """The keys of a section of the schema (``""`` for the top level); none if there is no such section."""
-    return [key.rpartition(".")[2] for key in facts_of(RunConfig) if key.rpartition(".")[0] == section]
+    """The keys of a section of the schema, or of the top level (``""``) with the groups; none for no such section."""
+    own = [key.rpartition(".")[2] for key in facts_of(RunConfig) if key.rpartition(".")[0] == section]
+    return own if section else list(dict.fromkeys((*own, *GROUPS)))
 
 
 # Interpolations compute defaults with these.
@@ -242,7 +247,12 @@ def compose_run(
         content = read_yaml(file)  # names file and line, which Hydra's own message hides
     except (OSError, YamlError) as error:
         raise ConfigError(f"{file}: is not valid YAML: {error}") from error
-    set(named_defaults(stem, (directory, ours)))  # Hydra itself would follow a circle to the recursion limit
+    # Hydra itself would follow a circle to the recursion limit, and knows no near names.
+    for default in set(named_defaults(stem, (directory, ours))):
+        if "/" not in default and not any((root / f"{default}.yaml").is_file() for root in (directory, ours)):
+            near = did_you_mean(default, ready_made_runs())
+            wrong = f"its defaults name {default!r}, which is no run of ours and no file beside it{near}"
+            raise ConfigError(f"{file}: cannot be composed: {wrong}")
     if is_path and is_mindspeed_rls(file):
         command = shlex.join(["coca-mindspeed", "config", "convert", str(path), "--output", f"coca_{stem}.yaml"])
         reason = "is in MindSpeed-RL's own layout; convert it once, and give the new file instead"
@@ -263,6 +273,9 @@ def compose_run(
             validate_config(own, file, overrides)
             raise
     except MissingMandatoryValue as error:
+        if not allow_missing:
+            with contextlib.suppress(MissingMandatoryValue):  # an unknown key may be the missing one, misspelt
+                _refuse_unknown_keys(_compose(directory, stem, hydra_overrides), file, overrides, upstream)
         missing = error.full_key
         raise UsageError(f"{file}: {missing}=???: needs a value; give it on the command line: {missing}=...") from error
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError: odd defaults
@@ -375,6 +388,19 @@ def validate_config(
         kind = UsageError if all(origin.startswith("override ") for origin in origins) else ConfigError
         lines = [f"{origin}: {problem}" for origin, problem in zip(origins, problems, strict=True)]
         raise kind("\n".join(lines), problems) from error
+
+
+def _refuse_unknown_keys(composed: DictConfig, file: Path, overrides: Sequence[str], upstream: UpstreamNames) -> None:
+    """Raise ConfigError for keys that the schema lacks, of a configuration whose other values may be missing."""
+    values = OmegaConf.to_container(composed, resolve=False)
+    assert isinstance(values, dict)
+    try:
+        validate_config({str(k): v for k, v in values.items()}, file, overrides, upstream)
+    except ConfigError as error:
+        unknown = [problem for problem in error.problems if problem.code == UNKNOWN_KEY]
+        lines = [f"{_origin(problem.key, file, overrides)}: {problem}" for problem in unknown]
+        if unknown:
+            raise type(error)("\n".join(lines), unknown) from error
 
 
 def _explained(problem: Problem, upstream: Sequence[str]) -> Problem:

@@ -133,13 +133,15 @@ def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
     versions = (_read(path, pattern) for name in names for path in sorted(Path(str(home)).glob(name)))
     cann = next(filter(None, versions), None)
     fix = "install {}, and source its set_env.sh (the launch scripts source it where it is installed)"
-    toolkit = fix.format(f"CANN {stack.cann} toolkit and kernels")
+    toolkit = fix.format(f"CANN {stack.cann} toolkit and ops")
     yield _item("cann", "CANN", cann, _is_build_of(cann, stack.cann), stack.cann, toolkit)
     atb = environment.get("ATB_HOME_PATH")
     yield _item("atb", "ATB (NNAL)", atb, atb, "ATB_HOME_PATH set", fix.format("Ascend-cann-nnal"))
     for name, wanted in stack.packages.items():
         version = machine.package_version(name)
-        fix = guide if name.startswith("vllm") else f"pip install {name}=={wanted} ({guide})"  # vllm: from a commit
+        # From commits, and from wheels: pip's torch for Linux is a CUDA build.
+        by_hand = name.startswith(("vllm", "torch", "apex"))
+        fix = guide if by_hand else f"pip install {name}=={wanted} ({guide})"
         yield _item("package", name, version, _is_build_of(version, wanted), wanted, fix)
     triton, fix = machine.package_version("triton-ascend"), "pip uninstall triton-ascend: MindSpeed-RL forbids it"
     yield _item("package", "triton-ascend", triton, triton is None, "absent", fix)

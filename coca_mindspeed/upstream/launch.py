@@ -72,8 +72,8 @@ class Launch:
 def require_nodes(key: str, number: object, nodes: Nodes) -> None:
     """Raise UsageError for a configuration for another number of nodes than is started: Ray would wait for them."""
     if str(number) != str(nodes.total):
-        how = f"NNODES={nodes.total}; start with NNODES={number} NODE_RANK=0 MASTER_ADDR=... on the first node"
-        problem = Problem("nodes", key, number, f"must be {how}")
+        how = f"start with NNODES={number} NODE_RANK=0 MASTER_ADDR=... on the first node, and leave {key} out"
+        problem = Problem("nodes", key, number, f"differs from NNODES={nodes.total}", how)
         raise UsageError(str(problem), [problem])
 
 

@@ -93,7 +93,7 @@ def file_sha256(path: Path) -> str:
     return hashed.hexdigest()
 
 
-_HUB_ID = re.compile(r"(?!models/)[\w-]+/[\w.-]+(:[\w.-]*){0,2}", re.ASCII)
+_HUB_ID = re.compile(r"(?!(?:models|runs|data)/)[\w-]+/[\w.-]+(:[\w.-]*){0,2}", re.ASCII)
 _DATA_FILE = re.compile(r".*\.(jsonl?|ndjson|csv|tsv|parquet|arrow|gz)", re.IGNORECASE)
 
 

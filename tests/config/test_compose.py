@@ -57,6 +57,35 @@ def test_every_ready_made_run_is_valid(name):
     assert isinstance(compose_run(name).run, RunConfig)
 
 
+def test_names_that_are_equally_near_are_both_suggested():
+    with pytest.raises(UsageError, match=r"'qwen25_7b_910b'.*'qwen25_7b_910c'|'qwen25_7b_910c'.*'qwen25_7b_910b'"):
+        compose_run("qwen25_7b_910")
+
+
+def test_a_default_without_a_file_is_named_with_the_nearest_run(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("defaults: [demo_, _self_]\n")
+    with pytest.raises(ConfigError, match=r"'demo_'.*'demo'"):
+        compose_run(str(mine))
+    (tmp_path / "demo_.yaml").write_text("defaults: [demo, _self_]\n")
+    assert compose_run(str(mine)).run == compose_run("demo").run
+
+
+def test_a_misspelt_key_is_named_before_the_value_that_it_leaves_missing():
+    given = ["model.path=x", "data.train=t.jsonl", "data.evaluate=e.jsonl"]
+    with pytest.raises(UsageError) as caught:
+        compose_run("laptop", [*given, "warmup.records=t.jsonl"])
+    assert [problem.key for problem in caught.value.problems] == ["warmup"]
+    with pytest.raises(UsageError, match=r"warm_up\.records"):
+        compose_run("laptop", given)
+
+
+@pytest.mark.parametrize(("typed", "key"), [("model=/models/x", "model.path"), ("data=data/x.jsonl", "data.train")])
+def test_a_path_for_a_group_is_told_its_key(typed, key):
+    with pytest.raises(UsageError, match=rf"write {key}={typed.partition('=')[2]}"):
+        compose_run("demo", [typed])
+
+
 def test_local_needs_a_model_and_data():
     with pytest.raises(ConfigError, match=r"local\.yaml: model\.path=\?\?\?: "):
         compose_run("local")

@@ -72,11 +72,11 @@ CHECKOUTS = {
     "MINDSPEED_HOME": "mindspeed",
     "MINDSPEED_LLM_HOME": "mindspeed_llm",
 }
-_CLONES = {  # docs/ascend.md names the commits
-    "MINDSPEED_RL_HOME": "-b 2.3.0 https://gitcode.com/Ascend/MindSpeed-RL.git",
-    "MEGATRON_HOME": "-b core_v0.12.1 https://github.com/NVIDIA/Megatron-LM.git",
-    "MINDSPEED_HOME": "-b 2.3.0_core_r0.12.1 https://gitcode.com/Ascend/MindSpeed.git",
-    "MINDSPEED_LLM_HOME": "-b 2.3.0 https://gitcode.com/Ascend/MindSpeed-LLM.git",
+_SOURCES = {  # of release 2.3.0, as in docs/ascend.md
+    "MINDSPEED_RL_HOME": ("https://gitcode.com/Ascend/MindSpeed-RL.git", "09b8c12"),
+    "MEGATRON_HOME": ("https://github.com/NVIDIA/Megatron-LM.git", "core_v0.12.1"),
+    "MINDSPEED_HOME": ("https://gitcode.com/Ascend/MindSpeed.git", "674226a"),
+    "MINDSPEED_LLM_HOME": ("https://gitcode.com/Ascend/MindSpeed-LLM.git", "62d4640"),
 }
 # Variables of Ray's workers that must have one value: a problem's code, name, value, reason.
 _WEIGHT_FORMAT = (  # vllm-project/vllm-ascend threads 3356 and 5747; only master's runtime_env.yaml sets it
@@ -100,7 +100,7 @@ def find_checkouts(environment: Mapping[str, str]) -> dict[str, Path]:
     paths = {variable: environment.get(variable, "") for variable in CHECKOUTS}
     missing = [
         f"{variable}{f'={path}' * bool(path)}: expected a checkout with a folder {CHECKOUTS[variable]}/, found none\n"
-        f"    git clone {_CLONES[variable]}"
+        f"    {_how_to_get(variable)}"
         for variable, path in paths.items()
         if not path or not (Path(path) / CHECKOUTS[variable]).is_dir()
     ]
@@ -108,6 +108,12 @@ def find_checkouts(environment: Mapping[str, str]) -> dict[str, Path]:
         guide = "The guide is docs/ascend.md, 2. Software."
         raise MissingDependencyError("\n".join([*missing, guide]))
     return {variable: Path(path).resolve() for variable, path in paths.items()}
+
+
+def _how_to_get(variable: str) -> str:
+    url, commit = _SOURCES[variable]
+    place = f"/opt/{Path(url).stem}"
+    return f"git clone {url} {place} && git -C {place} checkout {commit} && export {variable}={place}"
 
 
 def mindspeed_rl_home() -> Path:
