@@ -133,8 +133,7 @@ def question_tokens(policy: Policy, record: Record, system_prompt: str | None) -
     start += len(rendered[start:]) - len(rendered[start:].lstrip())  # some templates strip the message, some do not
     if not rendered.startswith(question, start):
         raise DataError(
-            f"record {record.id!r} of {record.dataset}: its question is not found verbatim in the prompt rendered by "
-            "the model's chat template"
+            f"{record.name}: its question is not found verbatim in the prompt rendered by the model's chat template"
         )
     end = start + len(question)
     encoded = policy.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=True)
@@ -144,7 +143,7 @@ def question_tokens(policy: Policy, record: Record, system_prompt: str | None) -
         if index > 0 and first < end and last > start and last > first
     ]
     if not places:
-        raise DataError(f"record {record.id!r} of {record.dataset}: its question has no token with a predecessor")
+        raise DataError(f"{record.name}: its question has no token with a predecessor")
     return places
 
 

@@ -25,7 +25,7 @@ from coca_mindspeed.data.records import Record, read_records, records_digest
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.evaluation.report import print_metrics, summary_metrics
-from coca_mindspeed.grading.registry import build_grader, check_records, grader_name
+from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.validation import LengthLimits, check_prompts
 from coca_mindspeed.utils.directories import check_directory, check_writable, claim_directory, lock_run
@@ -108,13 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
     if name in VOTES:
         for record in records:
             grader_name(record)  # compares the answers of a vote, whatever --grader is
-    graded: dict[Path | str, Sequence[Record]] = (
-        {} if answers is not None and name not in VOTES else {arguments.data: records}
-    )
-    if trains:
-        graded[arguments.train] = training
+    graded = [*([] if answers is not None and name not in VOTES else records), *(training if trains else [])]
     with closing(build_grader(arguments.grader, arguments.grader_options)) as grader:
-        check_records(grader, graded)
+        grader.check(graded)
         return _run(arguments, settings, grader, records, training, answers)
 
 

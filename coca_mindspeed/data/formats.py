@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -27,8 +27,9 @@ _ROWS_PER_BATCH = 256  # TACO's rows reach megabytes
 class Row:
     """A row of a data file, or the ``error`` why it cannot be read.
 
-    ``number`` is the line in JSON Lines, otherwise the row, from 1 (a CSV header is not a row).  ``columns`` are those
-    of a columnar file, also the columns that were not read; other rows have the columns of their ``values``.
+    ``number`` is the line in JSON Lines, otherwise the row, from 1 (a CSV header is not a row).  ``line`` is the
+    file's where the row begins, 0 if the format has no lines.  ``columns`` are those of a columnar file, also the
+    columns that were not read; other rows have the columns of their ``values``.
     """
 
     file: str
@@ -36,10 +37,12 @@ class Row:
     values: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     columns: Collection[str] = ()
+    line: int = 0
 
     @property
     def where(self) -> str:
-        return f"{self.file}:{self.number}"
+        """``file:line``, or ``file: row number``, for messages."""
+        return f"{self.file}:{self.line}" if self.line else f"{self.file}: row {self.number}"
 
 
 def data_files(inputs: Sequence[Path]) -> list[Path]:
@@ -162,9 +165,9 @@ def _json_lines(path: Path) -> Iterator[Row]:
     with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
         for number, line in numbered_lines(cast(BinaryIO, file)):
             if line is None:
-                yield Row(str(path), number, error=line_bound())
+                yield Row(str(path), number, error=line_bound(), line=number)
             elif line.strip():
-                yield _json_row(str(path), number, line)
+                yield replace(_json_row(str(path), number, line), line=number)
 
 
 def _json_row(file: str, number: int, line: bytes) -> Row:
@@ -190,7 +193,9 @@ def _json_rows(path: Path) -> Iterator[Row]:
         value = json.loads(text) if text else None
     except RecursionError as error:
         raise DataError(f"{path}: nested more than {DEEPEST} levels deep") from error
-    except ValueError as error:  # not UTF-8, not JSON, or an integer of more than 4300 digits
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}: not a JSON array: {error.msg} at column {error.colno}") from error
+    except ValueError as error:  # not UTF-8, or an integer of more than 4300 digits
         raise DataError(f"{path}: not a JSON array: {error}") from error
     if value is None:
         yield from _json_lines(path)
@@ -223,7 +228,7 @@ def _refuse_other_separator(path: Path, header: str, separator: str) -> None:
 
 def _csv_rows(path: Path, separator: str) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)
-    number = 0
+    number = last = 0  # row, and the last line that was read
     try:
         with _open_text(path, newline="") as file:
             reader = csv.reader(file, delimiter=separator, strict=True)
@@ -232,14 +237,19 @@ def _csv_rows(path: Path, separator: str) -> Iterator[Row]:
             _refuse_repeated(path, names)
             if len(names) == 1:
                 _refuse_other_separator(path, names[0], separator)
-            for number, fields in enumerate((row for row in reader if row), start=1):
+            last = reader.line_num
+            for fields in reader:
+                first, last = last + 1, reader.line_num  # a quoted field may hold line breaks
+                if not fields:
+                    continue
+                number += 1
                 if len(fields) != len(names):
-                    line = f"expected {len(names)} columns, found {len(fields)} (in line {reader.line_num} of the file)"
-                    yield Row(str(path), number, error=line)
+                    problem = f"expected {len(names)} columns, found {len(fields)}"
+                    yield Row(str(path), number, error=problem, line=first)
                 else:
-                    yield Row(str(path), number, dict(zip(names, fields, strict=True)))
+                    yield Row(str(path), number, dict(zip(names, fields, strict=True)), line=first)
     except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read beyond row {number}: {error}") from error
+        raise DataError(f"{path}: cannot be read beyond line {last}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def render_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str
     for record, text in zip(records, rendered, strict=True):
         if found := LONE_SURROGATE.search(text):
             raise DataError(
-                f"record {record.id!r} of {record.dataset}: its prompt holds {found[0]!a}, a lone surrogate, which no "
+                f"{record.name}: its prompt holds {found[0]!a}, a lone surrogate, which no "
                 "tokenizer accepts; correct the text"
             )
     return rendered
@@ -113,24 +113,22 @@ def _template_problem(tokenizer: Any, messages: Sequence[Mapping[str, str]], err
 
 
 def bounded_prompt_tokens(
-    tokenizer: Any, records: Sequence[Record], system_prompt: str | None, max_tokens: int, key: str, where: str = ""
+    tokenizer: Any, records: Sequence[Record], system_prompt: str | None, max_tokens: int, key: str
 ) -> Iterator[list[int]]:
     """Yield the token ids of the records' prompts; a prompt is never truncated.
 
-    ``key`` names the setting of ``max_tokens`` in messages, ``where`` the records' file.
+    ``key`` names the setting of ``max_tokens`` in messages.
 
     Raises:
         DataError: a prompt is longer than ``max_tokens``.
     """
     for start in range(0, len(records), _BATCH):
         batch = records[start : start + _BATCH]
-        rows = zip(batch, encode_prompts(tokenizer, batch, system_prompt), strict=True)
-        for number, (record, ids) in enumerate(rows, start=start + 1):
+        for record, ids in zip(batch, encode_prompts(tokenizer, batch, system_prompt), strict=True):
             if len(ids) > max_tokens:
-                place = f"{where} {number}: " if where else ""
                 raise DataError(
-                    f"{place}record {record.id!r} has a prompt of {len(ids)} tokens, {key} is {max_tokens}; raise it "
-                    "or remove the record"
+                    f"{record.name} has a prompt of {len(ids)} tokens, {key} is {max_tokens}; raise it or remove the "
+                    "record"
                 )
             yield ids
 
@@ -250,7 +248,7 @@ def check_template(
         if len(by_system) < _MAX_PROMPTS:
             by_system.setdefault(record.system, record)
     for record in by_system.values():
-        messages, of = prompt_messages(record, system_prompt), f"record {record.id!r} of {record.dataset}"
+        messages, of = prompt_messages(record, system_prompt), record.name
         check_chat(tokenizer, messages, of, model, keys, allow_open_thinking=allow_open_thinking)
 
 

@@ -25,6 +25,7 @@ class Record:
         system: a system prompt of its own, which follows the method's (see :mod:`.prompts`); or None.
         metadata: further JSON values: ``difficulty``, ``tests``, ``aliases``, and ``instruction``, which replaces the
             category's instruction after the question (see :mod:`.prompts`).
+        where: file and line that it was read from, for messages; empty if it comes from no file.  Not a field of files.
     """
 
     id: str
@@ -34,17 +35,23 @@ class Record:
     answer: str
     system: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    where: str = field(default="", compare=False)
+
+    @property
+    def name(self) -> str:
+        """For messages: place, id and data set."""
+        return f"{self.where}{': ' if self.where else ''}record {self.id!r} of {self.dataset!r}"
 
 
 class RecordError(DataError):
-    """A record cannot be used; :func:`record_line` finds its line."""
+    """A record cannot be used, because of ``problem``; the message begins with its file and line."""
 
     def __init__(self, record: Record, problem: str) -> None:
-        super().__init__(f"record {record.id!r} of {record.dataset!r}: {problem}")
-        self.record, self._problem = record, problem
+        super().__init__(f"{record.name}: {problem}")
+        self.record, self.problem = record, problem
 
     def __reduce__(self) -> tuple[type["RecordError"], tuple[Record, str]]:
-        return RecordError, (self.record, self._problem)
+        return RecordError, (self.record, self.problem)
 
 
 class LayoutError(DataError):
@@ -91,7 +98,7 @@ def default_category(answer: str) -> str:
     return "factual" if any(words) else "math"
 
 
-_FIELDS = tuple(f.name for f in fields(Record))
+_FIELDS = tuple(f.name for f in fields(Record) if f.name != "where")
 _REQUIRED = ("question", "answer")
 #: How a user's file gets its columns read.
 NAMED_COLUMNS = "data.columns (of data prepare: --columns) names the columns to read; see docs/data.md"
@@ -129,7 +136,7 @@ def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: i
     if not values["question"].strip():
         raise DataError(f"{where}: field 'question' is empty")
     _check_metadata(values.get("metadata", {}), where)
-    return Record(**values)
+    return Record(**values, where=where)
 
 
 def _check_metadata(metadata: Mapping[str, Any], where: str) -> None:
@@ -179,14 +186,6 @@ def read_records(path: Path) -> Iterator[Record]:
             raise DataError(f"{path}:{number}: id {record.id!r} was already used on line {seen[record.id]}")
         seen[record.id] = number
         yield record
-
-
-def record_line(path: Path, record: Record) -> int | None:
-    """Return the line of ``record`` in a file of records; None if it is not there."""
-    for number, row in read_json_lines(path, surrogates=False):
-        if record_from_json(row, f"{path}:{number}", dataset=path.stem, number=number).id == record.id:
-            return number
-    return None
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +49,7 @@ class DataSource:
         if row.error:
             raise RowError(row.error)
         try:
-            return self.convert(row.values, number)
+            return replace(self.convert(row.values, number), where=row.where)
         except MissingColumnError as error:
             hint = f"; {NAMED_COLUMNS}" if self.name == "records" else ""
             names = ", ".join(map(repr, row.columns or row.values)) or "none"

@@ -11,7 +11,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record, read_records, record_from_json
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json, rows_by_field
-from coca_mindspeed.grading.registry import check_records, misfit_warnings
+from coca_mindspeed.grading.registry import misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
 from coca_mindspeed.utils.json_files import read_object
 from coca_mindspeed.utils.text_formats import JsonError
@@ -190,7 +190,7 @@ def read_responses(
             f"{path}: has no response to {len(unanswered)} of {len(records)} questions of {gold}, the first is "
             f"{json.dumps(unanswered[0])}; leaving them out would change the accuracy"
         )
-    check_records(grader, {gold or path: list(records.values())})
+    grader.check(list(records.values()))
     parsed = [parse_and_count(row["response"], parser, tokenizer) for _, row in rows]
     asked, answers = [records[str(row["id"])] for _, row in rows], [parts.answer for parts, _ in parsed]
     verdicts = grader.grade(asked, answers)

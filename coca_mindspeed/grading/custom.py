@@ -63,9 +63,7 @@ class FaultTolerantGrader:
         problem = f"{type(failure).__name__}: {failure}"
         place = traceback.extract_tb(failure.__traceback__)[-1]
         one_line = " ".join(problem.split())
-        failures.append(
-            f"record {record.id!r} of {record.dataset!r}: {one_line:.200} ({place.filename}:{place.lineno})"
-        )
+        failures.append(f"{record.name}: {one_line:.200} ({place.filename}:{place.lineno})")
         logger.debug("%s", failures[-1], exc_info=failure)
         answers_fault = not isinstance(failure, _NOT_THE_ANSWERS_FAULT) and self._grades(record)
         return Verdict(Outcome.WRONG if answers_fault else Outcome.UNGRADABLE, f"the grader failed: {problem}")

@@ -3,11 +3,10 @@
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.data.records import Record, RecordError, default_category, record_line
-from coca_mindspeed.errors import DataError, GradingError, did_you_mean
+from coca_mindspeed.data.records import Record, RecordError, default_category
+from coca_mindspeed.errors import GradingError, did_you_mean
 from coca_mindspeed.grading.custom import CustomGrader
 from coca_mindspeed.grading.factual import names_answer
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome, Verdict
@@ -79,7 +78,7 @@ def _options_of(grader: type[Any]) -> tuple[str, ...]:
 
 def grader_name(record: Record) -> str:
     """The name of the record's grader; ``GradingError`` if it is unknown or nothing determines one."""
-    where = f"record {record.id!r} of {record.dataset!r}: grader"
+    where = f"{record.name}: grader"
     if (named := record.metadata.get("grader")) is not None:
         if not isinstance(named, str):
             raise GradingError(f"{where} should be a name, found {named!r:.80}")
@@ -152,22 +151,6 @@ def _known(name: str, names: Sequence[str], what: str) -> str:
     raise GradingError(f"unknown {what} {name!r}{did_you_mean(name, names)}; known: {', '.join(names) or 'none'}{own}")
 
 
-def check_records(grader: MeasuredGrader, sources: Mapping[Path | str, Sequence[Record]]) -> None:
-    """Check all records of a run at once.
-
-    Args:
-        sources: records by file, or by the name of their set if they come from no file.
-
-    Raises:
-        DataError: a record lacks what its answers are graded by; names file and line.
-        GradingError: something that grading needs is missing.
-    """
-    try:
-        grader.check([record for records in sources.values() for record in records])
-    except RecordError as error:
-        raise DataError(f"{_place(error.record, sources)}{error}") from error
-
-
 def label_checker(
     math: Callable[[Sequence[str]], Sequence[str]],
 ) -> Callable[[Sequence[Record]], list[str]]:
@@ -192,21 +175,11 @@ def _label_problem(record: Record) -> str | None:
         if name == "math":
             return None
         grader_class(name).check([record])
-    except (DataError, GradingError) as error:
-        # Without the record's name: reasons are counted.
-        return str(error).removeprefix(f"record {record.id!r} of {record.dataset!r}: ")
+    except RecordError as error:  # without the record's name: reasons are counted
+        return error.problem
+    except GradingError as error:
+        return str(error).removeprefix(f"{record.name}: ")
     return "" if name == "code" or record.answer.strip() else "empty gold answer"  # programs have tests instead
-
-
-def _place(record: Record, sources: Mapping[Path | str, Sequence[Record]]) -> str:
-    for source, records in sources.items():
-        for row, other in enumerate(records, start=1):
-            if other is record:
-                if isinstance(source, str):
-                    return f"{source}: row {row}: "
-                line = record_line(source, record)
-                return f"{source}: " if line is None else f"{source}:{line}: "
-    return ""
 
 
 def misfit_warnings(

@@ -17,7 +17,7 @@ from coca_mindspeed.data.export import record_of
 from coca_mindspeed.data.prompts import asks_for_confidence
 from coca_mindspeed.errors import CocaError, Condition, DataError, Problem, as_check, find_problems, raise_problems
 from coca_mindspeed.grading.custom import FaultTolerantGrader
-from coca_mindspeed.grading.registry import build_grader, check_records
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section
 
@@ -103,7 +103,7 @@ class RowGrader:
     def check(self, name: str, texts: Sequence[Any]) -> None:
         """Check the column ``record`` of the data set ``name``; raises ``DataError`` with the row."""
         rows = enumerate(texts, start=1)
-        check_records(self._checked, {name: [record_of({"record": text}, f"{name}: row {row}") for row, text in rows]})
+        self._checked.check([record_of({"record": text}, f"{name}: row {row}") for row, text in rows])
 
     def grade(self, texts: Sequence[Any], answers: Sequence[str]) -> list[bool | None]:
         """Verdicts on answers to records; None: could not be graded."""

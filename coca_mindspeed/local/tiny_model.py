@@ -48,12 +48,12 @@ def check_readable(records: Iterable[Record]) -> None:
         for name, text in (("question", record.question + instruction_suffix(record)), ("answer", record.answer)):
             if unknown := [character for character in text if character not in known]:
                 raise DataError(
-                    f"record {record.id!r} of {record.dataset}: the built-in tiny model cannot read {unknown[0]!r} in "
+                    f"{record.name}: the built-in tiny model cannot read {unknown[0]!r} in "
                     f"its {name}; it knows only {''.join(sorted(known))}; set model.path to another model"
                 )
         if not any(character.isdecimal() for character in record.answer):
             raise DataError(
-                f"record {record.id!r} of {record.dataset}: the built-in tiny model's warm-up needs an answer with a "
+                f"{record.name}: the built-in tiny model's warm-up needs an answer with a "
                 f"digit, found {record.answer!r}; set model.path to another model"
             )
 

@@ -23,7 +23,7 @@ from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_templ
 from coca_mindspeed.data.records import Record, records_digest
 from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
-from coca_mindspeed.grading.registry import build_grader, check_records
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.model_files import check_template_file, context_limit, download_model, read_model_config
@@ -142,7 +142,7 @@ def read_inputs(config: RunConfig, state: RunState, *, show_progress: bool) -> I
         check_space(config, state, inputs.model[0])
         if inputs.model[0] is not None:
             check_template_file(inputs.model[0], model, where=inputs.model[1])
-        check_records(grader, record_sources(config.data, train, evaluate))
+        grader.check([*train, *evaluate])
         yield inputs
 
 
@@ -171,26 +171,13 @@ def _read(key: str, path: str, columns: Mapping[str, str]) -> list[Record]:
     return records
 
 
-def record_sources(
-    config: DataConfig, train: Sequence[Record], evaluate: Sequence[Record]
-) -> dict[Path | str, Sequence[Record]]:
-    """Training and held-out records by their file, or by their key if they have none."""
-    sources: dict[Path | str, Sequence[Record]] = {}
-    files = (config.train, config.columns), (config.evaluate, config.columns_of_evaluate)
-    for key, (file, columns), records in zip(("data.train", "data.evaluate"), files, (train, evaluate), strict=True):
-        of_lines = file is not None and file.endswith(".jsonl") and not columns
-        source = Path(str(file)) if of_lines else str(file or key)
-        sources[source] = [*sources.get(source, ()), *records]
-    return sources
-
-
 def read_warm_up_records(config: RunConfig) -> list[Record]:
     """The records of ``warm_up.records``, if it is set; DataError if one of their answers cannot be a response."""
     if config.warm_up.records is None:
         return []
     records = _read("warm_up.records", config.warm_up.records, config.data.columns)
     for record in records:
-        where = f"warm_up.records={config.warm_up.records}: record {record.id!r} of {record.dataset}"
+        where = f"warm_up.records: {record.name}"
         if not record.answer.strip():
             raise DataError(f"{where} has no answer")
         if config.warm_up.wrong_answers and not any(character.isdecimal() for character in record.answer):
@@ -220,16 +207,16 @@ def check_answers(tokenizer: Any, inputs: RunInputs) -> Problem | None:
     texts = [written.response(record.answer, 0.0, 0.0) for record in inputs.warm_up]
     for record, length in _longer(tokenizer, inputs.warm_up, texts, longest - 1):  # and the end of the turn
         raise DataError(
-            f"warm_up.records={inputs.config.warm_up.records}: record {record.id!r} of {record.dataset}: its answer "
-            f"with a confidence has {length + 1} tokens, and rollout.max_new_tokens={longest} would cut it off; set "
-            f"rollout.max_new_tokens={length + 1} or more, or remove the record"
+            f"warm_up.records: {record.name}: its answer with a confidence has {length + 1} tokens, and "
+            f"rollout.max_new_tokens={longest} would cut it off; set rollout.max_new_tokens={length + 1} or more, or "
+            "remove the record"
         )
     asked = [*inputs.train, *inputs.evaluate]
     found = list(_longer(tokenizer, asked, [record.answer for record in asked], longest))
     if not found:
         return None
     record, length = max(found, key=lambda each: each[1])
-    reason = f"{len(found):,} gold answers have more tokens, record {record.id!r} of {record.dataset} {length:,}"
+    reason = f"{len(found):,} gold answers have more tokens, {record.name} {length:,}"
     fix = f"set it to {length} or more besides the tokens of the confidence, or remove these records"
     return Problem("long-answers", "rollout.max_new_tokens", longest, reason, fix)
 
@@ -314,7 +301,7 @@ def check_lengths(
             texts = [text for _, text in doubtful]
             prompts = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
             for (record, _), ids in zip(doubtful, prompts, strict=True):
-                name, length = f"record {record.id!r} of {record.dataset}", len(ids)
+                name, length = record.name, len(ids)
                 if not 0 < length <= limits.prompt:
                     raise DataError(
                         f"{name}: its prompt has {length} tokens, expected 1 to {limits.prompt} ({limits.prompt_key})"

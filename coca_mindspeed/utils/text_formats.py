@@ -33,7 +33,7 @@ def parse_json(text: str, *, surrogates: bool = False) -> Any:
     except RecursionError as error:
         raise JsonLimitError(f"nested more than {DEEPEST} levels deep") from error
     except json.JSONDecodeError as error:
-        raise JsonError(str(error)) from error
+        raise JsonError(f"{error.msg} at {_position(error, text)}") from error
     except ValueError as error:
         raise JsonLimitError("it holds an integer of more than 4300 digits") from error
     check_depth(value, text)
@@ -43,6 +43,13 @@ def parse_json(text: str, *, surrogates: bool = False) -> Any:
         except UnicodeEncodeError as error:
             raise JsonError(f"it holds half of a surrogate pair ({error.object[error.start]!a})") from error
     return value
+
+
+def _position(error: json.JSONDecodeError, text: str) -> str:
+    """Line and column; the column alone of one line, whose number in its file the caller knows."""
+    if "\n" in text.strip():
+        return f"line {error.lineno} column {error.colno}"
+    return f"column {min(error.pos, len(text.rstrip())) + 1}"
 
 
 def check_depth(value: Any, text: str) -> None:

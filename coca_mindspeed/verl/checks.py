@@ -378,17 +378,16 @@ def check_rows(
     """
     records = []
     for number, row in enumerate(rows, start=1):
-        record = record_of(row.get("extra_info"), f"{what}: row {number}: extra_info")
+        record = record_of(row.get("extra_info"), f"{what}: row {number}")
         wanted = prompt_messages(record, system_prompt)
         if (found := [dict(message) for message in row["prompt"]]) != wanted:
             raise DataError(
-                f"{what}: row {number}: record {record.id!r} has another prompt than the method's: expected "
+                f"{record.name} has another prompt than the method's: expected "
                 f"{_shown(wanted)}, found {_shown(found)}; export the file for this method "
                 "(coca-mindspeed data export verl --prompt)"
             )
         records.append(record)
-    where = f"{what}: row"
-    for _ in bounded_prompt_tokens(tokenizer, records, system_prompt, max_tokens, "data.max_prompt_length", where):
+    for _ in bounded_prompt_tokens(tokenizer, records, system_prompt, max_tokens, "data.max_prompt_length"):
         pass
     return records
 

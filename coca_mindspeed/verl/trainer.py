@@ -40,7 +40,7 @@ from coca_mindspeed.data.prompts import write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import validation_file, write_predictions
-from coca_mindspeed.grading.registry import build_grader, check_records
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings
 from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.upstream.manifest import matching_manifest
@@ -111,11 +111,11 @@ class SegmentTrainer(PPOTrainer):
         path = self.config.actor_rollout_ref.model.path
         grader = build_grader(self._settings.grader, self._settings.grading)
         try:
-            records: dict[Path | str, list[Record]] = {}
+            records: dict[str, list[Record]] = {}
             for what, rows in sets.items():
                 records[what] = check_rows(rows.dataframe, what, system_prompt, tokenizer, data.max_prompt_length)
                 check_prompts(records[what], system_prompt, tokenizer, path, self._settings)
-            check_records(grader, records)
+            grader.check([record for each in records.values() for record in each])
             plain: Any = OmegaConf.to_container(self.config, resolve=True)
             evaluated = records[VAL_FILES] if VerlRun(plain, self._settings).evaluates else ()
             train, held_out = ([record.question for record in each] for each in (records[TRAIN_FILES], evaluated))

@@ -16,7 +16,7 @@ from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.grading.registry import build_grader, check_records
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.logging import RunLog
@@ -24,7 +24,7 @@ from coca_mindspeed.local.policy import Policy, choose_device
 from coca_mindspeed.local.run import LocalRun, warm_start
 from coca_mindspeed.local.run_directory import with_model
 from coca_mindspeed.local.sft import run_sft_warm_up
-from coca_mindspeed.local.validation import load_data, open_run, read_warm_up_records, record_sources
+from coca_mindspeed.local.validation import load_data, open_run, read_warm_up_records
 from coca_mindspeed.utils.directories import is_ours
 from coca_mindspeed.utils.json_files import write_json
 from experiments.answers import read_answers, with_reading, write_answers
@@ -109,7 +109,7 @@ def _run_baseline(place: Workplace, job: Job) -> Sequence[Prediction]:
         show_progress=place.show_progress,
     )
     with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
-        check_records(grader, record_sources(config.data, training_records, evaluate))
+        grader.check([*training_records, *evaluate])
         policy = load_policy(model, config.model, device)
         predictions = run_baseline(
             "verbalised" if job.kind == "instruct" else job.kind,

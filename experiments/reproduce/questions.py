@@ -8,9 +8,9 @@ from pathlib import Path
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.data.records import Record, read_records, repetition, write_records
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.grading.registry import build_grader, check_records
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.model_files import needs_date
-from coca_mindspeed.local.validation import load_data, record_sources
+from coca_mindspeed.local.validation import load_data
 from experiments.miniature import miniature
 from experiments.real_world.families import Sizes, real_world_sets
 from experiments.reproduce.plan import Job, Plan, SettingPlan, run_config
@@ -139,5 +139,4 @@ def _check(job: Job, config: RunConfig, sets: Sets | None) -> None:
             "jobs; add model.prompt_date=YYYY-MM-DD to the overrides"
         )
     with closing(build_grader(data.grader, data.grader_options)) as grader:
-        unwritten: dict[Path | str, Sequence[Record]] = {"train": train, "evaluate": evaluate}
-        check_records(grader, record_sources(data, train, evaluate) if sets is None else unwritten)
+        grader.check([*train, *evaluate])

@@ -29,7 +29,7 @@ HOSTILE = {
     "a number as answer": ('{"question": "q", "answer": 3}', "'answer'"),
     "a blank question": ('{"question": " ", "answer": "3"}', "'question'"),
     "an unknown field": ('{"question": "q", "answer": "a", "anwser": "b"}', "'anwser'"),
-    "half a line": ('{"question"', ""),
+    "half a line": ('{"question"', "delimiter at column 12"),
     "a list": ("[1]", "list"),
     "an instruction of null": (with_metadata('"instruction": null'), "metadata['instruction']"),
 }

@@ -208,6 +208,15 @@ def test_files_without_a_model_are_runs_of_their_own(files):
     assert list(json.loads((files / "out" / "metrics.json").read_text())["results"]) == ["coca"]
 
 
+ROW = '{"id": 1, "question": "1+1?", "answer": "2", "prediction": "2", "confidence": 0.5}'
+FILES = {
+    "ungraded.jsonl": '{"id": 1, "response": "2"}',
+    "ungraded.csv": "prediction,answer\n2,2\n",
+    "no_gold.jsonl": f"{ROW}\n\n{ROW.replace('1,', '2,', 1).replace(chr(34) + '2' + chr(34), chr(34) * 2, 1)}\n",
+    "no_gold.csv": 'id,question,answer,prediction\n1,"1\n+1?",2,2\n2,2+2?,\\frac{1}{,4\n',
+}
+
+
 @pytest.mark.parametrize(("code", "arguments", "named"), read_table(__file__, "evaluate_errors.tsv"))
 def test_errors(files, capsys, code, arguments, named, monkeypatch):
     write_predictions(files / "other.jsonl", [Prediction("x", "other", "q", "r", 0.5, True, 1)])
@@ -215,8 +224,8 @@ def test_errors(files, capsys, code, arguments, named, monkeypatch):
     both = [replace(p, method=method) for method in ("coca", "rlvr") for p in one]
     write_predictions(files / "two_methods.jsonl", both)
     write_theirs(files / "theirs.csv", 3)
-    (files / "ungraded.jsonl").write_text('{"id": 1, "response": "2"}')
-    (files / "ungraded.csv").write_text("prediction,answer\n2,2\n")
+    for name, text in FILES.items():
+        (files / name).write_text(text)
     (files / "empty_folder").mkdir()
     (files / "opencompass" / "results").mkdir(parents=True)
     monkeypatch.chdir(files)

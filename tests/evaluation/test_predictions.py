@@ -133,7 +133,7 @@ def test_parquet_confidences_lie_in_the_bins_of_their_decimals(tmp_path, kind):
 )
 def test_bad_values_of_a_csv_name_file_row_and_field(tmp_path, row, field):
     (tmp_path / "p.csv").write_text(f"id,confidence,correct,tokens\n0,0.5,true,7\n{row}\n")
-    with pytest.raises(DataError, match=rf"p\.csv:2: field '{field}'"):
+    with pytest.raises(DataError, match=rf"p\.csv:3: field '{field}'"):
         read_predictions(tmp_path / "p.csv")
 
 
@@ -141,7 +141,7 @@ def test_rows_without_an_id_are_numbered_only_where_asked(tmp_path):
     path = tmp_path / "p.csv"
     path.write_text("confidence,correct\n0.5,1\n0.5,1\n")
     assert [p.id for p in read_predictions(path, numbered=True)] == ["0", "1"]
-    with pytest.raises(DataError, match=r"p\.csv:1: .*'id'"):
+    with pytest.raises(DataError, match=r"p\.csv:2: .*'id'"):
         read_predictions(path)
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": 7, "confidence": 1, "correct": 1}\n{"confidence": 1, "correct": 1}\n')

@@ -13,7 +13,7 @@ from coca_mindspeed.data.records import Record, RecordError, read_records, write
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.math.grader import MathGrader
-from coca_mindspeed.grading.registry import AutoGrader, build_grader, check_records, grader_name, label_checker
+from coca_mindspeed.grading.registry import AutoGrader, build_grader, grader_name, label_checker
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from tests.shared_data import shared_data
 
@@ -128,7 +128,7 @@ def test_what_no_answer_can_be_graded_by_is_refused_with_file_and_line(tmp_path,
     path = tmp_path / "train.jsonl"
     write_records(path, [*good, bad])
     with pytest.raises(DataError, match=r"train\.jsonl:4: .*'bad'"):
-        check_records(grader, {"data.evaluate": good, path: list(read_records(path))})
+        grader.check([*good, *read_records(path)])
 
 
 @pytest.mark.parametrize(

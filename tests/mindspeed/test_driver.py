@@ -311,7 +311,7 @@ def test_every_epoch_shows_every_record_once():
 def test_a_prompt_is_never_cut(tmp_path):
     path = tmp_path / "records.jsonl"
     write_records(path, [_record(0)])
-    with pytest.raises(DataError, match=r"records.jsonl: row 1: record '0' .*max_prompt_length is 5"):
+    with pytest.raises(DataError, match=r"records.jsonl:1: record '0' .*max_prompt_length is 5"):
         load_prompts(path, qwen_like(), CocaSettings(), 5)
 
 

@@ -25,7 +25,7 @@ from coca_mindspeed.data.prompts import (
 from coca_mindspeed.data.records import LayoutError, Record, read_records
 from coca_mindspeed.data.registry import conversion_command
 from coca_mindspeed.errors import ConfigError, DataError, raise_problems
-from coca_mindspeed.grading.registry import build_grader, check_records
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.utils.files import file_sha256
@@ -130,7 +130,7 @@ def load_prompts(
     write_into_template(tokenizer, settings.chat_template_kwargs, day)
     prompt, allow = settings.method.training_method.system_prompt, settings.allow_open_thinking
     check_template(tokenizer, records, prompt, model, TEMPLATE_KEYS, allow_open_thinking=allow)
-    rows = bounded_prompt_tokens(tokenizer, records, prompt, max_tokens, "rl_config.max_prompt_length", f"{path}: row")
+    rows = bounded_prompt_tokens(tokenizer, records, prompt, max_tokens, "rl_config.max_prompt_length")
     return records, [np.asarray(ids, dtype=np.int32) for ids in rows]
 
 
@@ -180,9 +180,9 @@ def check_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any]
     """
     if OWN_VERIFIER not in names:
         return
-    records: dict[Path | str, list[Record]] = {file: read_record_file(file) for file in files if file.is_file()}
+    records = [record for file in files if file.is_file() for record in read_record_file(file)]
     with closing(build_grader(grader, options)) as built:
-        check_records(built, records)
+        built.check(records)
 
 
 def check_gold_answers(run: RunConfig) -> None:
